@@ -1,0 +1,43 @@
+# One command does everything it needs: `make demo` and `make test` build .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+BIN := $(VENV)/bin
+
+.PHONY: demo test setup lint types tests clean
+
+demo: $(VENV)/.core
+	$(BIN)/headstock demo --overwrite
+
+test: lint types tests
+
+setup: $(VENV)/.all
+	@echo "ready: activate with 'source $(VENV)/bin/activate', then 'headstock --help'"
+
+lint: $(VENV)/.all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.all
+	$(BIN)/mypy
+
+tests: $(VENV)/.all
+	$(BIN)/python -m pytest
+
+# torch goes first and alone, at the version in constraints.txt, so that no other requirement can pull another build of it
+$(VENV)/.torch: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (several minutes the first time)"
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.torch pyproject.toml
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.core
+	$(PIP) -c constraints.txt -e '.[all]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

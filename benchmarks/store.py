@@ -1,0 +1,109 @@
+"""How fast a token store is built, as a ratio to bare `tokenizers.Tokenizer.encode_batch` over the same text.
+
+    python benchmarks/store.py                       on 10 MB of made-up text
+    python benchmarks/store.py --text my.txt         on a text of yours (documents are its lines)
+    python benchmarks/store.py --megabytes 1000 --rounds 1 --no-bare     for the memory of a large corpus
+
+Both sides tokenize in the same process, with the same threads, in turns; a store also reads, hashes, deduplicates,
+splits and writes. The bare side gets the lines in memory for free, and the best of several batch sizes.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+
+import tokenizers
+
+from headstock.text.reading import read_corpus
+from headstock.text.store import build_stores
+from headstock.text.tokenizer import train_tokenizer
+from headstock.text.vocabularies import TokenizerSettings
+
+T = TypeVar("T")
+LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
+BARE_BATCHES = (1000, 2000, 4000)
+
+
+def write_text(path: Path, megabytes: float) -> None:
+    """Lines of about 130 bytes of words whose frequencies fall as they do in real text."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10))) for _ in range(20_000)]
+    frequencies = list(accumulate(1 / rank for rank in range(1, len(words) + 1)))
+    size = 0
+    with path.open("w", encoding="utf-8") as file:
+        while size < megabytes * 1e6:
+            drawn = draw.choices(words, cum_weights=frequencies, k=18_000)
+            lines = "".join(" ".join(drawn[i : i + 18]) + "\n" for i in range(0, len(drawn), 18))
+            size += file.write(lines)
+
+
+def encode_all(library: tokenizers.Tokenizer, lines: list[str], batch: int) -> None:
+    for i in range(0, len(lines), batch):
+        library.encode_batch(lines[i : i + batch])
+
+
+def timed(work: Callable[[], T], times: list[tuple[float, float]]) -> T:
+    """Do it, and note its seconds by the clock and on all processors together."""
+    clock, processors = time.perf_counter(), time.process_time()
+    result = work()
+    times.append((time.perf_counter() - clock, time.process_time() - processors))
+    return result
+
+
+def median(times: list[tuple[float, float]], which: int) -> float:
+    return statistics.median(pair[which] for pair in times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the speed of building a token store")
+    parser.add_argument("--text", type=Path, help="a .txt file; made up when not given")
+    parser.add_argument("--megabytes", type=float, default=10, help="of made-up text")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bare", action=argparse.BooleanOptionalAction, default=True, help="compare with encode_batch")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = arguments.text or Path(folder, "made-up.txt")
+        if not arguments.text:
+            write_text(path, arguments.megabytes)
+        size = path.stat().st_size
+        with path.open(encoding="utf-8") as file:
+            sample = [line for line, _ in zip(file, range(30_000), strict=False)]
+        tokenizer = train_tokenizer(sample, TokenizerSettings(kind="bpe", vocabulary=8000))
+        tokenizer.save(Path(folder, "tokenizer.json"))
+        library = tokenizers.Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
+        lines = path.read_text(encoding="utf-8").split("\n") if arguments.bare else []
+        corpus = read_corpus(path, documents="line")
+        stores: list[tuple[float, float]] = []
+        bare: dict[int, list[tuple[float, float]]] = {batch: [] for batch in BARE_BATCHES}
+        for number in range(arguments.rounds):
+            build = partial(build_stores, corpus, tokenizer, cache=Path(folder, f"round-{number}"), say=tell)
+            built = timed(build, stores)
+            for batch, times in bare.items() if arguments.bare else ():
+                timed(partial(encode_all, library, lines, batch), times)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    result = {"megabytes": size / 1e6, "store_mb_per_second": size / 1e6 / median(stores, 0)}
+    if arguments.bare:
+        best = min(bare.values(), key=lambda times: median(times, 0))
+        result["bare_mb_per_second"] = size / 1e6 / median(best, 0)
+        result["ratio"] = median(best, 0) / median(stores, 0)
+        result["processor_ratio"] = median(best, 1) / median(stores, 1)  # hardly moves when others use the machine
+    result["peak_rss_megabytes"] = peak / 1e6
+    print(json.dumps({**{key: round(value, 3) for key, value in result.items()}, **built.summary}))
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""All verbs under one name."""
+
+import sys
+from typing import Any
+
+import typer
+
+from headstock.cli import data, demo, pretrain, tokenizer, use
+from headstock.cli.verb import Common, fail
+from headstock.errors import did_you_mean
+
+app = typer.Typer(
+    name="headstock",
+    help="Grow a language model from raw text, graft task heads onto it, and say with numbers whether that paid.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def about(version: bool = typer.Option(False, "--version", help="Show the version and leave.")) -> None:
+    if version:
+        from headstock import __version__
+
+        print(f"headstock {__version__}")
+        raise typer.Exit
+
+
+for part in (demo, data, tokenizer, pretrain, use):
+    part.add_to(app)
+
+
+# typer carries a click of its own in newer versions; its parameter error tells which one is in use
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def main() -> None:
+    try:
+        sys.exit(app(standalone_mode=False))
+    except UsageError as wrong:
+        sys.exit(explain(wrong))
+    except typer.Abort:
+        sys.exit(130)
+    except typer.Exit as leaving:
+        sys.exit(leaving.exit_code)
+
+
+def explain(wrong: Any) -> int:
+    """A call that was spelled wrong, in one line; a call of nothing at all gets the help it needs."""
+    message = wrong.format_message()
+    if type(wrong).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return 2
+    where = wrong.ctx.command_path if wrong.ctx else "headstock"
+    missed = getattr(wrong, "option_name", None)
+    if missed and wrong.ctx and not getattr(wrong, "possibilities", None):
+        message += did_you_mean(missed, [name for option in wrong.ctx.command.params for name in option.opts])
+    message = " ".join(message.split()).removesuffix(".")
+    named = where.removeprefix("headstock").strip()
+    said = f"{named}: {message}" if named else message
+    return fail(f"{said} (see {where} --help)", 2, Common(json="--json" in sys.argv))

@@ -1,0 +1,77 @@
+"""`headstock pretrain`: from text to a language model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstock.cli.verb import Common, verb
+
+
+def pretrain(
+    common: Common,
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make, such as runs/mine.")],
+    corpus: Annotated[list[str] | None, typer.Argument(help="Files, folders, globs, or - for standard input.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="Where to start: gpt-nano, modern-mini, ...")] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="What is learned: causal.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Length of the run in steps,")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="or in passes over the text,")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="or in minutes.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, such as --set depth=6 --set lr=3e-4.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Use this one instead of training one.")] = None,
+    valid: Annotated[list[str] | None, typer.Option("--valid", help="Held-out text of your own.")] = None,
+    documents: Annotated[str | None, typer.Option("--documents", help="line, block, file, or auto to guess.")] = None,
+    column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")] = False,
+) -> dict[str, Any]:
+    """Grow a language model from text, into a run folder.
+
+    Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
+    """
+    from headstock.config import parse_setting
+    from headstock.train.pretrain import pretrain as work
+    from headstock.train.watch import on_screen
+
+    settings = dict(parse_setting(text) for text in set_ or [])
+    options = {
+        "train.steps": steps,
+        "train.epochs": epochs,
+        "train.minutes": minutes,
+        "train.seed": common.seed,
+        "data.valid": valid,
+        "data.documents": documents,
+        "data.column": column,
+    }
+    settings |= {key: value for key, value in options.items() if value is not None}
+    with on_screen(quiet=common.quiet) as watch:
+        results = work(
+            corpus or (),
+            out=out,
+            preset=preset,
+            objective=objective,
+            config_file=config,
+            tokenizer=tokenizer,
+            settings=settings,
+            resume=resume,
+            overwrite=overwrite,
+            device=common.device,
+            watch=watch,
+            say=common.say,
+        )
+    common.show(
+        f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
+        f"{results['tokens_per_second']:,.0f} tokens/s | valid loss {results['valid_loss']:.3f}, "
+        f"perplexity {results['perplexity']:.2f}, {results['bits_per_byte']:.3f} bits per byte"
+    )
+    common.show(f'try: headstock generate {results["run"]} "Once"')
+    return results
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app)(pretrain)

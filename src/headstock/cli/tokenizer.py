@@ -1,0 +1,73 @@
+"""`headstock tokenizer`: train one, or look at one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstock.cli.verb import Common, verb
+
+tokenizer = typer.Typer(help="Train a tokenizer, or look at how one splits text.", no_args_is_help=True)
+
+
+@verb(tokenizer)
+def train(
+    common: Common,
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders, globs, or - for standard input.")],
+    out: Annotated[Path, typer.Option("--out", help="The tokenizer.json to write.")],
+    kind: Annotated[str, typer.Option("--kind", help="bpe, unigram, wordpiece, word or char.")] = "bpe",
+    vocab: Annotated[int, typer.Option("--vocab", help="Entries at the most, special tokens included.")] = 8000,
+    documents: Annotated[str, typer.Option("--documents", help="line, block, file, or auto to guess.")] = "auto",
+    column: Annotated[str, typer.Option("--column", help="The text's column in tables.")] = "text",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case.")] = False,
+    strip_accents: Annotated[bool, typer.Option("--strip-accents", help="Take accents off.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+) -> dict[str, Any]:
+    """Train a tokenizer on text."""
+    from headstock import config
+    from headstock.errors import UserError
+    from headstock.text.reading import read_corpus
+    from headstock.text.samples import first, sampled
+    from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+
+    wish = {"kind": kind, "vocabulary": vocab, "lowercase": lowercase, "strip_accents": strip_accents}
+    settings = config.build(TokenizerSettings, wish)
+    if out.exists() and not overwrite:
+        raise UserError(f"{out}: exists already; replace it with --overwrite, or name another")
+    text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
+    common.say(text.how())
+    made = train_tokenizer(sampled(text), settings)
+    made.save(out)
+    return {"tokenizer": str(out)} | show_facts(common, made, first(text, 1000))
+
+
+@verb(tokenizer)
+def show(
+    common: Common,
+    run: Annotated[Path, typer.Argument(help="A run, a tokenizer.json, a SentencePiece .model or a lab dict.txt.")],
+    text: Annotated[str, typer.Argument(help="Any text.")],
+) -> dict[str, Any]:
+    """How a tokenizer splits a text."""
+    from headstock.text.tokenizer import open_tokenizer
+
+    found = open_tokenizer(run)
+    return show_facts(common, found, [text])
+
+
+def show_facts(common: Common, made: Any, texts: list[str]) -> dict[str, Any]:
+    from headstock.text.tokenizer import describe
+
+    sample = " ".join(texts[0].split()[:40])
+    facts = describe(made, texts, sample=sample)
+    common.show(
+        f"{made.kind}: {facts['vocabulary']:,} entries, {facts['tokens_per_word']:.2f} tokens a word, "
+        f"{facts['unknown_rate']:.2%} unknown"
+    )
+    common.show(" | ".join(facts["sample"]))
+    for note in made.notes:
+        common.say(note)
+    return {**facts, "ids": made.encode(sample)}
+
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(tokenizer, name="tokenizer")

@@ -1,0 +1,38 @@
+"""Every error a user can meet. Anything else that escapes is our bug."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadstockError(Exception):
+    """What the command line prints in one line, without a traceback."""
+
+    exit_code = 1
+
+
+class WorkError(HeadstockError):
+    """The input was right but the work could not be finished: a full disk, no network, a loss that is not a number."""
+
+
+class UserError(HeadstockError):
+    """A mistake the user can fix; says where, what was wanted and what came."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """One or more settings are wrong; lists them all, each with its path."""
+
+    def __init__(self, problems: Iterable[tuple[str, str]]):
+        self.problems = list(problems)
+        lines = [f"{where}: {what}" for where, what in self.problems]
+        if len(lines) == 1:
+            super().__init__(lines[0])
+        else:
+            super().__init__("\n  ".join([f"{len(lines)} settings are wrong:", *lines]))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'causal'?`, or nothing when no known name is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

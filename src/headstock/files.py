@@ -1,0 +1,120 @@
+"""Files that are either whole or not there: written beside, flushed to disk, then renamed."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial"
+
+
+def cache_folder() -> Path:
+    """Where data, token stores and other things that can be made again are kept."""
+    if chosen := os.environ.get("HEADSTOCK_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "headstock"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "headstock" / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstock"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its name only when it is all on disk; on any failure it vanishes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _beside(path)
+    try:
+        yield beside
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with whole_file(path) as beside:
+        beside.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its name only when everything in it is on disk; on any failure it vanishes.
+
+    >>> with whole_folder(Path("checkpoints/step-100")) as folder:
+    ...     (folder / "a.txt").write_text("all of it")
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep(path.parent)
+    beside = _beside(path)
+    beside.mkdir()
+    try:
+        yield beside
+        for file in beside.rglob("*"):
+            if file.is_file():
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+        for folder in [beside, *(f for f in beside.rglob("*") if f.is_dir())]:
+            _sync_folder(folder)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that no longer live left half-made in `folder`."""
+    for left in folder.glob(f".*{PARTIAL}"):
+        maker = left.name.removesuffix(PARTIAL).rpartition(".")[2]
+        if maker.isdigit() and not _alive(int(maker)):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut (not possible, and not needed, on Windows)."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,32 @@
+"""What every backbone promises, and where backbones are found."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import nn
+
+from headstock.model.batch import Batch, Output, State
+from headstock.registry import Registry
+
+
+class Backbone(nn.Module):
+    """Turns tokens into one vector a token."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type]  # a frozen dataclass; `vocabulary` is among its fields
+    config: Any
+    width: int
+    causal: bool  # a token's vector never depends on what follows it
+    context: int | None  # the longest row it was made for; None if it has no limit
+    tokens: nn.Embedding
+
+    @abstractmethod
+    def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
+        """Read a batch, going on from `state` if there is one."""
+
+    @abstractmethod
+    def new_state(self, rows: int, capacity: int) -> State:
+        """An empty memory for `rows` rows of up to `capacity` tokens."""
+
+
+BACKBONES: Registry[type[Backbone]] = Registry("model family", "headstock.model.backbones")

@@ -1,0 +1,201 @@
+"""The one Transformer: GPT, BERT and the 2017 original are settings of it.  B rows, T tokens, D width."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from headstock.errors import ConfigError
+from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.batch import Batch, Output, State
+from headstock.model.cache import Cache
+from headstock.model.layers import Activation, Block, NormKind, Rotation, make_norm
+from headstock.model.masks import Mask, hide, mask_for
+from headstock.model.positions import rotary_angles, sinusoids
+from headstock.model.step import FlatBlock, flatten, step
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    vocabulary: int
+    context: int = 256  # the longest row it is made for
+    depth: int = 4
+    width: int = 128
+    heads: int = 4
+    hidden: int = 512  # width inside the feed-forward part
+    dropout: float = 0.0
+    norm: Literal["pre", "post"] = "pre"
+    norm_kind: NormKind = "layer"
+    positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
+    activation: Activation = "gelu"
+    bias: bool = True  # in linear layers and layer norms
+    tied: bool = True  # the language-model head shares the embedding's weights
+    segments: int = 0  # how many kinds of text a row may join (BERT: 2)
+    embed_scale: bool = False  # embeddings are multiplied by sqrt(width)
+    embed_norm: bool = False  # embeddings are normed before the first block
+    qk_norm: bool = False  # queries and keys are normed in each head
+    causal: bool = True
+    cross: bool = False  # each block also looks at a memory
+
+    def __post_init__(self) -> None:
+        problems = [
+            (name, f"must be at least 1, not {getattr(self, name)}")
+            for name in ("vocabulary", "context", "depth", "width", "heads", "hidden")
+            if getattr(self, name) < 1
+        ]
+        if not 0 <= self.dropout < 1:
+            problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
+        if not problems and self.width % self.heads:
+            problems.append(("width", f"{self.width} must be a multiple of heads {self.heads}"))
+        elif not problems and self.positions == "rotary" and self.width // self.heads % 2:
+            problems.append(("width", f"rotary positions need an even head width, not {self.width // self.heads}"))
+        if problems:
+            raise ConfigError(problems)
+
+
+@BACKBONES.add("transformer")
+class Transformer(Backbone):
+    """Embeddings plus positions, a stack of blocks, and a last norm where the blocks norm first."""
+
+    Config = TransformerConfig
+    waves: Tensor  # (context, D) sinusoids
+    cosine: Tensor  # (context, K / 2) of the rotary angles, and their sine
+    sine: Tensor
+    flat: list[FlatBlock] | None = None  # the blocks as decoding runs them
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        c = self.config = config
+        self.width, self.causal, self.context = c.width, c.causal, c.context
+        self.tokens = nn.Embedding(c.vocabulary, c.width)
+        self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
+        self.segments = nn.Embedding(c.segments, c.width) if c.segments else None
+        self.embed_norm = make_norm(c.width, c.norm_kind, bias=c.bias) if c.embed_norm else None
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                c.width,
+                c.heads,
+                c.hidden,
+                norm=c.norm,
+                norm_kind=c.norm_kind,
+                activation=c.activation,
+                bias=c.bias,
+                dropout=c.dropout,
+                qk_norm=c.qk_norm,
+                cross=c.cross,
+            )
+            for _ in range(c.depth)
+        )
+        self.final_norm = make_norm(c.width, c.norm_kind, bias=c.bias) if c.norm == "pre" else None
+        if c.positions == "sinusoidal":
+            self.register_buffer("waves", sinusoids(c.context, c.width))
+        if c.positions == "rotary":
+            angles = rotary_angles(c.context, c.width // c.heads)
+            self.register_buffer("cosine", angles.cos().float(), persistent=False)
+            self.register_buffer("sine", angles.sin().float(), persistent=False)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Linear layers as torch makes them; what writes into the residual stream is scaled down by the depth."""
+        spread = self.width**-0.5 if self.config.embed_scale else 0.02
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=spread)
+            elif isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("output.weight", "down.weight")):
+                parameter.data.mul_((2 * self.config.depth) ** -0.5)
+
+    def new_state(self, rows: int, capacity: int) -> Cache:
+        self.flat = flatten(self.blocks)  # anew for each state, so that no weights that were replaced are used
+        weight = self.tokens.weight
+        shape = (rows, self.config.heads, capacity, self.width // self.config.heads)
+        return Cache(self.config.depth, shape, weight.device, weight.dtype)
+
+    def forward(
+        self,
+        batch: Batch,
+        state: State | None = None,
+        *,
+        keep_layers: bool = False,
+        memory: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+    ) -> Output:
+        assert state is None or isinstance(state, Cache)
+        length = batch.tokens.size(1)
+        places = self.places(batch, state)
+        longest = length if state is None else state.longest + length
+        x = self.embed(batch, places, longest)
+        rotation = self.rotation(places, longest) if self.config.positions == "rotary" else None
+        mask = mask_for(batch, causal=self.causal) if state is None else state.mask(length)
+        memory_mask = Mask(hide(memory_padding)) if self.config.cross else None
+        # a state's first read takes the long way, which also remembers what a decoder looks across at
+        if state is not None and state.longest and length == 1 and self.flat and not (self.training or keep_layers):
+            x = step(x, self.flat, mask, cache=state, rotation=rotation, memory_mask=memory_mask)
+            state.advance(batch)
+            return Output(x if self.final_norm is None else self.final_norm(x), state=state)
+
+        layers = [x]
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            kept = self.memory_of(block, i, memory, state) if self.config.cross else None
+            x = block(
+                x, mask, rotation=rotation, cache=state, layer=i, memory=kept, memory_mask=memory_mask
+            )  # (B, T, D)
+            if keep_layers:
+                layers.append(x)
+        if state is not None:
+            state.advance(batch)
+        hidden = x if self.final_norm is None else self.final_norm(x)
+        return Output(hidden, layers if keep_layers else [], state)
+
+    def places(self, batch: Batch, state: Cache | None) -> Tensor:
+        """(T,) or (B, T): where each token stands in its text."""
+        if batch.positions is not None:
+            return batch.positions
+        if state is not None:
+            return state.positions(batch.tokens.size(1))
+        return torch.arange(batch.tokens.size(1), device=batch.tokens.device)
+
+    def embed(self, batch: Batch, places: Tensor, longest: int) -> Tensor:
+        x = self.tokens(batch.tokens)  # (B, T) -> (B, T, D)
+        if self.config.embed_scale:
+            x = x * math.sqrt(self.width)
+        if self.positions is not None:
+            if longest > self.config.context and batch.positions is None:
+                raise ValueError(f"learned positions end at {self.config.context}, {longest} tokens came")
+            x = x + self.positions(places)
+        elif self.config.positions == "sinusoidal":
+            fits = longest <= self.config.context
+            waves = self.waves if fits else sinusoids(longest, self.width).to(x)
+            x = x + waves[places]
+        if self.segments is not None:
+            kinds = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
+            x = x + self.segments(kinds)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        return self.dropout(x) if self.training else x
+
+    def rotation(self, places: Tensor, longest: int) -> Rotation:
+        cosine, sine = self.cosine, self.sine
+        if longest > self.config.context:
+            angles = rotary_angles(longest, self.width // self.config.heads)
+            cosine, sine = angles.cos().to(cosine), angles.sin().to(sine)
+        if places.dim() == 2:
+            places = places[:, None]  # (B, T) -> (B, 1, T), so that a row's angles serve all its heads
+        return cosine[places], sine[places]
+
+    def memory_of(self, block: Block, layer: int, memory: Tensor | None, state: Cache | None) -> tuple[Tensor, Tensor]:
+        """The memory's keys and values for one block; the memory does not change while decoding, so they are kept."""
+        if state is not None and layer < len(state.memory):
+            return state.memory[layer]
+        assert memory is not None
+        assert block.cross is not None
+        kept = block.cross.remember(memory)
+        if state is not None:
+            state.memory.append(kept)
+        return kept

@@ -1,0 +1,154 @@
+"""Continues rows of tokens, one token at a time, with any backbone that never looks ahead.
+
+The backbone's state is opaque here, so one function serves every family. B rows, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headstock.model.batch import Batch, State, pad
+from headstock.model.model import Model
+from headstock.model.sampling import Sampling, choose
+
+
+@dataclass
+class Continuation:
+    """What was added to one prompt, and why it ended there."""
+
+    tokens: list[int] = field(default_factory=list)
+    ended: Literal["length", "end", "stop"] = "length"
+    slid: bool = False  # the text outgrew the model's context, so its beginning was forgotten
+
+
+@dataclass
+class _Row:
+    text: list[int]  # prompt and continuation
+    luck: list[float]  # one number from [0, 1) for each token to come
+    made: Continuation
+
+    def window(self, context: int | None) -> list[int]:
+        """What the model is shown: all of it, or after that the end, moved on by half a context at a time.
+
+        It depends on the row's own length alone, so a batch, a single row, and a run with or without the
+        cache all show the model the same tokens.
+        """
+        if context is None or len(self.text) <= context:
+            return self.text
+        half = max(1, context // 2)
+        steps = -(-(len(self.text) - context) // half)
+        return self.text[steps * half :]
+
+
+@torch.inference_mode()
+def generate(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling,
+    end: int | None = None,
+    seeds: Sequence[int] | None = None,
+    forbidden: Sequence[int] = (),
+    stop: Callable[[int, list[int]], bool] | None = None,
+    watch: Callable[[int, int], None] | None = None,
+    cache: bool = True,
+) -> list[Continuation]:
+    """Continue every prompt by up to `max_tokens` tokens.
+
+    `seeds` are one a prompt, so that a prompt's continuation does not depend on its neighbours. `stop(row, tokens)`
+    says whether a row is done, `watch(row, token)` hears each token as it comes.
+    """
+    model.eval()
+    draw = [torch.Generator().manual_seed(seed) for seed in seeds or [0] * len(prompts)]
+    rows = [
+        _Row(list(prompt), torch.rand(max_tokens, generator=generator).tolist(), Continuation())
+        for prompt, generator in zip(prompts, draw, strict=True)
+    ]
+    if not all(row.text for row in rows):
+        raise ValueError("a prompt needs at least one token to continue from")
+    reader = _Reader(model, cache=cache)
+    banned = torch.tensor(list(forbidden), dtype=torch.long, device=model.device)
+    seen = _seen(rows, model) if sampling.repetition_penalty != 1.0 else None
+    active = list(range(len(rows))) if max_tokens > 0 else []
+    for step in range(max_tokens):
+        scores = reader.scores([rows[i] for i in active])  # (B, V)
+        if len(banned):
+            scores[:, banned] = float("-inf")
+        luck = None if sampling.greedy else torch.tensor([rows[i].luck[step] for i in active], device=model.device)
+        chosen = choose(scores, sampling, seen=None if seen is None else seen[active], luck=luck)
+        going_on = []
+        for place, (i, token) in enumerate(zip(active, chosen.tolist(), strict=True)):
+            row = rows[i]
+            if token == end:
+                row.made.ended = "end"
+                continue
+            row.text.append(token)
+            row.made.tokens.append(token)
+            if seen is not None:
+                seen[i, token] = True
+            if watch is not None:
+                watch(i, token)
+            if stop is not None and stop(i, row.made.tokens):
+                row.made.ended = "stop"
+                continue
+            going_on.append(place)
+        if not going_on:
+            break
+        if len(going_on) < len(active):
+            reader.keep(going_on)
+            active = [active[place] for place in going_on]
+    for row in rows:
+        row.made.slid = row.window(model.backbone.context) is not row.text
+    return [row.made for row in rows]
+
+
+class _Reader:
+    """Shows rows to the model and gives the scores of their next tokens, reading again no more than it must."""
+
+    def __init__(self, model: Model, *, cache: bool):
+        self.model, self.cache = model, cache
+        self.state: State | None = None
+        self.read: list[int] = []  # how long each row's window was when last shown
+
+    def scores(self, rows: list[_Row]) -> Tensor:
+        windows = [row.window(self.model.backbone.context) for row in rows]
+        # one more token than before in each window: otherwise it has slid, and is read again from its new beginning
+        goes_on = self.state is not None and [len(w) for w in windows] == [n + 1 for n in self.read]
+        self.read = [len(window) for window in windows]
+        device = self.model.device
+        if goes_on:
+            tokens = torch.tensor([window[-1:] for window in windows], device=device)
+            output = self.model(Batch(tokens), self.state)
+            last = output.hidden[:, -1]
+        else:
+            tokens, padding = pad(windows, filler=0)
+            batch = Batch(tokens, padding).to(device)
+            state = self.model.backbone.new_state(len(rows), self.room(rows)) if self.cache else None
+            output = self.model(batch, state)
+            ends = torch.tensor(self.read, device=device) - 1
+            last = output.hidden[torch.arange(len(rows), device=device), ends]
+        self.state = output.state
+        return self.model.heads["token"](last)
+
+    def room(self, rows: list[_Row]) -> int:
+        """Tokens a row may grow to before its window slides or its continuation ends."""
+        most = max(len(row.text) - len(row.made.tokens) + len(row.luck) for row in rows)
+        context = self.model.backbone.context
+        return most if context is None else min(most, context)
+
+    def keep(self, places: list[int]) -> None:
+        """Go on with some of the rows only."""
+        self.read = [self.read[place] for place in places]
+        if self.state is not None:
+            self.state = self.state.select(torch.tensor(places, device=self.model.device))
+
+
+def _seen(rows: list[_Row], model: Model) -> Tensor:
+    seen = torch.zeros(len(rows), model.backbone.config.vocabulary, dtype=torch.bool, device=model.device)
+    for i, row in enumerate(rows):
+        seen[i, torch.tensor(row.text, device=model.device)] = True
+    return seen

@@ -1,0 +1,170 @@
+"""The pieces of a Transformer.  B rows, T queries, S keys, H heads, D width, K = D / H head width, F hidden."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headstock.model.cache import Cache
+from headstock.model.masks import Mask
+
+NormKind = Literal["layer", "rms"]
+Activation = Literal["relu", "gelu", "swiglu"]
+Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles, each (T, K/2) or (B, 1, T, K/2)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's own, with its weight in the precision of what comes: else mixed precision misses the fast kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
+
+
+def make_norm(width: int, kind: NormKind, *, bias: bool = True) -> nn.Module:
+    return nn.LayerNorm(width, eps=1e-5, bias=bias) if kind == "layer" else RMSNorm(width, eps=1e-5)
+
+
+class Attention(nn.Module):
+    """Multi-head attention from `x` onto itself, or across onto `memory`."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool, dropout: float, qk_norm: bool):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.inputs = nn.Linear(width, 3 * width, bias=bias)  # queries, keys and values in one product
+        self.output = nn.Linear(width, width, bias=bias)
+        self.query_norm = make_norm(width // heads, "rms") if qk_norm else None
+        self.key_norm = make_norm(width // heads, "rms") if qk_norm else None
+
+    def forward(
+        self, x: Tensor, mask: Mask, *, rotation: Rotation | None = None, cache: Cache | None = None, layer: int = 0
+    ) -> Tensor:
+        query, key, value = self.split(self.inputs(x), 3)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        if cache is not None:
+            key, value = cache.extend(layer, key, value)
+        return self.mix(query, key, value, mask)
+
+    def across(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Mask) -> Tensor:
+        """Queries from `x` onto the keys and values that `remember` made of the other sequence."""
+        width = x.size(-1)
+        bias = None if self.inputs.bias is None else self.inputs.bias[:width]
+        (query,) = self.split(F.linear(x, self.inputs.weight[:width], bias), 1)
+        if self.query_norm is not None:
+            query = self.query_norm(query)
+        return self.mix(query, *memory, mask)
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of a sequence that is looked at but does not change."""
+        width = memory.size(-1)
+        bias = None if self.inputs.bias is None else self.inputs.bias[width:]
+        key, value = self.split(F.linear(memory, self.inputs.weight[width:], bias), 2)
+        return (key if self.key_norm is None else self.key_norm(key)), value
+
+    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        rows, length, width = x.shape
+        apart = x.view(rows, length, parts, self.heads, width // (parts * self.heads))
+        return apart.transpose(1, 3).unbind(2)  # (B, T, parts D) -> (B, H, parts, T, K) -> each (B, H, T, K)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, mask.allowed, dropout, mask.causal)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, K) -> (B, T, D)
+
+
+class FeedForward(nn.Module):
+    """Each position by itself: up to `hidden`, bent, and down again."""
+
+    def __init__(self, width: int, hidden: int, *, activation: Activation, bias: bool, dropout: float):
+        super().__init__()
+        self.gate = nn.Linear(width, hidden, bias=bias) if activation == "swiglu" else None
+        self.up = nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            hidden = self.activation(self.up(x))  # (B, T, D) -> (B, T, F)
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(hidden) if self.training else hidden)
+
+
+class Residual(nn.Module):
+    """x plus what a sublayer adds to it, normed before (pre) or after (post)."""
+
+    def __init__(self, width: int, *, norm: Literal["pre", "post"], kind: NormKind, bias: bool, dropout: float):
+        super().__init__()
+        self.norm = make_norm(width, kind, bias=bias)
+        self.post = norm == "post"
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        added = sublayer(x if self.post else self.norm(x))
+        if self.training:  # asked here because generating a token is mostly calls, and this one would do nothing
+            added = self.dropout(added)
+        return self.norm(x + added) if self.post else x + added
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention where there is a memory to look at, feed-forward: each inside a Residual."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        norm_kind: NormKind = "layer",
+        activation: Activation = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        qk_norm: bool = False,
+        cross: bool = False,
+    ):
+        super().__init__()
+
+        def attention() -> Attention:
+            return Attention(width, heads, bias=bias, dropout=dropout, qk_norm=qk_norm)
+
+        def residual() -> Residual:
+            return Residual(width, norm=norm, kind=norm_kind, bias=bias, dropout=dropout)
+
+        self.attention, self.around_attention = attention(), residual()
+        self.cross = attention() if cross else None
+        self.around_cross = residual() if cross else None
+        self.feed = FeedForward(width, hidden, activation=activation, bias=bias, dropout=dropout)
+        self.around_feed = residual()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        *,
+        rotation: Rotation | None = None,
+        cache: Cache | None = None,
+        layer: int = 0,
+        memory: tuple[Tensor, Tensor] | None = None,
+        memory_mask: Mask | None = None,
+    ) -> Tensor:
+        x = self.around_attention(x, lambda h: self.attention(h, mask, rotation=rotation, cache=cache, layer=layer))
+        if self.cross is not None and self.around_cross is not None:
+            assert memory is not None and memory_mask is not None
+            cross = self.cross
+            x = self.around_cross(x, lambda h: cross.across(h, memory, memory_mask))
+        return self.around_feed(x, self.feed)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each pair (x_i, x_{i + K/2}) of every head by its position's angle."""
+    cosine, sine = rotation
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1).type_as(x)

@@ -1,0 +1,42 @@
+"""Who may look at whom.  B rows, T queries, S keys."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headstock.model.batch import Batch
+
+
+@dataclass
+class Mask:
+    """The pairs of positions that attention joins: all of them, all but the future, or those in `allowed`."""
+
+    allowed: Tensor | None = None  # broadcasts to (B, H, T, S); True where a query may look
+    causal: bool = False  # the square subsequent mask, left to the attention kernel because it is faster there
+
+
+def subsequent(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """(T, S) True where a query may look: at itself and before. The last query is the last key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def mask_for(batch: Batch, *, causal: bool) -> Mask:
+    """Who may look at whom inside a batch that is read whole.
+
+    Under the causal mask padding on the right needs no mask of its own: no real token ever looks to its right.
+    """
+    if batch.documents is not None:
+        allowed = batch.documents[:, :, None] == batch.documents[:, None, :]  # (B, T, T)
+        if causal:
+            length = batch.tokens.size(1)
+            allowed = allowed & subsequent(length, length, allowed.device)
+        return Mask(allowed[:, None])
+    if causal:
+        return Mask(causal=True)
+    return Mask(hide(batch.padding))
+
+
+def hide(padding: Tensor | None) -> Tensor | None:
+    """(B, S) padding as (B, 1, 1, S): nobody looks where there is no token."""
+    return None if padding is None else ~padding[:, None, None, :]

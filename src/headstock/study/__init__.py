@@ -1,0 +1,1 @@
+"""Studies: what a run, or many of them, have to say."""

@@ -1,0 +1,1 @@
+"""Text in: readers, tokenizers, the token store and datasets by name."""

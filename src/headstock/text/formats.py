@@ -1,0 +1,311 @@
+"""Turns one file of any readable format into text with line numbers, streamed, and says exactly where it is wrong."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from headstock.errors import UserError, did_you_mean
+
+PLAIN = ".txt"
+TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
+FORMATS = (PLAIN, *TABLES)
+PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+READ_BYTES = 1 << 20
+PACKED_BYTES = 1 << 16  # a packed stretch can grow a hundredfold, so less of it is taken at a time
+SAMPLE_LINES = 1000
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: where it is, what errors call it, and how it is read."""
+
+    path: Path
+    name: str
+    format: str  # one of FORMATS
+    packing: str  # one of PACKINGS, or "" for none
+
+
+def source_of(path: Path, name: str | None = None) -> Source | None:
+    """How `path` would be read, by its name alone; None when the name says nothing we know."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packing = suffixes.pop() if suffixes and suffixes[-1] in PACKINGS else ""
+    if not suffixes or suffixes[-1] not in FORMATS:
+        return None
+    return Source(path, name or str(path), suffixes[-1], packing)
+
+
+# Bytes
+
+
+def unpacked(source: Source) -> Iterator[bytes]:
+    """The bytes of a file, decompressed, a stretch at a time."""
+    try:
+        with source.path.open("rb") as file:
+            if source.packing == ".zst":
+                yield from _unpacked_zst(file)
+            else:
+                stream = _stream(file, source.packing)
+                while data := stream.read(READ_BYTES):
+                    yield data
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as wrong:
+        raise _damaged(source, wrong) from None
+    except OSError as wrong:
+        if source.packing and wrong.errno is None:  # bz2 reports damage as an OSError that no system call made
+            raise _damaged(source, wrong) from None
+        raise UserError(f"{source.name}: cannot be read ({wrong.strerror or wrong})") from None
+
+
+def _stream(file: IO[bytes], packing: str) -> IO[bytes]:
+    if packing == ".gz":
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
+    if packing == ".bz2":
+        return bz2.BZ2File(file)
+    if packing == ".xz":
+        return lzma.LZMAFile(file)
+    return file
+
+
+def _unpacked_zst(file: IO[bytes]) -> Iterator[bytes]:
+    import zstandard
+
+    # the library's own stream reader ends quietly where a file is cut short, so the frames are followed here
+    machine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = None
+    while packed := file.read(PACKED_BYTES):
+        while packed:
+            frame = frame or machine.decompressobj()
+            try:
+                if data := frame.decompress(packed):
+                    yield data
+            except zstandard.ZstdError as wrong:
+                raise EOFError(str(wrong)) from None
+            packed = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
+    if frame:
+        raise EOFError("the last frame has no end")
+
+
+def _damaged(source: Source, wrong: Exception) -> UserError:
+    return UserError(f"{source.name}: the {source.packing} data is cut short or damaged ({wrong}); fetch it again")
+
+
+# Text
+
+
+def text_chunks(source: Source) -> Iterator[tuple[int, str]]:
+    """Stretches of whole lines, each with the number of its first line; line ends are made plain newlines."""
+    line, offset = 1, 0
+    for raw in _whole_lines(unpacked(source)):
+        text = _decoded(source, raw, line, offset)
+        if offset == 0:
+            text = text.removeprefix("\ufeff")
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        yield line, text
+        line += text.count("\n")
+        offset += len(raw)
+
+
+def _whole_lines(stretches: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes, cut after line ends, so that no line and no character is in two pieces."""
+    pending: list[bytes] = []
+    for data in stretches:
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            pending.append(data)
+            continue
+        yield b"".join([*pending, data[:cut]])
+        pending = [data[cut:]] if cut < len(data) else []
+    if pending:
+        yield b"".join(pending)
+
+
+def _decoded(source: Source, raw: bytes, line: int, offset: int) -> str:
+    within = " of the decompressed file" if source.packing else ""
+    if b"\0" in raw:
+        utf16 = offset == 0 and raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+        hint = "it looks like UTF-16: convert it to UTF-8" if utf16 else "it is not text"
+        raise UserError(f"{source.name}: binary: NUL byte at offset {offset + raw.index(0)}{within}; {hint}")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        at_line = line + raw.count(b"\n", 0, wrong.start)
+        raise UserError(
+            f"{source.name}:{at_line}: not UTF-8: byte 0x{raw[wrong.start]:02x} at offset {offset + wrong.start}"
+            f"{within}; convert it first (such as: iconv -f latin1 -t utf-8)"
+        ) from None
+
+
+def text_lines(source: Source) -> Iterator[tuple[int, str]]:
+    """Each line with its number, without its end."""
+    for first, text in text_chunks(source):
+        lines = text.split("\n")
+        if not lines[-1]:
+            lines.pop()
+        yield from enumerate(lines, first)
+
+
+# Tables
+
+
+def columns(source: Source) -> list[str] | None:
+    """The columns of a table, from its header or first row; None when its rows are bare strings or it has none."""
+    if source.format == ".parquet":
+        with _parquet(source) as table:
+            return list(table.schema_arrow.names)
+    if source.format == ".jsonl":
+        first = next(json_rows(source), None)
+        return list(first[1]) if first and isinstance(first[1], dict) else None
+    header = next(csv_rows(source), None)
+    return header[1] if header else None
+
+
+def cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+    """The text in one column, row by row, each with the line (or, in parquet, the row) where it starts."""
+    if source.format == ".parquet":
+        yield from _parquet_cells(source, column)
+    elif source.format == ".jsonl":
+        yield from _json_cells(source, column)
+    else:
+        rows = csv_rows(source)
+        _, header = next(rows, (1, []))
+        if column not in header:
+            raise no_column(source.name, column, header)
+        at = header.index(column)
+        for line, row in rows:
+            yield line, row[at]
+
+
+def no_column(where: str, column: str, there: list[str]) -> UserError:
+    have = ", ".join(map(repr, there)) or "none"
+    return UserError(f"{where}: no column {column!r}{did_you_mean(column, there)} (columns: {have})")
+
+
+def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .csv or .tsv, header first, each with the line where it starts; all are as wide as the header."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts longer than 131,072 characters
+    delimiter, quoting = _dialect(source)
+    lines = (line + "\n" for _, line in text_lines(source))
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    header: list[str] | None = None
+    start = 1
+    try:
+        for row in reader:
+            if header is None and row:
+                header = [name.strip() for name in row]
+                yield start, header
+            elif row and header is not None:
+                if len(row) != len(header):
+                    raise UserError(
+                        f"{source.name}:{start}: {len(row)} fields where the header has {len(header)} "
+                        f"(a text that holds {delimiter!r} or a line end must be quoted)"
+                    )
+                yield start, row
+            start = reader.line_num + 1
+    except csv.Error as wrong:
+        raise UserError(f"{source.name}:{start}: not a {source.format[1:]} row ({wrong})") from None
+
+
+def _dialect(source: Source) -> tuple[str, Any]:
+    """The delimiter, by the header, and whether quotes mean anything: in many .tsv files they are plain characters."""
+    sample = [line + "\n" for _, line in islice(text_lines(source), SAMPLE_LINES)]
+    if source.format == ".csv":
+        header = next((line for line in sample if line.strip()), "")
+        return max(",;\t", key=header.count), csv.QUOTE_MINIMAL
+    try:
+        rows = list(csv.reader(sample, delimiter="\t", strict=True))
+    except csv.Error as wrong:
+        # a row may be cut by the end of the sample; every other complaint means that quotes are not quotes
+        cut = len(sample) == SAMPLE_LINES and "unexpected end" in str(wrong)
+        return "\t", csv.QUOTE_MINIMAL if cut else csv.QUOTE_NONE
+    widths = {len(row) for row in rows if row}
+    return "\t", csv.QUOTE_MINIMAL if len(widths) <= 1 else csv.QUOTE_NONE
+
+
+def json_rows(source: Source) -> Iterator[tuple[int, Any]]:
+    """The value on each line that is not blank."""
+    for line, text in text_lines(source):
+        if not text or text.isspace():
+            continue
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as wrong:
+            raise UserError(f"{source.name}:{line}: not JSON: {wrong.msg} at column {wrong.colno}") from None
+        except (ValueError, RecursionError) as wrong:
+            raise UserError(f"{source.name}:{line}: not JSON that can be read ({wrong})") from None
+        yield line, value
+
+
+def _json_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+    for line, row in json_rows(source):
+        value = row
+        if isinstance(row, dict):
+            if column not in row:
+                raise no_column(f"{source.name}:{line}", column, list(row))
+            value = row[column]
+        elif not isinstance(row, str):
+            raise UserError(f"{source.name}:{line}: wanted an object or a string, got {type(row).__name__}")
+        text = _text(source, line, column, value)
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"{source.name}:{line}: half of a surrogate pair, which is no character")
+        yield line, text
+
+
+def _text(source: Source, line: int, column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{source.name}:{line}: column {column!r} holds {type(value).__name__}, wanted text")
+    return value
+
+
+@contextmanager
+def _parquet(source: Source) -> Iterator[Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{source.name}: reading .parquet needs: pip install 'headstock[tables]'") from None
+    with tempfile.TemporaryFile() if source.packing else nullcontext(source.path) as file:
+        if not isinstance(file, Path):  # a parquet file is read from its end, which a packed stream cannot do
+            for data in unpacked(source):
+                file.write(data)
+            file.seek(0)
+        try:
+            # without these two, a whole row group (often the whole file) is held in memory
+            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES)
+        except (pyarrow.ArrowException, OSError) as wrong:
+            raise UserError(f"{source.name}: not a parquet file ({_first_line(wrong)})") from None
+        with table:
+            yield table
+
+
+def _parquet_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+    with _parquet(source) as table:
+        names = list(table.schema_arrow.names)
+        if column not in names:
+            raise no_column(source.name, column, names)
+        import pyarrow
+
+        row = 1
+        try:
+            for batch in table.iter_batches(batch_size=1000, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield row, _text(source, row, column, value)
+                    row += 1
+        except (pyarrow.ArrowException, OSError) as wrong:
+            raise UserError(f"{source.name}: damaged near row {row} ({_first_line(wrong)})") from None
+
+
+def _first_line(wrong: Exception) -> str:
+    return str(wrong).partition("\n")[0]

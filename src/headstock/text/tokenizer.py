@@ -1,0 +1,265 @@
+"""Text to ids and back, by a tokenizer trained here, Hugging Face's, SentencePiece's or the course lab's."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from headstock.errors import UserError, did_you_mean
+from headstock.files import write_text
+from headstock.text import sentencepieces
+from headstock.text.specials import SPECIALS, find_roles
+from headstock.text.vocabularies import TokenizerSettings, learn
+
+KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
+
+
+class Engine(Protocol):
+    """What cuts text: the `tokenizers` library or SentencePiece."""
+
+    kind: str
+    size: int
+    roles: dict[str, int]
+    special: frozenset[int]  # ids that plain text must never give, and that decoding leaves out
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def spans(self, text: str) -> list[tuple[int, int, int]]: ...  # (id, first character, one past the last)
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def token(self, number: int) -> str: ...
+    def id(self, token: str) -> int | None: ...
+    def content(self) -> str: ...  # the whole tokenizer as one JSON file
+    def behaviour(self) -> bytes: ...  # the part of it that decides which ids come out
+
+
+class Tokenizer:
+    """Cuts text into numbered pieces; special tokens are put in by those who need them, never found in text."""
+
+    def __init__(self, engine: Engine, notes: Sequence[str] = ()):
+        self.engine, self.notes = engine, tuple(notes)
+        self.kind, self.vocabulary = engine.kind, engine.size
+        self.start = engine.roles.get("start")
+        self.padding = engine.roles.get("padding")
+        self.end = engine.roles.get("end")
+        self.unknown = engine.roles.get("unknown")
+        self.cls = engine.roles.get("cls")
+        self.separator = engine.roles.get("separator")
+        self.mask = engine.roles.get("mask")
+        self._forged = engine.special - {self.unknown}  # unknown is a fair answer to plain text, the others are not
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, vocabulary {self.vocabulary})"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the library forgets, when pickled, that special tokens are not text
+        return _from_content, (self.engine.content(), "tokenizer", self.notes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.engine.behaviour()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        try:
+            rows = self.engine.encode_batch(texts)
+        except (TypeError, RuntimeError, UnicodeEncodeError):
+            raise _no_text(texts) from None
+        for i, ids in enumerate(rows):
+            if not self._forged.isdisjoint(ids):
+                rows[i] = [number for number, _, _ in self._spans(texts[i])]
+        return rows
+
+    def pieces(self, text: str) -> list[str]:
+        """The tokens of a text as the vocabulary spells them (`Ġle`, `▁le`, `##le`)."""
+        return [self.token(number) for number in self.encode(text)]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The characters each token stands for; tokens that share one multi-byte character have the same span."""
+        return [(begin, end) for _, begin, end in self._spans(text)]
+
+    def _spans(self, text: str) -> list[tuple[int, int, int]]:
+        try:
+            spans = self.engine.spans(text)
+            if self._forged.isdisjoint(number for number, _, _ in spans):
+                return spans
+            return self._unforged(text)
+        except (TypeError, RuntimeError, UnicodeEncodeError):
+            raise _no_text([text]) from None
+
+    def _unforged(self, text: str) -> list[tuple[int, int, int]]:
+        """Cuts a text that spells out special tokens, each broken after its first character."""
+        names = "|".join(re.escape(self.token(number)) for number in self._forged)
+        breaks = [match.start() + 1 for match in re.finditer(names, text)]
+        spans = []
+        for begin, end in zip([0, *breaks], [*breaks, len(text)], strict=True):
+            for number, first, last in self.engine.spans(text[begin:end]):
+                if number not in self._forged:
+                    spans.append((number, first + begin, last + begin))
+                elif self.unknown is not None:
+                    spans.append((self.unknown, first + begin, last + begin))
+        return spans
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        numbers = [int(i) for i in ids]
+        if skip_special:
+            numbers = [i for i in numbers if i not in self.engine.special]
+        return self.engine.decode(numbers)
+
+    def token(self, number: int) -> str:
+        if not 0 <= number < self.vocabulary:
+            raise IndexError(f"id {number} is outside this tokenizer's vocabulary of {self.vocabulary}")
+        return self.engine.token(number)
+
+    def id(self, token: str) -> int | None:
+        return self.engine.id(token)
+
+    def save(self, path: Path) -> None:
+        write_text(path, self.engine.content())
+
+
+class Library:
+    """A tokenizer of the `tokenizers` library, set to never read special tokens out of plain text."""
+
+    def __init__(self, library: tokenizers.Tokenizer):
+        library.no_truncation()
+        library.no_padding()
+        library.encode_special_tokens = True  # not kept in its JSON, so set on every opening
+        described = json.loads(library.to_str())
+        model = described["model"]
+        self.kind = "char" if model.get("merges") == [] else KINDS.get(model["type"], "other")
+        self.roles = find_roles(library.token_to_id)
+        unknown = library.token_to_id(_unknown(model) or "")
+        if unknown is not None:
+            self.roles["unknown"] = unknown
+        self.size = max(library.get_vocab().values(), default=-1) + 1
+        added = library.get_added_tokens_decoder()
+        self.special = frozenset(self.roles.values()) | {number for number, token in added.items() if token.special}
+        self._library = library
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [cut.ids for cut in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def spans(self, text: str) -> list[tuple[int, int, int]]:
+        cut = self._library.encode(text, add_special_tokens=False)
+        return [(number, begin, end) for number, (begin, end) in zip(cut.ids, cut.offsets, strict=True)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._library.decode(list(ids), skip_special_tokens=False)
+
+    def token(self, number: int) -> str:
+        return self._library.id_to_token(number) or ""  # "" where a foreign vocabulary leaves a number out
+
+    def id(self, token: str) -> int | None:
+        return self._library.token_to_id(token)
+
+    def content(self) -> str:
+        return self._library.to_str()
+
+    def behaviour(self) -> bytes:
+        described = json.loads(self.content())
+        if isinstance(pieces := described["model"]["vocab"], list):  # unigram scores lose their last bit in the file
+            described["model"]["vocab"] = [(piece, round(score, 6)) for piece, score in pieces]
+        deciding = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
+        return json.dumps({part: described[part] for part in deciding}, sort_keys=True).encode()
+
+
+def _unknown(model: dict[str, Any]) -> str | None:
+    if model.get("unk_id") is not None:
+        return model["vocab"][model["unk_id"]][0]
+    return model.get("unk_token")
+
+
+def _no_text(texts: Sequence[str]) -> Exception:
+    """Why a library refused these texts."""
+    for text in texts:
+        if not isinstance(text, str):
+            return TypeError(f"wanted text, got {type(text).__name__}")
+        if half := re.search(r"[\ud800-\udfff]", text):
+            return UserError(f"{text[:40]!r}: character {half.start() + 1} is half a character; is the text UTF-8?")
+    return UserError("the tokenizer cannot cut this text")
+
+
+def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+    """Learns from one pass over `texts`, or opens `settings.file` where there is one."""
+    if settings.file is not None:
+        return open_tokenizer(Path(settings.file))
+    return Tokenizer(Library(learn(texts, settings)))
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer.json (ours or Hugging Face's), SentencePiece .model, lab dict.txt, or a folder that has one."""
+    path = Path(path)
+    if path.is_dir():
+        path = _inside(path)
+    elif not path.exists():
+        near = did_you_mean(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
+        raise UserError(f"{path}: no such tokenizer file{near}")
+    if path.suffix == ".model":
+        return Tokenizer(*sentencepieces.open_model(path))
+    if path.suffix == ".txt":
+        return Tokenizer(*sentencepieces.open_lab(path))
+    try:
+        return _from_content(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise UserError(f"{path}: cannot be read as a tokenizer ({wrong})") from None
+
+
+def _inside(folder: Path) -> Path:
+    for name in ("tokenizer.json", "dict.txt"):
+        if (folder / name).is_file():
+            return folder / name
+    models = sorted(folder.glob("*.model"))
+    if len(models) == 1:
+        return models[0]
+    found = f"{len(models)} .model files" if models else "none of them"
+    raise UserError(f"{folder}: wanted tokenizer.json, dict.txt or one .model in this folder, found {found}")
+
+
+def _from_content(content: str, named: str, notes: Sequence[str] = ()) -> Tokenizer:
+    try:
+        value = json.loads(content)
+    except ValueError as wrong:
+        raise UserError(f"{named}: not JSON ({wrong})") from None
+    if isinstance(value, dict) and value.get("format") == sentencepieces.FORMAT:
+        return Tokenizer(sentencepieces.from_content(value, named), notes)
+    if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
+        raise UserError(f"{named}: JSON, but no tokenizer: it has no `model`")
+    try:
+        library = tokenizers.Tokenizer.from_str(content)
+    except Exception as wrong:  # the library raises plain Exceptions
+        raise UserError(f"{named}: JSON, but no tokenizer: {wrong}") from None
+    engine = Library(library)
+    if "end" not in engine.roles:
+        library.add_special_tokens([SPECIALS["end"]])
+        engine = Library(library)
+        notes = (*notes, f"{named} has no end-of-text token; added {SPECIALS['end']} as {engine.roles['end']}")
+    return Tokenizer(engine, notes)
+
+
+def describe(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[str, Any]:
+    """How well a tokenizer fits some texts, and how it cuts one sample."""
+    words = size = tokens = unknown = 0
+    stream = iter(texts)
+    while batch := list(islice(stream, 256)):
+        for text, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
+            words += len(text.split())
+            size += len(text.encode())
+            tokens += len(ids)
+            unknown += 0 if tokenizer.unknown is None else ids.count(tokenizer.unknown)
+    return {
+        "kind": tokenizer.kind,
+        "vocabulary": tokenizer.vocabulary,
+        "tokens": tokens,
+        "tokens_per_word": tokens / words if words else None,
+        "bytes_per_token": size / tokens if tokens else None,
+        "unknown_rate": unknown / tokens if tokens else None,
+        "sample": [sample[begin:end] for begin, end in tokenizer.offsets(sample)],
+        "pieces": tokenizer.pieces(sample),
+        "notes": list(tokenizer.notes),
+    }

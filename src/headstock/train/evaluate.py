@@ -1,0 +1,63 @@
+"""Summed losses over a whole data set, whatever the task and however many processes share the work."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.model.model import Model
+from headstock.tasks.task import Examples, Task, filled
+from headstock.train.world import World
+
+
+@torch.inference_mode()
+def measure(
+    model: Model, task: Task, examples: Examples, *, world: World, rows: int, most: int | None = None, size: int = 0
+) -> dict[str, float]:
+    """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes."""
+    chosen: Sequence[int] = range(len(examples))
+    if most is not None and most < len(examples):
+        chosen = np.linspace(0, len(examples) - 1, most).astype(int).tolist()
+    model.eval()
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    mine = chosen[world.rank :: world.size]
+    parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
+    for part in parts or [()]:
+        batch = filled(examples, part, max(1, len(part)))
+        for head, count in task.counts(batch).items():
+            counts[head] = counts.get(head, 0) + count
+        with precision(world.device, "auto"):
+            losses = task.losses(model, batch.to(world.device))
+        for head, loss in losses.items():
+            sums[head] = sums[head] + loss.double() if head in sums else loss.double()
+    heads = sorted(sums)
+    totals = world.total([*(float(sums[head]) for head in heads), *(float(counts[head]) for head in heads)])
+    all_sums = dict(zip(heads, totals[: len(heads)], strict=True))
+    all_counts = {head: int(count) for head, count in zip(heads, totals[len(heads) :], strict=True)}
+    return task.score(all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))))
+
+
+@contextmanager
+def precision(device: torch.device, dtype: str) -> Iterator[None]:
+    """bfloat16 where it is fast, which is on CUDA; single precision elsewhere unless asked otherwise."""
+    use = dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use):
+        yield
+
+
+@contextmanager
+def weights_swapped(model: Model, tensors: dict[str, Any] | None) -> Iterator[None]:
+    """Look at a model with other weights for a while; None leaves it as it is."""
+    if tensors is None:
+        yield
+        return
+    own = {name: tensor.clone() for name, tensor in model.tensors().items()}
+    model.load_tensors(tensors, source="the averaged weights")
+    try:
+        yield
+    finally:
+        model.load_tensors(own, source="the weights before")

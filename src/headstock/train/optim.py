@@ -1,0 +1,126 @@
+"""How weights move: AdamW, Muon for matrices, the learning-rate schedule and averaged weights."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from headstock.model.layers import Attention
+from headstock.model.model import Model
+from headstock.train.settings import TrainSettings
+
+
+class Muon(Optimizer):
+    """Momentum whose every matrix is made orthogonal before it is applied, so that all directions move alike.
+
+    torch has a Muon too, but it orthogonalises in bfloat16 everywhere, which a CPU without such units does
+    hundreds of times slower; here the precision follows the device. The update's size is that of AdamW's,
+    so both share one learning rate.
+    """
+
+    def __init__(self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float):
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[nn.Parameter]] = {}
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    alike.setdefault(matrix.shape, []).append(matrix)
+            for matrices in alike.values():
+                self.move(matrices, group)
+
+    def move(self, matrices: list[nn.Parameter], group: dict) -> None:
+        """Matrices of one shape are orthogonalised together; a stack of `parts` matrices, part by part."""
+        updates = []
+        for matrix in matrices:
+            state = self.state[matrix]
+            if not state:
+                state["momentum"] = torch.zeros_like(matrix)
+            gradient = matrix.grad
+            assert gradient is not None
+            state["momentum"].lerp_(gradient, 1 - group["momentum"])
+            updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov's look ahead
+        stacked = torch.stack(updates).unflatten(1, (group["parts"], -1))  # (N, parts, rows, columns)
+        rows, columns = stacked.shape[-2:]
+        moved = orthogonal(stacked.flatten(0, 1)).view_as(stacked).flatten(1, 2)
+        size = 0.2 * math.sqrt(max(rows, columns))  # the usual root mean square of an AdamW update
+        for matrix, update in zip(matrices, moved.unbind(), strict=True):
+            matrix.mul_(1 - group["lr"] * group["weight_decay"])
+            matrix.add_(update.to(matrix.dtype), alpha=-group["lr"] * size)
+
+
+def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+    """The nearest matrices with all singular values near one, by Newton-Schulz iteration. (N, rows, columns)."""
+    x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    tall = x.size(-2) > x.size(-1)
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.mT if tall else x
+
+
+def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
+    """Every trainable weight in exactly one of them; only matrices decay."""
+    trainable = {id(p): p for p in model.parameters() if p.requires_grad}
+    optimizers: list[Optimizer] = []
+    if settings.optimizer == "muon":
+        thirds = {id(m.inputs.weight) for m in model.modules() if isinstance(m, Attention)}
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        inner = [p for p in model.backbone.parameters() if id(p) in trainable and p.dim() == 2 and id(p) not in tables]
+        groups = [
+            {"params": [p for p in inner if id(p) not in thirds], "parts": 1},
+            {"params": [p for p in inner if id(p) in thirds], "parts": 3},  # queries, keys and values
+        ]
+        groups = [group for group in groups if group["params"]]
+        if groups:
+            muon = Muon(groups, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)  # type: ignore[arg-type]
+            optimizers.append(muon)
+        for parameter in inner:
+            del trainable[id(parameter)]
+    matrices = [p for p in trainable.values() if p.dim() >= 2]
+    vectors = [p for p in trainable.values() if p.dim() < 2]
+    adam_groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    adam_groups = [group for group in adam_groups if group["params"]]
+    if adam_groups:
+        optimizers.append(AdamW(adam_groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True))
+    return optimizers
+
+
+def lr_factor(done: float, settings: TrainSettings) -> float:
+    """The share of the learning rate when a share `done` of the run lies behind."""
+    if done < settings.warmup:
+        return done / settings.warmup
+    left = 1 - (done - settings.warmup) / max(1e-9, 1 - settings.warmup)
+    fall = {
+        "constant": 1.0,
+        "linear": left,
+        "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left))),
+        "trapezoid": min(1.0, (1 - done) / max(1e-9, settings.cooldown)),
+    }[settings.schedule]
+    return settings.lr_floor + (1 - settings.lr_floor) * max(0.0, fall)
+
+
+class Average:
+    """Weights averaged over the steps (EMA); early steps are forgotten sooner, since they are far off."""
+
+    def __init__(self, model: Model, decay: float):
+        self.decay, self.steps = decay, 0
+        self.tensors = {name: tensor.clone() for name, tensor in model.tensors().items()}
+
+    @torch.no_grad()
+    def update(self, model: Model) -> None:
+        self.steps += 1
+        decay = min(self.decay, self.steps / (10 + self.steps))
+        for name, tensor in model.tensors().items():
+            if tensor.is_floating_point():
+                self.tensors[name].lerp_(tensor, 1 - decay)

@@ -1,0 +1,242 @@
+"""From a pile of text to a language model in a run folder."""
+
+import json
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headstock import __version__, config
+from headstock.errors import UserError
+from headstock.model.backbone import BACKBONES
+from headstock.model.model import Model
+from headstock.randomness import number
+from headstock.tasks.task import TASKS, Task
+from headstock.text.reading import Corpus, read_corpus
+from headstock.text.samples import first, sampled
+from headstock.text.store import Stores, build_stores
+from headstock.text.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
+from headstock.train import watch as watching
+from headstock.train.card import write_card
+from headstock.train.evaluate import measure
+from headstock.train.loop import Progress, Watch, train
+from headstock.train.run import Run
+from headstock.train.settings import RunConfig, make_config, place_settings, read_preset
+from headstock.train.world import World, join_world, leave_world
+
+Say = Callable[[str], None]
+
+
+def pretrain(
+    corpus: str | Path | Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    preset: str | None = None,
+    objective: str | None = None,
+    config_file: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    settings: dict[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    watch: Sequence[Watch] = (),
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Train a tokenizer and a language model on text; returns the run's results.
+
+    Settings come from the preset, then the file, then `settings` (`{"depth": 4}` or `{"model.depth": 4}`);
+    the later wins. With `resume`, a run that was stopped goes on as if it had not been.
+    """
+    run = Run(Path(out))
+    paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
+    given = dict(settings or {})
+    given |= {"task.name": objective} if objective else {}
+    if "-" in paths:  # kept in a file from now on, so that the run can be resumed and measured
+        paths = list(read_corpus(paths, column=given.get("data.column", "text")).paths)
+    given |= {"data.corpus": paths} if paths else {}
+    given |= {"tokenizer.file": str(tokenizer)} if tokenizer else {}
+    check_folder(run, resume=resume, overwrite=overwrite)
+    world = join_world(device)
+    try:
+        if resume and run.exists():
+            chosen = resumed_config(run, given)
+            stores = prepare_again(run, chosen, say) if world.leads else None
+        else:
+            chosen = gather_config(preset, config_file, given)
+            stores = prepare(run, chosen, overwrite, say) if world.leads else None
+        world.wait()  # the folder is there now, for every process
+        if resume and run.finished():
+            say(f"{run} is finished: nothing to resume")
+            return run.results()
+        return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say)
+    finally:
+        leave_world(world)
+
+
+def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
+    if run.path.exists() and not resume and not overwrite:
+        raise UserError(f"{run}: exists already; go on with --resume, replace it with --overwrite, or name another")
+    if run.path.exists() and not run.exists() and any(run.path.iterdir()):
+        raise UserError(f"{run}: is not a run folder (it has no config.json) and not empty, so it is left alone")
+
+
+def gather_config(preset: str | None, file: str | Path | None, given: dict[str, Any]) -> RunConfig:
+    """Preset, file and options as one checked whole."""
+    written = config.read_settings(Path(file)) if file else {}
+    named = written.pop("preset", None)
+    base = read_preset(preset or named or "gpt-nano") if preset or named or "model" not in written else {}
+    tree = config.merge(base, written)
+    objective = given.pop("task.name", None)
+    if objective:
+        tree = config.merge(tree, {"task": {"name": objective}})
+    tree = config.merge(tree, place_settings(given, tree))
+    wish = tree.get("tokenizer", {}).get("vocabulary", 8000)
+    tree = config.merge({"model": {"vocabulary": wish}}, tree)  # checked now, settled when the tokenizer is there
+    chosen = make_config(tree)
+    if not chosen.data.corpus:
+        raise UserError("no text to train on: name a file, folder or glob, or - for standard input")
+    row, context = chosen.train.length, getattr(chosen.model, "context", None)
+    if row and context and row > context:
+        raise UserError(f"train.length: {row} is longer than model.context {context}")
+    return chosen
+
+
+def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
+    """A run goes on with its own settings; what was asked for now must not contradict them."""
+    tree = run.config()
+    given = dict(given)
+    objective = given.pop("task.name", tree["task"]["name"])
+    wanted = config.merge({"task": {"name": objective}}, place_settings(given, tree))
+    differing = [
+        f"{section}.{key} is {json.dumps(tree[section][key])}, not {json.dumps(value)}"
+        for section, values in wanted.items()
+        for key, value in values.items()
+        if config.plain(value) != tree[section][key]
+    ]
+    if differing:
+        raise UserError(f"{run}: resuming goes on with the run's own settings; {'; '.join(differing)}")
+    return make_config(tree)
+
+
+def prepare(run: Run, chosen: RunConfig, overwrite: bool, say: Say) -> Stores:
+    """Text, tokenizer and token store; the run's folder appears only when all of it went well."""
+    corpus, valid = corpora(chosen)
+    if chosen.tokenizer.file:
+        tokenizer = open_tokenizer(Path(chosen.tokenizer.file))
+    else:
+        say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
+        tokenizer = train_tokenizer(sampled(corpus), chosen.tokenizer)
+    say(tokenizer_line(tokenizer, corpus))
+    stores = stores_of(chosen, tokenizer, corpus, valid, say)
+    chosen = with_vocabulary(chosen, tokenizer)
+    sources = {"corpus": list(corpus.names()), "how": corpus.how()}
+    card = {"fingerprint": stores.folder.name, **sources, **stores.summary}
+    run.begin(chosen.plain(), tokenizer, card, overwrite=overwrite)
+    return stores
+
+
+def prepare_again(run: Run, chosen: RunConfig | None, say: Say) -> Stores:
+    """The same store for a run that exists; refuses text that has changed since."""
+    chosen = chosen or make_config(run.config())
+    stores = stores_of(chosen, run.tokenizer(), *corpora(chosen), say)
+    if stores.folder.name != run.data()["fingerprint"]:
+        raise UserError(f"{run}: the corpus is not what it was when the run began, so it cannot be resumed")
+    return stores
+
+
+def corpora(chosen: RunConfig) -> tuple[Corpus, Corpus | None]:
+    data = chosen.data
+    read = partial(read_corpus, documents=data.documents, column=data.column)
+    return read(data.corpus), read(data.valid) if data.valid else None
+
+
+def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Corpus | None, say: Say) -> Stores:
+    data = chosen.data
+    return build_stores(
+        corpus,
+        tokenizer,
+        valid=valid,
+        valid_fraction=data.valid_fraction,
+        deduplicate=data.deduplicate,
+        seed=chosen.train.seed,
+        say=say,
+    )
+
+
+def with_vocabulary(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """The model's vocabulary is the tokenizer's, unless a larger one was asked for by name."""
+    wish, have = chosen.model.vocabulary, tokenizer.vocabulary
+    asked = wish != chosen.tokenizer.vocabulary
+    if asked and wish < have:
+        raise UserError(f"model.vocabulary: {wish} is smaller than the tokenizer's {have}")
+    return chosen if asked else replace(chosen, model=replace(chosen.model, vocabulary=have))
+
+
+def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
+    texts = first(corpus, 200)
+    facts = describe(tokenizer, texts, sample=" ".join(texts[0].split()[:8]))
+    split = " ".join(facts["sample"])
+    return (
+        f"tokenizer: {facts['vocabulary']:,} entries, {facts['tokens_per_word']:.2f} tokens a word, "
+        f"{facts['unknown_rate']:.2%} unknown; {split}"
+    )
+
+
+def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
+    """A fresh model and the task it is for; the same seed gives the same weights."""
+    torch.manual_seed(number(chosen.train.seed, "weights"))
+    backbone = BACKBONES.get(chosen.family)(chosen.model)
+    task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
+    return Model(backbone, task.heads(backbone)), task
+
+
+def work(run: Run, stores: Stores, world: World, watch: Sequence[Watch], say: Say) -> dict[str, Any]:
+    """Train, measure on all held-out text, and write down what came out."""
+    chosen = make_config(run.config())
+    model, task = build_model(chosen, run.tokenizer())
+    sizes = model.sizes()
+    parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
+    say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
+    watchers: Iterable[Watch] = ()
+    with ExitStack() as stack:
+        if world.leads:
+            watchers = [watching.log_metrics(run), *watch]
+            if chosen.train.tensorboard:
+                watchers.append(stack.enter_context(watching.tensorboard(run)))
+        done = train(model, task, stores, chosen.train, run=run, world=world, watch=tuple(watchers), say=say)
+    length = chosen.train.length or model.backbone.context or 256
+    rows = chosen.train.micro_batch or chosen.train.batch
+    valid = task.examples(stores.valid, length=length)
+    metrics = measure(model, task, valid, world=world, rows=rows, size=stores.valid.bytes)
+    results = describe_results(run, done, metrics, sizes, world)
+    if world.leads:
+        run.write_results(results)
+        write_card(run)
+    return results
+
+
+def describe_results(
+    run: Run, done: Progress, metrics: dict[str, float], sizes: dict[str, int], world: World
+) -> dict[str, Any]:
+    named = {"valid_loss": metrics["loss"]}
+    named |= {key: metrics[key] for key in ("perplexity", "bits_per_byte") if key in metrics}
+    return {
+        "run": str(run),
+        "steps": done.step,
+        "best_step": done.best_step,
+        "tokens": done.tokens,
+        "seconds": round(done.seconds, 3),
+        "tokens_per_second": round(done.tokens / max(1e-9, done.seconds - done.aside), 1),
+        "train_loss": done.loss,
+        **named,
+        "metrics": metrics,
+        "parameters": sizes,
+        "device": str(world.device),
+        "processes": world.size,
+        "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }

@@ -1,0 +1,127 @@
+"""The run folder: the only place that knows the names of the files in it."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headstock import config
+from headstock.errors import UserError, did_you_mean
+from headstock.files import sweep, whole_file, whole_folder, write_json, write_text
+from headstock.text.tokenizer import Tokenizer, open_tokenizer
+from headstock.train.tensors import read_tensors, write_tensors
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder such as runs/reviews. It holds no absolute paths to itself, so it can be moved."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any], *, overwrite: bool) -> None:
+        """Make the folder, whole: what is needed to load and to repeat the run is there from the first moment."""
+        if overwrite and self.path.exists():
+            shutil.rmtree(self.path)
+        with whole_folder(self.path) as folder:
+            beginning = Run(folder)
+            beginning.write("config.json", settings)
+            beginning.write("data.json", data)
+            tokenizer.save(folder / "tokenizer.json")
+
+    def exists(self) -> bool:
+        return (self.path / "config.json").is_file()
+
+    def finished(self) -> bool:
+        return (self.path / "results.json").is_file()
+
+    def write(self, name: str, value: Any) -> None:
+        write_json(self.path / name, value)
+
+    def read(self, name: str) -> dict[str, Any]:
+        return config.read_settings(self.path / name)
+
+    def config(self) -> dict[str, Any]:
+        return self.read("config.json")
+
+    def data(self) -> dict[str, Any]:
+        return self.read("data.json")
+
+    def results(self) -> dict[str, Any]:
+        return self.read("results.json")
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        self.write("results.json", results)
+
+    def write_card(self, text: str) -> None:
+        write_text(self.path / "README.md", text)
+
+    def write_report(self, page: str) -> None:
+        write_text(self.report, page)
+
+    def tokenizer(self) -> Tokenizer:
+        return open_tokenizer(self.path / "tokenizer.json")
+
+    def save_weights(self, tensors: dict[str, Tensor]) -> None:
+        sweep(self.path)
+        with whole_file(self.path / "model.safetensors") as beside:
+            write_tensors(beside, tensors)
+
+    def weights(self) -> dict[str, Tensor]:
+        path = self.path / "model.safetensors"
+        if not path.is_file():
+            raise UserError(f"{self}: has no model.safetensors yet; finish its training with --resume")
+        return read_tensors(path)
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forget what was written after `step`, and a last line that was cut off in the middle."""
+        kept = [row for row in self.read_metrics() if row["step"] <= step]
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        if self.metrics.is_file():
+            for line in self.metrics.read_text(encoding="utf-8").splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError:
+                    break  # only a line being written when the machine stopped can be like this, and it is the last
+        return rows
+
+
+def open_run(path: str | Path) -> Run:
+    """A run that is there; otherwise says which are."""
+    run = Run(Path(path))
+    if run.exists():
+        return run
+    parent = run.path.parent
+    beside = sorted(folder.name for folder in parent.glob("*") if Run(folder).exists()) if parent.is_dir() else []
+    if not run.path.exists():
+        hint = did_you_mean(run.path.name, beside) or (f" (beside it: {', '.join(beside)})" if beside else "")
+        raise UserError(f"{path}: no such run{hint}")
+    raise UserError(f"{path}: is not a run folder, it has no config.json")

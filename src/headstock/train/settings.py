@@ -1,0 +1,169 @@
+"""Everything a run is made from: the sections of config.json, and how presets, files and --set are joined."""
+
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from headstock import config
+from headstock.errors import ConfigError, UserError, did_you_mean
+from headstock.model.backbone import BACKBONES
+from headstock.tasks.task import TASKS
+from headstock.text.tokenizer import TokenizerSettings
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    corpus: tuple[str, ...] = ()  # files, folders, globs, or - for standard input
+    valid: tuple[str, ...] = ()  # held-out text; without it a share of the corpus is held out
+    documents: Literal["auto", "line", "block", "file"] = "auto"
+    column: str = "text"  # where the text is in .csv, .tsv, .jsonl and .parquet
+    valid_fraction: float = 0.05
+    deduplicate: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_fraction < 1:
+            raise ConfigError([("valid_fraction", f"must be above 0 and below 1, not {self.valid_fraction}")])
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+    batch: int = 32  # rows in one step, over all processes
+    micro_batch: int | None = None  # rows a process reads at once; the rest is accumulated
+    length: int | None = None  # tokens in a row; the model's context unless given
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = 1e-3
+    schedule: Literal["cosine", "linear", "trapezoid", "constant"] = "cosine"
+    warmup: float = 0.05  # share of the run over which the learning rate rises
+    cooldown: float = 0.3  # share of the run over which a trapezoid falls
+    lr_floor: float = 0.0  # share of the learning rate that is left at the end
+    weight_decay: float = 0.1  # on matrices only
+    beta1: float = 0.9
+    beta2: float = 0.95
+    momentum: float = 0.95  # muon's
+    clip: float = 1.0  # longest gradient; 0 leaves it as it is
+    label_smoothing: float = 0.0
+    ema: float = 0.0  # decay of the averaged weights that are kept in the end; 0 keeps the last ones
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: bool = False
+    validate_every: int | None = None  # steps; a tenth of the run unless given
+    valid_tokens: int = 200_000  # at most so many are read by the validations on the way; the last reads all
+    checkpoint_every: int | None = None  # steps; with every validation unless given
+    keep: int = 2  # newest checkpoints that stay, beside the best
+    weights: Literal["best", "last"] = "best"  # which are the run's in the end
+    log_every: int | None = None  # steps; a fiftieth of the run unless given
+    tensorboard: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = []
+        given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        if len(given) > 1:
+            problems.append((given[1], f"cannot be set together with {given[0]}: a run has one length"))
+        for name in ("steps", "epochs", "minutes", "micro_batch", "length", "validate_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                problems.append((name, f"must be above 0, not {value}"))
+        for name in ("batch", "keep", "valid_tokens", "lr"):
+            if getattr(self, name) <= 0:
+                problems.append((name, f"must be above 0, not {getattr(self, name)}"))
+        for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                problems.append((name, f"must be from 0 to 1, not {getattr(self, name)}"))
+        if not 0 <= self.ema < 1:
+            problems.append(("ema", f"must be from 0 to below 1, not {self.ema}"))
+        if self.micro_batch and self.batch % self.micro_batch:
+            problems.append(("batch", f"{self.batch} must be a multiple of micro_batch {self.micro_batch}"))
+        if problems:
+            raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run. `model` and `task` are of the class that their family or name asks for."""
+
+    family: str
+    objective: str
+    model: Any
+    task: Any
+    data: DataSettings = field(default_factory=DataSettings)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    def plain(self) -> dict[str, Any]:
+        sections = {name: config.plain(getattr(self, name)) for name in ("data", "tokenizer", "train")}
+        return {
+            "model": {"family": self.family, **config.plain(self.model)},
+            "task": {"name": self.objective, **config.plain(self.task)},
+            **sections,
+        }
+
+
+SECTIONS = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}
+
+
+def make_config(tree: dict[str, Any]) -> RunConfig:
+    """A run's settings from the tree that files and options were merged into; every problem is named at once."""
+    problems: config.Problems = []
+    known = [*SECTIONS, "model", "task"]
+    problems += [(key, "unknown section" + did_you_mean(key, known)) for key in tree if key not in known]
+    model, task = dict(tree.get("model", {})), dict(tree.get("task", {}))
+    family, objective = model.pop("family", "transformer"), task.pop("name", "causal")
+    parts = {
+        "model": config.collect(BACKBONES.get(family).Config, model, "model", problems),
+        "task": config.collect(TASKS.get(objective).Config, task, "task", problems),
+    }
+    for name, section in SECTIONS.items():
+        parts[name] = config.collect(section, tree.get(name, {}), name, problems)
+    if problems:
+        raise ConfigError(problems)
+    return RunConfig(family=family, objective=objective, **parts)
+
+
+def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """Put `depth=4` or `model.depth=4` where it belongs.
+
+    `vocabulary` alone is the tokenizer's: the model follows it.
+    """
+    family = tree.get("model", {}).get("family", "transformer")
+    objective = tree.get("task", {}).get("name", "causal")
+    sections = {
+        "tokenizer": TokenizerSettings,
+        "model": BACKBONES.get(family).Config,
+        "task": TASKS.get(objective).Config,
+        "train": TrainSettings,
+        "data": DataSettings,
+    }
+    names = {name: {part.name for part in fields(section)} for name, section in sections.items()}
+    names["model"].add("family")
+    placed: dict[str, Any] = {}
+    problems = []
+    for key, value in settings.items():
+        section, dot, name = key.partition(".")
+        if not dot:
+            section, name = next((s for s in names if key in names[s]), ""), key
+        if section not in names or name not in names[section]:
+            everything = [*set().union(*names.values()), *(f"{s}.{n}" for s in names for n in names[s])]
+            problems.append((key, "unknown setting" + did_you_mean(key, everything)))
+        else:
+            placed.setdefault(section, {})[name] = value
+    if problems:
+        raise ConfigError(problems)
+    return placed
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    folder = resources.files("headstock.model") / "presets"
+    return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    if name not in preset_names():
+        have = ", ".join(preset_names())
+        raise UserError(f"no preset called {name!r}{did_you_mean(name, preset_names())} (have: {have})")
+    return config.read_settings(Path(str(resources.files("headstock.model") / "presets" / f"{name}.toml")))

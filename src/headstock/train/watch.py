@@ -1,0 +1,133 @@
+"""Those who watch a run: the metrics file, TensorBoard, plain lines, and a bar on a terminal."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headstock.train.loop import Event, Watch
+from headstock.train.run import Run
+
+
+def log_metrics(run: Run) -> Watch:
+    """Every line and every validation as a row of metrics.jsonl."""
+
+    def hear(event: Event) -> None:
+        p = event.progress
+        if event.kind == "log":
+            row = {"loss": p.loss, "perplexity": perplexity(p.loss), "lr": event.lr, "gradient": event.gradient}
+            row["tokens_per_second"] = round(event.tokens_per_second, 1)
+        elif event.kind == "valid":
+            row = {f"valid_{name}": value for name, value in p.valid.items()}
+        else:
+            return
+        run.add_metrics(
+            {"step": p.step, "epoch": event.epoch, "seconds": round(p.seconds, 3), "tokens": p.tokens} | row
+        )
+
+    return hear
+
+
+@contextmanager
+def tensorboard(run: Run) -> Iterator[Watch]:
+    """The same numbers as TensorBoard events."""
+    from tensorboard.compat.proto.event_pb2 import Event as Record
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    # the event writer by itself: torch's SummaryWriter around it takes seconds to import
+    writer = EventFileWriter(str(run.tensorboard))
+
+    def hear(event: Event) -> None:
+        p = event.progress
+        if event.kind == "log":
+            rows = {"train/loss": p.loss, "train/lr": event.lr, "train/gradient": event.gradient}
+            rows["train/tokens_per_second"] = event.tokens_per_second
+        elif event.kind == "valid":
+            rows = {f"valid/{name}": value for name, value in p.valid.items()}
+        else:
+            return
+        import time
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in rows.items()]
+        writer.add_event(Record(wall_time=time.time(), step=p.step, summary=Summary(value=values)))
+
+    try:
+        yield hear
+    finally:
+        writer.close()
+
+
+def lines(write: Callable[[str], None]) -> Watch:
+    """`| epoch   1 |   500/ 3125 steps | loss 7.29929 | ppl 1479.254`, for files and pipes."""
+
+    def hear(event: Event) -> None:
+        p = event.progress
+        place = f"| epoch {event.epoch:3d} | {p.step:5d}/{event.expected_steps:5d} steps"
+        if event.kind == "log":
+            speed = f"{event.tokens_per_second:,.0f} tokens/s | {clock(event.expected_seconds - p.seconds)} left"
+            write(f"{place} | loss {p.loss:.5f} | ppl {perplexity(p.loss):8.3f} | {speed}")
+        elif event.kind == "valid":
+            write(f"{place} | {summary(p.valid)}")
+
+    return hear
+
+
+@contextmanager
+def bar() -> Iterator[Watch]:
+    """A bar on standard error with loss, perplexity, speed and time left; validations stay as lines above it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns: list[Any] = [
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("ppl {task.fields[ppl]}"),
+        TextColumn("{task.fields[speed]} tokens/s"),
+        TextColumn("{task.fields[left]} left"),
+    ]
+    with Progress(*columns, console=console) as shown:
+        row = shown.add_task("", total=1, epoch=1, loss="-", ppl="-", speed="-", left="-:--")
+
+        def hear(event: Event) -> None:
+            p = event.progress
+            left = clock(event.expected_seconds - p.seconds)
+            shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
+            if event.kind == "log":
+                speed, ppl = f"{event.tokens_per_second:,.0f}", f"{perplexity(p.loss):,.2f}"
+                shown.update(row, loss=f"{p.loss:.3f}", ppl=ppl, speed=speed)
+            elif event.kind == "valid":
+                console.print(f"  step {p.step:5d}  {summary(p.valid)}")
+
+        yield hear
+
+
+@contextmanager
+def on_screen(*, quiet: bool) -> Iterator[list[Watch]]:
+    """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
+    if quiet:
+        yield []
+    elif sys.stderr.isatty():
+        with bar() as watcher:
+            yield [watcher]
+    else:
+        yield [lines(lambda line: print(line, file=sys.stderr, flush=True))]
+
+
+def summary(metrics: dict[str, float]) -> str:
+    short = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
+    return " | ".join(f"{short.get(name, name)} {value:.3f}" for name, value in metrics.items())
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
+
+
+def clock(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

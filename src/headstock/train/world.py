@@ -1,0 +1,81 @@
+"""The processes that train together: one, or as many as torchrun started."""
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import distributed, nn
+
+from headstock.errors import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place among all. Rank 0 alone writes and speaks."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def total(self, values: Iterable[float]) -> list[float]:
+        """Numbers added up over all processes."""
+        numbers = list(values)
+        if self.size == 1:
+            return numbers
+        shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(shared)
+        return shared.tolist()
+
+    def share(self, module: nn.Module) -> nn.Module:
+        """The module with gradients averaged over all processes."""
+        if self.size == 1:
+            return module
+        places = [self.device] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(module, device_ids=places)
+
+    def hold_back(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Keep gradients local for a while: all but the last micro-batch of a step need not travel."""
+        return module.no_sync() if isinstance(module, nn.parallel.DistributedDataParallel) else nullcontext()
+
+    def wait(self) -> None:
+        if self.size > 1:
+            distributed.barrier()
+
+
+def choose_device(wish: str = "auto") -> torch.device:
+    if wish == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA device is to be found here; use --device cpu or auto")
+    if wish == "mps" and not torch.backends.mps.is_available():
+        raise UserError("--device mps: no Apple GPU is to be found here; use --device cpu or auto")
+    if wish not in ("cpu", "cuda", "mps"):
+        raise UserError(f"--device {wish}: must be auto, cpu, cuda or mps")
+    return torch.device(wish)
+
+
+def join_world(device: str = "auto") -> World:
+    """This process's world: alone, or the one that torchrun's environment describes."""
+    chosen = choose_device(device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return World(chosen)
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(chosen)
+    if not distributed.is_initialized():
+        distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    return World(chosen, distributed.get_rank(), distributed.get_world_size())
+
+
+def leave_world(world: World) -> None:
+    if world.size > 1 and distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,283 @@
+"""The command line as a user meets it: real commands, real files, exit codes and JSON."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+def headstock(*words, stdin: str | bytes | None = None, code: int = 0):
+    """Run a real command; its stdout, stderr and exit code."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        [sys.executable, "-m", "headstock", *map(str, words)], capture_output=True, input=data or b"", timeout=120
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == code, f"exit {done.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def result(*words, **more):
+    out, _ = headstock(*words, "--json", **more)
+    return json.loads(out.splitlines()[-1])
+
+
+def options(settings):
+    return [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    from tests.conftest import TINY
+
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    done = result(
+        "pretrain", corpus, "--out", out, "--steps", 40, "--seed", 3, *options(TINY | {"lr": 0.01, "steps": 40})
+    )
+    return out, done
+
+
+def test_pretrain_says_what_the_contract_promises(run):
+    out, done = run
+    promised = "run steps tokens seconds tokens_per_second train_loss valid_loss perplexity bits_per_byte metrics"
+    assert set(promised.split()) <= set(done)
+    assert done["run"] == str(out)
+    assert done["steps"] == 40
+    files = {path.name for path in out.iterdir()}
+    promised = "config.json tokenizer.json model.safetensors metrics.jsonl results.json README.md checkpoints"
+    assert set(promised.split()) <= files
+    assert json.loads((out / "config.json").read_text())["train"]["seed"] == 3
+    assert str(done["steps"]) in (out / "README.md").read_text()
+
+
+def test_generate(run):
+    out, _ = run
+    greedy = [
+        result("generate", out, "Anne", "--temperature", 0, "--max-tokens", 12, *more) for more in ([], ["--no-cache"])
+    ]
+    assert greedy[0]["texts"] == greedy[1]["texts"]
+    assert greedy[0]["texts"][0].startswith("Anne")
+    batch = result("generate", out, "Anne", "Story 1\nBen", "--max-tokens", 9, "--seed", 4)["texts"]
+    alone = [
+        result("generate", out, text, "--max-tokens", 9, "--seed", 4)["texts"][0] for text in ("Anne", "Story 1\nBen")
+    ]
+    assert batch == alone
+    assert len(set(result("generate", out, "Anne", "--samples", 3)["texts"])) > 1
+
+
+def test_generate_streams_what_it_returns(run):
+    out, _ = run
+    given = ["generate", out, "Zoë", "--max-tokens", 20, "--seed", 1]
+    assert headstock(*given, "--stream")[0] == headstock(*given)[0]
+
+
+def test_generate_stops_before_a_string_and_slides_past_the_context(run):
+    out, _ = run
+    text = result("generate", out, "Anne", "--max-tokens", 60, "--stop", ".", "--seed", 2)
+    assert "." not in text["texts"][0]
+    assert "stop" in text["ended"]
+    _, said = headstock(
+        "generate", out, "Story 7", "--max-tokens", 60, "--top-k", 50, "--seed", 0, "--stop", "never there"
+    )
+    longer = result("generate", out, " ".join(["Anne sees Paris."] * 12), "--max-tokens", 5)
+    assert len(longer["texts"][0]) >= len(" ".join(["Anne sees Paris."] * 12))
+    _, said = headstock("generate", out, " ".join(["Anne sees Paris."] * 12), "--max-tokens", 5)
+    assert "longer than the context of 32 tokens" in said
+
+
+def test_score_prefers_what_it_has_learned(run):
+    out, _ = run
+    scores = result("score", out, "Anne likes Paris.", "siraP sekil ennA.")["scores"]
+    assert scores[0]["log_likelihood"] > scores[1]["log_likelihood"]
+    for score in scores:
+        assert score["log_likelihood"] == pytest.approx(sum(t["log_likelihood"] for t in score["tokens"]), abs=1e-4)
+    piped = result("score", out, stdin="Anne likes Paris.\nsiraP sekil ennA.\n")["scores"]
+    assert [s["log_likelihood"] for s in piped] == pytest.approx([s["log_likelihood"] for s in scores], abs=1e-4)
+
+
+def test_a_long_text_is_scored_whole(run):
+    out, _ = run
+    score = result("score", out, " ".join(["Ben finds the sea."] * 30))["scores"][0]
+    assert len(score["tokens"]) > 64  # twice the context
+    assert all(token["log_likelihood"] < 0 for token in score["tokens"])
+
+
+def test_evaluate_agrees_with_training(run, corpus):
+    out, done = run
+    held_out = result("evaluate", out)["metrics"]
+    assert held_out["loss"] == pytest.approx(done["valid_loss"], abs=1e-5)
+    assert held_out["bits_per_byte"] == pytest.approx(done["bits_per_byte"], abs=1e-5)
+    everything = result("evaluate", out, corpus)["metrics"]
+    assert everything["documents"] == 300
+    assert everything["loss"] < done["valid_loss"] + 1
+
+
+def test_tokenizer_train_and_show(corpus, tmp_path):
+    file = tmp_path / "words.json"
+    made = result("tokenizer", "train", corpus, "--out", file, "--kind", "word", "--vocab", 40)
+    assert made["vocabulary"] <= 40
+    out, _ = headstock("tokenizer", "show", file, "Anne likes le café.")
+    assert "Anne | likes | le | café | ." in out
+    _, said = headstock("tokenizer", "train", corpus, "--out", file, code=2)
+    assert "--overwrite" in said
+
+
+def test_pretrain_uses_a_given_tokenizer_and_its_run_can_be_repeated(corpus, tmp_path, tiny):
+    file = tmp_path / "tokenizer.json"
+    headstock("tokenizer", "train", corpus, "--out", file, "--kind", "char", "--vocab", 200)
+    del tiny["vocabulary"]
+    given = ["pretrain", corpus, "--out", tmp_path / "a", "--tokenizer", file, *options(tiny)]
+    headstock(*given)
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == file.read_bytes()
+    model = json.loads((tmp_path / "a" / "config.json").read_text())["model"]
+    assert model["vocabulary"] == len(json.loads(file.read_text())["model"]["vocab"])
+
+
+def test_pretrain_reads_standard_input(corpus, tmp_path, tiny):
+    done = result("pretrain", "-", "--out", tmp_path / "a", *options(tiny), stdin=corpus.read_bytes())
+    again = result("pretrain", corpus, "--out", tmp_path / "b", *options(tiny))
+    assert done["valid_loss"] == again["valid_loss"]
+    headstock("evaluate", tmp_path / "a")  # the text can still be found
+    assert result("pretrain", "-", "--out", tmp_path / "a", "--resume", stdin=corpus.read_bytes())["steps"] == 12
+
+
+def test_data_list_states_source_licence_size_and_hash():
+    entries = result("data", "list")["entries"]
+    assert {entry["name"] for entry in entries} >= {
+        "tiny-shakespeare",
+        "shakespeare",
+        "imdb",
+        "rotten-tomatoes",
+        "cls-books",
+    }
+    assert all(entry["source"] and entry["licence"] and entry["bytes"] and entry["sha256"] for entry in entries)
+
+
+def test_quiet_says_nothing(corpus, tmp_path, tiny):
+    out, said = headstock("pretrain", corpus, "--out", tmp_path / "a", "--quiet", "--json", *options(tiny))
+    assert said == ""
+    assert len(out.splitlines()) == 1
+
+
+def test_completion_works():
+    import os
+
+    environment = os.environ | {
+        "_HEADSTOCK_COMPLETE": "complete_bash",
+        "COMP_WORDS": "headstock pre",
+        "COMP_CWORD": "1",
+    }
+    code = "import sys; sys.argv[0] = 'headstock'; from headstock.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "pretrain" in done.stdout
+
+
+# What is wrong is said in one line, with exit code 2, and leaves nothing behind
+
+
+def refused(tmp_path, *words, code: int = 2, **more) -> str:
+    """The one line that a wrong call gets; nothing may have been made."""
+    before = sorted(tmp_path.rglob("*"))
+    out, said = headstock(*words, "--json", code=code, **more)
+    assert sorted(tmp_path.rglob("*")) == before
+    line = said.strip().splitlines()[-1]
+    assert "Traceback" not in said
+    error = json.loads(out.splitlines()[-1])["error"]
+    assert error.splitlines()[-1].strip() in line
+    return error
+
+
+def test_wrong_files(tmp_path, corpus, tiny):
+    def pretrain(path, *more):
+        return refused(tmp_path, "pretrain", path, "--out", tmp_path / "run", *options(tiny), *more)
+
+    shutil.copy(corpus, tmp_path / "stories.txt")
+    assert "storis.txt" in (line := pretrain(tmp_path / "storis.txt"))
+    assert "stories.txt" in line  # the nearest
+    (tmp_path / "empty.txt").write_bytes(b"")
+    assert "empty" in pretrain(tmp_path / "empty.txt")
+    (tmp_path / "picture.txt").write_bytes(b"\x89PNG\x00\x00\x01\x00" * 50)
+    assert "binary" in pretrain(tmp_path / "picture.txt")
+    (tmp_path / "latin.txt").write_bytes("bon\ncaf\xe9 noir\n".encode("latin-1"))
+    line = pretrain(tmp_path / "latin.txt")
+    assert "UTF-8" in line
+    assert "latin.txt:2" in line
+    assert "offset 7" in line
+    (tmp_path / "small.txt").write_text("one line only")
+    assert "too small" in pretrain(tmp_path / "small.txt")
+    (tmp_path / "table.csv").write_text("review,stars\ngood film,5\nbad film,1\n")
+    line = pretrain(tmp_path / "table.csv")
+    assert "'text'" in line
+    assert "review" in line
+
+
+def test_wrong_settings_are_all_named(tmp_path, corpus):
+    line = refused(
+        tmp_path,
+        "pretrain",
+        corpus,
+        "--out",
+        tmp_path / "run",
+        "--set",
+        "dept=3",
+        "--set",
+        "leraning=1",
+        "--set",
+        "hedas=2",
+    )
+    assert "did you mean 'depth'?" in line
+    assert "did you mean 'heads'?" in line
+    assert "3 settings are wrong" in line
+    line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--set", "width=30", "--set", "heads=4")
+    assert "width: 30 must be a multiple of heads 4" in line
+    assert "did you mean 'gpt-nano'" in refused(
+        tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--preset", "gpt-nan"
+    )
+    assert "did you mean 'causal'" in refused(
+        tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--objective", "casual"
+    )
+
+
+def test_an_output_folder_that_exists(tmp_path, corpus, tiny):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "mine", *options(tiny))
+    assert "exists already" in line
+    for flag in ("--overwrite", "--resume"):
+        line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "mine", flag, *options(tiny))
+        assert "left alone" in line
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_tokenizer_of_another_run(tmp_path, corpus, run):
+    other = tmp_path / "other"
+    shutil.copytree(run[0], other)
+    headstock("tokenizer", "train", corpus, "--out", other / "tokenizer.json", "--vocab", 400, "--overwrite")
+    line = refused(tmp_path, "generate", other, "Anne")
+    assert "does not belong to this run" in line
+
+
+def test_wrong_runs_and_calls(tmp_path, run):
+    shutil.copytree(run[0], tmp_path / "tiny")
+    assert "did you mean 'tiny'" in refused(tmp_path, "generate", tmp_path / "tinny", "x")
+    (tmp_path / "tiny" / "model.safetensors").unlink()
+    assert "--resume" in refused(tmp_path, "generate", tmp_path / "tiny", "x")
+    assert "--max-tokens" in refused(tmp_path, "generate", run[0], "x", "--max-tokns", 3)
+    assert "temperature" in refused(tmp_path, "generate", run[0], "x", "--temperature", -1)
+    assert "did you mean 'imdb'" in refused(tmp_path, "data", "get", "imbd")
+    _, said = headstock("generat", code=2)
+    assert "generate" in said
+
+
+def test_a_read_only_place_fails_with_one_line(tmp_path, corpus, tiny):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounting a read-only file system is not allowed here")
+    try:
+        _, said = headstock("pretrain", corpus, "--out", disk / "run", *options(tiny), code=1)
+        assert "Read-only file system" in said.splitlines()[-1]
+    finally:
+        subprocess.run(["umount", disk])

@@ -1,0 +1,50 @@
+"""What all tests share: a cache of their own and a small text that can be learned."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """No test reads or writes the user's cache; programs that tests start inherit it."""
+    os.environ["HEADSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Path:
+    """Three hundred short documents with some order in them: enough to learn from in a second."""
+    pick = random.Random(0)
+    who, what, where = ["Anne", "Ben", "le café", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
+    documents = []
+    for number in range(300):
+        lines = [f"{pick.choice(who)} {pick.choice(what)} {pick.choice(where)}." for _ in range(pick.randint(1, 4))]
+        documents.append("\n".join([f"Story {number}", *lines]))
+    path = tmp_path_factory.mktemp("text") / "stories.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+TINY = {
+    "depth": 2,
+    "width": 16,
+    "heads": 2,
+    "hidden": 32,
+    "context": 32,
+    "vocabulary": 300,
+    "batch": 8,
+    "steps": 12,
+    "tensorboard": False,
+}
+
+
+@pytest.fixture
+def tiny() -> dict:
+    """Settings of a model that trains in about a second."""
+    return dict(TINY)

@@ -1,0 +1,92 @@
+"""Settings are read strictly, and every problem is named at once."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from headstock import config
+from headstock.errors import ConfigError, UserError
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: int = 8
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    size: int
+    rate: float = 0.5
+    kind: Literal["one", "two"] = "one"
+    maybe: int | None = None
+    inner: Inner = field(default_factory=Inner)
+
+    def __post_init__(self):
+        if self.size < 0:
+            raise ConfigError([("size", "must not be negative")])
+
+
+def test_good_settings_round_trip():
+    made = config.build(Outer, {"size": 3, "rate": 1, "inner": {"names": ["a", "b"]}})
+    assert made == Outer(3, 1.0, inner=Inner(names=("a", "b")))
+    assert isinstance(made.rate, float)
+    assert config.build(Outer, config.plain(made)) == made
+
+
+def test_every_problem_at_once_with_hints():
+    with pytest.raises(ConfigError) as caught:
+        config.build(Outer, {"rat": 1, "kind": "tow", "inner": {"widht": 3, "names": [1]}, "maybe": "x"})
+    problems = dict(caught.value.problems)
+    assert "did you mean 'rate'?" in problems["rat"]
+    assert "did you mean 'two'?" in problems["kind"]
+    assert "did you mean 'width'?" in problems["inner.widht"]
+    assert "must be str" in problems["inner.names[0]"]
+    assert problems["size"] == "missing"
+    assert "must be int or nothing" in problems["maybe"]
+    assert "6 settings are wrong" in str(caught.value)
+
+
+def test_a_bool_is_not_a_number():
+    with pytest.raises(ConfigError, match="size: must be int, not True"):
+        config.build(Outer, {"size": True})
+
+
+def test_checks_of_the_class_itself_carry_the_path():
+    with pytest.raises(ConfigError, match=r"model\.size: must not be negative"):
+        config.build(Outer, {"size": -1}, at="model")
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("depth=4", ("depth", 4)),
+        ("lr=3e-4", ("lr", 3e-4)),
+        ("tied=false", ("tied", False)),
+        ("norm=pre", ("norm", "pre")),
+        ('name="a b"', ("name", "a b")),
+        ("train.steps = 5", ("train.steps", 5)),
+        ("corpus=['a', 'b']", ("corpus", ["a", "b"])),
+    ],
+)
+def test_set_reads_values_as_toml_does(text, pair):
+    assert config.parse_setting(text) == pair
+
+
+def test_set_without_a_value_is_refused():
+    with pytest.raises(UserError, match="wanted key=value"):
+        config.parse_setting("depth")
+
+
+def test_a_broken_file_names_its_line(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("[model]\ndepth = \n")
+    with pytest.raises(UserError, match=r"a\.toml.*line 2"):
+        config.read_settings(file)
+    with pytest.raises(UserError, match="no such settings file"):
+        config.read_settings(tmp_path / "b.toml")
+
+
+def test_later_layers_win_key_by_key():
+    assert config.merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}}) == {"a": {"x": 1, "y": 3}, "b": 1}

@@ -1,0 +1,43 @@
+"""Names lead to classes; a wrong name leads to the nearest right one."""
+
+import sys
+
+import pytest
+
+from headstock.errors import UserError
+from headstock.model.backbone import BACKBONES
+from headstock.registry import Registry
+from headstock.tasks.task import TASKS
+
+
+def test_what_is_there_is_found():
+    assert "transformer" in BACKBONES.names()
+    assert TASKS.get("causal").name == "causal"
+
+
+def test_a_wrong_name_gets_a_hint():
+    with pytest.raises(UserError, match="no model family called 'transfomer'; did you mean 'transformer'"):
+        BACKBONES.get("transfomer")
+
+
+def test_a_new_file_in_the_folder_is_enough(tmp_path, monkeypatch):
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "__init__.py").write_text("")
+    (tmp_path / "zoo" / "cat.py").write_text("import zoo_registry\n@zoo_registry.ZOO.add('cat')\nclass Cat: pass\n")
+    (tmp_path / "zoo_registry.py").write_text(
+        "from headstock.registry import Registry\nZOO = Registry('animal', 'zoo')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import zoo_registry  # type: ignore[import-not-found]
+
+    assert zoo_registry.ZOO.names() == ["cat"]
+    assert zoo_registry.ZOO.get("cat").__name__ == "Cat"
+    for name in ("zoo", "zoo.cat", "zoo_registry"):
+        sys.modules.pop(name, None)
+
+
+def test_two_of_one_name_are_refused():
+    registry: Registry = Registry("thing", "headstock.tasks")
+    registry.add("a")(type("A", (), {}))
+    with pytest.raises(ValueError, match="both called 'a'"):
+        registry.add("a")(type("B", (), {}))

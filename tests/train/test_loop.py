@@ -1,0 +1,238 @@
+"""The loop: exact means, the same data for everyone, and what it says on the way."""
+
+import json
+import math
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import headstock
+from headstock.errors import UserError, WorkError
+from headstock.model.batch import Batch
+from headstock.train import loop
+from headstock.train.budget import Budget, due
+from headstock.train.order import Order
+from headstock.train.settings import TrainSettings
+from headstock.train.world import World
+
+
+class Uneven:
+    """Examples whose rows hold very different numbers of predictions."""
+
+    def __len__(self):
+        return 20
+
+    def batch(self, indices):
+        tokens = torch.stack([torch.full((6,), int(i) + 1) for i in indices])
+        labels = tokens.clone()
+        for row, index in enumerate(indices):
+            labels[row, index % 6 + 1 :] = -100
+        return Batch(tokens, labels={"token": labels})
+
+    def name(self, index):
+        return f"row {index}"
+
+
+class UnevenTask:
+    def examples(self, data, *, length, seed=None, epoch=0):
+        return Uneven()
+
+    def counts(self, batch):
+        return {"token": int((batch.labels["token"] != -100).sum())}
+
+    def losses(self, model, batch, *, smoothing=0.0):
+        scores = model(batch.tokens)
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch.labels["token"].flatten(), reduction="sum")
+        return {"token": loss}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(21, 8)
+        self.out = nn.Linear(8, 21)
+
+    def forward(self, tokens):
+        return self.out(self.table(tokens))
+
+
+def gradients(micro: int | None) -> torch.Tensor:
+    settings, task = TrainSettings(batch=12, micro_batch=micro, clip=0.0), UnevenTask()
+    model = Net()
+    order = Order(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
+    world = World(torch.device("cpu"))
+    kept = []
+
+    class Keep(torch.optim.SGD):
+        def step(self, closure=None):
+            kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+
+    objective = loop.Objective(model, task, smoothing=0.0)  # type: ignore[arg-type]
+    batches = order.micro_batches(0, size=micro, rank=0, world=1)
+    loop.one_step(objective, task, batches, [Keep(model.parameters(), lr=1.0)], 1.0, settings, 0, world)  # type: ignore[arg-type]
+    return kept[0]
+
+
+def test_micro_batches_give_the_gradient_of_the_whole_batch():
+    whole = gradients(None)
+    for micro in (1, 3, 6):
+        assert torch.allclose(gradients(micro), whole, atol=1e-7)
+    task, model = UnevenTask(), Net()  # the control: a mean of means is something else
+    order = Order(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
+    parts = order.micro_batches(0, size=3, rank=0, world=1)
+    for part in parts:
+        (task.losses(model, part)["token"] / task.counts(part)["token"] / len(parts)).backward()
+    naive = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert (naive - whole).norm() / whole.norm() > 0.05
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_the_order_is_the_same_for_any_number_of_processes(world):
+    alone = Order(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
+    assert alone.steps_per_epoch == 3
+    for step in range(6):
+        together = []
+        for rank in range(world):
+            shared = Order(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
+            for batch in shared.micro_batches(step, size=2, rank=rank, world=world):
+                counted = batch.labels["token"].ne(-100).any(1)
+                together += (batch.tokens[counted, 0] - 1).tolist()
+        assert sorted(together) == sorted(alone.indices(step))
+    seen = [i for step in range(3) for i in alone.indices(step)]
+    assert sorted(seen) == list(range(20))  # each example once a pass
+    assert seen != [i for step in range(3, 6) for i in alone.indices(step)]  # and each pass in its own order
+
+
+def test_every_process_gets_as_many_parts():
+    parts = {
+        len(Order(UnevenTask(), None, length=6, batch=8, seed=0).micro_batches(2, size=1, rank=r, world=3))  # type: ignore[arg-type]
+        for r in range(3)
+    }
+    assert parts == {2}  # four rows are left for three processes
+
+
+def test_budgets():
+    assert Budget.of(TrainSettings(steps=7), 3).steps == 7
+    assert Budget.of(TrainSettings(epochs=2.5), 3).steps == 8
+    assert Budget.of(TrainSettings(), 3).steps == 3
+    minutes = Budget.of(TrainSettings(minutes=2.0), 3)
+    assert minutes.share(5, 60.0) == 0.5
+    assert minutes.expected_steps(5, 60.0) == 10
+    assert minutes.over(1, 121.0)
+    assert [step for step in range(1, 11) if due(None, 5, step=step, before=(step - 1) / 10, after=step / 10)] == [
+        2, 4, 6, 8, 10,
+    ]  # fmt: skip
+    assert [step for step in range(1, 11) if due(4, 5, step=step, before=(step - 1) / 10, after=step / 10)] == [
+        4,
+        8,
+        10,
+    ]
+
+
+def test_it_learns_and_says_so(corpus, tmp_path, tiny, capsys):
+    lines = []
+    from headstock.train.watch import lines as plain_lines
+
+    results = headstock.pretrain(
+        corpus,
+        out=tmp_path / "run",
+        settings=tiny | {"steps": 60, "lr": 1e-2, "tensorboard": True},
+        watch=[plain_lines(lines.append)],
+    )
+    assert results["valid_loss"] < 3.6 < math.log(300)
+    assert results["perplexity"] == pytest.approx(math.exp(results["valid_loss"]))
+    assert results["tokens"] > 0
+    assert results["tokens_per_second"] > 0
+    assert any(
+        re.match(r"\| epoch   \d \|    30/   60 steps \| loss \d\.\d{5} \| ppl +\d+\.\d{3} \|", line) for line in lines
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "valid_loss" in row] == list(range(6, 61, 6))
+    assert sum("loss" in row for row in rows) >= 50
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_tensorboard_can_read_its_events(corpus, tmp_path, tiny):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"tensorboard": True})
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 13))
+    assert events.Scalars("valid/bits_per_byte")
+
+
+def test_minutes_end_the_run_and_its_schedule(corpus, tmp_path, tiny):
+    del tiny["steps"]
+    results = headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"minutes": 0.02, "log_every": 1})
+    assert results["steps"] > 1
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [row["lr"] for row in rows if "lr" in row]
+    assert rates[-1] < 0.5 * max(rates)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(corpus, tmp_path, tiny):
+    weights = {}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        headstock.pretrain(corpus, out=tmp_path / name, settings=tiny | {"seed": seed})
+        weights[name] = (tmp_path / name / "model.safetensors").read_bytes()
+    assert weights["a"] == weights["b"] != weights["c"]
+
+
+def test_a_config_repeats_its_run(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "a", settings=tiny)
+    headstock.pretrain(out=tmp_path / "b", config_file=tmp_path / "a" / "config.json")
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert (tmp_path / "a" / "config.json").read_text() == (tmp_path / "b" / "config.json").read_text()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_path, tiny, monkeypatch):
+    losses = loop.Objective.forward
+    calls = []
+
+    def spoiled(self, batch):
+        calls.append(0)
+        return {head: loss * (math.nan if len(calls) == 8 else 1) for head, loss in losses(self, batch).items()}
+
+    monkeypatch.setattr(loop.Objective, "forward", spoiled)
+    with pytest.raises(WorkError) as caught:
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
+    message = str(caught.value)
+    assert message.startswith("step 8: the loss is not a finite number")
+    assert f"{corpus}:" in message
+    assert "step-6" in message
+    assert not (tmp_path / "run" / "checkpoints" / "step-8").exists()
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    with pytest.raises(UserError, match="8 cannot be shared equally by 3 processes"):
+        loop.check_micro_batch(TrainSettings(batch=8), World(torch.device("cpu"), 0, 3))
+
+
+def test_padded_rows_train_too(corpus, tmp_path, tiny):
+    results = headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"rows": "padded"})
+    assert math.isfinite(results["valid_loss"])
+
+
+def test_label_smoothing_is_for_training_only(corpus, tmp_path, tiny):
+    plain = headstock.pretrain(corpus, out=tmp_path / "a", settings=tiny | {"lr": 1e-12})
+    smooth = headstock.pretrain(corpus, out=tmp_path / "b", settings=tiny | {"lr": 1e-12, "label_smoothing": 0.3})
+    assert smooth["valid_loss"] == pytest.approx(plain["valid_loss"], abs=1e-4)
+    assert smooth["train_loss"] != plain["train_loss"]
+
+
+def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch):
+    # the graph is captured and differentiated for real; generating C++ from it would take a minute
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    tiny |= {"steps": 3, "log_every": 1}
+    losses = {}
+    for compiled in (False, True):
+        out = tmp_path / str(compiled)
+        headstock.pretrain(corpus, out=out, settings=tiny | {"compile": compiled})
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses[compiled] = [row["loss"] for row in rows if "loss" in row]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)

@@ -1,0 +1,240 @@
+"""Nothing is lost: stopped at any instant, a run goes on to the very same weights."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import headstock
+from headstock.errors import UserError
+from headstock.train import checkpoint
+from headstock.train.run import Run
+
+MODES = {
+    "plain": {},
+    "averaged": {"ema": 0.9, "dropout": 0.2},
+    "muon": {"optimizer": "muon", "schedule": "trapezoid", "micro_batch": 4, "dropout": 0.1, "qk_norm": True},
+    "everything": {
+        "optimizer": "muon",
+        "ema": 0.95,
+        "micro_batch": 2,
+        "dropout": 0.3,
+        "label_smoothing": 0.1,
+        "schedule": "linear",
+        "weights": "last",
+        "tied": False,
+        "positions": "sinusoidal",
+    },
+}
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(step):
+    def hear(event):
+        if event.kind == "step" and event.progress.step == step:
+            raise Stopped
+
+    return hear
+
+
+def weights(path):
+    return (path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_resumed_run_ends_in_the_same_bits(corpus, tmp_path, tiny, mode):
+    settings = tiny | MODES[mode] | {"validate_every": 4, "log_every": 2}
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
+    for at in (7, 10):
+        with pytest.raises(Stopped):
+            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, watch=[stop_after(at)])
+    headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
+    rows = [Run(tmp_path / name).read_metrics() for name in ("whole", "cut")]
+    assert [(row["step"], row.get("valid_loss")) for row in rows[0]] == [
+        (row["step"], row.get("valid_loss")) for row in rows[1]
+    ]
+
+
+def test_the_newest_and_the_best_are_kept(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"validate_every": 2, "keep": 2})
+    steps = [checkpoint.step_of(path) for path in checkpoint.by_age(tmp_path / "run" / "checkpoints")]
+    best = headstock.load(tmp_path / "run").run.results()["best_step"]
+    assert steps[:2] == [12, 10]
+    assert set(steps) == {12, 10, best}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path, tiny, damage):
+    settings = tiny | {"validate_every": 4}
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
+    with pytest.raises(Stopped):
+        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, watch=[stop_after(9)])
+    newest = tmp_path / "cut" / "checkpoints" / "step-8"
+    file = newest / "optimizer.safetensors"
+    if damage == "flip":  # one bit, which safetensors itself does not notice
+        data = bytearray(file.read_bytes())
+        data[-100] ^= 4
+        file.write_bytes(data)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        (newest / "manifest.json").write_text("{")
+    said = []
+    headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, say=said.append)
+    assert any("step-8 is damaged" in line for line in said)
+    assert any(line.endswith("step-4") for line in said)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
+
+
+def test_a_finished_run_is_not_run_again(corpus, tmp_path, tiny):
+    first = headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
+    stamp = (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns
+    assert headstock.pretrain(corpus, out=tmp_path / "run", resume=True) == first
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_resuming_with_other_settings_or_other_text_is_refused(corpus, tmp_path, tiny):
+    own = tmp_path / "own.txt"
+    shutil.copy(corpus, own)
+    with pytest.raises(Stopped):
+        headstock.pretrain(own, out=tmp_path / "run", settings=tiny | {"validate_every": 4}, watch=[stop_after(5)])
+    with pytest.raises(UserError, match=r"train.lr is 0.002, not 0.5; model.depth is 2, not 3"):
+        headstock.pretrain(own, out=tmp_path / "run", settings={"lr": 0.5, "depth": 3}, resume=True)
+    own.write_text(own.read_text() + "\n\nOne more story")
+    with pytest.raises(UserError, match="the corpus is not what it was"):
+        headstock.pretrain(own, out=tmp_path / "run", resume=True)
+
+
+KILLED = """
+import os, signal, sys, json
+import headstock
+from headstock import files
+from headstock.train import checkpoint
+
+corpus, out, settings, instant = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def second(function, then):
+    calls = []
+    def counted(*given, **named):
+        calls.append(0)
+        return function(*given, **named) if len(calls) != 2 else then(*given, **named)
+    return counted
+
+def half(path, tensors):
+    whole(path, tensors)
+    os.truncate(path, os.path.getsize(path) // 2)
+    die()
+
+whole = checkpoint.write_tensors
+if instant == "weights":      # the second checkpoint: its first file half on disk
+    calls = []
+    def write_tensors(path, tensors):
+        calls.append(0)
+        (half if len(calls) == 4 else whole)(path, tensors)
+    checkpoint.write_tensors = write_tensors
+elif instant == "manifest":   # all files there, no manifest
+    real, calls = checkpoint.sha256, []
+    def sha256(file):
+        calls.append(0)
+        return real(file) if len(calls) != 7 else die()
+    checkpoint.sha256 = sha256
+elif instant == "rename":     # all written, not yet renamed
+    files.os.replace = lambda a, b, real=os.replace: die() if str(b).endswith("step-6") else real(a, b)
+elif instant == "prune":      # the new one is whole, an old one is going
+    checkpoint.shutil.rmtree = second(checkpoint.shutil.rmtree, die)
+elif instant == "final":      # training is over, the run's own weights are being written
+    from headstock.train import run
+    run.write_tensors = half
+headstock.pretrain(corpus, out=out, settings=settings, resume=True)
+"""
+
+
+@pytest.mark.parametrize("instant", ["weights", "manifest", "rename", "prune", "final"])
+def test_kill_9_in_the_middle_of_a_save(corpus, tmp_path, tiny, instant):
+    settings = tiny | {"validate_every": 3, "keep": 1, "ema": 0.9, "optimizer": "muon", "weights": "last"}
+    whole = tmp_path / "whole"
+    headstock.pretrain(corpus, out=whole, settings=settings)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    out = tmp_path / "cut"
+    done = subprocess.run([sys.executable, script, corpus, out, json.dumps(settings), instant], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert not (out / "model.safetensors").exists()
+    headstock.pretrain(corpus, out=out, settings=settings, resume=True)
+    assert weights(whole) == weights(out)
+    assert not list(out.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_leaves(corpus, tmp_path, tiny, number, code):
+    out = tmp_path / "run"
+    tiny |= {"steps": 100_000, "log_every": 1}
+    options = [f"--set={key}={json.dumps(value)}" for key, value in tiny.items()]
+    command = [sys.executable, "-m", "headstock", "pretrain", str(corpus), "--out", str(out), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = [process.stderr.readline()]
+    while "| epoch" not in said[-1]:  # it trains
+        said.append(process.stderr.readline())
+    process.send_signal(number)
+    rest = process.stderr.read()
+    assert process.wait() == code, rest
+    assert "saved in" in rest
+    newest = checkpoint.by_age(out / "checkpoints")[0]
+    assert checkpoint.damage(newest) is None
+    assert checkpoint.step_of(newest) > 0
+
+
+def test_a_full_disk_fails_cleanly_and_keeps_the_checkpoint_before(corpus, tmp_path, tiny):
+    """A real file system of a few hundred kilobytes, where we may make one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        options = [
+            f"--set={key}={json.dumps(value)}" for key, value in (tiny | {"keep": 9, "validate_every": 1}).items()
+        ]
+        command = [sys.executable, "-m", "headstock", "pretrain", str(corpus), "--out", str(disk / "run"), *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "could not be written" in done.stderr.splitlines()[-1]
+        kept = checkpoint.by_age(disk / "run" / "checkpoints")
+        assert kept
+        assert all(checkpoint.damage(path) is None for path in kept)
+        assert "No space left" in done.stderr
+    finally:
+        subprocess.run(["umount", str(disk)])
+
+
+def test_a_run_can_be_moved(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "here", settings=tiny)
+    before = headstock.load(tmp_path / "here").score("Anne likes Paris.")
+    (tmp_path / "there").mkdir()
+    os.rename(tmp_path / "here", tmp_path / "there" / "moved")
+    assert headstock.load(tmp_path / "there" / "moved").score("Anne likes Paris.") == before
+
+
+def test_time_goes_on_counting_after_a_stop(corpus, tmp_path, tiny):
+    settings = tiny | {"validate_every": 4}
+    with pytest.raises(Stopped):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, watch=[stop_after(5)])
+    saved = json.loads((tmp_path / "run" / "checkpoints" / "step-4" / "progress.json").read_text())["seconds"]
+    began = time.monotonic()
+    results = headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
+    assert saved < results["seconds"] < saved + time.monotonic() - began

@@ -1,0 +1,63 @@
+"""Several real processes under torchrun: the same curve, the same order, one writer."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from headstock.train.run import Run
+from headstock.train.world import choose_device
+
+
+def launch(processes: int, corpus, out, settings, *more: str):
+    options = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+    start = [sys.executable, "-m", "headstock"]
+    if processes > 1:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        start += ["-m", "headstock"]
+    # torch's shared store makes restarts with gloo hang at times
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    command = [*start, "pretrain", str(corpus), "--out", str(out), "--device", "cpu", "--json", *options, *more]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def test_two_processes_learn_what_one_does(corpus, tmp_path, tiny):
+    settings = tiny | {"log_every": 1, "validate_every": 6, "ema": 0.9, "optimizer": "muon", "micro_batch": 2}
+    done = {n: launch(n, corpus, tmp_path / str(n), settings) for n in (1, 2)}
+    rows = {n: Run(tmp_path / str(n)).read_metrics() for n in (1, 2)}
+    for name in ("loss", "valid_loss", "gradient"):
+        curves = {n: [row[name] for row in rows[n] if name in row] for n in (1, 2)}
+        assert len(curves[1]) == len(curves[2]) > 1
+        assert curves[2] == pytest.approx(curves[1], abs=1e-4)
+    assert [row["tokens"] for row in rows[1]] == [row["tokens"] for row in rows[2]]
+    lines = done[2].stdout.strip().splitlines()
+    assert len(lines) == 1  # one process speaks
+    assert json.loads(lines[0])["processes"] == 2
+    assert len(rows[2]) == 14  # and one writes
+
+
+def test_two_processes_go_on_together(corpus, tmp_path, tiny):
+    settings = tiny | {"log_every": 1, "validate_every": 4}
+    out = tmp_path / "run"
+    launch(2, corpus, out, settings)
+    before = Run(out).results()
+    for late in (out / "checkpoints" / "step-12", out / "results.json", out / "model.safetensors"):
+        late.rename(tmp_path / late.name)
+    launch(2, corpus, out, settings, "--resume")
+    assert Run(out).results()["valid_loss"] == before["valid_loss"]
+
+
+def test_a_device_that_is_not_there_is_refused():
+    import torch
+
+    from headstock.errors import UserError
+
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no CUDA device"):
+            choose_device("cuda")
+    with pytest.raises(UserError, match="must be auto, cpu, cuda or mps"):
+        choose_device("gpu")

@@ -73,8 +73,8 @@ def generate(
     reader = _Reader(model, cache=cache)
     banned = torch.tensor(list(forbidden), dtype=torch.long, device=model.device)
     seen = _seen(rows, model) if sampling.repetition_penalty != 1.0 else None
-    active = list(range(len(rows))) if max_tokens > 0 else []
-    for step in range(max_tokens):
+    active = list(range(len(rows)))
+    for step in range(max_tokens if rows else 0):
         scores = reader.scores([rows[i] for i in active])  # (B, V)
         if len(banned):
             scores[:, banned] = float("-inf")
@@ -101,8 +101,6 @@ def generate(
         if len(going_on) < len(active):
             reader.keep(going_on)
             active = [active[place] for place in going_on]
-    for row in rows:
-        row.made.slid = row.window(model.backbone.context) is not row.text
     return [row.made for row in rows]
 
 
@@ -111,40 +109,41 @@ class _Reader:
 
     def __init__(self, model: Model, *, cache: bool):
         self.model, self.cache = model, cache
+        self.head, self.device, self.context = model.heads["token"], model.device, model.backbone.context
         self.state: State | None = None
         self.read: list[int] = []  # how long each row's window was when last shown
 
     def scores(self, rows: list[_Row]) -> Tensor:
-        windows = [row.window(self.model.backbone.context) for row in rows]
+        windows = [row.window(self.context) for row in rows]
         # one more token than before in each window: otherwise it has slid, and is read again from its new beginning
         goes_on = self.state is not None and [len(w) for w in windows] == [n + 1 for n in self.read]
         self.read = [len(window) for window in windows]
-        device = self.model.device
         if goes_on:
-            tokens = torch.tensor([window[-1:] for window in windows], device=device)
+            tokens = torch.tensor([window[-1:] for window in windows], device=self.device)
             output = self.model(Batch(tokens), self.state)
             last = output.hidden[:, -1]
         else:
+            for row, window in zip(rows, windows, strict=True):
+                row.made.slid = window is not row.text
             tokens, padding = pad(windows, filler=0)
-            batch = Batch(tokens, padding).to(device)
+            batch = Batch(tokens, padding).to(self.device)
             state = self.model.backbone.new_state(len(rows), self.room(rows)) if self.cache else None
             output = self.model(batch, state)
-            ends = torch.tensor(self.read, device=device) - 1
-            last = output.hidden[torch.arange(len(rows), device=device), ends]
+            ends = torch.tensor(self.read, device=self.device) - 1
+            last = output.hidden[torch.arange(len(rows), device=self.device), ends]
         self.state = output.state
-        return self.model.heads["token"](last)
+        return self.head(last)
 
     def room(self, rows: list[_Row]) -> int:
         """Tokens a row may grow to before its window slides or its continuation ends."""
         most = max(len(row.text) - len(row.made.tokens) + len(row.luck) for row in rows)
-        context = self.model.backbone.context
-        return most if context is None else min(most, context)
+        return most if self.context is None else min(most, self.context)
 
     def keep(self, places: list[int]) -> None:
         """Go on with some of the rows only."""
         self.read = [self.read[place] for place in places]
         if self.state is not None:
-            self.state = self.state.select(torch.tensor(places, device=self.model.device))
+            self.state = self.state.select(torch.tensor(places, device=self.device))
 
 
 def _seen(rows: list[_Row], model: Model) -> Tensor:

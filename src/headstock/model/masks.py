@@ -27,7 +27,10 @@ def mask_for(batch: Batch, *, causal: bool) -> Mask:
     Under the causal mask padding on the right needs no mask of its own: no real token ever looks to its right.
     """
     if batch.documents is not None:
-        allowed = batch.documents[:, :, None] == batch.documents[:, None, :]  # (B, T, T)
+        documents = batch.documents
+        if batch.padding is not None:
+            documents = documents.masked_fill(batch.padding, -1)  # the padding is a document of its own
+        allowed = documents[:, :, None] == documents[:, None, :]  # (B, T, T)
         if causal:
             length = batch.tokens.size(1)
             allowed = allowed & subsequent(length, length, allowed.device)

@@ -28,11 +28,13 @@ class Model(nn.Module):
         return self.backbone.tokens.weight.device
 
     def sizes(self) -> dict[str, int]:
-        """Parameters by part; what a tied head shares with the embedding is counted once, in the base."""
-        base = {id(p): p.numel() for p in self.backbone.parameters()}
-        sizes = {"base": sum(base.values())}
+        """Parameters by part; what is shared is counted once, where it comes first."""
+        counted = {id(p): p.numel() for p in self.backbone.parameters()}
+        sizes = {"base": sum(counted.values())}
         for name, head in self.heads.items():
-            sizes[name] = sum(p.numel() for p in head.parameters() if id(p) not in base)
+            own = {id(p): p.numel() for p in head.parameters() if id(p) not in counted}
+            sizes[name] = sum(own.values())
+            counted |= own
         return sizes | {"total": sum(sizes.values())}
 
     def tensors(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.temperature < 0:
+        if not 0 <= self.temperature < float("inf"):
             problems.append(("temperature", f"must be 0 (greedy) or more, not {self.temperature}"))
         if self.top_k is not None and self.top_k < 1:
             problems.append(("top_k", f"must be at least 1, not {self.top_k}"))
@@ -43,29 +43,35 @@ def choose(scores: Tensor, how: Sampling, *, seen: Tensor | None = None, luck: T
     if seen is not None:
         scores = penalise(scores, seen, how.repetition_penalty)
     if how.greedy:
-        return scores.argmax(-1)
+        return scores.max(-1).indices  # what argmax gives, in two thirds of its time on a CPU
     assert luck is not None
     probabilities, order = candidates(scores.float(), how)
     reached = probabilities.cumsum(-1)
     # inverse of the distribution: each row has its own number, so rows do not disturb each other's choice
     wanted = luck[:, None].to(reached) * reached[:, -1:]
-    place = (reached <= wanted).sum(-1, keepdim=True).clamp_(max=reached.size(-1) - 1)
-    return order.gather(-1, place).squeeze(-1)
+    possible = (reached > wanted) & (probabilities > 0)  # what was ruled out is not chosen, however the sum is rounded
+    place = possible.byte().argmax(-1, keepdim=True)  # the first of them
+    return place.squeeze(-1) if order is None else order.gather(-1, place).squeeze(-1)
 
 
-def candidates(scores: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
-    """Probabilities in falling order (those ruled out are zero) and the tokens they are of."""
-    scores = scores / how.temperature
+def candidates(scores: Tensor, how: Sampling) -> tuple[Tensor, Tensor | None]:
+    """Probabilities (those ruled out are zero) and the tokens they are of: None if the whole vocabulary in its order.
+
+    Otherwise they fall. To sort a vocabulary costs as much as a small model does, so it is done only where it must be.
+    """
+    order = None
     if how.top_k is not None and how.top_k < scores.size(-1):
         scores, order = scores.topk(how.top_k, -1)
-    else:
+    elif how.top_p is not None:
         scores, order = scores.sort(stable=True, dim=-1, descending=True)
-    probabilities = scores.softmax(-1)
+    # less the highest, so that the smallest temperature cannot make a score infinite
+    probabilities = ((scores - scores.amax(-1, keepdim=True)) / how.temperature).softmax(-1)
     if how.top_p is not None:
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= how.top_p, 0.0)  # the likeliest always stays
     if how.min_p is not None:
-        probabilities = probabilities.masked_fill(probabilities < how.min_p * probabilities[:, :1], 0.0)
+        least = how.min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
     return probabilities, order
 
 

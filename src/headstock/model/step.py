@@ -117,11 +117,10 @@ def _flat_block(block: Block) -> FlatBlock:
 
 def _flat_attention(attention: Attention, norm: nn.Module, *, parts: int) -> FlatAttention:
     width = attention.output.in_features
-    weight, bias = attention.inputs.weight, attention.inputs.bias
-    bias = None if bias is None else bias[: parts * width]
+    bias = None if attention.inputs.bias is None else attention.inputs.bias[: parts * width]
     return FlatAttention(
         norm=_bare(norm),
-        inputs=_product(weight[: parts * width], bias),
+        inputs=_product(attention.inputs.weight[: parts * width], bias),
         output=_bare(attention.output),
         query_norm=None if attention.query_norm is None else _bare(attention.query_norm),
         key_norm=None if attention.key_norm is None else _bare(attention.key_norm),

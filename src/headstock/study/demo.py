@@ -14,7 +14,7 @@ from headstock.train.pretrain import pretrain
 from headstock.train.run import Run
 from headstock.train.watch import on_screen
 
-PROMPTS = ("ROMEO:\n", "First Citizen:\n")
+PROMPTS = ("ROMEO:\n", "JULIET:\n", "KING RICHARD III:\n", "First Citizen:\n")
 SETTINGS = {"minutes": 1.75, "vocabulary": 2000, "context": 128, "valid_tokens": 20_000}
 
 
@@ -56,7 +56,7 @@ def tell(
     )
     show("4. What it says when it goes on by itself\n")
     spoken = load(out, device=device).generate(
-        PROMPTS, max_tokens=100, temperature=0.8, top_p=0.95, seed=seed, stop=["\n\n\n"]
+        PROMPTS, max_tokens=100, temperature=0.8, top_p=0.95, seed=seed
     )
     samples = [sample.text for sample in spoken]
     show("\n\n".join(samples))

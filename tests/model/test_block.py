@@ -1,0 +1,189 @@
+"""One block, and a stack of them, against torch's own layers with the same weights."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headstock.model.batch import Batch
+from headstock.model.layers import Block
+from headstock.model.masks import Mask, hide, mask_for
+from tests.model.small import small_backbone, some_tokens, stir
+
+WIDTH, HEADS, HIDDEN, ROWS, LENGTH, SOURCE = 8, 2, 12, 3, 6, 5
+MASKS = ["none", "causal", "padding", "causal padding", "document", "causal document"]
+SHAPES = list(product(["pre", "post"], ["relu", "gelu"], [True, False]))
+PADDING = torch.arange(LENGTH)[None] >= torch.tensor([6, 3, 1])[:, None]
+MEMORY_PADDING = torch.arange(SOURCE)[None] >= torch.tensor([2, 5, 4])[:, None]
+DOCUMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def copy(theirs: nn.Module, ours: Block) -> None:
+    """Give our block the weights of torch's layer."""
+    cross = ours.cross is not None
+    pairs = [
+        (theirs.self_attn.out_proj, ours.attention.output),
+        (theirs.linear1, ours.feed.up),
+        (theirs.linear2, ours.feed.down),
+        (theirs.norm1, ours.around_attention.norm),
+        (theirs.norm3 if cross else theirs.norm2, ours.around_feed.norm),
+    ]
+    attentions = [(theirs.self_attn, ours.attention)]
+    if cross:
+        pairs += [(theirs.multihead_attn.out_proj, ours.cross.output), (theirs.norm2, ours.around_cross.norm)]
+        attentions.append((theirs.multihead_attn, ours.cross))
+    with torch.no_grad():
+        for source, target in pairs:
+            target.load_state_dict(source.state_dict())
+        for source, target in attentions:
+            target.inputs.weight.copy_(source.in_proj_weight)
+            if source.in_proj_bias is not None:
+                target.inputs.bias.copy_(source.in_proj_bias)
+
+
+def torch_layer(kind: type, norm: str, activation: str, bias: bool) -> nn.Module:
+    layer = kind(WIDTH, HEADS, HIDDEN, 0.0, activation, batch_first=True, norm_first=norm == "pre", bias=bias)
+    stir(layer)
+    return layer
+
+
+def pair(kind: type, norm: str, activation: str, bias: bool) -> tuple[nn.Module, Block]:
+    theirs = torch_layer(kind, norm, activation, bias)
+    ours = Block(
+        WIDTH, HEADS, HIDDEN, norm=norm, activation=activation, bias=bias, cross=kind is nn.TransformerDecoderLayer
+    )
+    copy(theirs, ours)
+    return theirs, ours
+
+
+def masks(kind: str) -> tuple[Mask, dict[str, Tensor | None]]:
+    """Ours, and the same in torch's words: there True is where nobody may look."""
+    batch = Batch(torch.zeros(ROWS, LENGTH, dtype=torch.long))
+    forbidden = torch.zeros(ROWS, LENGTH, LENGTH, dtype=torch.bool)
+    if "causal" in kind:
+        forbidden = forbidden | torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    if "document" in kind:
+        batch.documents = DOCUMENTS
+        forbidden = forbidden | (DOCUMENTS[:, :, None] != DOCUMENTS[:, None, :])
+    if "padding" in kind:
+        batch.padding = PADDING
+    theirs = {"mask": forbidden.repeat_interleave(HEADS, 0), "padding": batch.padding}
+    return mask_for(batch, causal="causal" in kind), theirs
+
+
+def assert_same(ours: Tensor, theirs: Tensor, padding: Tensor | None) -> None:
+    real = slice(None) if padding is None else ~padding
+    torch.testing.assert_close(ours[real], theirs[real], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(("norm", "activation", "bias"), SHAPES)
+def test_a_block_is_torchs_encoder_layer(norm, activation, bias, kind):
+    theirs, ours = pair(nn.TransformerEncoderLayer, norm, activation, bias)
+    mask, words = masks(kind)
+    x = numbers(ROWS, LENGTH, WIDTH)
+    expected = theirs(x, src_mask=words["mask"], src_key_padding_mask=words["padding"])
+    assert_same(ours(x, mask), expected, words["padding"])
+
+
+@pytest.mark.parametrize("memory_padding", [None, MEMORY_PADDING], ids=["memory", "padded-memory"])
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(("norm", "activation", "bias"), SHAPES)
+def test_a_block_with_a_memory_is_torchs_decoder_layer(norm, activation, bias, kind, memory_padding):
+    theirs, ours = pair(nn.TransformerDecoderLayer, norm, activation, bias)
+    mask, words = masks(kind)
+    x, memory = numbers(ROWS, LENGTH, WIDTH), numbers(ROWS, SOURCE, WIDTH, seed=1)
+    expected = theirs(
+        x,
+        memory,
+        tgt_mask=words["mask"],
+        tgt_key_padding_mask=words["padding"],
+        memory_key_padding_mask=memory_padding,
+    )
+    kept = ours.cross.remember(memory)
+    assert_same(ours(x, mask, memory=kept, memory_mask=Mask(hide(memory_padding))), expected, words["padding"])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_every_weight_moves_the_result(norm):
+    """The control: a copy with one weight a little off is not the same block."""
+    theirs, ours = pair(nn.TransformerDecoderLayer, norm, "gelu", True)
+    mask, words = masks("causal")
+    x, memory = numbers(ROWS, LENGTH, WIDTH), numbers(ROWS, SOURCE, WIDTH, seed=1)
+    expected = theirs(x, memory, tgt_mask=words["mask"])
+    for name, parameter in ours.named_parameters():
+        with torch.no_grad():
+            before = parameter.flatten()[0].clone()
+            parameter.view(-1)[0] += 0.05
+            moved = ours(x, mask, memory=ours.cross.remember(memory), memory_mask=Mask())
+            parameter.view(-1)[0] = before
+        assert (moved - expected).abs().max() > 1e-4, name
+
+
+def test_the_masks_matter():
+    _, ours = pair(nn.TransformerEncoderLayer, "pre", "relu", True)
+    x = numbers(ROWS, LENGTH, WIDTH)
+    results = [ours(x, masks(kind)[0]) for kind in ("none", "causal", "padding", "document", "causal document")]
+    for i, one in enumerate(results):
+        for other in results[:i]:
+            assert (one - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_stack_is_torchs_encoder(norm):
+    """The last norm is there exactly where the blocks norm first."""
+    backbone = small_backbone(norm=norm, activation="relu", causal=True)
+    last = nn.LayerNorm(WIDTH) if norm == "pre" else None
+    theirs = nn.TransformerEncoder(
+        torch_layer(nn.TransformerEncoderLayer, norm, "relu", True), 2, last, enable_nested_tensor=False
+    )
+    for seed, (layer, block) in enumerate(zip(theirs.layers, backbone.blocks, strict=True)):
+        stir(layer, seed=seed)
+        copy(layer, block)
+    if last is not None:
+        theirs.norm.load_state_dict(backbone.final_norm.state_dict())
+    else:
+        assert backbone.final_norm is None
+    batch = Batch(some_tokens(ROWS, LENGTH))
+    x = backbone.embed(batch, torch.arange(LENGTH), LENGTH)
+    expected = theirs(x, mask=nn.Transformer.generate_square_subsequent_mask(LENGTH), is_causal=True)
+    output = backbone(batch, keep_layers=True)
+    torch.testing.assert_close(output.hidden, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.layers[0], x)
+    torch.testing.assert_close(output.layers[1], theirs.layers[0](x, src_mask=masks("causal")[1]["mask"]))
+    assert len(output.layers) == 3
+
+
+def test_a_stack_with_a_memory_is_torchs_decoder():
+    backbone = small_backbone(norm="pre", activation="gelu", cross=True)
+    layer = torch_layer(nn.TransformerDecoderLayer, "pre", "gelu", True)
+    theirs = nn.TransformerDecoder(layer, 2, nn.LayerNorm(WIDTH))
+    for seed, (layer, block) in enumerate(zip(theirs.layers, backbone.blocks, strict=True)):
+        stir(layer, seed=seed)
+        copy(layer, block)
+    theirs.norm.load_state_dict(backbone.final_norm.state_dict())
+    batch, memory = Batch(some_tokens(ROWS, LENGTH)), numbers(ROWS, SOURCE, WIDTH)
+    x = backbone.embed(batch, torch.arange(LENGTH), LENGTH)
+    square = masks("causal")[1]["mask"]
+    expected = theirs(x, memory, tgt_mask=square, memory_key_padding_mask=MEMORY_PADDING)
+    hidden = backbone(batch, memory=memory, memory_padding=MEMORY_PADDING).hidden
+    torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0)
+
+
+def test_dropout_acts_in_training_only_and_everywhere_torch_has_it():
+    _, ours = pair(nn.TransformerEncoderLayer, "pre", "relu", True)
+    for part in ours.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.5
+    x = numbers(ROWS, LENGTH, WIDTH)
+    ours.eval()
+    assert torch.equal(ours(x, Mask()), ours(x, Mask()))
+    ours.train()
+    assert not torch.equal(ours(x, Mask()), ours(x, Mask()))
+    assert sum(isinstance(part, nn.Dropout) for part in ours.modules()) == 3  # after attention, inside and after feed
+    assert Block(WIDTH, HEADS, HIDDEN, dropout=0.25).attention.dropout == 0.25  # and on the attention itself

@@ -1,0 +1,189 @@
+"""Reading on from a state gives what reading everything at once gives."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headstock.model.backbones.transformer import Transformer
+from headstock.model.batch import Batch, pad
+from headstock.model.step import flatten
+from tests.model.small import small_backbone, some_tokens
+
+ROWS, LENGTH = 3, 9
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def step_by_step(backbone: Transformer, tokens: Tensor, *, long_way: bool = False) -> Tensor:
+    """The long way goes through the modules, as it must to keep every layer's result."""
+    state = backbone.new_state(tokens.size(0), tokens.size(1))
+    steps = []
+    for place in range(tokens.size(1)):
+        output = backbone(Batch(tokens[:, place : place + 1]), state, keep_layers=long_way)
+        state = output.state
+        steps.append(output.hidden)
+    assert state.lengths.tolist() == [tokens.size(1)] * tokens.size(0)
+    return torch.cat(steps, 1)
+
+
+@pytest.mark.parametrize(
+    ("positions", "norm", "qk_norm"),
+    list(product(["sinusoidal", "learned", "rotary"], ["pre", "post"], [False, True])),
+)
+def test_step_by_step_is_the_full_pass(positions, norm, qk_norm):
+    backbone = small_backbone(positions=positions, norm=norm, qk_norm=qk_norm)
+    tokens = some_tokens(ROWS, LENGTH)
+    close(step_by_step(backbone, tokens), backbone(Batch(tokens)).hidden)
+
+
+@given(
+    shape=st.fixed_dictionaries(
+        {
+            "norm": st.sampled_from(["pre", "post"]),
+            "norm_kind": st.sampled_from(["layer", "rms"]),
+            "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
+            "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
+            "bias": st.booleans(),
+            "qk_norm": st.booleans(),
+            "embed_scale": st.booleans(),
+            "segments": st.sampled_from([0, 2]),
+        }
+    )
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_the_flat_step_says_what_the_blocks_say(shape):
+    backbone = small_backbone(**shape)
+    tokens = some_tokens(ROWS, LENGTH)
+    flat, modules = step_by_step(backbone, tokens), step_by_step(backbone, tokens, long_way=True)
+    close(flat, modules)
+    close(flat, backbone(Batch(tokens)).hidden)
+
+
+def test_the_flat_step_follows_weights_and_makes_way_for_hooks():
+    backbone, tokens = small_backbone(), some_tokens(ROWS, LENGTH)
+    before = step_by_step(backbone, tokens)
+    with torch.no_grad():
+        backbone.blocks[1].feed.down.weight[0].add_(0.1)
+    after = step_by_step(backbone, tokens)
+    assert (after - before).abs().max() > 1e-3
+    close(after, backbone(Batch(tokens)).hidden)
+    backbone.double()
+    close(step_by_step(backbone, tokens).float(), after)
+    calls = []
+    hook = backbone.blocks[0].attention.register_forward_hook(lambda *_: calls.append(1))
+    assert flatten(backbone.blocks) is None
+    step_by_step(backbone, tokens)
+    assert len(calls) == LENGTH
+    hook.remove()
+    assert flatten(backbone.blocks) is not None
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+def test_uneven_prompts_go_on_as_each_row_alone(positions):
+    backbone = small_backbone(positions=positions)
+    texts = [some_tokens(n, seed=n).tolist() for n in (5, 2, 4)]
+    more = some_tokens(3, 6, seed=9)
+    state = backbone.new_state(3, 11)
+    output = backbone(Batch(*pad(texts, filler=0)), state)
+    hidden = [[output.hidden[row, : len(text)]] for row, text in enumerate(texts)]
+    assert output.state.lengths.tolist() == [5, 2, 4]
+    for begin, end in [(0, 1), (1, 2), (2, 5), (5, 6)]:  # one by one, then three at once, then one
+        output = backbone(Batch(more[:, begin:end]), output.state)
+        for row in range(3):
+            hidden[row].append(output.hidden[row])
+    assert output.state.lengths.tolist() == [11, 8, 10]
+    for row, text in enumerate(texts):
+        alone = backbone(Batch(torch.tensor([text + more[row].tolist()]))).hidden[0]
+        close(torch.cat(hidden[row]), alone)
+
+
+def test_several_tokens_at_once_onto_an_even_state():
+    backbone, tokens = small_backbone(), some_tokens(ROWS, LENGTH)
+    state, read = backbone.new_state(ROWS, LENGTH), []
+    for begin, end in [(0, 2), (2, 6), (6, 7), (7, 9)]:
+        output = backbone(Batch(tokens[:, begin:end]), state)
+        state = output.state
+        read.append(output.hidden)
+    close(torch.cat(read, 1), backbone(Batch(tokens)).hidden)
+
+
+def test_uneven_pieces_onto_a_state():
+    """Each row gets as many tokens as it has, twice; in the end they are level, and the cache notices."""
+    backbone, tokens = small_backbone(), some_tokens(ROWS, 6)
+    first, second = [2, 1, 4], [4, 5, 2]
+    state = backbone.new_state(ROWS, 9)
+    output = backbone(Batch(*pad([tokens[row, : first[row]].tolist() for row in range(3)], filler=0)), state)
+    output = backbone(Batch(*pad([tokens[row, first[row] :].tolist() for row in range(3)], filler=0)), output.state)
+    expected = backbone(Batch(tokens)).hidden
+    for row in range(3):
+        close(output.hidden[row, : second[row]], expected[row, first[row] :])
+    assert output.state.lengths.tolist() == [6, 6, 6]
+    assert output.state.longest == 6
+    assert output.state.even
+    next_token = some_tokens(ROWS, 1, seed=4)
+    close(
+        backbone(Batch(next_token), output.state).hidden[:, -1],
+        backbone(Batch(torch.cat([tokens, next_token], 1))).hidden[:, -1],
+    )
+
+
+@pytest.mark.parametrize("chosen", [[2, 0], [1, 1, 2, 0, 0], [1]])
+@pytest.mark.parametrize("lengths", [[5, 2, 4], [4, 4, 4]])
+def test_select_reorders_drops_and_repeats_rows(lengths, chosen):
+    backbone = small_backbone(positions="rotary")
+    texts = [some_tokens(n, seed=10 + i).tolist() for i, n in enumerate(lengths)]
+    before = backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 8)).state
+    state = before.select(torch.tensor(chosen))
+    assert state.lengths.tolist() == [lengths[row] for row in chosen]
+    more = some_tokens(len(chosen), 3, seed=3)
+    hidden = []
+    for place in range(3):
+        output = backbone(Batch(more[:, place : place + 1]), state)
+        state = output.state
+        hidden.append(output.hidden)
+    for i, row in enumerate(chosen):
+        alone = backbone(Batch(torch.tensor([texts[row] + more[i].tolist()]))).hidden[0, -3:]
+        close(torch.cat(hidden, 1)[i], alone)
+    assert before.lengths.tolist() == lengths  # the state that was chosen from is as it was
+
+
+def test_dropping_the_longest_row_makes_room():
+    backbone = small_backbone()
+    state = backbone(Batch(*pad([[1] * 6, [2, 3]], filler=0)), backbone.new_state(2, 6)).state
+    state = state.select(torch.tensor([1]))
+    output = backbone(Batch(torch.tensor([[4]])), state)
+    close(output.hidden[0, -1], backbone(Batch(torch.tensor([[2, 3, 4]]))).hidden[0, -1])
+
+
+def test_a_full_state_says_so():
+    backbone = small_backbone()
+    state = backbone(Batch(some_tokens(1, 4)), backbone.new_state(1, 4)).state
+    with pytest.raises(ValueError, match="holds 4 tokens a row, 5 came"):
+        backbone(Batch(some_tokens(1, 1)), state)
+
+
+@pytest.mark.parametrize(("norm", "qk_norm"), list(product(["pre", "post"], [False, True])))
+def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
+    backbone = small_backbone(cross=True, norm=norm, qk_norm=qk_norm)
+    draw = torch.Generator().manual_seed(0)
+    memory = torch.randn(ROWS, 4, 8, generator=draw)
+    padding = torch.arange(4)[None] >= torch.tensor([4, 2, 3])[:, None]
+    tokens = some_tokens(ROWS, LENGTH)
+    expected = backbone(Batch(tokens), memory=memory, memory_padding=padding).hidden
+    state = backbone.new_state(ROWS, LENGTH)
+    output = backbone(Batch(tokens[:, :2]), state, memory=memory, memory_padding=padding)
+    order = torch.tensor([2, 0, 1])
+    state, hidden = output.state.select(order), []
+    for place in range(2, LENGTH):  # nobody hands the memory over again
+        output = backbone(Batch(tokens[order, place : place + 1]), state, memory_padding=padding[order])
+        state = output.state
+        hidden.append(output.hidden)
+    close(torch.cat(hidden, 1), expected[order, 2:])
+    other = backbone(Batch(tokens), memory=memory + 0.1, memory_padding=padding).hidden
+    assert (other - expected).abs().max() > 1e-3

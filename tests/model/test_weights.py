@@ -1,0 +1,112 @@
+"""How many parameters a model has, and how its weights come and go."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import headstock.model
+from headstock.config import build, read_settings
+from headstock.errors import ConfigError, UserError
+from headstock.model.backbone import BACKBONES
+from headstock.model.backbones.transformer import Transformer, TransformerConfig
+from headstock.model.batch import Batch
+from headstock.model.heads import LastTokenHead, TokenHead
+from headstock.model.model import Model
+from tests.model.small import SIZES, small_model, some_tokens
+
+PRESETS = Path(headstock.model.__file__).parent / "presets"
+
+
+def test_the_classic_preset_has_the_labs_sizes():
+    settings = read_settings(PRESETS / "classic.toml")["model"]
+    family = BACKBONES.get(settings.pop("family"))
+    config = build(family.Config, settings | {"vocabulary": 50_001})
+    with torch.device("meta"):  # sizes only, no numbers
+        backbone = family(config)
+        model = Model(backbone, {"token": TokenHead(backbone)})
+        classify = model.with_heads({"label": LastTokenHead(backbone.width, 2)})
+    assert model.sizes() == {"base": 10_968_200, "token": 10_050_201, "total": 21_018_401}
+    assert classify.sizes() == {"base": 10_968_200, "label": 402, "total": 10_968_602}
+    assert sum(p.numel() for p in model.parameters()) == 21_018_401
+
+
+def test_shared_weights_are_counted_and_saved_once():
+    tied, loose = small_model(tied=True), small_model(tied=False)
+    assert tied.sizes()["token"] == 0
+    assert loose.sizes()["token"] == 13 * 8 + 13
+    assert tied.heads["token"].weight is tied.backbone.tokens.weight
+    assert set(tied.tensors()) | {"heads.token.weight", "heads.token.bias"} == set(loose.tensors())
+    head = loose.heads["token"]
+    twice = loose.with_heads({"token": head, "again": head})
+    assert twice.sizes()["again"] == 0
+    assert twice.sizes()["total"] == loose.sizes()["total"] == sum(p.numel() for p in twice.parameters())
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_make_the_round_trip(positions, tied):
+    one = small_model(seed=0, positions=positions, tied=tied)
+    other = small_model(seed=5, positions=positions, tied=tied)
+    batch = Batch(some_tokens(2, 5))
+    assert not torch.equal(one(batch).hidden, other(batch).hidden)
+    assert ("backbone.waves" in one.tensors()) == (positions == "sinusoidal")
+    other.load_tensors({name: tensor.clone() for name, tensor in one.tensors().items()}, source="a test")
+    assert torch.equal(one(batch).hidden, other(batch).hidden)
+    hidden = one(batch).hidden
+    assert torch.equal(one.heads["token"](hidden), other.heads["token"](hidden))
+    assert not any(tensor.requires_grad for tensor in one.tensors().values())
+
+
+def test_everything_that_does_not_fit_is_named():
+    model = small_model()
+    tensors = dict(model.tensors())
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    del tensors["backbone.final_norm.weight"]
+    tensors["backbone.extra"] = torch.zeros(2)
+    tensors["backbone.tokens.weight"] = torch.zeros(14, 8)
+    with pytest.raises(UserError) as wrong:
+        model.load_tensors(tensors, source="old.safetensors")
+    said = str(wrong.value)
+    assert said.startswith("old.safetensors does not fit this model: ")
+    assert "backbone.final_norm.weight is missing" in said
+    assert "backbone.extra is unknown" in said
+    assert "backbone.tokens.weight has shape (14, 8), wanted (13, 8)" in said
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())  # nothing half-loaded
+
+
+def test_other_heads_sit_on_the_same_stock():
+    model = small_model()
+    grafted = model.with_heads({"label": LastTokenHead(8, 3)})
+    assert grafted.backbone is model.backbone
+    assert set(grafted.heads) == {"label"}
+
+
+def test_the_last_token_head_reads_the_last_real_token():
+    head = LastTokenHead(8, 3)
+    hidden = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+    padding = torch.arange(5)[None] >= torch.tensor([5, 2, 1])[:, None]
+    expected = torch.stack([head.linear(hidden[0, 4]), head.linear(hidden[1, 1]), head.linear(hidden[2, 0])])
+    torch.testing.assert_close(head(hidden, padding), expected)
+    torch.testing.assert_close(head(hidden), head.linear(hidden[:, 4]))
+    assert not torch.allclose(head(hidden), head(hidden, padding))
+
+
+def test_wrong_settings_cannot_be_built():
+    with pytest.raises(ConfigError) as wrong:
+        TransformerConfig(vocabulary=0, depth=0, dropout=1.0)
+    assert [where for where, _ in wrong.value.problems] == ["vocabulary", "depth", "dropout"]
+    with pytest.raises(ConfigError, match="width: 10 must be a multiple of heads 4"):
+        TransformerConfig(**(SIZES | {"width": 10, "heads": 4}))
+    with pytest.raises(ConfigError, match="rotary positions need an even head width, not 3"):
+        TransformerConfig(**(SIZES | {"width": 6, "positions": "rotary"}))
+
+
+def test_what_writes_into_the_stream_starts_smaller_in_a_deeper_model():
+    torch.manual_seed(0)
+    spread = {}
+    for depth in (1, 16):
+        backbone = Transformer(TransformerConfig(vocabulary=50, depth=depth, width=64, heads=2, hidden=64))
+        feed = backbone.blocks[0].feed
+        spread[depth] = (feed.down.weight.std() / feed.up.weight.std()).item()
+    assert spread[1] / spread[16] == pytest.approx(4, rel=0.1)

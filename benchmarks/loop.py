@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def ours(model, task, stores, settings, run: Run) -> list[float]:
     run.path.mkdir()
     world = World(torch.device("cpu"))
     train(model, task, stores, settings, run=run, world=world, watch=[hear, log_metrics(run)])
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)][1:]
+    return [after - before for before, after in pairwise(moments)][1:]
 
 
 def main() -> None:
@@ -94,7 +95,10 @@ def main() -> None:
             model, task = build_model(chosen, tokenizer)
             times["headstock"] += ours(model, task, stores, settings, Run(Path(folder) / f"run-{number}"))
     tokens = given.batch * chosen.model.context
-    print(f"{given.preset}, batch {given.batch} x {chosen.model.context}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        f"{given.preset}, batch {given.batch} x {chosen.model.context}, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     for name, seconds in times.items():
         middle = statistics.median(seconds)
         print(f"{name:10s} {middle * 1000:8.1f} ms a step  {tokens / middle:10,.0f} tokens/s")

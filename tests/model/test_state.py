@@ -4,13 +4,10 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch, pad
-from headstock.model.step import flatten
 from tests.model.small import small_backbone, some_tokens
 
 ROWS, LENGTH = 3, 9
@@ -20,12 +17,11 @@ def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def step_by_step(backbone: Transformer, tokens: Tensor, *, long_way: bool = False) -> Tensor:
-    """The long way goes through the modules, as it must to keep every layer's result."""
+def step_by_step(backbone: Transformer, tokens: Tensor) -> Tensor:
     state = backbone.new_state(tokens.size(0), tokens.size(1))
     steps = []
     for place in range(tokens.size(1)):
-        output = backbone(Batch(tokens[:, place : place + 1]), state, keep_layers=long_way)
+        output = backbone(Batch(tokens[:, place : place + 1]), state)
         state = output.state
         steps.append(output.hidden)
     assert state.lengths.tolist() == [tokens.size(1)] * tokens.size(0)
@@ -40,48 +36,6 @@ def test_step_by_step_is_the_full_pass(positions, norm, qk_norm):
     backbone = small_backbone(positions=positions, norm=norm, qk_norm=qk_norm)
     tokens = some_tokens(ROWS, LENGTH)
     close(step_by_step(backbone, tokens), backbone(Batch(tokens)).hidden)
-
-
-@given(
-    shape=st.fixed_dictionaries(
-        {
-            "norm": st.sampled_from(["pre", "post"]),
-            "norm_kind": st.sampled_from(["layer", "rms"]),
-            "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
-            "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
-            "bias": st.booleans(),
-            "qk_norm": st.booleans(),
-            "embed_scale": st.booleans(),
-            "segments": st.sampled_from([0, 2]),
-        }
-    )
-)
-@settings(max_examples=25, deadline=None, derandomize=True)
-def test_the_flat_step_says_what_the_blocks_say(shape):
-    backbone = small_backbone(**shape)
-    tokens = some_tokens(ROWS, LENGTH)
-    flat, modules = step_by_step(backbone, tokens), step_by_step(backbone, tokens, long_way=True)
-    close(flat, modules)
-    close(flat, backbone(Batch(tokens)).hidden)
-
-
-def test_the_flat_step_follows_weights_and_makes_way_for_hooks():
-    backbone, tokens = small_backbone(), some_tokens(ROWS, LENGTH)
-    before = step_by_step(backbone, tokens)
-    with torch.no_grad():
-        backbone.blocks[1].feed.down.weight[0].add_(0.1)
-    after = step_by_step(backbone, tokens)
-    assert (after - before).abs().max() > 1e-3
-    close(after, backbone(Batch(tokens)).hidden)
-    backbone.double()
-    close(step_by_step(backbone, tokens).float(), after)
-    calls = []
-    hook = backbone.blocks[0].attention.register_forward_hook(lambda *_: calls.append(1))
-    assert flatten(backbone.blocks) is None
-    step_by_step(backbone, tokens)
-    assert len(calls) == LENGTH
-    hook.remove()
-    assert flatten(backbone.blocks) is not None
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])

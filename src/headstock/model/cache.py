@@ -49,13 +49,13 @@ class Cache:
             raise ValueError(f"the cache holds {self.capacity} tokens a row, {stop} came")
         kept_keys, kept_values = self.keys[layer], self.values[layer]
         if self.even:
-            kept_keys[:, :, self.longest : stop] = keys
-            kept_values[:, :, self.longest : stop] = values
+            kept_keys.narrow(2, self.longest, new).copy_(keys)
+            kept_values.narrow(2, self.longest, new).copy_(values)
         else:
             places = self.positions(new)[:, None, :, None].expand_as(keys)
             kept_keys.scatter_(2, places, keys)
             kept_values.scatter_(2, places, values)
-        return kept_keys[:, :, :stop], kept_values[:, :, :stop]
+        return kept_keys.narrow(2, 0, stop), kept_values.narrow(2, 0, stop)
 
     def advance(self, batch: Batch) -> None:
         """Count the batch as read, once every layer has kept its part."""

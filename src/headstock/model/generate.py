@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headstock.model.batch import Batch, State, pad
+from headstock.model.light import light
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling, choose
 
@@ -108,8 +109,9 @@ class _Reader:
     """Shows rows to the model and gives the scores of their next tokens, reading again no more than it must."""
 
     def __init__(self, model: Model, *, cache: bool):
-        self.model, self.cache = model, cache
-        self.head, self.device, self.context = model.heads["token"], model.device, model.backbone.context
+        self.new_state, self.cache = model.backbone.new_state, cache
+        self.backbone, self.head = light(model.backbone), light(model.heads["token"])
+        self.device, self.context = model.device, model.backbone.context
         self.state: State | None = None
         self.read: list[int] = []  # how long each row's window was when last shown
 
@@ -120,15 +122,15 @@ class _Reader:
         self.read = [len(window) for window in windows]
         if goes_on:
             tokens = torch.tensor([window[-1:] for window in windows], device=self.device)
-            output = self.model(Batch(tokens), self.state)
+            output = self.backbone(Batch(tokens), self.state)
             last = output.hidden[:, -1]
         else:
             for row, window in zip(rows, windows, strict=True):
                 row.made.slid = window is not row.text
             tokens, padding = pad(windows, filler=0)
             batch = Batch(tokens, padding).to(self.device)
-            state = self.model.backbone.new_state(len(rows), self.room(rows)) if self.cache else None
-            output = self.model(batch, state)
+            state = self.new_state(len(rows), self.room(rows)) if self.cache else None
+            output = self.backbone(batch, state)
             ends = torch.tensor(self.read, device=self.device) - 1
             last = output.hidden[torch.arange(len(rows), device=self.device), ends]
         self.state = output.state

@@ -55,9 +55,7 @@ def tell(
         f"   (it began at {curve[0][1]:.2f} nats a token; a blind guess is {blind:.2f})\n"
     )
     show("4. What it says when it goes on by itself\n")
-    spoken = load(out, device=device).generate(
-        PROMPTS, max_tokens=100, temperature=0.8, top_p=0.95, seed=seed
-    )
+    spoken = load(out, device=device).generate(PROMPTS, max_tokens=100, temperature=0.8, top_p=0.95, seed=seed)
     samples = [sample.text for sample in spoken]
     show("\n\n".join(samples))
     write_run_report(run, samples)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from headstock.model.cache import Cache
 from headstock.model.layers import Activation, Block, NormKind, Rotation, make_norm
 from headstock.model.masks import Mask, hide, mask_for
 from headstock.model.positions import rotary_angles, sinusoids
-from headstock.model.step import FlatBlock, flatten, step
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class Transformer(Backbone):
     waves: Tensor  # (context, D) sinusoids
     cosine: Tensor  # (context, K / 2) of the rotary angles, and their sine
     sine: Tensor
-    flat: list[FlatBlock] | None = None  # the blocks as decoding runs them
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -111,7 +109,6 @@ class Transformer(Backbone):
                 parameter.data.mul_((2 * self.config.depth) ** -0.5)
 
     def new_state(self, rows: int, capacity: int) -> Cache:
-        self.flat = flatten(self.blocks)  # anew for each state, so that no weights that were replaced are used
         weight = self.tokens.weight
         shape = (rows, self.config.heads, capacity, self.width // self.config.heads)
         return Cache(self.config.depth, shape, weight.device, weight.dtype)
@@ -133,15 +130,8 @@ class Transformer(Backbone):
         rotation = self.rotation(places, longest) if self.config.positions == "rotary" else None
         mask = mask_for(batch, causal=self.causal) if state is None else state.mask(length)
         memory_mask = Mask(hide(memory_padding)) if self.config.cross else None
-        # a state's first read takes the long way, which also remembers what a decoder looks across at
-        if state is not None and state.longest and length == 1 and self.flat and not (self.training or keep_layers):
-            x = step(x, self.flat, mask, cache=state, rotation=rotation, memory_mask=memory_mask)
-            state.advance(batch)
-            return Output(x if self.final_norm is None else self.final_norm(x), state=state)
-
         layers = [x]
         for i, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
             kept = self.memory_of(block, i, memory, state) if self.config.cross else None
             x = block(
                 x, mask, rotation=rotation, cache=state, layer=i, memory=kept, memory_mask=memory_mask
@@ -189,12 +179,11 @@ class Transformer(Backbone):
             places = places[:, None]  # (B, T) -> (B, 1, T), so that a row's angles serve all its heads
         return cosine[places], sine[places]
 
-    def memory_of(self, block: Block, layer: int, memory: Tensor | None, state: Cache | None) -> tuple[Tensor, Tensor]:
+    def memory_of(self, block: Any, layer: int, memory: Tensor | None, state: Cache | None) -> tuple[Tensor, Tensor]:
         """The memory's keys and values for one block; the memory does not change while decoding, so they are kept."""
         if state is not None and layer < len(state.memory):
             return state.memory[layer]
         assert memory is not None
-        assert block.cross is not None
         kept = block.cross.remember(memory)
         if state is not None:
             state.memory.append(kept)

@@ -10,6 +10,14 @@ from headstock.model.batch import Batch
 from headstock.model.light import light
 from tests.model.small import small_backbone, small_model, some_tokens
 
+
+@pytest.fixture(autouse=True)
+def reading():
+    """States are for reading, not for learning."""
+    with torch.inference_mode():
+        yield
+
+
 SHAPES = st.fixed_dictionaries(
     {
         "norm": st.sampled_from(["pre", "post"]),

@@ -48,6 +48,7 @@ def test_past_the_context_the_common_part_agrees(positions):
     torch.testing.assert_close(beyond[:, :6], short(Batch(tokens.tokens[:, :6])).hidden)
 
 
+@torch.inference_mode()
 def test_learned_positions_end_with_the_context():
     backbone = small_backbone(positions="learned", context=6)
     assert backbone(Batch(some_tokens(1, 6))).hidden.shape == (1, 6, 8)

@@ -13,6 +13,13 @@ from tests.model.small import small_backbone, some_tokens
 ROWS, LENGTH = 3, 9
 
 
+@pytest.fixture(autouse=True)
+def reading():
+    """States are for reading, not for learning."""
+    with torch.inference_mode():
+        yield
+
+
 def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
@@ -141,3 +148,9 @@ def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
     close(torch.cat(hidden, 1), expected[order, 2:])
     other = backbone(Batch(tokens), memory=memory + 0.1, memory_padding=padding).hidden
     assert (other - expected).abs().max() > 1e-3
+
+
+def test_a_state_is_not_for_learning():
+    backbone = small_backbone()
+    with torch.inference_mode(False), pytest.raises(ValueError, match="for reading, not for learning"):
+        backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4))

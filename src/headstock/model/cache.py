@@ -19,8 +19,8 @@ class Cache:
 
     def __init__(self, depth: int, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype):
         rows, _, self.capacity, _ = shape
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(depth)]  # each (B, H, C, K)
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(depth)]
+        # a layer's keys, then its values, for all layers in one tensor: cut once for all of them, not once for each
+        self.kept = torch.zeros(2 * depth, *shape, device=device, dtype=dtype)  # (2 depth, B, H, C, K)
         self.memory: list[tuple[Tensor, Tensor]] = []  # cross-attention's keys and values; these never change
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.longest = 0
@@ -44,18 +44,27 @@ class Cache:
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values (B, H, T, K); give back all that are kept."""
         new = keys.size(2)
+        if layer == 0:
+            self._open(new)
+        all_keys, all_values = self.all[2 * layer], self.all[2 * layer + 1]
+        if self.even:
+            self.next[2 * layer].copy_(keys)
+            self.next[2 * layer + 1].copy_(values)
+        else:
+            places = self.positions(new)[:, None, :, None].expand_as(keys)
+            all_keys.scatter_(2, places, keys)
+            all_values.scatter_(2, places, values)
+        return all_keys, all_values
+
+    def _open(self, new: int) -> None:
+        """Cut out what each layer will be given back and, where rows are even, what it has to fill."""
+        if torch.is_grad_enabled():
+            raise ValueError("a cache is for reading, not for learning: use it under torch.inference_mode()")
         stop = self.longest + new
         if stop > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens a row, {stop} came")
-        kept_keys, kept_values = self.keys[layer], self.values[layer]
-        if self.even:
-            kept_keys.narrow(2, self.longest, new).copy_(keys)
-            kept_values.narrow(2, self.longest, new).copy_(values)
-        else:
-            places = self.positions(new)[:, None, :, None].expand_as(keys)
-            kept_keys.scatter_(2, places, keys)
-            kept_values.scatter_(2, places, values)
-        return kept_keys.narrow(2, 0, stop), kept_values.narrow(2, 0, stop)
+        self.all = self.kept.narrow(3, 0, stop).unbind(0)
+        self.next = self.kept.narrow(3, self.longest, new).unbind(0)
 
     def advance(self, batch: Batch) -> None:
         """Count the batch as read, once every layer has kept its part."""
@@ -70,8 +79,7 @@ class Cache:
     def select(self, rows: Tensor) -> "Cache":
         chosen = object.__new__(Cache)
         chosen.capacity, chosen.even = self.capacity, self.even
-        chosen.keys = [keys[rows] for keys in self.keys]
-        chosen.values = [values[rows] for values in self.values]
+        chosen.kept = self.kept[:, rows]
         chosen.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
         chosen.lengths = self.lengths[rows]
         chosen.longest = self.longest

@@ -150,7 +150,8 @@ def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
     assert (other - expected).abs().max() > 1e-3
 
 
+@torch.inference_mode(False)
 def test_a_state_is_not_for_learning():
     backbone = small_backbone()
-    with torch.inference_mode(False), pytest.raises(ValueError, match="for reading, not for learning"):
+    with pytest.raises(ValueError, match="for reading, not for learning"):
         backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4))

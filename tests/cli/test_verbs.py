@@ -255,7 +255,7 @@ def test_an_output_folder_that_exists(tmp_path, corpus, tiny):
 def test_a_tokenizer_of_another_run(tmp_path, corpus, run):
     other = tmp_path / "other"
     shutil.copytree(run[0], other)
-    headstock("tokenizer", "train", corpus, "--out", other / "tokenizer.json", "--vocab", 400, "--overwrite")
+    headstock("tokenizer", "train", corpus, "--out", other / "tokenizer.json", "--vocab", 299, "--overwrite")
     line = refused(tmp_path, "generate", other, "Anne")
     assert "does not belong to this run" in line
 

@@ -32,10 +32,10 @@ def load(run: str | Path, *, device: str = "auto") -> "Loaded":
     found = open_run(run)
     chosen = make_config(found.config())
     tokenizer = found.tokenizer()
-    if tokenizer.vocabulary > chosen.model.vocabulary:
+    if tokenizer.fingerprint != found.data()["tokenizer"]:
         raise UserError(
-            f"{found}: the tokenizer has {tokenizer.vocabulary} entries and the model {chosen.model.vocabulary}: "
-            "it does not belong to this run"
+            f"{found}: its tokenizer.json ({tokenizer.vocabulary} entries) does not belong to this run: "
+            "it is not the one the model was trained with"
         )
     model, task = build_model(chosen, tokenizer)
     model.load_tensors(found.weights(), source=str(found))

@@ -135,7 +135,7 @@ def prepare(run: Run, chosen: RunConfig, overwrite: bool, say: Say) -> Stores:
     stores = stores_of(chosen, tokenizer, corpus, valid, say)
     chosen = with_vocabulary(chosen, tokenizer)
     sources = {"corpus": list(corpus.names()), "how": corpus.how()}
-    card = {"fingerprint": stores.folder.name, **sources, **stores.summary}
+    card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
     run.begin(chosen.plain(), tokenizer, card, overwrite=overwrite)
     return stores
 

@@ -90,20 +90,24 @@ def bar() -> Iterator[Watch]:
         TextColumn("{task.fields[speed]} tokens/s"),
         TextColumn("{task.fields[left]} left"),
     ]
-    with Progress(*columns, console=console) as shown:
-        row = shown.add_task("", total=1, epoch=1, loss="-", ppl="-", speed="-", left="-:--")
+    shown = Progress(*columns, console=console)
+    row = shown.add_task("", total=1, epoch=1, loss="-", ppl="-", speed="-", left="-:--")
 
-        def hear(event: Event) -> None:
-            p = event.progress
-            left = clock(event.expected_seconds - p.seconds)
-            shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
-            if event.kind == "log":
-                speed, ppl = f"{event.tokens_per_second:,.0f}", f"{perplexity(p.loss):,.2f}"
-                shown.update(row, loss=f"{p.loss:.3f}", ppl=ppl, speed=speed)
-            elif event.kind == "valid":
-                console.print(f"  step {p.step:5d}  {summary(p.valid)}")
+    def hear(event: Event) -> None:
+        shown.start()  # with the first step, not while text is still being read; it may be started again and again
+        p = event.progress
+        left = clock(event.expected_seconds - p.seconds)
+        shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
+        if event.kind == "log":
+            speed, ppl = f"{event.tokens_per_second:,.0f}", f"{perplexity(p.loss):,.2f}"
+            shown.update(row, loss=f"{p.loss:.3f}", ppl=ppl, speed=speed)
+        elif event.kind == "valid":
+            console.print(f"  step {p.step:5d}  {summary(p.valid)}")
 
+    try:
         yield hear
+    finally:
+        shown.stop()
 
 
 @contextmanager

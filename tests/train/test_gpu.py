@@ -1,0 +1,54 @@
+"""What only a GPU can show."""
+
+import pytest
+import torch
+
+import headstock
+from headstock.train.run import Run
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def test_mixed_precision_learns_what_single_precision_does(corpus, tmp_path, tiny):
+    losses = {}
+    for dtype in ("bfloat16", "float32"):
+        settings = tiny | {"steps": 60, "lr": 1e-2, "dtype": dtype}
+        losses[dtype] = headstock.pretrain(corpus, out=tmp_path / dtype, settings=settings, device="cuda")["valid_loss"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.05)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_goes_on_where_it_was(corpus, tmp_path, tiny, optimizer):
+    settings = tiny | {"validate_every": 4, "log_every": 1, "optimizer": optimizer, "ema": 0.9, "dropout": 0.1}
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings, device="cuda")
+
+    def stop(event):
+        if event.kind == "step" and event.progress.step == 7:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, device="cuda", watch=[stop])
+    headstock.pretrain(corpus, out=tmp_path / "cut", resume=True, device="cuda")
+    curves = [
+        [row["loss"] for row in Run(tmp_path / name).read_metrics() if "loss" in row] for name in ("whole", "cut")
+    ]
+    assert curves[0] == pytest.approx(curves[1], abs=1e-3)
+
+
+def test_compiled_for_real(corpus, tmp_path, tiny):
+    losses = [
+        headstock.pretrain(corpus, out=tmp_path / str(on), settings=tiny | {"compile": on}, device="cuda")["valid_loss"]
+        for on in (False, True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+
+
+def test_generation_is_the_same_with_and_without_the_cache(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 60, "lr": 1e-2}, device="cuda")
+    model = headstock.load(tmp_path / "run", device="cuda")
+    texts = [
+        [made.text for made in model.generate(["Anne", "Story 4\nB"], temperature=0, cache=on)] for on in (True, False)
+    ]
+    assert texts[0] == texts[1]
+    on_cpu = headstock.load(tmp_path / "run", device="cpu").score("Anne likes Paris.")[0].log_likelihood
+    assert model.score("Anne likes Paris.")[0].log_likelihood == pytest.approx(on_cpu, abs=0.3)

@@ -84,11 +84,11 @@ class Loaded:
         if max_tokens < 0 or samples < 1:
             raise UserError(f"max_tokens must be 0 or more and samples 1 or more, not {max_tokens} and {samples}")
         texts = [prompt for prompt in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(samples)]
-        encoded = [[causal.start, *ids] for ids in self.tokenizer.encode_batch(texts)]
-        writers = [_Writer(self.tokenizer, stop, stream if i == 0 else None) for i in range(len(texts))]
+        prompted = self.tokenizer.encode_batch(texts)
+        writers = [Writer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)]
         made = generate(
             self.model,
-            encoded,
+            [[causal.start, *ids] for ids in prompted],
             max_tokens=max_tokens,
             sampling=sampling,
             end=self.tokenizer.end,
@@ -173,15 +173,23 @@ def windows(shown: list[int], wanted: list[int], context: int) -> Iterator[tuple
         begin += max(1, context // 2)
 
 
-class _Writer:
+class Writer:
     """Turns a growing row of tokens into text, watching for where it must stop."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stream: Callable[[str], None] | None):
-        self.tokenizer, self.stop, self.stream = tokenizer, [s for s in stop if s], stream
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str], stream: Callable[[str], None] | None
+    ):
+        self.tokenizer, self.prompt, self.before = tokenizer, prompt, tokenizer.decode(prompt)
+        self.stop, self.stream = [s for s in stop if s], stream
         self.told = 0  # characters already given to the stream
 
+    def text(self, tokens: list[int]) -> str:
+        """What the tokens add to the prompt. They are read together with it: many tokenizers drop a first space."""
+        whole = self.tokenizer.decode([*self.prompt, *tokens])
+        return whole[len(self.before) :] if whole.startswith(self.before) else self.tokenizer.decode(tokens)
+
     def done(self, tokens: list[int]) -> bool:
-        text = self.tokenizer.decode(tokens)
+        text = self.text(tokens)
         cut = self.cut(text)
         # what may still change stays back: half a character, or the beginning of a stop string
         settled = len(text.rstrip("\ufffd")) - max((len(s) - 1 for s in self.stop), default=0)
@@ -189,7 +197,7 @@ class _Writer:
         return cut is not None
 
     def finish(self, tokens: list[int]) -> str:
-        text = self.tokenizer.decode(tokens)
+        text = self.text(tokens)
         text = text[: self.cut(text)]
         self.tell(text)
         return text

@@ -1,0 +1,54 @@
+"""A run opened for use."""
+
+import pytest
+
+import headstock
+from headstock.model.batch import IGNORE
+from headstock.text.reading import read_corpus
+from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.loaded import Writer, windows
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
+def test_what_is_added_to_a_prompt_keeps_its_space(corpus, kind):
+    settings = TokenizerSettings(kind=kind, vocabulary=300, min_frequency=1)
+    tokenizer = train_tokenizer((document.text for document in read_corpus(corpus)), settings)
+    prompt, whole = tokenizer.encode("Anne likes"), tokenizer.encode("Anne likes Paris. Ben")
+    assert whole[: len(prompt)] == prompt
+    told: list[str] = []
+    writer = Writer(tokenizer, prompt, ["Ben"], told.append)
+    for count in range(1, len(whole) - len(prompt)):
+        writer.done(whole[len(prompt) : len(prompt) + count])
+    assert writer.done(whole[len(prompt) :])
+    assert writer.finish(whole[len(prompt) :]) == "".join(told) == " Paris. "
+
+
+@pytest.mark.parametrize(("length", "context"), [(1, 8), (8, 8), (9, 8), (30, 8), (31, 7), (5, 1), (64, 16)])
+def test_windows_want_every_token_once_after_enough_of_the_text(length, context):
+    shown, wanted = list(range(100, 100 + length)), list(range(length))
+    seen = []
+    for at, (part, labels) in enumerate(windows(shown, wanted, context)):
+        assert len(part) == len(labels) <= context
+        kept = [label for label in labels if label != IGNORE]
+        assert labels[-len(kept) :] == kept
+        assert [p - 100 for p in part[-len(kept) :]] == kept
+        if at:
+            assert len(labels) - len(kept) >= context // 2 or context < 2
+        seen += kept
+    assert seen == wanted
+
+
+def test_scores_do_not_depend_on_the_company(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
+    model = headstock.load(tmp_path / "run")
+    texts = ["Anne likes Paris.", "Zo\u00eb", " ".join(["Ben finds the sea."] * 9), ""]
+    together = model.score(texts)
+    assert together[3].log_likelihood == 0.0
+    for text, score in zip(texts, together, strict=True):
+        assert model.score(text)[0].log_likelihood == pytest.approx(score.log_likelihood, abs=1e-4)
+
+
+def test_generating_from_nothing_begins_a_text(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 60, "lr": 0.01})
+    made = headstock.load(tmp_path / "run").generate("", max_tokens=4, temperature=0)[0].text
+    assert made.startswith("Story")

@@ -51,6 +51,12 @@ def test_two_processes_go_on_together(corpus, tmp_path, tiny):
     assert Run(out).results()["valid_loss"] == before["valid_loss"]
 
 
+def test_two_processes_stop_by_the_same_clock(corpus, tmp_path, tiny):
+    del tiny["steps"]
+    done = launch(2, corpus, tmp_path / "run", tiny | {"minutes": 0.05})
+    assert json.loads(done.stdout)["steps"] > 1
+
+
 def test_a_device_that_is_not_there_is_refused():
     import torch
 

@@ -95,11 +95,12 @@ def train(
     progress = resume(run, model, optimizers, average, say)
     if world.leads:
         run.rewind_metrics(progress.step)
-    objective: nn.Module = world.share(Objective(model, task, smoothing=settings.label_smoothing))
+    objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
     if settings.compile:
         objective = torch.compile(objective)  # type: ignore[assignment]
+    objective = world.share(objective)
 
-    began = time.monotonic() - progress.seconds
+    elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
     losses = Running()
     with Interruption() as interruption:
         while not budget.over(progress.step, progress.seconds):
@@ -113,7 +114,7 @@ def train(
                 average.update(model)
             progress.step += 1
             progress.tokens += counted
-            progress.seconds = time.monotonic() - began
+            progress.seconds = elapsed()
             stop_if_not_finite(losses.add(progress.step, loss, counted), order, run)
 
             after = budget.share(progress.step, progress.seconds)
@@ -128,7 +129,7 @@ def train(
             paused = time.monotonic()
             if passed(settings.validate_every, 10):
                 validate(model, task, data.valid, average, progress, settings, length, world)
-                progress.seconds = time.monotonic() - began
+                progress.seconds = elapsed()
                 tell(watch, event("valid"))
             asked = agree(interruption.received, world)
             better = progress.best_step == progress.step
@@ -137,7 +138,7 @@ def train(
                 keep_checkpoint(run, model, optimizers, average, progress, settings, world)
             losses.pause(time.monotonic() - paused)
             progress.aside += time.monotonic() - paused
-            progress.seconds = time.monotonic() - began
+            progress.seconds = elapsed()
             if asked is not None:
                 where = run.checkpoints / f"step-{progress.step}"
                 raise Interrupted(f"stopped after step {progress.step}, saved in {where}; go on with --resume", asked)

@@ -1,7 +1,8 @@
 """The processes that train together: one, or as many as torchrun started."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -42,6 +43,16 @@ class World:
     def hold_back(self, module: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients local for a while: all but the last micro-batch of a step need not travel."""
         return module.no_sync() if isinstance(module, nn.parallel.DistributedDataParallel) else nullcontext()
+
+    def stopwatch(self, before: float, *, shared: bool) -> Callable[[], float]:
+        """Seconds from now on, and `before`; shared, it is the first process's clock that all of them read."""
+        began = time.monotonic() - before
+
+        def elapsed() -> float:
+            mine = time.monotonic() - began
+            return self.total([mine if self.leads else 0.0])[0] if shared else mine
+
+        return elapsed
 
     def wait(self) -> None:
         if self.size > 1:

@@ -252,6 +252,12 @@ def test_an_output_folder_that_exists(tmp_path, corpus, tiny):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
 
+def test_an_output_that_is_a_file(tmp_path, corpus, tiny):
+    (tmp_path / "mine").write_text("precious")
+    for flag in ("--overwrite", "--resume", "--quiet"):
+        assert "is a file" in refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "mine", flag, *options(tiny))
+
+
 def test_a_tokenizer_of_another_run(tmp_path, corpus, run):
     other = tmp_path / "other"
     shutil.copytree(run[0], other)

@@ -133,7 +133,7 @@ def test_budgets():
     ]
 
 
-def test_it_learns_and_says_so(corpus, tmp_path, tiny, capsys):
+def test_it_learns_and_says_so(corpus, tmp_path, tiny):
     lines = []
     from headstock.train.watch import lines as plain_lines
 
@@ -210,7 +210,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_
 
 def test_a_batch_that_cannot_be_shared_is_refused():
     with pytest.raises(UserError, match="8 cannot be shared equally by 3 processes"):
-        loop.check_micro_batch(TrainSettings(batch=8), World(torch.device("cpu"), 0, 3))
+        loop.check_shares(TrainSettings(batch=8), World(torch.device("cpu"), 0, 3))
 
 
 def test_padded_rows_train_too(corpus, tmp_path, tiny):

@@ -15,7 +15,15 @@ from headstock.train.world import World
 
 @torch.inference_mode()
 def measure(
-    model: Model, task: Task, examples: Examples, *, world: World, rows: int, most: int | None = None, size: int = 0
+    model: Model,
+    task: Task,
+    examples: Examples,
+    *,
+    world: World,
+    rows: int,
+    size: int,
+    dtype: str = "auto",
+    most: int | None = None,
 ) -> dict[str, float]:
     """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes."""
     chosen: Sequence[int] = range(len(examples))
@@ -30,7 +38,7 @@ def measure(
         batch = filled(examples, part, max(1, len(part)))
         for head, count in task.counts(batch).items():
             counts[head] = counts.get(head, 0) + count
-        with precision(world.device, "auto"):
+        with precision(world.device, dtype):
             losses = task.losses(model, batch.to(world.device))
         for head, loss in losses.items():
             sums[head] = sums[head] + loss.double() if head in sums else loss.double()

@@ -18,7 +18,7 @@ from headstock.tasks.task import Task
 from headstock.text.reading import read_corpus
 from headstock.text.store import build_store
 from headstock.text.tokenizer import Tokenizer
-from headstock.train.evaluate import measure, precision
+from headstock.train.evaluate import measure
 from headstock.train.pretrain import build_model, prepare_again
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config
@@ -134,8 +134,7 @@ class Loaded:
         """The log-probability of each wanted token, those to be ignored left out."""
         batch = causal.collate(pairs).to(self.model.device)
         labels = batch.labels["token"]
-        with precision(self.model.device, "auto"):
-            scores = self.model.heads["token"](self.model(batch).hidden)
+        scores = self.model.heads["token"](self.model(batch).hidden)  # in full precision: small differences count here
         chosen = scores.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
         return [row[keep].tolist() for row, keep in zip(chosen, labels != IGNORE, strict=True)]
 
@@ -149,7 +148,9 @@ class Loaded:
             store = prepare_again(self.run, self.config, lambda line: None).valid
         examples = self.task.examples(store, length=length)
         world = World(self.model.device)
-        metrics = measure(self.model, self.task, examples, world=world, rows=ROWS, size=store.bytes)
+        metrics = measure(
+            self.model, self.task, examples, world=world, rows=ROWS, size=store.bytes, dtype=self.config.train.dtype
+        )
         return metrics | {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
 
     def causal(self) -> Causal:

@@ -88,7 +88,7 @@ def train(
     length = settings.length or model.backbone.context or 256
     order = Order(task, data.train, length=length, batch=settings.batch, seed=settings.seed)
     budget = Budget.of(settings, order.steps_per_epoch)
-    micro = check_micro_batch(settings, world)
+    check_shares(settings, world)
     model.to(world.device)
     optimizers = make_optimizers(model, settings)
     average = Average(model, settings.ema) if settings.ema else None
@@ -107,7 +107,7 @@ def train(
             done = budget.share(progress.step, progress.seconds)
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
             batches = order.micro_batches(
-                progress.step, size=micro, rank=world.rank, world=world.size, full=settings.compile
+                progress.step, size=settings.micro_batch, rank=world.rank, world=world.size, full=settings.compile
             )
             loss, gradient, counted = one_step(objective, task, batches, optimizers, lr, settings, progress.step, world)
             if average is not None:
@@ -258,11 +258,10 @@ def tell(watch: Sequence[Watch], event: Event) -> None:
         watcher(event)
 
 
-def check_micro_batch(settings: TrainSettings, world: World) -> int | None:
+def check_shares(settings: TrainSettings, world: World) -> None:
     if settings.batch % (world.size * (settings.micro_batch or 1)):
         parts = f"{world.size} processes" + (f" x micro_batch {settings.micro_batch}" if settings.micro_batch else "")
         raise UserError(f"train.batch: {settings.batch} cannot be shared equally by {parts}")
-    return settings.micro_batch
 
 
 def agree(received: int | None, world: World) -> int | None:
@@ -304,6 +303,7 @@ def validate(
             rows=settings.micro_batch or settings.batch,
             most=max(1, settings.valid_tokens // length),
             size=data.bytes,
+            dtype=settings.dtype,
         )
     if progress.valid["loss"] < progress.best_loss:
         progress.best_loss, progress.best_step = progress.valid["loss"], progress.step

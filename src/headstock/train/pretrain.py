@@ -68,7 +68,7 @@ def pretrain(
             stores = prepare_again(run, chosen, say) if world.leads else None
         else:
             chosen = gather_config(preset, config_file, given)
-            stores = prepare(run, chosen, overwrite, say) if world.leads else None
+            stores = prepare(run, chosen, say) if world.leads else None
         world.wait()  # the folder is there now, for every process
         if resume and run.finished():
             say(f"{run} is finished: nothing to resume")
@@ -79,6 +79,8 @@ def pretrain(
 
 
 def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
+    if run.path.exists() and not run.path.is_dir():
+        raise UserError(f"{run}: is a file; a run is a folder")
     if run.path.exists() and not resume and not overwrite:
         raise UserError(f"{run}: exists already; go on with --resume, replace it with --overwrite, or name another")
     if run.path.exists() and not run.exists() and any(run.path.iterdir()):
@@ -123,7 +125,7 @@ def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
     return make_config(tree)
 
 
-def prepare(run: Run, chosen: RunConfig, overwrite: bool, say: Say) -> Stores:
+def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
     """Text, tokenizer and token store; the run's folder appears only when all of it went well."""
     corpus, valid = corpora(chosen)
     if chosen.tokenizer.file:
@@ -136,7 +138,7 @@ def prepare(run: Run, chosen: RunConfig, overwrite: bool, say: Say) -> Stores:
     chosen = with_vocabulary(chosen, tokenizer)
     sources = {"corpus": list(corpus.names()), "how": corpus.how()}
     card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
-    run.begin(chosen.plain(), tokenizer, card, overwrite=overwrite)
+    run.begin(chosen.plain(), tokenizer, card)
     return stores
 
 
@@ -212,7 +214,7 @@ def work(run: Run, stores: Stores, world: World, watch: Sequence[Watch], say: Sa
     length = chosen.train.length or model.backbone.context or 256
     rows = chosen.train.micro_batch or chosen.train.batch
     valid = task.examples(stores.valid, length=length)
-    metrics = measure(model, task, valid, world=world, rows=rows, size=stores.valid.bytes)
+    metrics = measure(model, task, valid, world=world, rows=rows, size=stores.valid.bytes, dtype=chosen.train.dtype)
     results = describe_results(run, done, metrics, sizes, world)
     if world.leads:
         run.write_results(results)

@@ -1,7 +1,6 @@
 """The run folder: the only place that knows the names of the files in it."""
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,8 @@ class Run:
     def report(self) -> Path:
         return self.path / "report.html"
 
-    def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any], *, overwrite: bool) -> None:
-        """Make the folder, whole: what is needed to load and to repeat the run is there from the first moment."""
-        if overwrite and self.path.exists():
-            shutil.rmtree(self.path)
+    def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
+        """Make the folder, whole and in the place of any before it: what loads and repeats the run is there at once."""
         with whole_folder(self.path) as folder:
             beginning = Run(folder)
             beginning.write("config.json", settings)

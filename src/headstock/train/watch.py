@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +49,6 @@ def tensorboard(run: Run) -> Iterator[Watch]:
             rows = {f"valid/{name}": value for name, value in p.valid.items()}
         else:
             return
-        import time
-
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in rows.items()]
         writer.add_event(Record(wall_time=time.time(), step=p.step, summary=Summary(value=values)))
 

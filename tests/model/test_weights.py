@@ -11,7 +11,7 @@ from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
-from headstock.model.heads import LastTokenHead, TokenHead
+from headstock.model.heads import ClassHead, TokenHead, pool
 from headstock.model.model import Model
 from tests.model.small import SIZES, small_model, some_tokens
 
@@ -25,7 +25,7 @@ def test_the_classic_preset_has_the_labs_sizes():
     with torch.device("meta"):  # sizes only, no numbers
         backbone = family(config)
         model = Model(backbone, {"token": TokenHead(backbone)})
-        classify = model.with_heads({"label": LastTokenHead(backbone.width, 2)})
+        classify = model.with_heads({"label": ClassHead(backbone.width, 2)})
     assert model.sizes() == {"base": 10_968_200, "token": 10_050_201, "total": 21_018_401}
     assert classify.sizes() == {"base": 10_968_200, "label": 402, "total": 10_968_602}
     assert sum(p.numel() for p in model.parameters()) == 21_018_401
@@ -77,19 +77,29 @@ def test_everything_that_does_not_fit_is_named():
 
 def test_other_heads_sit_on_the_same_stock():
     model = small_model()
-    grafted = model.with_heads({"label": LastTokenHead(8, 3)})
+    grafted = model.with_heads({"label": ClassHead(8, 3)})
     assert grafted.backbone is model.backbone
     assert set(grafted.heads) == {"label"}
 
 
-def test_the_last_token_head_reads_the_last_real_token():
-    head = LastTokenHead(8, 3)
+@pytest.mark.parametrize("how", ["last", "cls", "mean", "max", "concat"])
+def test_padding_never_gets_into_the_pool(how):
+    hidden = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
+    lengths = [5, 2, 1]
+    padding = torch.arange(5)[None] >= torch.tensor(lengths)[:, None]
+    alone = torch.cat([pool(hidden[i : i + 1, :n], None, how) for i, n in enumerate(lengths)])
+    torch.testing.assert_close(pool(hidden, padding, how), alone)
+    louder = torch.where(padding[..., None], torch.tensor(1e6), hidden)
+    torch.testing.assert_close(pool(louder, padding, how), alone)
+    if how != "cls":  # the control: as if all were real, it would be another vector
+        assert not torch.allclose(pool(hidden, None, how), alone)
+
+
+def test_the_last_vector_is_that_of_the_last_real_token():
     hidden = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
     padding = torch.arange(5)[None] >= torch.tensor([5, 2, 1])[:, None]
-    expected = torch.stack([head.linear(hidden[0, 4]), head.linear(hidden[1, 1]), head.linear(hidden[2, 0])])
-    torch.testing.assert_close(head(hidden, padding), expected)
-    torch.testing.assert_close(head(hidden), head.linear(hidden[:, 4]))
-    assert not torch.allclose(head(hidden), head(hidden, padding))
+    assert torch.equal(pool(hidden, padding, "last"), torch.stack([hidden[0, 4], hidden[1, 1], hidden[2, 0]]))
+    assert pool(hidden, padding, "concat").shape == (3, 24)
 
 
 def test_wrong_settings_cannot_be_built():

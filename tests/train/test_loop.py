@@ -43,6 +43,9 @@ class UnevenTask:
     def counts(self, batch):
         return {"token": int((batch.labels["token"] != -100).sum())}
 
+    def tokens(self, batch):
+        return batch.tokens.numel()
+
     def losses(self, model, batch, *, smoothing=0.0):
         scores = model(batch.tokens)
         loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch.labels["token"].flatten(), reduction="sum")

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from headstock.cli import data, demo, pretrain, tokenizer, use
+from headstock.cli import compare, data, demo, finetune, pretrain, report, tokenizer, use
 from headstock.cli.verb import Common, fail
 from headstock.errors import did_you_mean
 
@@ -26,7 +26,7 @@ def about(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-for part in (demo, data, tokenizer, pretrain, use):
+for part in (demo, data, tokenizer, pretrain, finetune, compare, use, report):
     part.add_to(app)
 
 

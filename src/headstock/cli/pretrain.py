@@ -13,7 +13,7 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", help="The run folder to make, such as runs/mine.")],
     corpus: Annotated[list[str] | None, typer.Argument(help="Files, folders, globs, or - for standard input.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Where to start: gpt-nano, modern-mini, ...")] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="What is learned: causal.")] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="What is learned: causal or masked.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Length of the run in steps,")] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="or in passes over the text,")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="or in minutes.")] = None,
@@ -36,7 +36,7 @@ def pretrain(
     """
     from headstock.config import parse_setting
     from headstock.train.pretrain import pretrain as work
-    from headstock.train.watch import on_screen
+    from headstock.train.watch import on_screen, summary
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options = {
@@ -66,10 +66,10 @@ def pretrain(
         )
     common.show(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
-        f"{results['tokens_per_second']:,.0f} tokens/s | valid loss {results['valid_loss']:.3f}, "
-        f"perplexity {results['perplexity']:.2f}, {results['bits_per_byte']:.3f} bits per byte"
+        f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"
     )
-    common.show(f'try: headstock generate {results["run"]} "Once"')
+    if "bits_per_byte" in results["metrics"]:
+        common.show(f'try: headstock generate {results["run"]} "Once"')
     return results
 
 

@@ -1,6 +1,8 @@
-"""Verbs that use a finished run: generate, score, evaluate."""
+"""Verbs that use a finished run: generate, score, predict, evaluate."""
 
 import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,20 +96,67 @@ def score(
     }
 
 
+def predict(
+    common: Common,
+    run: RunPath,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts to classify.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Texts from a file: .txt (one a line) or a table; - is stdin.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write JSON lines here, one a text.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", help="The text's column, such as text=review.")] = None,
+) -> dict[str, Any]:
+    """The class of each text, with the probability of every class."""
+    import json
+
+    from headstock.errors import UserError
+    from headstock.files import whole_file
+    from headstock.text.records import parse_columns, stream_texts
+    from headstock.train.loaded import load
+
+    if text and file:
+        raise UserError("give texts or --file, not both")
+    if not text and file is None and sys.stdin.isatty():
+        raise UserError("no text: give one, name a --file, or pipe text in")
+    named = parse_columns(columns) if columns else None
+    texts: Iterable[str] = text or (row for _, row in stream_texts(file or "-", columns=named))
+    made, count = [], 0
+    with ExitStack() as stack:
+        lines = stack.enter_context(stack.enter_context(whole_file(out)).open("w", encoding="utf-8")) if out else None
+        for row in load(run, device=common.device).predictions(texts):
+            count += 1
+            if lines is not None:
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+            else:
+                common.show(f"{row['label']}\t{max(row['probabilities'].values()):.3f}")
+            if common.json:
+                made.append(row)
+    if out is not None:
+        common.show(f"{out}: {count:,} predictions")
+    return {"predictions": made}
+
+
 def evaluate(
     common: Common,
     run: RunPath,
-    file: Annotated[list[str] | None, typer.Argument(help="Text; nothing is what the run held out.")] = None,
+    file: Annotated[list[str] | None, typer.Argument(help="Text or labelled rows; else what the run held out.")] = None,
     documents: Annotated[str, typer.Option("--documents", help="line, block, file, or auto to guess.")] = "auto",
+    columns: Annotated[str | None, typer.Option("--columns", help="Such as text=review,label=stars")] = None,
 ) -> dict[str, Any]:
-    """Loss, perplexity and bits per byte on text."""
+    """How good a run is: perplexity and bits per byte on text, or accuracy with its interval on labelled rows."""
+    from headstock.text.records import parse_columns
     from headstock.train.loaded import load
 
-    metrics = load(run, device=common.device).evaluate(file or (), documents=documents)
+    named = parse_columns(columns) if columns else None
+    metrics = load(run, device=common.device).evaluate(file or (), documents=documents, columns=named)
+    intervals = metrics.get("intervals", {})
     for name, value in metrics.items():
-        common.show(
-            f"{name.replace('_', ' '):14s} {value:,.4f}" if isinstance(value, float) else f"{name:14s} {value:,}"
-        )
+        if name == "intervals":
+            continue
+        low, high = intervals.get(name, (None, None))
+        around = f"  (95%: {low:.4f} to {high:.4f})" if low is not None else ""
+        shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        common.show(f"{name.replace('_', ' '):14s} {shown}{around}")
     return {"metrics": metrics}
 
 
@@ -134,5 +183,5 @@ def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
 
 
 def add_to(app: typer.Typer) -> None:
-    for function in (generate, score, evaluate):
+    for function in (generate, score, predict, evaluate):
         verb(app)(function)

@@ -25,6 +25,10 @@ class Backbone(nn.Module):
         """Read a batch, going on from `state` if there is one."""
 
     @abstractmethod
+    def stages(self) -> list[list[nn.Parameter]]:
+        """All its parameters from the bottom up, the embeddings first: for learning rates and freezing by depth."""
+
+    @abstractmethod
     def new_state(self, rows: int, capacity: int) -> State:
         """An empty memory for `rows` rows of up to `capacity` tokens."""
 

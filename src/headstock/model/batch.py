@@ -29,6 +29,8 @@ class Batch:
     positions: Tensor | None = None  # (B, T) place in its document; counted from what was read before if not given
     segments: Tensor | None = None  # (B, T) which of two texts a token is of
     source: "Batch | None" = None  # what an encoder-decoder reads
+    owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
+    features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE where nothing is predicted
 
     def to(self, device: torch.device) -> "Batch":

@@ -25,7 +25,7 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.backbone.tokens.weight.device
+        return next(self.parameters()).device
 
     def sizes(self) -> dict[str, int]:
         """Parameters by part; what is shared is counted once, where it comes first."""
@@ -42,6 +42,12 @@ class Model(nn.Module):
         kept = {name: parameter.detach() for name, parameter in self.named_parameters()}
         saved = self.state_dict()
         return kept | {name: saved[name] for name, _ in self.named_buffers() if name in saved}
+
+    def load_backbone(self, tensors: Mapping[str, Tensor], *, source: str) -> None:
+        """Take over another model's backbone; the heads stay as they are."""
+        mine = {name: tensor for name, tensor in self.tensors().items() if not name.startswith("backbone.")}
+        theirs = {name: tensor for name, tensor in tensors.items() if name.startswith("backbone.")}
+        self.load_tensors(mine | theirs, source=source)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, source: str) -> None:
         """Take over weights; every name and shape must agree, and all that do not are named together."""

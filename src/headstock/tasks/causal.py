@@ -1,7 +1,4 @@
-"""Next-token prediction with teacher forcing: a document A B C is read as <sos> A B C and must give A B C <eos>.
-
-B rows, T positions in a row, S the stream: all documents end to end, each closed by its end mark.
-"""
+"""Next-token prediction with teacher forcing: a document A B C is read as <sos> A B C and must give A B C <eos>."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,8 +14,8 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.randomness import generator
-from headstock.tasks.task import TASKS, Examples, Task, cross_entropy
+from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
+from headstock.tasks.windows import Windows
 from headstock.text.store import Store
 from headstock.text.tokenizer import Tokenizer
 
@@ -33,13 +30,14 @@ class Causal(Task):
     """A language model that never sees what it must predict."""
 
     Config = CausalConfig
+    causal = True
 
     def __init__(self, config: CausalConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         if tokenizer.end is None:
             raise UserError("this tokenizer has no end mark, which a language model must learn to give")
         self.end = tokenizer.end
-        self.start = self.end if tokenizer.start is None else tokenizer.start  # GPT-2's way: one mark for both
+        self.start = opening(tokenizer, "start")
         self.filler = tokenizer.padding or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
@@ -48,7 +46,8 @@ class Causal(Task):
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.rows == "padded":
             return Pieces(self, data, length)
-        return Windows(self, data, length, seed=seed, epoch=epoch)
+        marks = {"start": self.start, "end": self.end, "filler": self.filler}
+        return Packed(self, Windows(data, length, **marks, seed=seed, epoch=epoch))
 
     def collate(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
         """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE."""
@@ -68,62 +67,32 @@ class Causal(Task):
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sums["token"] / max(1, counts["token"])
-        return {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": sums["token"] / math.log(2) / max(1, size),
-        }
+        bits = {"bits_per_byte": sums["token"] / math.log(2) / size} if size else {}
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), **bits}
 
 
-class Windows:
-    """Equal windows of the stream. Each position of it is predicted exactly once in a pass.
+class Packed:
+    """Windows of the stream, each position of which must give the token that follows."""
 
-    Where the windows begin is drawn anew for every pass, so that documents are cut at other places.
-    """
-
-    def __init__(self, task: Causal, store: Store, length: int, *, seed: int | None, epoch: int):
-        self.task, self.store, self.length = task, store, length
-        self.count = max(1, -(-store.tokens // length))
-        slack = self.count * length - store.tokens  # a shift within this keeps the number of windows
-        self.shift = 0 if seed is None else int(generator(seed, epoch, "shift").integers(0, slack + 1))
+    def __init__(self, task: Causal, windows: Windows):
+        self.task, self.windows, self.name = task, windows, windows.name
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.windows)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        at = np.asarray(indices, dtype=np.int64)
-        begin = np.maximum(at * self.length - self.shift, 0)
-        sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
-        # position p must give S[p] and is shown S[p-1]; before the stream's first document there is an end mark too
-        stream = self.store.gather(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
-        stream[begin == 0, 0] = self.task.end
-        shown, wanted = stream[:, :-1], stream[:, 1:]
-        starts = shown == self.task.end
-        tokens = np.where(starts, self.task.start, shown)
-        documents = starts.cumsum(1)
-        place = np.arange(self.length)
-        newest = np.maximum.accumulate(np.where(starts, place, 0), 1)  # where the document at each position began
-        padding = place >= sizes[:, None]
-        documents[padding] = -1
-        tokens[padding] = self.task.filler
-        labels = torch.from_numpy(np.where(padding, IGNORE, wanted))
+        rows = self.windows.rows(indices)
+        labels = {"token": torch.from_numpy(np.where(rows.padding, IGNORE, rows.wanted))}
         # the causal mask keeps real tokens from the padding at their right, so nothing else need say where it is;
         # a stream of one document needs no document mask either, and every batch of a run has the same parts
-        if self.store.documents == 1:
-            return Batch(torch.from_numpy(tokens), labels={"token": labels})
+        if self.windows.store.documents == 1:
+            return Batch(torch.from_numpy(rows.shown), labels=labels)
         return Batch(
-            torch.from_numpy(tokens),
-            documents=torch.from_numpy(documents),
-            positions=torch.from_numpy(place - newest),
-            labels={"token": labels},
+            torch.from_numpy(rows.shown),
+            documents=torch.from_numpy(rows.documents),
+            positions=torch.from_numpy(rows.positions),
+            labels=labels,
         )
-
-    def name(self, index: int) -> str:
-        begin = max(index * self.length - self.shift, 0)
-        last = min(begin + self.length, self.store.tokens) - 1
-        first, final = self.store.document_at(begin), self.store.document_at(last)
-        names = self.store.place(first)
-        return names if first == final else f"{names} to {self.store.place(final)}"
 
 
 class Pieces:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.model import Model
@@ -14,7 +15,10 @@ from headstock.text.tokenizer import Tokenizer
 
 
 class Examples(Protocol):
-    """What one pass over the data is made of; example i of a pass is the same whoever asks for it."""
+    """What one pass over the data is made of; example i of a pass is the same whoever asks for it.
+
+    Where they differ in length they also have `lengths`, so that like can be read with like.
+    """
 
     def __len__(self) -> int: ...
 
@@ -32,6 +36,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
+    opening: ClassVar[str] = "start"  # the role of the mark before every text
+    causal: ClassVar[bool | None] = None  # whether the backbone must look back only; None leaves it as it is
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer
@@ -46,15 +52,35 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        """For each head the loss summed over everything it predicts; the mean is made once, by the loop."""
+        """For each head the loss summed over everything it predicts; the mean is made once, by the loop.
+
+        Beside them may stand tallies under other names, such as `hits`: summed alike, followed by no gradient.
+        """
 
     @abstractmethod
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
-        """The metrics of a whole data set from its summed losses; `size` is its text in bytes."""
+        """The metrics of a whole data set from its summed losses and tallies; `size` is its text in bytes, or 0."""
+
+    def merit(self, metrics: Mapping[str, float]) -> float:
+        """By what the best weights are chosen on validation data; less is better."""
+        return metrics["loss"]
+
+    def tokens(self, batch: Batch) -> int:
+        """How many tokens a batch stands for when speed is told."""
+        return max(self.counts(batch).values())
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """For each head how many predictions the batch asks for."""
         return {head: int((labels != IGNORE).sum()) for head, labels in batch.labels.items()}
+
+
+def opening(tokenizer: Tokenizer, role: str) -> int:
+    """The mark before every text: its own, or else the next best that the tokenizer has (GPT-2 has one for all)."""
+    marks = {"start": (tokenizer.start, tokenizer.cls), "cls": (tokenizer.cls, tokenizer.start)}[role]
+    found = next((mark for mark in (*marks, tokenizer.end) if mark is not None), None)
+    if found is None:
+        raise UserError("this tokenizer has no mark to begin a text with (<sos>, [CLS] or an end mark)")
+    return found
 
 
 TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")

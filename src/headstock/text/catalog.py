@@ -14,6 +14,7 @@ from headstock.text.downloads import Address, Package, Wanted
 
 RECIPE = 1  # raised whenever a dataset is made differently, so that a copy made the old way is made again
 CARD = "SOURCE.json"
+PREFIX = "catalog:"  # before a name where a path could stand
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,19 @@ def find(name: str) -> Entry:
 def get(name: str, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
     """The folder of a dataset: from the cache, from `source` (an archive or folder), or downloaded; copied to `to`."""
     return get_entry(find(name), to=to, source=source, say=say)
+
+
+def locate(path: str, say: Callable[[str], None] = lambda line: None) -> Path | None:
+    """`catalog:imdb` is the corpus of a dataset, `catalog:imdb/test.csv` another file of it; None for other paths."""
+    if not path.startswith(PREFIX):
+        return None
+    name, _, file = path.removeprefix(PREFIX).partition("/")
+    folder = get(name, say=say)
+    there = sorted(inside.name for inside in folder.iterdir() if inside.name != CARD)
+    wanted = file or "corpus.txt"
+    if wanted not in there:
+        raise UserError(f"{path}: the dataset {name} has no file {wanted!r} (has: {', '.join(there)})")
+    return folder / wanted
 
 
 def get_entry(entry: Entry, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:

@@ -8,7 +8,7 @@ import lzma
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -103,10 +103,13 @@ def _damaged(source: Source, wrong: Exception) -> UserError:
 # Text
 
 
-def text_chunks(source: Source) -> Iterator[tuple[int, str]]:
-    """Stretches of whole lines, each with the number of its first line; line ends are made plain newlines."""
+def text_chunks(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, str]]:
+    """Stretches of whole lines, each with the number of its first line; line ends are made plain newlines.
+
+    `stretches` are the bytes where they do not come from a file, such as those of standard input.
+    """
     line, offset = 1, 0
-    for raw in _whole_lines(unpacked(source)):
+    for raw in _whole_lines(unpacked(source) if stretches is None else stretches):
         text = _decoded(source, raw, line, offset)
         if offset == 0:
             text = text.removeprefix("\ufeff")
@@ -147,9 +150,9 @@ def _decoded(source: Source, raw: bytes, line: int, offset: int) -> str:
         ) from None
 
 
-def text_lines(source: Source) -> Iterator[tuple[int, str]]:
+def text_lines(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, str]]:
     """Each line with its number, without its end."""
-    for first, text in text_chunks(source):
+    for first, text in text_chunks(source, stretches):
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
@@ -185,6 +188,29 @@ def cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
         at = header.index(column)
         for line, row in rows:
             yield line, row[at]
+
+
+def table_rows(source: Source, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The values of several columns, row by row, as the file holds them; columns that are not there are left out.
+
+    In .jsonl a row that is a bare string stands for an object that has the first of the columns only.
+    """
+    if source.format == ".parquet":
+        yield from _parquet_rows(source, names)
+    elif source.format == ".jsonl":
+        for line, row in json_rows(source):
+            if isinstance(row, dict):
+                yield line, {name: row[name] for name in names if name in row}
+            elif isinstance(row, str):
+                yield line, {names[0]: row}
+            else:
+                raise _no_row(source, line, row)
+    else:
+        rows = csv_rows(source)
+        _, header = next(rows, (1, []))
+        places = [(name, header.index(name)) for name in names if name in header]
+        for line, cells in rows:
+            yield line, {name: cells[at] for name, at in places}
 
 
 def no_column(where: str, column: str, there: list[str]) -> UserError:
@@ -255,11 +281,23 @@ def _json_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
                 raise no_column(f"{source.name}:{line}", column, list(row))
             value = row[column]
         elif not isinstance(row, str):
-            raise UserError(f"{source.name}:{line}: wanted an object or a string, got {type(row).__name__}")
+            raise _no_row(source, line, row)
         text = _text(source, line, column, value)
-        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        if not is_whole(text):
             raise UserError(f"{source.name}:{line}: half of a surrogate pair, which is no character")
         yield line, text
+
+
+def _no_row(source: Source, line: int, row: Any) -> UserError:
+    return UserError(f"{source.name}:{line}: wanted an object or a string, got {type(row).__name__}")
+
+
+def is_whole(text: str) -> bool:
+    """Whether no character is half of a surrogate pair, which only an escape in JSON can make."""
+    try:
+        return text.isascii() or bool(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
 
 
 def _text(source: Source, line: int, column: str, value: Any) -> str:
@@ -291,17 +329,23 @@ def _parquet(source: Source) -> Iterator[Any]:
 
 
 def _parquet_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+    for row, values in _parquet_rows(source, [column]):
+        yield row, _text(source, row, column, values[column])
+
+
+def _parquet_rows(source: Source, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     with _parquet(source) as table:
-        names = list(table.schema_arrow.names)
-        if column not in names:
-            raise no_column(source.name, column, names)
         import pyarrow
 
+        there = list(table.schema_arrow.names)
+        chosen = [name for name in names if name in there]
+        if not chosen:
+            raise no_column(source.name, names[0], there)
         row = 1
         try:
-            for batch in table.iter_batches(batch_size=1000, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield row, _text(source, row, column, value)
+            for batch in table.iter_batches(batch_size=1000, columns=chosen):
+                for values in batch.to_pylist():
+                    yield row, values
                     row += 1
         except (pyarrow.ArrowException, OSError) as wrong:
             raise UserError(f"{source.name}: damaged near row {row} ({_first_line(wrong)})") from None

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from headstock.errors import UserError, WorkError, did_you_mean
 from headstock.files import cache_folder, sha256, sweep
+from headstock.text import catalog
 from headstock.text.formats import (
     FORMATS,
     PACKINGS,
@@ -207,7 +208,7 @@ def sources(paths: Iterable[str]) -> list[Source]:
 
 
 def _expanded(given: str) -> list[Source]:
-    path = Path(given).expanduser()
+    path = catalog.locate(given) or Path(given).expanduser()
     readable = f"{' '.join(FORMATS)}, plain or {' '.join(PACKINGS)}"
     if path.is_dir():
         inside = _readable(_below(path))

@@ -32,6 +32,8 @@ def measure(
     model.eval()
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
+    if (lengths := getattr(examples, "lengths", None)) is not None:  # like with like, so that little is padding
+        chosen = sorted(chosen, key=lengths.__getitem__)
     mine = chosen[world.rank :: world.size]
     parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
     for part in parts or [()]:
@@ -42,10 +44,10 @@ def measure(
             losses = task.losses(model, batch.to(world.device))
         for head, loss in losses.items():
             sums[head] = sums[head] + loss.double() if head in sums else loss.double()
-    heads = sorted(sums)
-    totals = world.total([*(float(sums[head]) for head in heads), *(float(counts[head]) for head in heads)])
-    all_sums = dict(zip(heads, totals[: len(heads)], strict=True))
-    all_counts = {head: int(count) for head, count in zip(heads, totals[len(heads) :], strict=True)}
+    names, heads = sorted(sums), sorted(counts)
+    totals = world.total([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
+    all_sums = dict(zip(names, totals[: len(names)], strict=True))
+    all_counts = {head: int(count) for head, count in zip(heads, totals[len(names) :], strict=True)}
     return task.score(all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))))
 
 

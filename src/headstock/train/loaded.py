@@ -1,10 +1,12 @@
 """A run opened for use: text in, text and numbers out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from headstock.errors import UserError
@@ -14,17 +16,24 @@ from headstock.model.model import Model
 from headstock.model.sampling import Sampling
 from headstock.randomness import number
 from headstock.tasks.causal import Causal
+from headstock.tasks.classify import Classify, label_numbers
 from headstock.tasks.task import Task
 from headstock.text.reading import read_corpus
+from headstock.text.records import Records, read_records
 from headstock.text.store import build_store
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.evaluate import measure
+from headstock.train.labelled import read_splits, with_labels
+from headstock.train.loop import row_length
+from headstock.train.metrics import as_predictions, metrics_of
+from headstock.train.predict import probabilities
 from headstock.train.pretrain import build_model, prepare_again
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.world import World, choose_device
 
 ROWS = 16  # texts read at once
+AT_ONCE = 4096  # texts that are sorted by length together when many are classified
 
 
 def load(run: str | Path, *, device: str = "auto") -> "Loaded":
@@ -37,9 +46,19 @@ def load(run: str | Path, *, device: str = "auto") -> "Loaded":
             f"{found}: its tokenizer.json ({tokenizer.vocabulary} entries) does not belong to this run: "
             "it is not the one the model was trained with"
         )
-    model, task = build_model(chosen, tokenizer)
-    model.load_tensors(found.weights(), source=str(found))
-    return Loaded(found, chosen, tokenizer, model.to(choose_device(device)).eval(), task)
+    where = choose_device(device)
+    models = []
+    for part in members(found, chosen):
+        model, task = build_model(chosen, tokenizer)
+        model.load_tensors(part.weights(), source=str(part))
+        models.append(model.to(where).eval())
+    return Loaded(found, chosen, tokenizer, models, task)
+
+
+def members(run: Run, chosen: RunConfig) -> list[Run]:
+    """The runs whose weights make up a run: itself, or the models of an ensemble."""
+    count = chosen.transfer.ensemble if chosen.transfer else 1
+    return [run] if count == 1 else [run.member(number) for number in range(count)]
 
 
 @dataclass(frozen=True)
@@ -59,8 +78,11 @@ class Generated:
 
 
 class Loaded:
-    def __init__(self, run: Run, config: RunConfig, tokenizer: Tokenizer, model: Model, task: Task):
-        self.run, self.config, self.tokenizer, self.model, self.task = run, config, tokenizer, model, task
+    """What a run can do: generate and score as a language model, predict as a classifier."""
+
+    def __init__(self, run: Run, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
+        self.run, self.config, self.tokenizer, self.task = run, config, tokenizer, task
+        self.models, self.model = models, models[0]  # more than one in an ensemble, which only classifiers are
 
     def generate(
         self,
@@ -138,9 +160,63 @@ class Loaded:
         chosen = scores.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
         return [row[keep].tolist() for row, keep in zip(chosen, labels != IGNORE, strict=True)]
 
-    def evaluate(self, corpus: str | Path | Sequence[str | Path] = (), *, documents: str = "auto") -> dict[str, Any]:
+    def predict(self, texts: str | Iterable[str]) -> list[dict[str, Any]]:
+        """The class of each text, with the probability of every class."""
+        return list(self.predictions([texts] if isinstance(texts, str) else texts))
+
+    def predictions(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """The same one by one, in the order of the texts, however many come: a few thousand are read at a time."""
+        task = self.classifier()
+        waiting = iter(texts)
+        while part := list(islice(waiting, AT_ONCE)):
+            yield from as_predictions(task.config, self.probabilities(part))
+
+    def probabilities(self, texts: Sequence[str] | Records) -> np.ndarray:
+        """(N, C) the probability of every class, averaged over the models of an ensemble."""
+        task = self.classifier()
+        records = (
+            texts if isinstance(texts, Records) else Records("text", list(range(len(texts))), {"text": list(texts)})
+        )
+        data = task.prepare(records, labelled=False)
+        length, dtype = row_length(self.model, self.config.train), self.config.train.dtype
+        return np.mean([probabilities(model, task, data, length=length, dtype=dtype) for model in self.models], axis=0)
+
+    def classifier(self) -> Classify:
+        if not isinstance(self.task, Classify):
+            raise UserError(f"{self.run}: has no head to classify with; make one with headstock finetune")
+        return self.task
+
+    def evaluate(
+        self,
+        corpus: str | Path | Sequence[str | Path] = (),
+        *,
+        documents: str = "auto",
+        columns: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
         """The task's metrics on given text, or on what was held out when the run was made."""
-        length = self.config.train.length or self.model.backbone.context or 256
+        if isinstance(self.task, Classify):
+            files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+            return self.evaluate_rows(files, columns)
+        return self.evaluate_text(corpus, documents)
+
+    def evaluate_rows(self, files: Sequence[str | Path], columns: dict[str, str] | None) -> dict[str, Any]:
+        """A classifier's metrics with their intervals."""
+        task, data = self.classifier(), self.config.data
+        if len(files) > 1:
+            raise UserError(f"a classifier is measured on one labelled file at a time, {len(files)} came")
+        if files:
+            separator = task.config.separator
+            records = with_labels(read_records(files[0], columns=columns, separator=separator), "to measure by")
+        else:
+            splits = read_splits(
+                data, separator=task.config.separator, seed=self.config.train.seed, say=lambda line: None
+            )
+            records = splits.test if splits.test is not None and splits.test.labels else splits.valid
+        labels = label_numbers(records, task.config)
+        return metrics_of(task.config, self.probabilities(records), labels) | {"file": records.source}
+
+    def evaluate_text(self, corpus: str | Path | Sequence[str | Path], documents: str) -> dict[str, Any]:
+        length = row_length(self.model, self.config.train)
         if corpus:
             text = read_corpus(corpus, documents=documents, column=self.config.data.column)  # type: ignore[arg-type]
             store = build_store(text, self.tokenizer)

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,29 +16,16 @@ from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.randomness import number
 from headstock.tasks.task import Task
-from headstock.train import checkpoint as checkpoints
 from headstock.train.budget import Budget, due
 from headstock.train.evaluate import measure, precision, weights_swapped
+from headstock.train.keep import InMemory, Keeper, OnDisk
 from headstock.train.optim import Average, lr_factor, make_optimizers
 from headstock.train.order import Order
+from headstock.train.progress import Progress
 from headstock.train.run import Run
 from headstock.train.settings import TrainSettings
 from headstock.train.signals import Interrupted, Interruption
 from headstock.train.world import World
-
-
-@dataclass
-class Progress:
-    """How far a run is; a checkpoint carries it."""
-
-    step: int = 0
-    tokens: int = 0  # predictions made, padding not counted
-    seconds: float = 0.0
-    aside: float = 0.0  # seconds of them that went into validation and checkpoints
-    loss: float = math.nan  # mean over the steps since the line before
-    best_loss: float = math.inf
-    best_step: int | None = None
-    valid: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,74 +63,94 @@ def train(
     data: Any,
     settings: TrainSettings,
     *,
-    run: Run,
+    run: Run | None,
     world: World,
     watch: Sequence[Watch] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Progress:
     """Train until the budget is spent, going on from the run's newest whole checkpoint if it has one.
 
-    `data` has `train` and `valid`, of whatever the task reads. The run's weights are written at the end.
+    `data` has `train` and `valid`, of whatever the task reads. The run's weights are written at the end; without a
+    run nothing is written, and the best weights are kept in memory.
     """
-    length = settings.length or model.backbone.context or 256
+    length = row_length(model, settings)
     order = Order(task, data.train, length=length, batch=settings.batch, seed=settings.seed)
     budget = Budget.of(settings, order.steps_per_epoch)
     check_shares(settings, world)
     model.to(world.device)
     optimizers = make_optimizers(model, settings)
     average = Average(model, settings.ema) if settings.ema else None
-    progress = resume(run, model, optimizers, average, say)
-    if world.leads:
-        run.rewind_metrics(progress.step)
+    keeper: Keeper = OnDisk(run, settings, world) if run is not None else InMemory()
+    progress = keeper.resume(model, optimizers, average, say)
     objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
     if settings.compile:
         objective = torch.compile(objective)  # type: ignore[assignment]
     objective = world.share(objective)
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
-    losses = Running()
+    losses, seen = Running(), Seen()
     with Interruption() as interruption:
-        while not budget.over(progress.step, progress.seconds):
+        while not budget.over(progress.step, progress.seconds) and not out_of_patience(progress, settings):
             done = budget.share(progress.step, progress.seconds)
+            if settings.unfreeze:
+                thaw(model, progress.step / order.steps_per_epoch / settings.unfreeze)
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
             batches = order.micro_batches(
                 progress.step, size=settings.micro_batch, rank=world.rank, world=world.size, full=settings.compile
             )
-            loss, gradient, counted = one_step(objective, task, batches, optimizers, lr, settings, progress.step, world)
+            loss, gradient, counted = one_step(
+                objective, task, batches, optimizers, lr, settings, progress.step, world, seen
+            )
             if average is not None:
                 average.update(model)
             progress.step += 1
             progress.tokens += counted
             progress.seconds = elapsed()
-            stop_if_not_finite(losses.add(progress.step, loss, counted), order, run)
+            stop_if_not_finite(losses.add(progress.step, loss, counted), order, keeper)
 
             after = budget.share(progress.step, progress.seconds)
             passed = partial(due, step=progress.step, before=done, after=after)
             event = partial(describe, progress=progress, order=order, budget=budget, losses=losses, lr=lr)
             tell(watch, event("step"))
             if passed(settings.log_every, 50):
-                stop_if_not_finite(losses.settle(), order, run)
+                stop_if_not_finite(losses.settle(), order, keeper)
                 progress.loss = losses.mean()
                 tell(watch, event("log", gradient=float(gradient)))
                 losses.restart()
             paused = time.monotonic()
             if passed(settings.validate_every, 10):
+                progress.train = seen.score(task, world)
                 validate(model, task, data.valid, average, progress, settings, length, world)
                 progress.seconds = elapsed()
                 tell(watch, event("valid"))
             asked = agree(interruption.received, world)
             better = progress.best_step == progress.step
             if better or asked or passed(settings.checkpoint_every or settings.validate_every, 10):
-                stop_if_not_finite(losses.settle(), order, run)
-                keep_checkpoint(run, model, optimizers, average, progress, settings, world)
+                stop_if_not_finite(losses.settle(), order, keeper)
+                keeper.keep(model, optimizers, average, progress)
             losses.pause(time.monotonic() - paused)
             progress.aside += time.monotonic() - paused
             progress.seconds = elapsed()
             if asked is not None:
-                where = run.checkpoints / f"step-{progress.step}"
-                raise Interrupted(f"stopped after step {progress.step}, saved in {where}; go on with --resume", asked)
-    finish(run, model, average, progress, settings, world)
+                raise Interrupted(f"stopped after step {progress.step}{keeper.where(progress.step)}", asked)
+    keeper.finish(model, average, progress, settings)
     return progress
+
+
+def row_length(model: Model, settings: TrainSettings) -> int:
+    return settings.length or model.backbone.context or 256
+
+
+def out_of_patience(progress: Progress, settings: TrainSettings) -> bool:
+    return settings.patience is not None and progress.worse >= settings.patience
+
+
+def thaw(model: Model, opened: float) -> None:
+    """Let move the heads, and as many of the backbone's stages, from the top, as have been `opened` by now."""
+    stages = model.backbone.stages()
+    for height, stage in enumerate(reversed(stages)):
+        for parameter in stage:
+            parameter.requires_grad_(height < math.floor(opened + 1e-9))
 
 
 def one_step(
@@ -155,41 +162,73 @@ def one_step(
     settings: TrainSettings,
     step: int,
     world: World,
+    seen: "Seen | None" = None,
 ) -> tuple[Tensor, Tensor, int]:
-    """One move of the weights; the loss, the gradient's length and how many predictions there were, in all processes.
+    """One move of the weights; the loss, the gradient's length and how many tokens there were, in all processes.
 
     The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
     """
     objective.train()
     torch.manual_seed(number(settings.seed, step, world.rank, "dropout"))
-    counts = total_counts(task, batches, world)
+    counts, tokens = total_counts(task, batches, world)
     whole = torch.zeros((), device=world.device)
     for place, batch in enumerate(batches):
         last = place == len(batches) - 1
         with nullcontext() if last else world.hold_back(objective):
             with precision(world.device, settings.dtype):
                 sums = objective(batch.to(world.device))
-            loss = torch.stack([total / max(1, counts[head]) for head, total in sums.items()]).sum()
+            loss = torch.stack([sums[head] / max(1, count) for head, count in counts.items()]).sum()
             (loss * world.size).backward()  # DDP divides by the number of processes, and the counts already did
         whole += loss.detach()
+        if seen is not None:
+            seen.add(sums)
+    if seen is not None:
+        seen.count(counts)
     model_parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     gradient = nn.utils.clip_grad_norm_(model_parameters, settings.clip or math.inf)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("scale", 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if world.size > 1:
         torch.distributed.all_reduce(whole)
-    return whole, gradient, max(counts.values())
+    return whole, gradient, tokens
 
 
-def total_counts(task: Task, batches: list[Batch], world: World) -> dict[str, int]:
+def total_counts(task: Task, batches: list[Batch], world: World) -> tuple[dict[str, int], int]:
+    """Predictions by head, and tokens, of all processes together."""
     mine: dict[str, int] = {}
+    tokens = 0
     for batch in batches:
+        tokens += task.tokens(batch)
         for head, count in task.counts(batch).items():
             mine[head] = mine.get(head, 0) + count
-    return {head: int(count) for head, count in zip(mine, world.total(mine.values()), strict=True)}
+    *counts, every = map(int, world.total([*mine.values(), tokens]))
+    return dict(zip(mine, counts, strict=True)), every
+
+
+class Seen:
+    """What the training batches themselves showed since the validation before: a running score, for free."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach()
+
+    def count(self, counts: dict[str, int]) -> None:
+        for head, count in counts.items():
+            self.counts[head] = self.counts.get(head, 0) + count
+
+    def score(self, task: Task, world: World) -> dict[str, float]:
+        """The task's metrics over it, all processes together; then it begins anew."""
+        names = sorted(self.sums)
+        totals = world.total([float(self.sums[name]) for name in names])
+        counts, self.sums, self.counts = self.counts, {}, {}
+        return task.score(dict(zip(names, totals, strict=True)), counts, size=0)
 
 
 class Running:
@@ -273,12 +312,12 @@ def agree(received: int | None, world: World) -> int | None:
     return int(shared) or None
 
 
-def stop_if_not_finite(step: int | None, order: Order, run: Run) -> None:
+def stop_if_not_finite(step: int | None, order: Order, keeper: Keeper) -> None:
     if step is None:
         return
     places = order.names(step - 1)
     shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
-    good = checkpoints.newest_whole(run.checkpoints, say=lambda line: None)
+    good = keeper.newest()
     last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
     raise WorkError(f"step {step}: the loss is not a finite number; the step read {shown}; {last}")
 
@@ -305,58 +344,7 @@ def validate(
             size=data.bytes,
             dtype=settings.dtype,
         )
-    if progress.valid["loss"] < progress.best_loss:
-        progress.best_loss, progress.best_step = progress.valid["loss"], progress.step
-
-
-def resume(
-    run: Run,
-    model: Model,
-    optimizers: list[torch.optim.Optimizer],
-    average: Average | None,
-    say: Callable[[str], None],
-) -> Progress:
-    """Go on from the newest whole checkpoint, or begin."""
-    path = checkpoints.newest_whole(run.checkpoints, say)
-    if path is None:
-        return Progress()
-    found = checkpoints.load(path)
-    checkpoints.restore(found, model, optimizers, average)
-    say(f"going on from {path}")
-    known = {key: value for key, value in found.progress.items() if key != "average_steps"}
-    return Progress(**known)
-
-
-def keep_checkpoint(
-    run: Run,
-    model: Model,
-    optimizers: list[torch.optim.Optimizer],
-    average: Average | None,
-    progress: Progress,
-    settings: TrainSettings,
-    world: World,
-) -> None:
-    if world.leads:
-        try:
-            checkpoints.save(run.checkpoints, checkpoints.capture(model, optimizers, average, asdict(progress)))
-            checkpoints.prune(run.checkpoints, keep=settings.keep, best=progress.best_step)
-        except OSError as wrong:
-            good = checkpoints.newest_whole(run.checkpoints, say=lambda line: None)
-            last = f"the last whole one is {good}" if good else "there is none before it"
-            raise WorkError(f"step {progress.step}: the checkpoint could not be written ({wrong}); {last}") from wrong
-    world.wait()
-
-
-def finish(
-    run: Run, model: Model, average: Average | None, progress: Progress, settings: TrainSettings, world: World
-) -> None:
-    """Put the weights that count into the model and into the run's folder."""
-    best = run.checkpoints / f"step-{progress.best_step}"
-    if settings.weights == "best" and progress.best_step not in (None, progress.step) and best.is_dir():
-        found = checkpoints.load(best)
-        model.load_tensors(found.average or found.model, source=str(best))
-    elif average is not None:
-        model.load_tensors(average.tensors, source="the averaged weights")
-    if world.leads:
-        run.save_weights(model.tensors())
-    world.wait()
+    merit = task.merit(progress.valid)
+    progress.worse += 1
+    if merit < progress.best_merit:
+        progress.best_merit, progress.best_step, progress.worse = merit, progress.step, 0

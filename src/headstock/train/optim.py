@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,10 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
-    """Every trainable weight in exactly one of them; only matrices decay."""
+    """Every trainable weight in exactly one of them; only matrices decay.
+
+    Each group has a `scale`: its share of the learning rate, smaller the deeper it lies if `layer_decay` says so.
+    """
     trainable = {id(p): p for p in model.parameters() if p.requires_grad}
     optimizers: list[Optimizer] = []
     if settings.optimizer == "muon":
@@ -75,10 +79,9 @@ def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         inner = [p for p in model.backbone.parameters() if id(p) in trainable and p.dim() == 2 and id(p) not in tables]
         groups = [
-            {"params": [p for p in inner if id(p) not in thirds], "parts": 1},
-            {"params": [p for p in inner if id(p) in thirds], "parts": 3},  # queries, keys and values
+            *by_depth([p for p in inner if id(p) not in thirds], model, settings, parts=1),
+            *by_depth([p for p in inner if id(p) in thirds], model, settings, parts=3),  # queries, keys and values
         ]
-        groups = [group for group in groups if group["params"]]
         if groups:
             muon = Muon(groups, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)  # type: ignore[arg-type]
             optimizers.append(muon)
@@ -87,13 +90,24 @@ def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     matrices = [p for p in trainable.values() if p.dim() >= 2]
     vectors = [p for p in trainable.values() if p.dim() < 2]
     adam_groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        *by_depth(matrices, model, settings, weight_decay=settings.weight_decay),
+        *by_depth(vectors, model, settings, weight_decay=0.0),
     ]
-    adam_groups = [group for group in adam_groups if group["params"]]
     if adam_groups:
         optimizers.append(AdamW(adam_groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True))
     return optimizers
+
+
+def by_depth(
+    parameters: list[nn.Parameter], model: Model, settings: TrainSettings, **options: float
+) -> list[dict[str, Any]]:
+    """The parameters in groups of one learning rate: that of the heads, times the decay for each layer below them."""
+    stages = model.backbone.stages()
+    depth = {id(p): len(stages) - place for place, stage in enumerate(stages) for p in stage}
+    groups: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(settings.layer_decay ** depth.get(id(parameter), 0), []).append(parameter)
+    return [{"params": group, "scale": scale, **options} for scale, group in groups.items()]
 
 
 def lr_factor(done: float, settings: TrainSettings) -> float:

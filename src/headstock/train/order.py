@@ -9,6 +9,8 @@ from headstock.model.batch import Batch
 from headstock.randomness import generator
 from headstock.tasks.task import Examples, Task, filled
 
+POOL = 64  # steps whose examples are sorted by length together
+
 
 class Order:
     """Passes over the data, each in an order of its own, cut into steps of `batch` examples."""
@@ -25,7 +27,10 @@ class Order:
         self.epoch = epoch
         self.examples: Examples = self.task.examples(self.data, length=self.length, seed=self.seed, epoch=epoch)
         count = np.arange(len(self.examples), dtype=np.uint32)
-        self.order = generator(self.seed, epoch, "order").permutation(count)
+        draw = generator(self.seed, epoch, "order")
+        self.order = draw.permutation(count)
+        if (lengths := getattr(self.examples, "lengths", None)) is not None:
+            self.order = by_length(self.order, np.asarray(lengths), self.batch, draw)
 
     def indices(self, step: int) -> list[int]:
         """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""
@@ -52,3 +57,16 @@ class Order:
 
     def names(self, step: int) -> list[str]:
         return [self.examples.name(index) for index in self.indices(step)]
+
+
+def by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.random.Generator) -> np.ndarray:
+    """The same examples, those of like length in one step, and the steps in random order.
+
+    Sorted within pools of many steps, so that who meets whom still changes from pass to pass. The step that is not
+    full stays the last.
+    """
+    full = len(order) // batch * batch
+    pools = [order[at : min(at + POOL * batch, full)] for at in range(0, full, POOL * batch)]
+    ordered = [pool[np.argsort(lengths[pool], kind="stable")] for pool in pools]
+    steps = np.concatenate([*ordered, order[:0]]).reshape(-1, batch)
+    return np.concatenate([steps[draw.permutation(len(steps))].reshape(-1), order[full:]])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headstock import __version__, config
 from headstock.errors import UserError
@@ -24,8 +25,8 @@ from headstock.text.tokenizer import Tokenizer, describe, open_tokenizer, train_
 from headstock.train import watch as watching
 from headstock.train.card import write_card
 from headstock.train.evaluate import measure
-from headstock.train.loop import Progress, Watch, train
-from headstock.train.run import Run
+from headstock.train.loop import Progress, Watch, row_length, train
+from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset
 from headstock.train.world import World, join_world, leave_world
 
@@ -40,6 +41,7 @@ def pretrain(
     objective: str | None = None,
     config_file: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    start: str | Path | None = None,
     settings: dict[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -50,7 +52,8 @@ def pretrain(
     """Train a tokenizer and a language model on text; returns the run's results.
 
     Settings come from the preset, then the file, then `settings` (`{"depth": 4}` or `{"model.depth": 4}`);
-    the later wins. With `resume`, a run that was stopped goes on as if it had not been.
+    the later wins. With `resume`, a run that was stopped goes on as if it had not been. `start` is a finished run
+    whose model, tokenizer and weights this one begins with, to learn from other text.
     """
     run = Run(Path(out))
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
@@ -67,13 +70,14 @@ def pretrain(
             chosen = resumed_config(run, given)
             stores = prepare_again(run, chosen, say) if world.leads else None
         else:
-            chosen = gather_config(preset, config_file, given)
+            chosen = gather_config(preset, config_file, given, start=start)
             stores = prepare(run, chosen, say) if world.leads else None
         world.wait()  # the folder is there now, for every process
         if resume and run.finished():
             say(f"{run} is finished: nothing to resume")
             return run.results()
-        return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say)
+        weights = open_run(start).weights() if start else None
+        return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say, weights)
     finally:
         leave_world(world)
 
@@ -87,9 +91,15 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
         raise UserError(f"{run}: is not a run folder (it has no config.json) and not empty, so it is left alone")
 
 
-def gather_config(preset: str | None, file: str | Path | None, given: dict[str, Any]) -> RunConfig:
+def gather_config(
+    preset: str | None, file: str | Path | None, given: dict[str, Any], *, start: str | Path | None = None
+) -> RunConfig:
     """Preset, file and options as one checked whole."""
     written = config.read_settings(Path(file)) if file else {}
+    if start is not None:
+        if preset or given.get("tokenizer.file"):
+            raise UserError(f"{start}: a run to start from brings its own model and tokenizer; name no other")
+        written = config.merge(start_settings(open_run(start)), written)
     named = written.pop("preset", None)
     base = read_preset(preset or named or "gpt-nano") if preset or named or "model" not in written else {}
     tree = config.merge(base, written)
@@ -97,6 +107,7 @@ def gather_config(preset: str | None, file: str | Path | None, given: dict[str, 
     if objective:
         tree = config.merge(tree, {"task": {"name": objective}})
     tree = config.merge(tree, place_settings(given, tree))
+    tree = with_direction(tree)
     wish = tree.get("tokenizer", {}).get("vocabulary", 8000)
     tree = config.merge({"model": {"vocabulary": wish}}, tree)  # checked now, settled when the tokenizer is there
     chosen = make_config(tree)
@@ -108,7 +119,36 @@ def gather_config(preset: str | None, file: str | Path | None, given: dict[str, 
     return chosen
 
 
+def start_settings(source: Run) -> dict[str, Any]:
+    """What a run that begins with another's weights takes over from it: all but its text and its length."""
+    tree = source.config()
+    if "tokenizer" not in tree:
+        raise UserError(f"{source}: is a fine-tuned run, which cannot go on as a language model")
+    source.weights()  # there must be some
+    del tree["data"]
+    for length in ("steps", "epochs", "minutes"):
+        tree["train"].pop(length)
+    tree["tokenizer"] |= {"file": str(source.tokenizer_file)}
+    return tree
+
+
+def with_direction(tree: dict[str, Any]) -> dict[str, Any]:
+    """A model that must see both sides of a token, or only one, is built so unless that was set by hand."""
+    causal = TASKS.get(tree.get("task", {}).get("name", "causal")).causal
+    if causal is None:
+        return tree
+    asked = tree.get("model", {}).get("causal", causal)
+    if asked != causal:
+        name = tree["task"]["name"]
+        raise UserError(f"model.causal: must be {str(causal).lower()} for the objective {name!r}, not {asked}")
+    return config.merge(tree, {"model": {"causal": causal}})
+
+
 def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
+    return make_config(same_settings(run, given))
+
+
+def same_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     """A run goes on with its own settings; what was asked for now must not contradict them."""
     tree = run.config()
     given = dict(given)
@@ -122,7 +162,7 @@ def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
     ]
     if differing:
         raise UserError(f"{run}: resuming goes on with the run's own settings; {'; '.join(differing)}")
-    return make_config(tree)
+    return tree
 
 
 def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
@@ -197,10 +237,14 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
     return Model(backbone, task.heads(backbone)), task
 
 
-def work(run: Run, stores: Stores, world: World, watch: Sequence[Watch], say: Say) -> dict[str, Any]:
+def work(
+    run: Run, stores: Stores, world: World, watch: Sequence[Watch], say: Say, weights: dict[str, Tensor] | None = None
+) -> dict[str, Any]:
     """Train, measure on all held-out text, and write down what came out."""
     chosen = make_config(run.config())
     model, task = build_model(chosen, run.tokenizer())
+    if weights is not None:
+        model.load_tensors(weights, source="the run to start from")
     sizes = model.sizes()
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
     say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
@@ -211,7 +255,7 @@ def work(run: Run, stores: Stores, world: World, watch: Sequence[Watch], say: Sa
             if chosen.train.tensorboard:
                 watchers.append(stack.enter_context(watching.tensorboard(run)))
         done = train(model, task, stores, chosen.train, run=run, world=world, watch=tuple(watchers), say=say)
-    length = chosen.train.length or model.backbone.context or 256
+    length = row_length(model, chosen.train)
     rows = chosen.train.micro_batch or chosen.train.batch
     valid = task.examples(stores.valid, length=length)
     metrics = measure(model, task, valid, world=world, rows=rows, size=stores.valid.bytes, dtype=chosen.train.dtype)

@@ -1,6 +1,7 @@
 """The run folder: the only place that knows the names of the files in it."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,19 @@ class Run:
         return self.path / "metrics.jsonl"
 
     @property
+    def predictions(self) -> Path:
+        return self.path / "predictions.jsonl"
+
+    @property
+    def adapted(self) -> "Run":
+        """The same backbone after more pretraining on the task's own texts, where that was asked for."""
+        return Run(self.path / "adapted")
+
+    def member(self, number: int) -> "Run":
+        """One model of an ensemble."""
+        return Run(self.path / "members" / str(number))
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
@@ -45,7 +59,7 @@ class Run:
             beginning = Run(folder)
             beginning.write("config.json", settings)
             beginning.write("data.json", data)
-            tokenizer.save(folder / "tokenizer.json")
+            tokenizer.save(beginning.tokenizer_file)
 
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
@@ -77,19 +91,31 @@ class Run:
     def write_report(self, page: str) -> None:
         write_text(self.report, page)
 
+    def write_predictions(self, rows: Iterable[dict[str, Any]]) -> None:
+        write_text(self.predictions, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
     def tokenizer(self) -> Tokenizer:
-        return open_tokenizer(self.path / "tokenizer.json")
+        if not self.tokenizer_file.is_file():
+            raise UserError(f"{self}: its tokenizer.json is missing, so its model cannot be used")
+        return open_tokenizer(self.tokenizer_file)
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
         sweep(self.path)
-        with whole_file(self.path / "model.safetensors") as beside:
+        with whole_file(self.weights_file) as beside:
             write_tensors(beside, tensors)
 
     def weights(self) -> dict[str, Tensor]:
-        path = self.path / "model.safetensors"
-        if not path.is_file():
+        if not self.weights_file.is_file():
             raise UserError(f"{self}: has no model.safetensors yet; finish its training with --resume")
-        return read_tensors(path)
+        return read_tensors(self.weights_file)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:

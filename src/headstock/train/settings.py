@@ -1,6 +1,6 @@
 """Everything a run is made from: the sections of config.json, and how presets, files and --set are joined."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -28,6 +28,46 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class LabelledSettings:
+    train: str = ""  # a table of texts and labels, or the first of two files
+    valid: str | None = None  # without it a share of the training rows is held out
+    test: str | None = None  # measured at the end if it has labels, predicted if not
+    columns: tuple[str, ...] = ()  # what the columns are called there, such as text=review
+    valid_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid_fraction < 1:
+            raise ConfigError([("valid_fraction", f"must be above 0 and below 1, not {self.valid_fraction}")])
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    run: str  # whose backbone it is
+    init: Literal["pretrained", "scratch"] = "pretrained"  # its weights, or only its architecture
+    freeze: bool = False  # train the head alone, on features that are computed once
+    bidirectional: bool | None = None  # read a causal backbone with (false) or without (true) its mask
+    adapt_steps: int = 0  # first go on pretraining on the task's own texts for so many steps,
+    adapt_lr: float | None = None  # at this learning rate; a third of the run's own unless given
+    ensemble: int = 1  # so many models, from as many seeds; their probabilities are averaged
+    least_steps: int = 100  # a small file is read more often than `epochs` says, until there are so many steps
+
+    def __post_init__(self) -> None:
+        problems = [
+            (name, f"must be {least} or more, not {getattr(self, name)}")
+            for name, least in (("adapt_steps", 0), ("ensemble", 1), ("least_steps", 0))
+            if getattr(self, name) < least
+        ]
+        if self.init == "scratch" and self.adapt_steps:
+            problems.append(("adapt_steps", "goes on from pretrained weights, so it does not go with init scratch"))
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def kind(self) -> str:
+        return "frozen" if self.freeze else self.init
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     steps: int | None = None
     epochs: float | None = None
@@ -47,6 +87,11 @@ class TrainSettings:
     momentum: float = 0.95  # muon's
     clip: float = 1.0  # longest gradient; 0 leaves it as it is
     label_smoothing: float = 0.0
+    layer_decay: float = 1.0  # each layer's learning rate is this share of that of the one above it
+    unfreeze: float | None = (
+        None  # epochs after which the next layer from the top starts to move; all at once unless given
+    )
+    patience: int | None = None  # validations without a better one after which training stops
     ema: float = 0.0  # decay of the averaged weights that are kept in the end; 0 keeps the last ones
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
@@ -64,14 +109,24 @@ class TrainSettings:
         given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
         if len(given) > 1:
             problems.append((given[1], f"cannot be set together with {given[0]}: a run has one length"))
-        for name in ("steps", "epochs", "minutes", "micro_batch", "length", "validate_every", "checkpoint_every"):
+        for name in (
+            "steps",
+            "epochs",
+            "minutes",
+            "micro_batch",
+            "length",
+            "validate_every",
+            "checkpoint_every",
+            "unfreeze",
+            "patience",
+        ):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 problems.append((name, f"must be above 0, not {value}"))
-        for name in ("batch", "keep", "valid_tokens", "lr"):
+        for name in ("batch", "keep", "valid_tokens", "lr", "layer_decay"):
             if getattr(self, name) <= 0:
                 problems.append((name, f"must be above 0, not {getattr(self, name)}"))
-        for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "beta1", "beta2", "momentum"):
+        for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay", "beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) <= 1:
                 problems.append((name, f"must be from 0 to 1, not {getattr(self, name)}"))
         if not 0 <= self.ema < 1:
@@ -84,32 +139,41 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of a run. `model` and `task` are of the class that their family or name asks for."""
+    """All settings of a run. `model` and `task` are of the class that their family or name asks for.
+
+    A pretraining run has the sections of PRETRAINING, a fine-tuned one those of TRANSFER.
+    """
 
     family: str
     objective: str
     model: Any
     task: Any
-    data: DataSettings = field(default_factory=DataSettings)
-    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
-    train: TrainSettings = field(default_factory=TrainSettings)
+    train: TrainSettings
+    data: Any  # DataSettings or LabelledSettings
+    tokenizer: Any = None  # TokenizerSettings; none where the tokenizer is another run's
+    transfer: Any = None  # TransferSettings, of a fine-tuned run
 
     def plain(self) -> dict[str, Any]:
-        sections = {name: config.plain(getattr(self, name)) for name in ("data", "tokenizer", "train")}
         return {
             "model": {"family": self.family, **config.plain(self.model)},
             "task": {"name": self.objective, **config.plain(self.task)},
-            **sections,
+            **{name: config.plain(getattr(self, name)) for name in (PRETRAINING if self.tokenizer else TRANSFER)},
         }
 
 
-SECTIONS = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}
+PRETRAINING: dict[str, type] = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}
+TRANSFER: dict[str, type] = {"data": LabelledSettings, "transfer": TransferSettings, "train": TrainSettings}
+
+
+def sections_of(tree: dict[str, Any]) -> dict[str, type]:
+    return TRANSFER if "transfer" in tree else PRETRAINING
 
 
 def make_config(tree: dict[str, Any]) -> RunConfig:
     """A run's settings from the tree that files and options were merged into; every problem is named at once."""
     problems: config.Problems = []
-    known = [*SECTIONS, "model", "task"]
+    sections = sections_of(tree)
+    known = [*sections, "model", "task"]
     problems += [(key, "unknown section" + did_you_mean(key, known)) for key in tree if key not in known]
     model, task = dict(tree.get("model", {})), dict(tree.get("task", {}))
     family, objective = model.pop("family", "transformer"), task.pop("name", "causal")
@@ -117,7 +181,7 @@ def make_config(tree: dict[str, Any]) -> RunConfig:
         "model": config.collect(BACKBONES.get(family).Config, model, "model", problems),
         "task": config.collect(TASKS.get(objective).Config, task, "task", problems),
     }
-    for name, section in SECTIONS.items():
+    for name, section in sections.items():
         parts[name] = config.collect(section, tree.get(name, {}), name, problems)
     if problems:
         raise ConfigError(problems)
@@ -131,13 +195,12 @@ def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, 
     """
     family = tree.get("model", {}).get("family", "transformer")
     objective = tree.get("task", {}).get("name", "causal")
-    sections = {
-        "tokenizer": TokenizerSettings,
-        "model": BACKBONES.get(family).Config,
-        "task": TASKS.get(objective).Config,
-        "train": TrainSettings,
-        "data": DataSettings,
-    }
+    own = sections_of(tree)
+    parts = {"model": BACKBONES.get(family).Config, "task": TASKS.get(objective).Config}
+    if "transfer" in own:  # the model is given, so its settings come last: `dropout` alone is the head's
+        sections = {"transfer": own["transfer"], "task": parts["task"], "train": own["train"], **own, **parts}
+    else:
+        sections = {"tokenizer": own["tokenizer"], **parts, "train": own["train"], **own}
     names = {name: {part.name for part in fields(section)} for name, section in sections.items()}
     names["model"].add("family")
     placed: dict[str, Any] = {}

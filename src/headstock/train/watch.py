@@ -21,6 +21,7 @@ def log_metrics(run: Run) -> Watch:
             row["tokens_per_second"] = round(event.tokens_per_second, 1)
         elif event.kind == "valid":
             row = {f"valid_{name}": value for name, value in p.valid.items()}
+            row |= {f"train_{name}": value for name, value in p.train.items()}
         else:
             return
         run.add_metrics(

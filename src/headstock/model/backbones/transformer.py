@@ -108,6 +108,13 @@ class Transformer(Backbone):
             if name.endswith(("output.weight", "down.weight")):
                 parameter.data.mul_((2 * self.config.depth) ** -0.5)
 
+    def stages(self) -> list[list[nn.Parameter]]:
+        blocks = [list(block.parameters()) for block in self.blocks]
+        if self.final_norm is not None:
+            blocks[-1] += self.final_norm.parameters()
+        above = {id(parameter) for block in blocks for parameter in block}
+        return [[p for p in self.parameters() if id(p) not in above], *blocks]
+
     def new_state(self, rows: int, capacity: int) -> Cache:
         weight = self.tokens.weight
         shape = (rows, self.config.heads, capacity, self.width // self.config.heads)

@@ -1,53 +1,30 @@
-"""A run as one self-contained HTML page: its curve, its numbers, its voice."""
+"""Reports as single HTML pages that need nothing else: of a run, of a fine-tuned run, of a comparison."""
 
-import io
-from importlib import resources
-from typing import Any
+from pathlib import Path
 
+from headstock.errors import UserError
+from headstock.study.report.compare import write_compare_report
+from headstock.study.report.run import write_finetune_report, write_run_report
 from headstock.train.run import Run
 
-
-def write_run_report(run: Run, samples: list[str]) -> None:
-    """Make report.html from what the run folder holds; `samples` are texts it generated."""
-    import jinja2
-
-    template = (resources.files("headstock.study.report") / "run.html").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True).from_string(template)
-    settings = run.config()
-    facts = {section: values for section, values in settings.items() if section in ("model", "train", "tokenizer")}
-    run.write_report(
-        page.render(
-            name=run.path.name,
-            results=run.results(),
-            data=run.data(),
-            settings=facts,
-            curve=curve_svg(run.read_metrics()),
-            samples=samples,
-        )
-    )
+__all__ = ["write_compare_report", "write_finetune_report", "write_report", "write_run_report"]
 
 
-def curve_svg(rows: list[dict[str, Any]]) -> str:
-    """Training and validation loss by step; text and axes take the page's colour, so it reads in light and dark."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    with pyplot.rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "headstock"}):
-        figure, axes = pyplot.subplots(figsize=(7, 3.6))
-        train = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-        valid = [(row["step"], row["valid_loss"]) for row in rows if "valid_loss" in row]
-        axes.plot(*zip(*train, strict=True), linestyle="--", color="#888888", label="training")
-        axes.plot(*zip(*valid, strict=True), marker="o", markersize=4, color="#d1495b", label="validation")
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss (nats per token)")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-        figure.tight_layout()
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-        pyplot.close(figure)
-    svg = out.getvalue()
-    svg = svg[svg.index("<svg") :]
-    return svg.replace("#000000", "currentColor").replace("stroke: #000", "stroke: currentColor")
+def write_report(folder: Path, samples: list[str] | None = None) -> Path:
+    """Make the report that suits what the folder holds; `samples` are texts a language model generated."""
+    run = Run(folder)
+    if not run.finished():
+        if run.exists():
+            raise UserError(f"{folder}: has no results.json yet; headstock pretrain ... --resume finishes a run")
+        what = "has no results.json" if folder.exists() else "no such folder"
+        raise UserError(f"{folder}: {what}; headstock pretrain, finetune and compare make folders with results.json")
+    kind = run.results().get("kind")
+    if kind == "compare":
+        return write_compare_report(folder)
+    if kind == "finetune":
+        write_finetune_report(run)
+    elif kind in (None, "pretrain"):
+        write_run_report(run, samples or [])
+    else:
+        raise UserError(f"{folder}: there is no report of kind {kind!r}, only of pretrain, finetune and compare")
+    return run.report

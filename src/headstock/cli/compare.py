@@ -1,0 +1,79 @@
+"""`headstock compare`: does pretraining pay here?"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstock.cli.verb import Common, verb
+
+
+def compare(
+    common: Common,
+    out: Annotated[Path, typer.Option("--out", help="The folder to keep everything in; a stopped one goes on.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Pretrained runs, or reviews-en, which ships with Headstock.")
+    ] = None,
+    train: Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")] = None,
+    valid: Annotated[Path | None, typer.Option("--valid", help="More of them, to choose epochs by.")] = None,
+    test: Annotated[Path | None, typer.Option("--test", help="More of them, to measure by.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="What is learned: classify.")] = None,
+    arms: Annotated[str | None, typer.Option("--arms", help="scratch,pretrained,frozen,tfidf unless given.")] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help="Numbers of labels, such as 100,400,1600.")] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="How often everything is repeated; 5.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", help="Such as text=review,label=stars")] = None,
+    leakage: Annotated[
+        str | None, typer.Option("--leakage", help="Test texts seen in pretraining: exclude, keep, or skip the search.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", help="Measure on at most so many test rows.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of fine-tuning, for all arms.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A recipe: a TOML file.")] = None,
+) -> dict[str, Any]:
+    """Compare pretrained, frozen, from scratch and TF-IDF on your labels, and say with intervals what pays.
+
+    Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
+    """
+    from headstock.config import parse_setting
+    from headstock.study.compare import compare as work
+    from headstock.study.report import write_report
+    from headstock.study.table import table
+    from headstock.text.records import parse_columns
+
+    results = work(
+        [str(run) for run in runs or []],
+        train=train,
+        valid=valid,
+        test=test,
+        out=out,
+        task=task,
+        arms=[name.strip() for name in arms.split(",")] if arms else None,
+        labels=counts(labels) if labels else None,
+        seeds=seeds,
+        seed=common.seed,
+        columns=parse_columns(columns) if columns else None,
+        leakage=leakage,
+        rows=rows,
+        config_file=config,
+        settings=dict(parse_setting(text) for text in set_ or []),
+        device=common.device,
+        say=common.say,
+    )
+    page = write_report(out)
+    common.show(table(results))
+    for line in [*results["verdicts"], *results["notes"]]:
+        common.show(line)
+    common.show(f"report: {page}")
+    return results | {"report": str(page)}
+
+
+def counts(text: str) -> list[int]:
+    from headstock.errors import UserError
+
+    try:
+        return [int(part.replace("_", "")) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--labels {text}: wanted numbers with commas between, such as 100,400,1600") from None
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app)(compare)

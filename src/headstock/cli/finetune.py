@@ -1,0 +1,89 @@
+"""`headstock finetune`: a new head on a pretrained backbone."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstock.cli.verb import Common, verb
+
+
+def finetune(
+    common: Common,
+    run: Annotated[Path, typer.Argument(help="The pretrained run, or a stock that ships with Headstock (reviews-en).")],
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make, such as runs/reviews.")],
+    train: Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")] = None,
+    valid: Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")] = None,
+    test: Annotated[Path | None, typer.Option("--test", help="Measured at the end; predicted if unlabelled.")] = None,
+    task: Annotated[str, typer.Option("--task", help="What is learned: classify.")] = "classify",
+    init: Annotated[str | None, typer.Option("--init", help="Begin with pretrained weights or from scratch.")] = None,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
+    pool: Annotated[str | None, typer.Option("--pool", help="last, cls, mean, max or concat.")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the labelled texts.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="The highest learning rate.")] = None,
+    layer_decay: Annotated[
+        float | None, typer.Option("--layer-decay", help="Each layer's share of the learning rate above it.")
+    ] = None,
+    adapt_steps: Annotated[
+        int | None, typer.Option("--adapt-steps", help="First pretrain on the task's own texts for so many steps.")
+    ] = None,
+    ensemble: Annotated[int | None, typer.Option("--ensemble", help="Average so many models, one a seed.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", help="Such as text=review,label=stars")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set long=windows.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")] = False,
+) -> dict[str, Any]:
+    """Put a new head on a pretrained run and train it on labelled texts, into a run folder of its own.
+
+    Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
+    """
+    from headstock.config import parse_setting
+    from headstock.text.records import parse_columns
+    from headstock.train.card import with_intervals
+    from headstock.train.finetune import finetune as work
+    from headstock.train.watch import on_screen
+
+    settings = dict(parse_setting(text) for text in set_ or [])
+    options = {
+        "task.pool": pool,
+        "train.epochs": epochs,
+        "train.lr": lr,
+        "train.layer_decay": layer_decay,
+        "train.seed": common.seed,
+        "transfer.adapt_steps": adapt_steps,
+        "transfer.ensemble": ensemble,
+    }
+    settings |= {key: value for key, value in options.items() if value is not None}
+    with on_screen(quiet=common.quiet) as watch:
+        results = work(
+            run,
+            train=train,
+            valid=valid,
+            test=test,
+            task=task,
+            out=out,
+            columns=parse_columns(columns) if columns else None,
+            init=init,
+            freeze=freeze or None,
+            config_file=config,
+            settings=settings,
+            resume=resume,
+            overwrite=overwrite,
+            device=common.device,
+            watch=watch,
+            say=common.say,
+        )
+    done = f"{results['steps']:,} steps in {results['seconds']:.0f} s, best epoch {results['best_epoch']}"
+    common.show(f"{results['run']}: {done}")
+    for side in ("valid", "test"):
+        if side in results:
+            common.show(f"{side}: {with_intervals(results[side])}")
+    common.show(f'try: headstock predict {results["run"]} "..."')
+    return results
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app)(finetune)

@@ -1,0 +1,150 @@
+"""Does pretraining pay here? The same rows and seeds for every arm, and an answer with intervals."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headstock.errors import UserError
+from headstock.study.answer import answer
+from headstock.study.arms import Arm, make_arms
+from headstock.study.cells import Ground, Place, cell
+from headstock.study.leaks import Leaks, look_for_leaks
+from headstock.study.settings import CompareSettings, Plan, make_plan
+from headstock.tasks.classify import ClassifyConfig, find_classes, label_numbers
+from headstock.text.records import Records
+from headstock.train.labelled import read_splits, spread
+from headstock.train.loop import Watch
+from headstock.train.pretrain import pretrain
+from headstock.train.run import Run
+from headstock.train.settings import LabelledSettings
+from headstock.train.signals import Interrupted
+from headstock.train.world import World, choose_device
+
+Say = Callable[[str], None]
+
+
+def compare(
+    runs: str | Path | Sequence[str | Path] = (),
+    *,
+    train: str | Path | None = None,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
+    out: str | Path,
+    task: str | None = None,
+    arms: Sequence[str] | None = None,
+    labels: Sequence[int] | None = None,
+    seeds: int | None = None,
+    seed: int | None = None,
+    columns: dict[str, str] | None = None,
+    leakage: str | None = None,
+    rows: int | None = None,
+    config_file: str | Path | None = None,
+    settings: dict[str, Any] | None = None,
+    device: str = "auto",
+    watch: Sequence[Watch] = (),
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Compare arms on labelled texts; returns what results.json in the folder `out` holds.
+
+    Every cell (an arm, so many labels, a seed) is kept in the folder: the same call goes on where it was stopped.
+    `settings` are those of `finetune`, for all arms; a file may set them for one arm alone.
+    """
+    began = time.monotonic()
+    wishes = {"train": train, "valid": valid, "test": test}
+    given: dict[str, Any] = {name: str(value) for name, value in wishes.items() if value is not None}
+    given |= {"columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
+    options = {
+        "task": task,
+        "arms": arms,
+        "labels": labels,
+        "seeds": seeds,
+        "seed": seed,
+        "leakage": leakage,
+        "rows": rows,
+    }
+    given |= {name: value for name, value in options.items() if value is not None}
+    plan = make_plan(config_file, given, settings or {})
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; a comparison is kept in a folder")
+    named = [runs] if isinstance(runs, str | Path) else list(runs)
+    ground = lay_ground(plan, folder, World(choose_device(device)), say)
+    if not named and plan.pretrain:
+        named = [grown(plan, folder, device, watch, say).path]
+    chosen = make_arms(named, plan.compare.arms, plan.arms)
+    found = look_for_leaks(chosen, ground.measured, plan.compare.leakage, folder, say)
+    ground = replace(ground, measured=keep_rows(ground.measured, found, plan.compare))
+    cells = fill_grid(plan, ground, chosen, watch, say)
+    return answer(plan, ground, chosen, cells, found, seconds=time.monotonic() - began)
+
+
+def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
+    """Read the files and find everything that is wrong with them before any work is done."""
+    asked = plan.compare
+    files = LabelledSettings(asked.train, asked.valid, asked.test, asked.columns)
+    splits = read_splits(files, separator=asked.separator, seed=asked.seed, say=say)
+    classes = ClassifyConfig(classes=find_classes(splits.train, asked.separator), separator=asked.separator)
+    measured = splits.test if splits.test is not None and splits.test.labels is not None else splits.valid
+    for records in (splits.train, splits.valid, measured):
+        label_numbers(records, classes)
+    too_many = [count for count in asked.labels if count > len(splits.train)]
+    if too_many:
+        wanted = ", ".join(f"{count:,}" for count in too_many)
+        raise UserError(f"--labels {wanted}: {splits.train.source} has only {len(splits.train):,} rows")
+    if asked.seeds < 2:
+        say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
+    return Ground(asked.task, splits, measured, classes, plan.settings, folder, world)
+
+
+def grown(plan: Plan, folder: Path, device: str, watch: Sequence[Watch], say: Say) -> Run:
+    """The run that a recipe describes, made in the comparison's folder unless it is there."""
+    run = Run(folder / "stock")
+    if not run.finished():
+        settings = {
+            f"{part}.{key}": value
+            for part, table in plan.pretrain.items()
+            if isinstance(table, dict)
+            for key, value in table.items()
+        }
+        preset = plan.pretrain.get("preset")
+        pretrain(out=run.path, preset=preset, settings=settings, resume=True, device=device, watch=watch, say=say)
+    return run
+
+
+def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Records:
+    """The rows that are measured: without those that pretraining has seen, and not more than asked for."""
+    rows = [row for row in range(len(measured)) if row not in found.excluded]
+    if not rows:
+        raise UserError(f"{measured.source}: pretraining has seen all its texts, so nothing is left to measure by")
+    kept = measured.select(rows)
+    if asked.rows is None or asked.rows >= len(rows):
+        return kept
+    return kept.select(sorted(spread(kept.labels or [], seed=asked.seed)[: asked.rows]))
+
+
+def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
+    """All cells, the cheap ones first; those whose file is there are not made again."""
+    asked = plan.compare
+    counts = sorted(asked.labels) or [len(ground.splits.train)]
+    seeds = range(asked.seed, asked.seed + asked.seeds)
+    places = [
+        Place(arm, count, seed, shown=count == counts[-1] and seed == asked.seed)
+        for count in counts
+        for seed in seeds
+        for arm in arms
+    ]
+    cells: list[dict[str, Any]] = []
+    for number, place in enumerate(places, 1):
+        try:
+            made, new = cell(ground, place, watch)
+        except Interrupted as stop:
+            raise Interrupted(
+                f"stopped; {len(cells)} of {len(places)} cells are kept in {ground.folder}, the same command goes on",
+                stop.exit_code - 128,
+            ) from None
+        cells.append(made)
+        told = f"{made['accuracy']:6.1%}  {made['seconds']:5.1f} s" if new else f"{made['accuracy']:6.1%}  (kept)"
+        say(f"{number:3d}/{len(places)}  {place.labels:6,} labels  seed {place.seed}  {place.arm.name:20s} {told}")
+    return cells

@@ -1,0 +1,152 @@
+"""The report of `headstock compare`, made from its results.json alone."""
+
+from pathlib import Path
+from typing import Any
+
+from headstock.errors import UserError
+from headstock.study.report import charts, details
+from headstock.study.report.figures import Gallery, Style, file_name, styles
+from headstock.study.report.page import percent, render
+from headstock.train.run import Run
+
+NEEDED = ("arms", "labels", "cells", "summary")
+MOST_LABEL_ERRORS = 40
+
+
+def write_compare_report(folder: Path) -> Path:
+    """Make report.html, and its charts as files under figures/, from the folder's results.json."""
+    run = Run(folder)
+    results = run.results()
+    missing = [key for key in NEEDED if not results.get(key)]
+    if missing:
+        raise UserError(f"{folder}: its results.json lacks {', '.join(missing)}; run headstock compare again")
+    gallery = Gallery(folder / "figures")
+    looks = styles(results["arms"])
+    found = results.get("details") or {}
+    parts = {
+        "accuracy": accuracy_charts(results, looks, gallery),
+        "training": training_charts(results, looks, gallery),
+        "arms": arm_details(results, looks, gallery),
+        "label_errors": label_errors(found),
+    }
+    page = render(
+        "compare.html",
+        results=results,
+        looks=looks,
+        chosen=chosen_classifiers(results["cells"]),
+        grid=accuracy_grid(results),
+        pairs=described_pairs(results.get("pairs") or []),
+        commonest=commonest_class(results),
+        detail_labels=found.get("labels") or max(results["labels"]),
+        **parts,
+    )
+    run.write_report(page)
+    return run.report
+
+
+def accuracy_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> dict[str, Any]:
+    """The chart of the first screen, once for a page's width and once for a telephone's."""
+    labels, summary, shown = sorted(results["labels"]), results["summary"], list(looks.values())
+    said = "; ".join(
+        f"{row['arm']} {percent(row.get('accuracy'))} with {row['labels']:,}"
+        for row in sorted(summary, key=lambda row: (list(looks).index(row["arm"]), row["labels"]))
+    )
+    label = f"Accuracy by number of labelled texts: {said}"
+    several = len(labels) > 1
+    both = {}
+    for width in ("wide", "narrow"):
+        if several:
+            figure = charts.accuracy_by_labels(shown, summary, labels, wide=width == "wide")
+        else:
+            figure = charts.accuracy_of_arms(shown, summary, wide=width == "wide")
+        name = "accuracy" if width == "wide" else "accuracy-narrow"
+        both[width] = gallery.show(name, figure, label, keep=width == "wide")
+    return both | {"several": several, "intervals": any(charts.reach(row) for row in summary if row.get("accuracy"))}
+
+
+def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
+    """For each number of labels, the largest first: a chart an arm that has epochs."""
+    groups = []
+    for labels in sorted(results["labels"], reverse=True):
+        panels = []
+        for style in looks.values():
+            cells = [cell for cell in results["cells"] if (cell["arm"], cell["labels"]) == (style.name, labels)]
+            runs = [cell["epochs"] for cell in cells if cell.get("epochs")]
+            if runs:
+                panels.append((style, runs))
+        if not panels:
+            continue
+        name = f"training-{labels}"
+        gallery.keep(gallery.own(name), charts.training(panels))
+        limits = charts.accuracy_limits([epochs for _, runs in panels for epochs in runs])
+        shown = [
+            gallery.show(
+                file_name(name, style.name),
+                charts.training_alone(style, runs, limits),
+                f"{style.name} with {labels:,} labels: training and validation accuracy by epoch",
+                keep=False,
+            )
+            for style, runs in panels
+        ]
+        groups.append({"labels": labels, "charts": shown, "seeds": max(len(runs) for _, runs in panels)})
+    return groups
+
+
+def arm_details(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
+    found = (results.get("details") or {}).get("arms") or {}
+    room = details.room_for(sum(len(arm.get("mistakes") or []) for arm in found.values()))
+    return [
+        {"style": style, **details.describe(found[name], results.get("classes") or [], style, gallery, room)}
+        for name, style in looks.items()
+        if name in found
+    ]
+
+
+def label_errors(found: dict[str, Any]) -> dict[str, Any]:
+    rows = found.get("label_errors") or []
+    shown = [details.label_error(row, 2000) for row in rows[:MOST_LABEL_ERRORS]]
+    return {"rows": shown, "left_out": len(rows) - len(shown), "searched": "label_errors" in found}
+
+
+def accuracy_grid(results: dict[str, Any]) -> dict[str, Any]:
+    """The summary by arm and by number of labels, and the best accuracy of each number."""
+    cells = {(row["arm"], row["labels"]): row for row in results["summary"]}
+    best = {
+        labels: max((row["accuracy"] for row in results["summary"] if row["labels"] == labels), default=None)
+        for labels in results["labels"]
+    }
+    return {"cells": cells, "best": best, "labels": sorted(results["labels"])}
+
+
+def chosen_classifiers(cells: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
+    """Which classifier the arm without epochs settled on, where one was chosen."""
+    names: dict[tuple[str, int], list[str]] = {}
+    for cell in cells:
+        if cell.get("chosen"):
+            names.setdefault((cell["arm"], cell["labels"]), []).append(cell["chosen"])
+    return {key: ", ".join(dict.fromkeys(chosen)) for key, chosen in names.items()}
+
+
+def described_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each difference with whether it is decided, and its place on a scale all of them share."""
+    reaches = [abs(pair[key]) for pair in pairs for key in ("difference", "low", "high") if charts.is_known(pair[key])]
+    scale = max(reaches, default=0.0) or 1.0
+    described = []
+    for pair in pairs:
+        known = charts.is_known(pair["low"]) and charts.is_known(pair["high"])
+        decided = known and (pair["low"] > 0 or pair["high"] < 0)
+        places = {
+            key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if charts.is_known(pair[key])
+        }
+        described.append({**pair, "known": known, "decided": decided, "places": places})
+    return described
+
+
+def commonest_class(results: dict[str, Any]) -> tuple[str, float] | None:
+    """What always answering the commonest class would score on the measured rows."""
+    data = (results.get("data") or {}).get(results.get("measured_on") or "test") or {}
+    counts = data.get("classes") or {}
+    if not sum(counts.values()):
+        return None
+    name = max(counts, key=lambda key: counts[key])
+    return name, counts[name] / sum(counts.values())

@@ -1,0 +1,106 @@
+"""What one classifier got right and wrong, ready for the page: confusion, lengths, calibration, mistakes."""
+
+from statistics import median
+from typing import Any
+
+from headstock.study.report import charts
+from headstock.study.report.figures import Gallery, Style, file_name
+from headstock.study.report.page import counted, percent
+from headstock.study.report.pieces import passage, readable, strongest
+
+MOST_CLASSES = 20  # a larger matrix is no longer read; its largest entries are listed instead
+MOST_MISTAKES = 20
+TEXT_BUDGET = 700_000  # characters of quoted text on one page, which keeps it light enough to mail
+
+
+def room_for(texts: int) -> int:
+    """Characters each quoted text may take: all of a review as a rule, less where there are many."""
+    return max(300, min(6000, TEXT_BUDGET // max(1, texts)))
+
+
+def describe(detail: dict[str, Any], classes: list[str], style: Style, gallery: Gallery, room: int) -> dict[str, Any]:
+    """The parts of one arm that are there; what is missing is None."""
+    mistakes = detail.get("mistakes") or []
+    weighted = sum(bool(row.get("tokens")) for row in mistakes[:MOST_MISTAKES])
+    return {
+        "seed": detail.get("seed"),
+        "confusion": confusion(detail.get("confusion") or [], classes, style, gallery),
+        "lengths": lengths(detail.get("lengths") or {}, style, gallery),
+        "calibration": calibration(detail.get("calibration") or {}, style, gallery),
+        "mistakes": [mistake(row, room) for row in mistakes[:MOST_MISTAKES]],
+        "mistakes_left_out": max(0, len(mistakes) - MOST_MISTAKES),
+        "weighted": "all" if weighted == len(mistakes[:MOST_MISTAKES]) else "some" if weighted else "none",
+    }
+
+
+def confusion(matrix: list[list[int]], classes: list[str], style: Style, gallery: Gallery) -> dict[str, Any] | None:
+    total = sum(map(sum, matrix))
+    if not total:
+        return None
+    names = classes if len(classes) == len(matrix) else [str(i) for i in range(len(matrix))]
+    gallery.keep(gallery.own(file_name("confusion", style.name)), charts.confusion(matrix, names))
+    rows = []
+    for name, counts in zip(names, matrix, strict=True):
+        of = sum(counts)
+        rows.append({"name": name, "total": of, "cells": [(count, count / of if of else 0.0) for count in counts]})
+    wrong = [
+        (names[i], names[j], count, count / max(1, sum(matrix[i])))
+        for i, counts in enumerate(matrix)
+        for j, count in enumerate(counts)
+        if i != j and count
+    ]
+    return {
+        "classes": names,
+        "rows": rows,
+        "table": len(names) <= MOST_CLASSES,
+        "largest": sorted(wrong, key=lambda row: -row[2])[:MOST_CLASSES],
+        "right": sum(matrix[i][i] for i in range(len(matrix))),
+        "total": total,
+    }
+
+
+def lengths(found: dict[str, Any], style: Style, gallery: Gallery) -> dict[str, Any] | None:
+    right, wrong, unit = found.get("right") or [], found.get("wrong") or [], found.get("unit") or "words"
+    if not right and not wrong:
+        return None
+    medians = " and ".join(
+        f"{median(values):,.0f} {unit} for {counted(len(values), f'{word} prediction')}"
+        for word, values in (("right", right), ("wrong", wrong))
+        if values
+    )
+    label = f"{style.name}: lengths of texts predicted right and wrong; the median is {medians}"
+    said = (found.get("statistic") or {}).get("text")
+    return {
+        "chart": gallery.show(file_name("lengths", style.name), charts.lengths(right, wrong, unit), label),
+        "text": said or f"The median is {medians}.",
+        "matters": (found.get("statistic") or {}).get("matters"),
+        "p": (found.get("statistic") or {}).get("p"),
+    }
+
+
+def calibration(found: dict[str, Any], style: Style, gallery: Gallery) -> dict[str, Any] | None:
+    bins = found.get("bins") or []
+    if not any(row.get("count") for row in bins):
+        return None
+    error = percent(found.get("ece"))
+    label = f"{style.name}: share of right predictions by confidence; the expected calibration error is {error}"
+    figure = charts.reliability(bins, style)
+    return {"chart": gallery.show(file_name("reliability", style.name), figure, label), "ece": found.get("ece")}
+
+
+def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
+    pieces = readable(row.get("tokens") or [])
+    named = strongest(pieces)
+    return {
+        "place": row.get("place"),
+        "label": row.get("label"),
+        "predicted": row.get("predicted"),
+        "confidence": row.get("confidence"),
+        "passage": passage(row.get("text") or "", pieces, room=room),
+        "towards": [word for word in named if word[1] > 0],
+        "against": [word for word in named if word[1] < 0],
+    }
+
+
+def label_error(row: dict[str, Any], room: int) -> dict[str, Any]:
+    return {**row, "passage": passage(row.get("text") or "", first=400, room=room)}

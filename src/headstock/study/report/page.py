@@ -1,0 +1,96 @@
+"""Puts a report's parts into its template, everything escaped, and writes numbers the way people read them."""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from headstock.study.report.charts import is_known
+from headstock.study.report.figures import colour_variables
+
+if TYPE_CHECKING:
+    import jinja2
+
+NONE = "–"
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f}%" if is_known(value) else NONE
+
+
+def interval(low: Any, high: Any) -> str:
+    """`85.1–88.0`, or `−1.2 to 0.4` where a dash could be taken for a sign; nothing where there is no interval."""
+    if not (is_known(low) and is_known(high)):
+        return ""
+    return f"{signed(100 * low)}{'–' if low >= 0 else ' to '}{signed(100 * high)}"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def points(value: Any) -> str:
+    """A difference of accuracies, in points and with its sign."""
+    return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}") if is_known(value) else NONE
+
+
+def weight(value: float) -> str:
+    return f"{value:+.2g}".replace("-", "\N{MINUS SIGN}")
+
+
+def whole(value: Any) -> str:
+    return f"{value:,.0f}" if is_known(value) else NONE
+
+
+def decimal(value: Any, digits: int = 3) -> str:
+    return f"{value:,.{digits}f}" if is_known(value) else NONE
+
+
+def duration(seconds: Any) -> str:
+    if not is_known(seconds):
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 class`, `12 classes`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def setting(value: Any) -> str:
+    """A setting as people write it in TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value)) or NONE
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {setting(inner)}" for key, inner in value.items()) or NONE
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return NONE if value is None or value == "" else str(value)
+
+
+@functools.cache
+def environment() -> "jinja2.Environment":
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("headstock.study.report", "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (percent, points, weight, whole, decimal, duration, setting)
+    made.filters |= {function.__name__: function for function in filters}
+    made.globals |= {"interval": interval, "counted": counted, "NONE": NONE}
+    return made
+
+
+def render(template: str, **parts: Any) -> str:
+    light, dark = colour_variables()
+    return environment().get_template(template).render(light=light, dark=dark, **parts)

@@ -1,0 +1,141 @@
+"""The reports of single runs: a language model with its curve and voice, a fine-tuned one with its accuracy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from headstock.errors import UserError
+from headstock.study.report import charts, details
+from headstock.study.report.figures import Gallery, styles
+from headstock.study.report.page import percent, render
+from headstock.train.run import Run
+
+Rows = list[dict[str, Any]]
+
+
+def write_run_report(run: Run, samples: list[str]) -> None:
+    """Make report.html of a pretraining run; `samples` are texts it generated."""
+    results = run.results()
+    page = render(
+        "run.html",
+        name=run.path.name,
+        results=results,
+        data=if_there(run.data),
+        settings=settings_of(run),
+        loss=loss_charts(run.read_metrics(), Gallery()),
+        samples=samples,
+    )
+    run.write_report(page)
+
+
+def write_finetune_report(run: Run) -> None:
+    """Make report.html of a fine-tuned run: accuracy by epoch, its numbers, and its mistakes where it wrote them."""
+    results = run.results()
+    settings = settings_of(run)
+    transfer = settings.get("transfer", {})
+    kind = "frozen" if transfer.get("freeze") else transfer.get("init") or "pretrained"
+    style = styles([{"name": run.path.name, "kind": kind}])[run.path.name]
+    gallery, rows = Gallery(), run.read_metrics()
+    found = results.get("details") or {}
+    room = details.room_for(len(found.get("mistakes") or []))
+    classes = list(map(str, results.get("classes") or found.get("classes") or []))
+    page = render(
+        "finetune.html",
+        name=run.path.name,
+        results=results,
+        measured=measured(results),
+        data=flat(if_there(run.data)),
+        settings=settings,
+        accuracy=accuracy_charts([*rows, *(results.get("epochs") or [])], style, gallery),
+        loss=loss_charts(rows, gallery),
+        arm={"style": style, **details.describe(found, classes, style, gallery, room)} if found else None,
+    )
+    run.write_report(page)
+
+
+def if_there(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a file of the run holds; not every kind of run has each of them, and a page can do without."""
+    try:
+        return read()
+    except UserError:
+        return {}
+
+
+def settings_of(run: Run) -> dict[str, dict[str, Any]]:
+    """The sections of the run's settings."""
+    return {section: values for section, values in if_there(run.config).items() if isinstance(values, dict)}
+
+
+def loss_charts(rows: Rows, gallery: Gallery) -> dict[str, Any] | None:
+    train = [(row["step"], row["loss"]) for row in rows if charts.is_known(row.get("loss"))]
+    valid = [(row["step"], row["valid_loss"]) for row in rows if charts.is_known(row.get("valid_loss"))]
+    if not train and not valid:
+        return None
+    last = (valid or train)[-1]
+    label = f"Training and validation loss by step; at step {last[0]:,} it is {last[1]:.3f}"
+    return {
+        "wide": gallery.show("loss", charts.loss(train, valid, wide=True), label),
+        "narrow": gallery.show("loss-narrow", charts.loss(train, valid, wide=False), label),
+    }
+
+
+def accuracy_charts(rows: Rows, style: Any, gallery: Gallery) -> dict[str, Any] | None:
+    """Accuracy by epoch, as far as the metrics tell; several rows may speak of one epoch, the last one counts."""
+    by_epoch: dict[float, dict[str, Any]] = {}
+    for row in rows:
+        epoch = row.get("epoch", row.get("step"))
+        known = {key: row[key] for key in ("train_accuracy", "valid_accuracy") if charts.is_known(row.get(key))}
+        if known and epoch is not None:
+            by_epoch.setdefault(epoch, {"epoch": epoch}).update(known)
+    epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
+    if not epochs:
+        return None
+    label = "Training and validation accuracy by epoch"
+    if "valid_accuracy" in epochs[-1]:
+        label += f"; at the end validation is at {percent(epochs[-1]['valid_accuracy'])}"
+    limits = charts.accuracy_limits([epochs])
+    return {
+        width: gallery.show(f"accuracy-{width}", charts.training_alone(style, [epochs], limits, size=size), label)
+        for width, size in (("wide", charts.WIDE), ("narrow", charts.NARROW))
+    }
+
+
+def flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """`{"test": {"accuracy": 0.9}}` -> `{"test accuracy": 0.9}`: any depth as one table."""
+    rows: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{above} {key}".strip().replace("_", " ")
+        if isinstance(value, dict) and len(value) <= 40:
+            rows |= flat(value, name)
+        else:
+            rows[name] = value
+    return rows
+
+
+SHARES = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "f1": "F1",
+    "exact_match": "exact match",
+}
+
+
+def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each metric of the test and validation rows, those that are shares of the rows first."""
+    sides = {"test": results.get("test"), "validation": results.get("valid")}
+    known = {side: values for side, values in sides.items() if isinstance(values, dict)}
+    known = known or {"": results.get("metrics") or {}}
+    described = []
+    for side, metrics in known.items():
+        intervals = metrics.get("intervals") or {}
+        shares = [
+            {"name": name, "value": metrics[key], "low": low, "high": high}
+            for key, name in SHARES.items()
+            if charts.is_known(metrics.get(key))
+            for low, high in [intervals.get(key) or (None, None)]
+        ]
+        others = {key: value for key, value in flat(metrics).items() if not key.startswith("intervals")}
+        others = {key: value for key, value in others.items() if key.replace(" ", "_") not in SHARES}
+        if shares or others:
+            described.append({"side": side, "shares": shares, "others": others})
+    return described

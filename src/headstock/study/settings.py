@@ -1,0 +1,64 @@
+"""What a comparison is asked to do: a recipe file and options as one checked whole."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from headstock import config
+from headstock.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    task: Literal["classify"] = "classify"
+    train: str = ""
+    valid: str | None = None
+    test: str | None = None
+    columns: tuple[str, ...] = ()
+    separator: str | None = None  # between the classes of one label
+    arms: tuple[str, ...] = ("scratch", "pretrained", "frozen", "tfidf")
+    labels: tuple[int, ...] = ()  # numbers of training rows; all of them unless given
+    seeds: int = 5
+    seed: int = 0  # the first of them
+    leakage: Literal["exclude", "keep", "skip"] = "exclude"  # what becomes of test texts that pretraining has seen
+    rows: int | None = None  # measure on at most so many test rows
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.seeds < 1:
+            problems.append(("seeds", f"must be 1 or more, not {self.seeds}"))
+        if self.rows is not None and self.rows < 1:
+            problems.append(("rows", f"must be 1 or more, not {self.rows}"))
+        problems += [("labels", f"must be 2 or more, not {count}") for count in self.labels if count < 2]
+        if len(set(self.labels)) < len(self.labels):
+            problems.append(("labels", "names a number twice"))
+        if not self.arms:
+            problems.append(("arms", "names none"))
+        if problems:
+            raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The four sections of a recipe."""
+
+    compare: CompareSettings
+    settings: dict[str, Any]  # of every fine-tuned arm
+    arms: dict[str, dict[str, Any]]  # arms of other names, or with settings of their own
+    pretrain: dict[str, Any]  # how to make the run, where none is named
+
+
+def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str, Any]) -> Plan:
+    written = config.read_settings(Path(file)) if file else {}
+    known = ("compare", "finetune", "arms", "pretrain")
+    problems = [(name, f"unknown section (have: {', '.join(known)})") for name in written if name not in known]
+    problems += [
+        (f"arms.{name}", "must be a table")
+        for name, table in written.get("arms", {}).items()
+        if not isinstance(table, dict)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    merged = written.get("compare", {}) | given
+    chosen = config.build(CompareSettings, merged, at="compare")
+    return Plan(chosen, written.get("finetune", {}) | settings, written.get("arms", {}), written.get("pretrain", {}))

@@ -1,0 +1,65 @@
+"""Cuts the stream of all documents into equal windows, which is how language models read a corpus.
+
+B rows, T positions in a row, S the stream: all documents end to end, each closed by its end mark.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headstock.randomness import generator
+from headstock.text.store import Store
+
+
+@dataclass
+class Rows:
+    """Some windows. Each document is shown as <start> A B C, and A B C <end> follows at its positions."""
+
+    shown: np.ndarray  # (B, T) the tokens, a start mark before each document
+    wanted: np.ndarray  # (B, T) the token that follows each of them
+    documents: np.ndarray  # (B, T) which document of the row; -1 where there is none
+    positions: np.ndarray  # (B, T) place in the part of the document that is in the row
+    padding: np.ndarray  # (B, T) True where there is no token
+
+
+class Windows:
+    """Equal windows of the stream. Each position of it is in exactly one of them.
+
+    Where the windows begin is drawn anew for every pass, so that documents are cut at other places.
+    """
+
+    def __init__(self, store: Store, length: int, *, start: int, end: int, filler: int, seed: int | None, epoch: int):
+        self.store, self.length = store, length
+        self.start, self.end, self.filler = start, end, filler
+        self.count = max(1, -(-store.tokens // length))
+        slack = self.count * length - store.tokens  # a shift within this keeps the number of windows
+        self.shift = 0 if seed is None else int(generator(seed, epoch, "shift").integers(0, slack + 1))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, indices: Sequence[int]) -> Rows:
+        at = np.asarray(indices, dtype=np.int64)
+        begin = np.maximum(at * self.length - self.shift, 0)
+        sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
+        # position p is shown S[p-1], and S[p] follows; before the stream's first document there is an end mark too
+        stream = self.store.gather(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
+        stream[begin == 0, 0] = self.end
+        before, wanted = stream[:, :-1], stream[:, 1:]
+        starts = before == self.end
+        shown = np.where(starts, self.start, before)
+        documents = starts.cumsum(1)
+        place = np.arange(self.length)
+        newest = np.maximum.accumulate(np.where(starts, place, 0), 1)  # where the document at each position began
+        padding = place >= sizes[:, None]
+        documents[padding] = -1
+        shown[padding] = self.filler
+        return Rows(shown, wanted, documents, place - newest, padding)
+
+    def name(self, index: int) -> str:
+        begin = max(index * self.length - self.shift, 0)
+        last = min(begin + self.length, self.store.tokens) - 1
+        first, final = self.store.document_at(begin), self.store.document_at(last)
+        names = self.store.place(first)
+        return names if first == final else f"{names} to {self.store.place(final)}"

@@ -1,0 +1,144 @@
+"""How sure a score is: 95% intervals over the seeds that trained the models and the rows that tested them.
+
+Shapes: S seeds, N items (tested rows), U kinds of item, R resamples, C classes.
+
+Both the seeds and the items are a sample of what could have been, and both count. Items are many, so they are
+resampled (bootstrap). Seeds are few, and three of them resampled hold the truth only 80 to 90 times of 100 where
+seeds matter, even with their variance corrected by S/(S-1): they say too little of how far a fourth might lie. So
+the seeds' effect is drawn from Student's t with S-1 degrees of freedom instead. What is chance in one seed on one
+item shows both between seeds and between items; it is counted once, with the seeds.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstock.randomness import generator
+
+RESAMPLES = 2000
+TAILS = (0.025, 0.975)
+
+Integers = NDArray[np.integer]
+Floats = NDArray[np.floating]
+
+
+class Interval(NamedTuple):
+    """A mean with the 95% interval around it; low and high are None where one seed alone cannot give them."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def accuracy(right: NDArray) -> float:
+    """The share of `right` (0 or 1, any shape) that is 1."""
+    return float(np.mean(right))
+
+
+def macro_f1(true: Integers, predicted: Integers, classes: int) -> float:
+    """The mean F1 of the classes that occur in the truth or among the predictions (as scikit-learn counts it)."""
+    return float(_macro_f1(np.ones((1, len(true))), true, predicted, classes)[0])
+
+
+def interval(right: NDArray, *, key: tuple[int | str, ...] = ()) -> Interval:
+    """The mean accuracy of S models on the same N items; `right` is (S, N), 1 where a model is right."""
+    return _over_seeds(*_resampled_means(right, key), items=right.shape[1], bounds=(0.0, 1.0), key=key)
+
+
+def difference(a: NDArray, b: NDArray, *, key: tuple[int | str, ...] = ()) -> Interval:
+    """Accuracy of `a` minus accuracy of `b`, both (S, N): paired by seed and by item, so shared difficulty cancels."""
+    if a.shape != b.shape:
+        raise ValueError(f"a pair needs the same seeds and items, not {a.shape} and {b.shape}")
+    gap = np.asarray(a, dtype=np.int8) - np.asarray(b, dtype=np.int8)
+    return _over_seeds(*_resampled_means(gap, key), items=gap.shape[1], bounds=(-1.0, 1.0), key=key)
+
+
+def macro_f1_interval(
+    true: Integers, predicted: Integers, classes: int, *, key: tuple[int | str, ...] = ()
+) -> Interval:
+    """The mean macro F1 of S models; `true` is (N,), `predicted` (S, N), both class numbers."""
+    return _over_seeds(*_resampled_f1(true, predicted, classes, key), items=len(true), bounds=(0.0, 1.0), key=key)
+
+
+def item_interval(right: NDArray, *, key: tuple[int | str, ...] = ()) -> Interval:
+    """The accuracy of one finished model; `right` is (N,). Says nothing of what another seed would have given."""
+    _, resampled = _resampled_means(right[None], key)
+    return _over_items(accuracy(right), resampled[:, 0], items=len(right), bounds=(0.0, 1.0))
+
+
+def macro_f1_item_interval(
+    true: Integers, predicted: Integers, classes: int, *, key: tuple[int | str, ...] = ()
+) -> Interval:
+    """The macro F1 of one finished model; both arrays are (N,). Says nothing of other seeds."""
+    (mean,), resampled = _resampled_f1(true, predicted[None], classes, key)
+    return _over_items(float(mean), resampled[:, 0], items=len(true), bounds=(0.0, 1.0))
+
+
+def _over_seeds(
+    scores: Floats, resampled: Floats, *, items: int, bounds: tuple[float, float], key: tuple[int | str, ...]
+) -> Interval:
+    """From each seed's score (S,) and its scores on resampled items (R, S), the same items for all seeds."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    seeds = len(scores)
+    if seeds < 2:
+        return Interval(float(scores.mean()), None, None)
+    together = resampled.mean(1)  # (R,)
+    # the variance that chance in one seed on one item adds to a seed's score; `together` holds 1/S of it, `scores` all
+    chance = float((resampled - together[:, None]).var(0).sum()) / (seeds - 1)
+    spread = float(together.var())
+    shared = max(1 - chance / (seeds * spread), 0.0) ** 0.5 if spread else 1.0
+    evenly = (np.arange(RESAMPLES) + 0.5) / RESAMPLES  # even shares of t, as its tails drawn by chance are noisy
+    effect = generator("interval", "seeds", *key).permutation(stdtrit(seeds - 1, evenly))
+    effect *= (scores.var(ddof=1) / seeds) ** 0.5
+    mean = float(scores.mean())
+    return _over_items(mean, mean + shared * (together - mean) + effect, items=items, bounds=bounds)
+
+
+def _over_items(mean: float, resampled: Floats, *, items: int, bounds: tuple[float, float]) -> Interval:
+    if np.ptp(resampled) == 0:  # all items alike: the rule of three says what N of them can still hide
+        low, high = mean - 3 / items, mean + 3 / items
+    else:
+        low, high = (float(edge) for edge in np.quantile(resampled, TAILS))
+    return Interval(mean, max(min(low, mean), bounds[0]), min(max(high, mean), bounds[1]))
+
+
+def _resampled_means(values: NDArray, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
+    """The means of (S, N) small integers, (S,), and those of every resample of the items, (R, S)."""
+    kinds, weights = _resample(np.asarray(values), key)
+    return np.asarray(values).mean(1), weights @ kinds.T.astype(np.float32) / np.float32(values.shape[1])
+
+
+def _resampled_f1(
+    true: Integers, predicted: Integers, classes: int, key: tuple[int | str, ...]
+) -> tuple[Floats, Floats]:
+    kinds, weights = _resample(np.vstack([true[None], predicted]), key)
+    scores = np.array([macro_f1(true, one, classes) for one in predicted])
+    return scores, np.stack([_macro_f1(weights, kinds[0], one, classes) for one in kinds[1:]], axis=1)
+
+
+def _resample(items: NDArray, key: tuple[int | str, ...]) -> tuple[NDArray, Floats]:
+    """The U different columns of `items` and how often each is drawn in every resample of N columns, (R, U).
+
+    Items on which all models behave alike are interchangeable, and of ten thousand only some tens of kinds are left.
+    """
+    random = generator("interval", "items", *key)
+    kinds, kind_of, counts = np.unique(items, axis=1, return_inverse=True, return_counts=True)
+    total = items.shape[1]
+    if len(counts) < 30 + total / 10:  # both ways draw from the same distribution, each faster on its side of this
+        return kinds, random.multinomial(total, counts / total, size=RESAMPLES).astype(np.float32)
+    weights = np.empty((RESAMPLES, len(counts)), dtype=np.float32)
+    for row in weights:
+        row[:] = np.bincount(kind_of.ravel()[random.integers(total, size=total)], minlength=len(counts))
+    return kinds, weights
+
+
+def _macro_f1(weights: Floats, true: Integers, predicted: Integers, classes: int) -> Floats:
+    """Macro F1 under each row of item weights (R, U) -> (R,)."""
+    every = np.arange(classes)
+    of_true, of_predicted = true[:, None] == every, predicted[:, None] == every  # (U, C)
+    hits = weights @ (of_true & of_predicted).astype(weights.dtype)  # (R, C)
+    size = weights @ (of_true.astype(weights.dtype) + of_predicted)  # twice the hits, plus both kinds of miss
+    f1 = np.divide(2 * hits, size, out=np.zeros_like(hits), where=size > 0)
+    return f1.sum(1) / np.maximum((size > 0).sum(1), 1)

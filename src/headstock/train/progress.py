@@ -1,0 +1,20 @@
+"""How far a training run is."""
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Progress:
+    """How far a run is; a checkpoint carries it."""
+
+    step: int = 0
+    tokens: int = 0  # padding not counted
+    seconds: float = 0.0
+    aside: float = 0.0  # seconds of them that went into validation and checkpoints
+    loss: float = math.nan  # mean over the steps since the line before
+    best_merit: float = math.inf  # what the task chooses by; less is better
+    best_step: int | None = None
+    worse: int = 0  # validations since the best one
+    train: dict[str, float] = field(default_factory=dict)  # as seen in training since the validation before
+    valid: dict[str, float] = field(default_factory=dict)

@@ -72,7 +72,7 @@ def test_windows_move_from_pass_to_pass(stores):
 
     assert len({shift(epoch) for epoch in range(8)}) > 1
     assert shift(2) == shift(2)
-    assert make(found.train, length=64).shift == 0
+    assert make(found.train, length=64).windows.shift == 0
 
 
 def test_the_loss_is_the_same_packed_or_padded(stores):

@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 # found on first use: `import headstock` must not cost the seconds that torch takes
 _HOMES = {
     "pretrain": "headstock.train.pretrain",
+    "finetune": "headstock.train.finetune",
+    "compare": "headstock.study.compare",
     "load": "headstock.train.loaded",
     "Loaded": "headstock.train.loaded",
     "read_corpus": "headstock.text.reading",

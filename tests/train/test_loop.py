@@ -37,6 +37,8 @@ class Uneven:
 
 
 class UnevenTask:
+    of_tokens = True
+
     def examples(self, data, *, length, seed=None, epoch=0):
         return Uneven()
 

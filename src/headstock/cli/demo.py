@@ -10,14 +10,21 @@ from headstock.cli.verb import Common, verb
 
 def demo(
     common: Common,
-    out: Annotated[Path, typer.Option("--out", help="The run folder to make.")] = Path("runs/demo"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")] = False,
+    sentences: Annotated[list[str] | None, typer.Argument(help="Sentences of your own to classify at the end.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder to keep everything in.")] = Path("runs/demo"),
+    minutes: Annotated[float, typer.Option("--minutes", help="About how long; more time compares more.")] = 5.0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew if the folder is there.")] = False,
 ) -> dict[str, Any]:
-    """Grow a small Shakespeare model here in two minutes, and let it speak."""
+    """Does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""
+    from headstock.errors import UserError
     from headstock.study.demo import tell
 
+    if minutes <= 0:
+        raise UserError(f"--minutes {minutes}: must be above 0")
     return tell(
         out,
+        minutes=minutes,
+        sentences=sentences or [],
         overwrite=overwrite,
         device=common.device,
         seed=common.seed or 0,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.verb import Common, verb
+from headstock.cli.verb import Common, leads, verb
 
 
 def finetune(
@@ -41,9 +41,12 @@ def finetune(
     Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
     """
     from headstock.config import parse_setting
+    from headstock.study.report import write_report
+    from headstock.study.told import tell_run
     from headstock.text.records import parse_columns
     from headstock.train.card import with_intervals
     from headstock.train.finetune import finetune as work
+    from headstock.train.run import Run
     from headstock.train.watch import on_screen
 
     settings = dict(parse_setting(text) for text in set_ or [])
@@ -76,12 +79,15 @@ def finetune(
             watch=watch,
             say=common.say,
         )
+    if leads():
+        tell_run(Run(out), device=common.device)
+        write_report(out)
     done = f"{results['steps']:,} steps in {results['seconds']:.0f} s, best epoch {results['best_epoch']}"
     common.show(f"{results['run']}: {done}")
     for side in ("valid", "test"):
         if side in results:
             common.show(f"{side}: {with_intervals(results[side])}")
-    common.show(f'try: headstock predict {results["run"]} "..."')
+    common.show(f'report: {Run(out).report}; try: headstock predict {results["run"]} "..."')
     return results
 
 

@@ -24,6 +24,7 @@ def pretrain(
         Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Use this one instead of training one.")] = None,
+    start: Annotated[str | None, typer.Option("--start", help="Begin with the model and weights of this run.")] = None,
     valid: Annotated[list[str] | None, typer.Option("--valid", help="Held-out text of your own.")] = None,
     documents: Annotated[str | None, typer.Option("--documents", help="line, block, file, or auto to guess.")] = None,
     column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
@@ -57,6 +58,7 @@ def pretrain(
             objective=objective,
             config_file=config,
             tokenizer=tokenizer,
+            start=start,
             settings=settings,
             resume=resume,
             overwrite=overwrite,

@@ -11,12 +11,13 @@ import numpy as np
 
 from headstock import config
 from headstock.files import write_json, write_text
-from headstock.study import mistakes
 from headstock.study.arms import Arm
 from headstock.study.cells import Ground
 from headstock.study.leakage import overlap
 from headstock.study.leaks import Leaks
+from headstock.study.mistakes import label_errors
 from headstock.study.settings import Plan
+from headstock.study.told import shown_of, told_of
 from headstock.study.verdict import sentence
 from headstock.tasks.classify import label_numbers
 from headstock.train.intervals import difference, interval, macro_f1_interval
@@ -169,34 +170,15 @@ def details(
     """What the models of the first seed get wrong where they had the most labels, and which labels look wrong."""
     if truth.ndim > 1:  # several classes at once have no confusion matrix
         return {}
-    texts = ground.measured.plain
-    places = [ground.measured.place(i) for i in range(len(texts))]
-    lengths = np.array([len(text.split()) for text in texts])
-    common: dict[str, Any] = {"texts": texts, "places": places, "classes": ground.config.classes}
-    told = {}
+    classes, told = ground.config.classes, {}
     for arm in arms:
         made = by_arm[arm.name, labels][0]
-        found = np.array(made["probabilities"])
-        good = found.argmax(1) == truth
-        surest = mistakes.mistakes(found, truth, **common)
-        for mistake, row in zip(surest, mistakes.surest_mistakes(found, truth), strict=True):
-            mistake["tokens"] = made.get("explained", {}).get(str(row), [])
-        told[arm.name] = {
-            "seed": made["seed"],
-            "confusion": mistakes.confusion(truth, found.argmax(1), len(ground.config.classes)),
-            "lengths": {
-                "right": lengths[good].tolist(),
-                "wrong": lengths[~good].tolist(),
-                "unit": "words",
-                "statistic": mistakes.length_effect(lengths[good].tolist(), lengths[~good].tolist()),
-            },
-            "calibration": mistakes.calibration(found, truth),
-            "mistakes": surest,
-        }
-    every = np.concatenate(
-        [predicted(by_arm[arm.name, labels]) for arm in arms if arm.kind != "scratch" or len(arms) == 1]
-    )
-    return {"labels": labels, "arms": told, "label_errors": mistakes.label_errors(every, truth, **common)}
+        found, explained = np.array(made["probabilities"]), made.get("explained", {})
+        told[arm.name] = {"seed": made["seed"], **told_of(ground.measured, truth, found, classes, explained)}
+    judges = [arm for arm in arms if arm.kind != "scratch"] or arms
+    every = np.concatenate([predicted(by_arm[arm.name, labels]) for arm in judges])
+    doubtful = label_errors(every, truth, **shown_of(ground.measured, classes))
+    return {"labels": labels, "arms": told, "label_errors": doubtful}
 
 
 def write_predictions(ground: Ground, arm: Arm, cells: list[Cell]) -> None:

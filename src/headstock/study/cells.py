@@ -13,10 +13,10 @@ import numpy as np
 from headstock import __version__
 from headstock.files import sha256, write_json
 from headstock.study.arms import Arm
-from headstock.study.attribution import token_weights
-from headstock.study.mistakes import calibration, surest_mistakes
+from headstock.study.mistakes import calibration
 from headstock.study.tfidf import Baseline
-from headstock.tasks.classify import Classify, ClassifyConfig, Labelled, label_numbers
+from headstock.study.told import explain_mistakes
+from headstock.tasks.classify import Classify, ClassifyConfig, label_numbers
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.finetune import Data, Fitted, fit, gather_config, keep_fitted, settle, sizes
@@ -27,7 +27,6 @@ from headstock.train.run import Run
 from headstock.train.settings import RunConfig
 from headstock.train.world import World
 
-EXPLAINED = 12  # mistakes whose tokens are weighed
 DIGITS = 5  # of probabilities in a cell's file
 
 
@@ -184,26 +183,10 @@ def trained(
         "predicted": None if predicted is None else predicted.round(DIGITS).tolist(),
     }
     if place.shown:
-        made["explained"] = explain(ground, fitted, measured, found)
+        if not task.several:
+            made["explained"] = explain_mistakes(fitted.model, task, measured, found, length=fitted.length)
         keep(ground, place, chosen, tokenizer, fitted, Splits(train, valid, None))
     return made
-
-
-def explain(ground: Ground, fitted: Fitted, data: Labelled, found: np.ndarray) -> dict[str, Any]:
-    """The tokens that weighed most in the surest mistakes, by row."""
-    if ground.config.separator is not None:
-        return {}
-    assert data.labels is not None
-    rows = surest_mistakes(found, data.labels, limit=EXPLAINED)
-    return {
-        str(row): [
-            (token, round(weight, 5))
-            for token, weight in token_weights(
-                fitted.model, fitted.task, data, row, target=int(found[row].argmax()), length=fitted.length
-            )
-        ]
-        for row in rows
-    }
 
 
 def keep(ground: Ground, place: Place, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits) -> None:

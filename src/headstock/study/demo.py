@@ -1,64 +1,185 @@
-"""The demo: a small Shakespeare model, grown on this machine in two minutes, with its curve and its voice."""
+"""The demo: does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""
 
-import math
+import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headstock.errors import UserError
+from headstock.files import write_text
 from headstock.study.chart import draw
-from headstock.study.report import write_run_report
+from headstock.study.compare import compare
+from headstock.study.report import write_report
+from headstock.study.table import table
 from headstock.text import catalog
+from headstock.text.reading import read_corpus
+from headstock.text.samples import first
 from headstock.train.loaded import load
 from headstock.train.pretrain import pretrain
 from headstock.train.run import Run
 from headstock.train.watch import on_screen
 
-PROMPTS = ("ROMEO:\n", "JULIET:\n", "KING RICHARD III:\n", "First Citizen:\n")
-SETTINGS = {"minutes": 1.75, "vocabulary": 2000, "context": 128, "valid_tokens": 20_000}
+STOCK = "reviews-en"
+SENTENCES = (
+    "A warm, funny film with a heart, and two wonderful performances.",
+    "Two hours of noise, and not one idea worth stealing.",
+    "It begins well, but the second half forgets what made the first one work.",
+)
+LIVE = {"vocabulary": 4000, "context": 128, "valid_tokens": 20_000, "tensorboard": False}
+PROMPTS = ("This film is", "The actors")
+REVIEWS = 4000  # what the live model learns from
+LIVE_SHARE = 1 / 6  # of the demo's time
+TOKENS = 32  # in a quote, about
+SLOWER = 1.6  # short quotes in small batches are read slower than the live model's full rows
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is compared: the more time, the more labels, seeds and test rows."""
+
+    labels: tuple[int, ...]
+    seeds: int
+    rows: int | None
+
+    def work(self) -> float:
+        """Texts that are read, each pass forward and back counted three times a pass forward; two arms learn."""
+        passes = sum(max(6 * count, 1600) for count in self.labels)  # six epochs, or a hundred steps of sixteen
+        return self.seeds * 2 * (3 * passes + len(self.labels) * (self.rows or 2539))
+
+
+SIZES = (
+    Size((100, 400), 3, 500),
+    Size((100, 400), 3, 1000),
+    Size((100, 300, 900), 3, 1000),
+    Size((100, 400, 1600), 3, 1000),
+    Size((100, 400, 1600), 5, None),
+    Size((100, 400, 1600, 6400), 5, None),
+    Size((100, 400, 1600, 6400), 10, None),
+)
 
 
 def tell(
     out: Path,
     *,
+    minutes: float,
+    sentences: list[str],
     overwrite: bool,
     device: str,
     seed: int,
     quiet: bool,
     say: Callable[[str], None],
-    show: Callable[[str], None],
+    show: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """Data, tokenizer, training, curve, sample, report; returns the run's results and what it said."""
+    """A model grown live, a comparison on real labels, three sentences, and the report's path."""
     began = time.monotonic()
-    say("1. Real text: all of Shakespeare that fits into a megabyte")
-    folder = catalog.get("tiny-shakespeare", say=say)
-    say("\n2. A tokenizer and a small Transformer learn from it, for a little under two minutes")
+    clear(out, overwrite=overwrite, say=say)
+    say("1. A tokenizer and a small Transformer learn to continue film reviews, live")
+    live = grow(out, minutes=LIVE_SHARE * minutes, device=device, seed=seed, quiet=quiet, say=say)
+    show(tell_live(Run(out / "live"), live, device, seed))
+    say(f"\n2. Does pretraining pay? {STOCK} (pretrained on film reviews, it ships with Headstock) on short quotes")
+    folder = catalog.get("rotten-tomatoes", say=say)
+    size = fitting(live, seconds=60 * minutes - (time.monotonic() - began))
+    say(f"   {', '.join(f'{n:,}' for n in size.labels)} labels, {size.seeds} seeds; TF-IDF is the rival to beat")
+    results = compare(
+        STOCK,
+        train=folder / "train.csv",
+        valid=folder / "valid.csv",
+        test=folder / "test.csv",
+        out=out,
+        labels=size.labels,
+        seeds=size.seeds,
+        seed=seed,
+        rows=size.rows,
+        device=device,
+        say=say,
+    )
+    show(table(results))
+    for verdict in results["verdicts"]:
+        show(f"   {verdict}")
+    show(honest(results))
+    model = out / "runs" / f"pretrained-{size.labels[-1]}"
+    show(f"\n3. What the model with {size.labels[-1]:,} labels makes of three sentences\n")
+    predictions = load(model, device=device).predict(sentences or SENTENCES)
+    for text, told in zip(sentences or SENTENCES, predictions, strict=True):
+        show(f"   {told['label']:9s} {max(told['probabilities'].values()):4.0%}  {text}")
+    page = write_report(out)
+    show(f'\n   Try your own: headstock predict {model} "..."')
+    show(f"\n4. All of it, with the mistakes explained: {page}   ({time.monotonic() - began:.0f} s in all)")
+    return results | {"live": live, "predictions": predictions, "report": str(page)}
+
+
+def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
+    """Go on with a demo that is there, or begin anew; a folder that holds anything else is left alone."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or not (out / "live").is_dir():
+        raise UserError(f"{out}: is there already and holds something else; name another folder with --out")
+    if overwrite:
+        shutil.rmtree(out)
+    else:
+        say(f"{out} is there already: what it holds is kept, and the rest is done (--overwrite begins anew)")
+
+
+def grow(
+    out: Path, *, minutes: float, device: str, seed: int, quiet: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """A small causal model, trained here and now on part of the reviews."""
+    run = Run(out / "live")
+    if run.finished():
+        return run.results()
+    reviews = first(read_corpus("catalog:imdb", documents="block"), REVIEWS)
+    texts = out / "reviews.txt"
+    write_text(texts, "\n\n".join(reviews) + "\n")
     with on_screen(quiet=quiet) as watch:
-        results = pretrain(
-            folder / "corpus.txt",
-            out=out,
+        return pretrain(
+            texts,
+            out=run.path,
             preset="modern-nano",
-            settings=SETTINGS | {"seed": seed},
-            overwrite=overwrite,
+            settings=LIVE | {"minutes": minutes, "seed": seed, "data.documents": "block"},
+            resume=True,
             device=device,
             watch=watch,
             say=say,
         )
-    run = Run(out)
+
+
+def tell_live(run: Run, results: dict[str, Any], device: str, seed: int) -> str:
+    """The live model's curve and voice."""
     curve = [(row["step"], row["loss"]) for row in run.read_metrics() if "loss" in row]
-    show("\n3. Training loss, in nats per token")
-    show(draw(curve, name="step"))
-    blind = math.log(run.config()["model"]["vocabulary"])
-    show(
-        f"\n   On text it never saw: perplexity {results['perplexity']:.1f}, "
-        f"{results['bits_per_byte']:.2f} bits per byte\n"
-        f"   (it began at {curve[0][1]:.2f} nats a token; a blind guess is {blind:.2f})\n"
+    spoken = load(run.path, device=device).generate(PROMPTS, max_tokens=40, temperature=0.8, top_p=0.95, seed=seed)
+    samples = "\n".join(f"   > {' '.join(sample.text.split())}" for sample in spoken)
+    return (
+        f"\n   Training loss, in nats per token, over {results['seconds']:.0f} seconds\n{draw(curve, name='step')}\n"
+        f"\n   On reviews it never saw: perplexity {results['perplexity']:.0f}. How it goes on by itself:\n{samples}\n"
+        f"   So short a training gains nothing for what follows, so that begins with a stock grown for longer.\n"
     )
-    show("4. What it says when it goes on by itself\n")
-    spoken = load(out, device=device).generate(PROMPTS, max_tokens=100, temperature=0.8, top_p=0.95, seed=seed)
-    samples = [sample.text for sample in spoken]
-    show("\n\n".join(samples))
-    write_run_report(run, samples)
-    show(f"\n5. The same as a page: {run.report}   ({time.monotonic() - began:.0f} s in all)")
-    show(f'   Go on by yourself: headstock generate {out} "JULIET:" --stream')
-    return results | {"texts": samples, "report": str(run.report)}
+
+
+def fitting(live: dict[str, Any], *, seconds: float) -> Size:
+    """The largest size that should be done in the time that is left, going by the speed just measured."""
+    speed = live["tokens_per_second"] / SLOWER
+    texts = [size.work() * TOKENS / 3 / speed for size in SIZES]
+    return max(
+        (size for size, cost in zip(SIZES, texts, strict=True) if cost < 0.8 * seconds), key=Size.work, default=SIZES[0]
+    )
+
+
+def honest(results: dict[str, Any]) -> str:
+    """Where the pretrained model does not clearly beat scratch or TF-IDF, that is said too."""
+    unclear = [
+        f"{pair['b']} at {pair['labels']:,} labels"
+        for pair in results["pairs"]
+        if pair["a"] == "pretrained" and pair["b"] == "tfidf" and not (pair["low"] is not None and pair["low"] > 0)
+    ]
+    unclear += [
+        f"{pair['a']} at {pair['labels']:,} labels"
+        for pair in results["pairs"]
+        if pair["b"] == "pretrained" and pair["a"] == "scratch" and not (pair["high"] is not None and pair["high"] < 0)
+    ]
+    return (
+        f"   Not clearly better than {', '.join(unclear)}."
+        if unclear
+        else "   Clearly better than both, at every count."
+    )

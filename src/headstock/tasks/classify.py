@@ -3,6 +3,7 @@
 B rows, N examples (one row each unless a long text is read in several), C classes.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 
 Long = Literal["head", "tail", "head+tail", "windows"]
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")  # a label such as -1, 10 or 4.5
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Classify(Task):
     def merit(self, metrics: Mapping[str, float]) -> float:
         """Accuracy first; among equals, the smaller loss."""
         best = metrics["micro_f1" if self.several else "accuracy"]
-        return -best + 1e-4 * metrics["loss"] / (1 + metrics["loss"])
+        return -best + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # less than one text in a million
 
     def probabilities(self, model: Model, batch: Batch) -> Tensor:
         """(N, C) how likely each class is; they sum to one unless several may be true."""
@@ -260,8 +262,8 @@ def find_classes(records: Records, separator: str | None) -> tuple[str, ...]:
     if len(names) < 2 and not (separator and names):
         only = f"one class only, {next(iter(names))!r}" if names else "no label at all"
         raise UserError(f"{records.source}: {only}; there must be at least two to tell apart")
-    if all(name.lstrip("-").isdigit() for name in names):
-        return tuple(sorted(names, key=int))
+    if all(NUMBER.fullmatch(name) for name in names):
+        return tuple(sorted(names, key=lambda name: (float(name), name)))
     return tuple(sorted(names))
 
 

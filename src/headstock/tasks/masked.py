@@ -43,6 +43,7 @@ class Masked(Task):
     Config = MaskedConfig
     opening = "cls"
     causal = False
+    of_tokens = True
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)

@@ -37,6 +37,7 @@ class Task(ABC):
     name: ClassVar[str]
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
     opening: ClassVar[str] = "start"  # the role of the mark before every text
+    of_tokens: ClassVar[bool] = False  # the loss is that of tokens, so that its exponential is a perplexity
     causal: ClassVar[bool | None] = None  # whether the backbone must look back only; None leaves it as it is
 
     def __init__(self, config: Any, tokenizer: Tokenizer):

@@ -29,7 +29,7 @@ from headstock.train.labelled import Splits, read_splits
 from headstock.train.loop import Event, Watch, row_length, train
 from headstock.train.metrics import as_predictions, metrics_of
 from headstock.train.predict import features, probabilities
-from headstock.train.pretrain import build_model, check_folder, pretrain, same_settings
+from headstock.train.pretrain import build_model, check_folder, pretrain, same_settings, start_settings
 from headstock.train.progress import Progress
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config, place_settings
@@ -105,32 +105,41 @@ def finetune(
     given |= {"transfer.freeze": freeze} if freeze is not None else {}
     check_folder(target, resume=resume, overwrite=overwrite)
     going_on = resume and target.exists()
-    if going_on:
-        chosen = make_config(same_settings(target, given))
-    else:
-        chosen = gather_config(source, task, config_file, given)
-    splits = read_splits(chosen.data, separator=chosen.task.separator, seed=chosen.train.seed, say=say)
-    chosen = settle(chosen, splits.train)
-    tokenizer = source.tokenizer()
-    for records in (splits.train, splits.valid, splits.test):  # wrong labels are found before any work is done
-        if records is not None and records.labels is not None:
-            label_numbers(records, chosen.task)
-    weights = None if chosen.transfer.init == "scratch" else source.weights()
-    if going_on and target.data()["fingerprint"] != splits.fingerprint():
-        raise UserError(f"{target}: the labelled files are not what they were when the run began, so it cannot go on")
-    if going_on and target.finished():
-        say(f"{target} is finished: nothing to resume")
-        return target.results()
-    if not going_on:
-        card = {"fingerprint": splits.fingerprint(), "tokenizer": tokenizer.fingerprint, **splits.describe()}
-        target.begin(chosen.plain(), tokenizer, card)
-    if chosen.transfer.adapt_steps:
-        weights = adapt(target, source, chosen, splits.train, device, watch, say)
-    world = join_world(device)
+    world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
     try:
+        if going_on:
+            asked = make_config(same_settings(target, given))
+        else:
+            asked = gather_config(source, task, config_file, given)
+        splits = read_splits(asked.data, separator=asked.task.separator, seed=asked.train.seed, say=say)
+        chosen = settle(asked, splits.train)
+        tokenizer, weights = check(source, chosen, splits)
+        if going_on and target.data()["fingerprint"] != splits.fingerprint():
+            changed = "the labelled files are not what they were when the run began"
+            raise UserError(f"{target}: {changed}, so it cannot go on")
+        if going_on and target.finished():
+            say(f"{target} is finished: nothing to resume")
+            return target.results()
+        if world.leads and not going_on:
+            card = {"fingerprint": splits.fingerprint(), "tokenizer": tokenizer.fingerprint, **splits.describe()}
+            # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
+            target.begin(replace(chosen, train=asked.train).plain(), tokenizer, card)
+        world.wait()
+        if chosen.transfer.adapt_steps:
+            weights = adapt(target, source, chosen, splits.train, device, watch, say)
         return work(target, chosen, tokenizer, weights, splits, world, watch, say)
     finally:
         leave_world(world)
+
+
+def check(source: Run, chosen: RunConfig, splits: Splits) -> tuple[Tokenizer, dict[str, Tensor] | None]:
+    """What is taken over from the source; what is wrong with it or with a label is found before anything is made."""
+    for records in (splits.train, splits.valid, splits.test):
+        if records is not None and records.labels is not None:
+            label_numbers(records, chosen.task)
+    if chosen.transfer.adapt_steps:
+        start_settings(source)
+    return source.tokenizer(), None if chosen.transfer.init == "scratch" else source.weights()
 
 
 # Settings
@@ -147,7 +156,7 @@ def gather_config(source: Run, task: str, file: str | Path | None, given: dict[s
         "transfer": {"run": str(source)},
         "train": {},
     }
-    tree = config.merge(tree, config.read_settings(Path(file)) if file else {})
+    tree = config.merge(tree, config.read_settings(Path(file)) if file else {}, {"transfer": {"run": str(source)}})
     return complete(config.merge(tree, place_settings(given, tree)))
 
 

@@ -41,6 +41,7 @@ class Event:
     lr: float = 0.0
     gradient: float = 0.0
     tokens_per_second: float = 0.0
+    of_tokens: bool = True  # the loss is that of tokens
 
 
 Watch = Callable[[Event], None]
@@ -110,7 +111,9 @@ def train(
 
             after = budget.share(progress.step, progress.seconds)
             passed = partial(due, step=progress.step, before=done, after=after)
-            event = partial(describe, progress=progress, order=order, budget=budget, losses=losses, lr=lr)
+            event = partial(
+                describe, progress=progress, order=order, budget=budget, losses=losses, lr=lr, of_tokens=task.of_tokens
+            )
             tell(watch, event("step"))
             if passed(settings.log_every, 50):
                 stop_if_not_finite(losses.settle(), order, keeper)
@@ -277,6 +280,7 @@ def describe(
     budget: Budget,
     losses: Running,
     lr: float,
+    of_tokens: bool,
     gradient: float = 0.0,
 ) -> Event:
     return Event(
@@ -289,6 +293,7 @@ def describe(
         lr=lr,
         gradient=gradient,
         tokens_per_second=losses.speed(),
+        of_tokens=of_tokens,
     )
 
 

@@ -173,6 +173,7 @@ def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
     else:
         say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
         tokenizer = train_tokenizer(sampled(corpus), chosen.tokenizer)
+    TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
     say(tokenizer_line(tokenizer, corpus))
     stores = stores_of(chosen, tokenizer, corpus, valid, say)
     chosen = with_vocabulary(chosen, tokenizer)

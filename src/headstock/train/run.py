@@ -14,6 +14,8 @@ from headstock.files import sweep, whole_file, whole_folder, write_json, write_t
 from headstock.text.tokenizer import Tokenizer, open_tokenizer
 from headstock.train.tensors import read_tensors, write_tensors
 
+STOCKS = Path(__file__).parent.parent / "stocks"  # runs that ship with the package, known by their names
+
 
 @dataclass(frozen=True)
 class Run:
@@ -22,7 +24,7 @@ class Run:
     path: Path
 
     def __str__(self) -> str:
-        return str(self.path)
+        return self.path.name if self.path.parent == STOCKS else str(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -138,10 +140,12 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """A run that is there; otherwise says which are."""
+    """A run that is there, or a stock by its name; otherwise says which are."""
     run = Run(Path(path))
     if run.exists():
         return run
+    if (stock := Run(STOCKS / str(path))).exists():
+        return stock
     parent = run.path.parent
     beside = sorted(folder.name for folder in parent.glob("*") if Run(folder).exists()) if parent.is_dir() else []
     if not run.path.exists():

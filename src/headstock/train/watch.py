@@ -17,7 +17,8 @@ def log_metrics(run: Run) -> Watch:
     def hear(event: Event) -> None:
         p = event.progress
         if event.kind == "log":
-            row = {"loss": p.loss, "perplexity": perplexity(p.loss), "lr": event.lr, "gradient": event.gradient}
+            row = {"loss": p.loss, "lr": event.lr, "gradient": event.gradient}
+            row |= {"perplexity": perplexity(p.loss)} if event.of_tokens else {}
             row["tokens_per_second"] = round(event.tokens_per_second, 1)
         elif event.kind == "valid":
             row = {f"valid_{name}": value for name, value in p.valid.items()}
@@ -67,7 +68,8 @@ def lines(write: Callable[[str], None]) -> Watch:
         place = f"| epoch {event.epoch:3d} | {p.step:5d}/{event.expected_steps:5d} steps"
         if event.kind == "log":
             speed = f"{event.tokens_per_second:,.0f} tokens/s | {clock(event.expected_seconds - p.seconds)} left"
-            write(f"{place} | loss {p.loss:.5f} | ppl {perplexity(p.loss):8.3f} | {speed}")
+            ppl = f" | ppl {perplexity(p.loss):8.3f}" if event.of_tokens else ""
+            write(f"{place} | loss {p.loss:.5f}{ppl} | {speed}")
         elif event.kind == "valid":
             write(f"{place} | {summary(p.valid)}")
 
@@ -99,7 +101,7 @@ def bar() -> Iterator[Watch]:
         left = clock(event.expected_seconds - p.seconds)
         shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
         if event.kind == "log":
-            speed, ppl = f"{event.tokens_per_second:,.0f}", f"{perplexity(p.loss):,.2f}"
+            speed, ppl = f"{event.tokens_per_second:,.0f}", f"{perplexity(p.loss):,.2f}" if event.of_tokens else "-"
             shown.update(row, loss=f"{p.loss:.3f}", ppl=ppl, speed=speed)
         elif event.kind == "valid":
             console.print(f"  step {p.step:5d}  {summary(p.valid)}")

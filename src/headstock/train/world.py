@@ -19,6 +19,7 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
+    guest: bool = False  # the processes had joined before, and whoever joined them also parts them
 
     @property
     def leads(self) -> bool:
@@ -82,11 +83,12 @@ def join_world(device: str = "auto") -> World:
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
-    if not distributed.is_initialized():
+    guest = distributed.is_initialized()
+    if not guest:
         distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    return World(chosen, distributed.get_rank(), distributed.get_world_size())
+    return World(chosen, distributed.get_rank(), distributed.get_world_size(), guest)
 
 
 def leave_world(world: World) -> None:
-    if world.size > 1 and distributed.is_initialized():
+    if world.size > 1 and not world.guest and distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,0 +1,38 @@
+"""Stocks: pretrained runs that ship with the package, in half precision and without what only training needs.
+
+python -m headstock.train.stocks RUN FOLDER     # makes one
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+from headstock.files import whole_file, whole_folder
+from headstock.train.run import STOCKS, Run, open_run
+from headstock.train.tensors import write_tensors
+
+KEPT = ("config.json", "data.json", "results.json", "tokenizer.json", "README.md")
+
+
+def stock_names() -> list[str]:
+    return sorted(folder.name for folder in STOCKS.glob("*") if Run(folder).exists())
+
+
+def pack(run: Run, folder: Path) -> None:
+    """A finished run as a stock: its weights rounded to half precision, and the files that say what it is."""
+    with whole_folder(folder) as beside:
+        for name in KEPT:
+            shutil.copyfile(run.path / name, beside / name)
+        halves = {
+            name: tensor.to(torch.float16) if tensor.is_floating_point() else tensor
+            for name, tensor in run.weights().items()
+        }
+        with whole_file(Run(beside).weights_file) as file:
+            write_tensors(file, halves)
+
+
+if __name__ == "__main__":
+    source, target = sys.argv[1:]
+    pack(open_run(source), Path(target))

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from headstock.cli import main
+
 
 def headstock(*words, stdin: str | bytes | None = None, code: int = 0):
     """Run a real command; its stdout, stderr and exit code."""
@@ -288,3 +290,146 @@ def test_a_read_only_place_fails_with_one_line(tmp_path, corpus, tiny):
         assert "Read-only file system" in said.splitlines()[-1]
     finally:
         subprocess.run(["umount", disk])
+
+
+# Fine-tuning, predicting and measuring
+
+
+REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
+QUICK = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
+
+
+def write(path, rows, header="text,label"):
+    path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(run, tmp_path_factory):
+    """Made by a real command from a table with columns of other names, and test rows without labels."""
+    folder = tmp_path_factory.mktemp("reviews")
+    train = write(folder / "train.csv", REVIEWS, header="review,stars")
+    test = write(folder / "test.csv", [(text,) for text, _ in REVIEWS[:5]], header="review")
+    files = ["--train", train, "--valid", train, "--test", test, "--columns", "text=review,label=stars"]
+    return folder, result("finetune", run[0], "--out", folder / "run", *files, *QUICK, "--pool", "mean", "--seed", 2)
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """The command line without the seconds that a process of its own takes to start."""
+
+    def call(*words, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert left.value.code == code, err
+        return out, err
+
+    return call
+
+
+def test_finetune_says_what_the_contract_promises(classifier):
+    folder, done = classifier
+    promised = "run steps tokens seconds tokens_per_second train_loss valid_loss perplexity bits_per_byte metrics"
+    assert set(promised.split()) <= set(done)
+    assert done["run"] == str(folder / "run")
+    assert "test" not in done
+    recorded = json.loads((folder / "run" / "config.json").read_text())
+    assert recorded["task"]["pool"] == "mean"
+    assert recorded["train"]["seed"] == 2
+    assert recorded["data"]["columns"] == ["text=review", "label=stars"]
+    promised = "config.json tokenizer.json model.safetensors metrics.jsonl results.json README.md predictions.jsonl"
+    assert set(promised.split()) <= {path.name for path in (folder / "run").iterdir()}
+    assert len((folder / "run" / "predictions.jsonl").read_text().splitlines()) == 5
+
+
+def test_predict_reads_arguments_files_tables_and_standard_input(classifier, call, tmp_path):
+    folder, _ = classifier
+    texts = ["Anne sees Paris.", "", "le café", "Ben likes the sea. " * 20]
+    piped = result("predict", folder / "run", stdin="\n".join(texts) + "\n")["predictions"]
+    assert [row.keys() for row in piped] == [{"label", "probabilities"}] * 4
+    assert all(row["probabilities"].keys() == {"sea", "town"} for row in piped)
+    assert all(row["label"] == max(row["probabilities"], key=row["probabilities"].get) for row in piped)
+
+    def predictions(*words):
+        return json.loads(call("predict", folder / "run", *words, "--json")[0].splitlines()[-1])["predictions"]
+
+    assert predictions(*texts) == piped
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    assert predictions("--file", tmp_path / "texts.txt") == piped
+    table = write(tmp_path / "table.csv", [(text, "x") for text in texts if text], header="review,other")
+    assert predictions("--file", table, "--columns", "text=review") == [piped[0], *piped[2:]]
+    out, _ = call("predict", folder / "run", *texts)
+    assert [line.split("\t")[0] for line in out.splitlines()] == [row["label"] for row in piped]
+    call("predict", folder / "run", "--file", tmp_path / "texts.txt", "--out", tmp_path / "out.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == piped
+
+
+def test_evaluate_measures_a_classifier(classifier, call):
+    folder, done = classifier
+    out, _ = call("evaluate", folder / "run", "--json")
+    assert json.loads(out.splitlines()[-1])["metrics"]["accuracy"] == done["valid"]["accuracy"]
+    out, _ = call("evaluate", folder / "run", folder / "train.csv", "--columns", "text=review,label=stars")
+    assert "accuracy" in out
+    assert "95%" in out
+
+
+def test_wrong_words_to_a_classifier(classifier, run, call, tmp_path):
+    folder, _ = classifier
+
+    def said(*words) -> str:
+        _, err = call(*words, "--quiet", code=2)
+        assert len(err.splitlines()) == 1
+        assert list(tmp_path.iterdir()) == []
+        return err
+
+    assert "has no head to classify with" in said("predict", run[0], "x", "--out", tmp_path / "out.jsonl")
+    assert "not both" in said("predict", folder / "run", "x", "--file", folder / "test.csv")
+    assert "'review'" in said("predict", folder / "run", "--file", folder / "test.csv")
+    line = said("evaluate", folder / "run", folder / "test.csv", "--columns", "text=review")
+    assert "test.csv: has no labels to measure by" in line
+    assert "no left-to-right language model" in said("generate", folder / "run", "x")
+
+
+def test_what_cannot_be_finetuned_is_refused_in_one_line(run, classifier, call, tmp_path):
+    stock = tmp_path / "stock"
+    shutil.copytree(run[0], stock)
+    good = write(tmp_path / "good.csv", REVIEWS)
+
+    def said(*words, source=stock, train=good, valid=good) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        files = ["--train", train, "--valid", valid, "--out", tmp_path / "new"]
+        _, err = call("finetune", source, *files, *QUICK, *words, code=2)
+        assert sorted(tmp_path.rglob("*")) == before
+        assert len(err.splitlines()) == 1
+        return err.removeprefix("headstock: ").replace(f"{tmp_path}/", "")
+
+    one = write(tmp_path / "one.csv", [row for row in REVIEWS if row[1] == "sea"])
+    assert said(train=one).startswith("one.csv: one class only, 'sea'")
+    unseen = write(tmp_path / "unseen.csv", [*REVIEWS[:3], ("Anne sees Rome.", "twon")])
+    told = "unseen.csv:5: label 'twon' is new; training has 'sea', 'town'; did you mean 'town'?\n"
+    assert said(valid=unseen) == told
+    assert said("--test", unseen) == told
+    blank = write(tmp_path / "blank.csv", [*REVIEWS[:2], (" ", "sea"), *REVIEWS[:2]])
+    for bad in ({"train": blank}, {"valid": blank}):
+        assert said(**bad).startswith("blank.csv:4: text is blank")
+    table = write(tmp_path / "table.csv", REVIEWS, header="review,stars")
+    line = said(train=table)
+    assert line.startswith("table.csv: no column 'text' (columns: 'review', 'stars')")
+    assert "no column 'star'" in said("--columns", "text=review,label=star", train=table, valid=table)
+    assert said(train=tmp_path / "godo.csv") == "godo.csv: no such file; did you mean 'good.csv'?\n"
+    assert "is not a run folder, it has no config.json" in said(source=stock / "checkpoints")
+    assert said(source=tmp_path / "stok") == "stok: no such run; did you mean 'stock'?\n"
+    assert "with --freeze there is nothing to train below the head" in said("--freeze", "--layer-decay", 0.9)
+    assert "task.pool: must be one of 'last', 'cls', 'mean', 'max', 'concat', not 'lats'" in said("--pool", "lats")
+    assert "did you mean 'classify'?" in said("--task", "clasify")
+    assert "does not go with init scratch" in said("--init", "scratch", "--adapt-steps", 5)
+    assert "must be auto, cpu, cuda or mps" in said("--device", "gpu")
+    fine = classifier[0] / "run"
+    assert "cannot go on as a language model" in said("--adapt-steps", 5, source=fine)
+    (stock / "tokenizer.json").rename(stock / "elsewhere.json")
+    assert said().startswith("stock: its tokenizer.json is missing")
+    (stock / "elsewhere.json").rename(stock / "tokenizer.json")
+    (stock / "model.safetensors").unlink()
+    assert said().startswith("stock: has no model.safetensors yet")

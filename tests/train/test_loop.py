@@ -127,7 +127,7 @@ def test_budgets():
     minutes = Budget.of(TrainSettings(minutes=2.0), 3)
     assert minutes.share(5, 60.0) == 0.5
     assert minutes.expected_steps(5, 60.0) == 10
-    assert minutes.over(1, 121.0)
+    assert minutes.share(1, 121.0) == 1.0
     assert [step for step in range(1, 11) if due(None, 5, step=step, before=(step - 1) / 10, after=step / 10)] == [
         2, 4, 6, 8, 10,
     ]  # fmt: skip

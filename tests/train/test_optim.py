@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.heads import TokenHead
+from headstock.model.heads import ClassHead, TokenHead
 from headstock.model.model import Model
 from headstock.train.optim import Average, Muon, lr_factor, make_optimizers, orthogonal
 from headstock.train.settings import TrainSettings
@@ -52,12 +52,40 @@ def test_every_weight_is_in_one_optimizer_and_only_matrices_decay(optimizer, tie
         assert id(model.backbone.blocks[0].attention.inputs.weight) in moved
 
 
-def test_frozen_weights_are_left_out():
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_weights_are_left_out(optimizer):
     model = small()
+    settings = TrainSettings(optimizer=optimizer)
     model.backbone.requires_grad_(False)
-    model.backbone.tokens.weight.requires_grad_(True)
-    seen = [p for one in make_optimizers(model, TrainSettings()) for g in one.param_groups for p in g["params"]]
-    assert len(seen) == 1
+    assert make_optimizers(model, settings) == []
+    for chosen in (model.backbone.tokens.weight, model.backbone.blocks[0].feed.up.weight):
+        chosen.requires_grad_(True)
+        seen = [p for one in make_optimizers(model, settings) for g in one.param_groups for p in g["params"]]
+        assert [id(p) for p in seen] == [id(chosen)]
+        chosen.requires_grad_(False)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_each_layer_learns_at_its_share_of_the_rate_above_it(optimizer, norm):
+    sizes = {"vocabulary": 20, "context": 8, "depth": 3, "width": 8, "heads": 2, "hidden": 16}
+    backbone = Transformer(TransformerConfig(**sizes, norm=norm, qk_norm=True, embed_norm=True, segments=2))
+    model = Model(backbone, {"label": ClassHead(8, 3), "token": TokenHead(backbone)})
+    made = make_optimizers(model, TrainSettings(optimizer=optimizer, layer_decay=0.5))
+    scales = {id(p): group["scale"] for one in made for group in one.param_groups for p in group["params"]}
+    seen = [p for one in made for group in one.param_groups for p in group["params"]]
+    assert sorted(map(id, seen)) == sorted(map(id, model.parameters()))  # each exactly once
+    got = {name: scales[id(parameter)] for name, parameter in model.named_parameters()}
+
+    def wanted(name):
+        if name.startswith("heads."):  # that of the tokens is the embedding itself
+            return 1.0
+        if name.startswith("backbone.blocks."):
+            return 0.5 ** (3 - int(name.split(".")[2]))
+        return 0.5 if name.startswith("backbone.final_norm") else 0.5**4  # the norm above the last block is its own
+
+    assert got == {name: wanted(name) for name in got}
+    assert set(got.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
 
 
 def test_schedules():

@@ -46,33 +46,29 @@ def answer(
         for n in counts
         for a, b in combinations(arms, 2)
     ]
-    kinds = [{"name": arm.name, "kind": arm.kind} for arm in arms]
+    described = [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms]
     results = {
         "kind": "compare",
         "task": ground.task,
         "title": title_of(ground, arms),
         "versions": versions(),
         "device": str(ground.world.device),
-        "seconds": round(seconds, 1),
+        "seconds": round(max(seconds, sum(made["seconds"] for made in cells)), 1),  # also of what was there already
         "seed": plan.compare.seed,
-        "settings": {
-            "compare": config.plain(plan.compare),
-            "finetune": plan.settings,
-            **{f"arms.{k}": v for k, v in plan.arms.items()},
-        },
+        "settings": settings_of(plan),
         "data": ground.splits.describe(),
         "classes": list(ground.config.classes),
         "measured_on": "valid" if ground.measured_is_valid else "test",
         "measured_rows": len(ground.measured),
         "leakage": leaks.runs,
         "train_overlap": len(overlap(ground.measured.plain, ground.splits.train.plain)),
-        "arms": [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms],
+        "arms": described,
         "labels": counts,
         "seeds": sorted({made["seed"] for made in cells}),
         "cells": [{name: made[name] for name in TOLD} for made in cells],
         "summary": summary,
         "pairs": pairs,
-        "verdicts": [sentence(n, summary, pairs, kinds) for n in counts],
+        "verdicts": [sentence(n, summary, pairs, described) for n in counts],
         "notes": notes(plan, ground, leaks),
         "details": details(ground, truth, arms, by_arm, counts[-1]),
     }
@@ -81,6 +77,15 @@ def answer(
         for arm in arms:
             write_predictions(ground, arm, by_arm[arm.name, counts[-1]])
     return results
+
+
+def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Everything the comparison was run with, section by section."""
+    grown = {f"pretrain.{name}": table for name, table in plan.pretrain.items() if isinstance(table, dict)}
+    if own := {name: value for name, value in plan.pretrain.items() if not isinstance(value, dict)}:
+        grown = {"pretrain": own} | grown
+    arms = {f"arms.{name}": table for name, table in plan.arms.items()}
+    return {"compare": config.plain(plan.compare), "finetune": plan.settings, **arms, **grown}
 
 
 def title_of(ground: Ground, arms: Sequence[Arm]) -> str:
@@ -159,7 +164,12 @@ def notes(plan: Plan, ground: Ground, leaks: Leaks) -> list[str]:
         )
     if leaks.excluded:
         said.append(f"{len(leaks.excluded):,} measured rows were left out because pretraining had seen their texts.")
-    if plan.compare.rows:
+    said += [
+        f"Measured texts were not looked for in what {told['run']} was pretrained on: {told['why']}."
+        for told in leaks.runs
+        if not told["checked"]
+    ]
+    if plan.compare.rows == len(ground.measured):
         said.append(f"Measured on {len(ground.measured):,} rows, drawn fairly from all that could be.")
     return said
 
@@ -181,9 +191,14 @@ def details(
     return {"labels": labels, "arms": told, "label_errors": doubtful}
 
 
+def valid_loss(made: Cell) -> float:
+    """At the chosen epoch; TF-IDF has none."""
+    return next((row["valid_loss"] for row in made["epochs"] if row["epoch"] == made["best_epoch"]), 0.0)
+
+
 def write_predictions(ground: Ground, arm: Arm, cells: list[Cell]) -> None:
-    """The test rows as the seed says that did best on validation rows."""
-    best = max(cells, key=lambda made: made["valid_accuracy"])
+    """The test rows as the seed says that did best on validation rows; among equals, the one that lost least there."""
+    best = max(cells, key=lambda made: (made["valid_accuracy"], -valid_loss(made)))
     rows = as_predictions(ground.config, np.array(best["predicted"]))
     path = ground.folder / "predictions" / f"{arm.name.replace(' ', '-').replace('/', '-')}.jsonl"
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -34,14 +34,11 @@ def make_arms(
     A table is `{"kind": "frozen", "lr": 1e-3}`: everything but `kind` is a setting.
     """
     tables = tables or {}
-    known = [*KINDS, *(name for name in tables if name not in KINDS)]
-    for name in names:
-        if name not in known:
-            raise UserError(f"--arms {name}: no such arm{did_you_mean(name, known)} (have: {', '.join(known)})")
-    twice = sorted({name for name in names if list(names).count(name) > 1})
-    if twice:
-        raise UserError(f"--arms: {', '.join(twice)} named twice")
+    check_names(names, tables)
     found = [open_run(run) for run in runs]
+    paths = [run.path.resolve() for run in found]
+    if again := [run for run in found if paths.count(run.path.resolve()) > 1]:
+        raise UserError(f"{again[0]}: named twice")
     if not found and any(kind_of(name, tables) != "tfidf" for name in names):
         raise UserError("no run to compare: name one, such as reviews-en, or ask for --arms tfidf alone")
     titles = [run.path.name for run in found]
@@ -59,6 +56,20 @@ def make_arms(
                 for run, title in zip(found, titles, strict=True)
             ]
     return arms
+
+
+def check_names(names: Sequence[str], tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse arms that are not there, and tables that say nothing of how an arm begins or what TF-IDF cannot take."""
+    known = [*KINDS, *(name for name in tables if name not in KINDS)]
+    for name in names:
+        if name not in known:
+            raise UserError(f"--arms {name}: no such arm{did_you_mean(name, known)} (have: {', '.join(known)})")
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise UserError(f"--arms: {', '.join(twice)} named twice")
+    for name, table in tables.items():
+        if kind_of(name, tables) == "tfidf" and (own := [key for key in table if key != "kind"]):
+            raise UserError(f"arms.{name}: TF-IDF has no settings, so {', '.join(own)} would change nothing")
 
 
 def kind_of(name: str, tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -51,7 +51,11 @@ def token_weights(model: Model, task: Classify, data: Labelled, row: int, *, tar
     for part in range(parts):
         real = batch.tokens.size(1) if batch.padding is None else int((~batch.padding[part]).sum())
         ids, values = batch.tokens[part, 1:real].tolist(), weights[part, 1:real].tolist()
-        weighed += [(task.tokenizer.token(number), value) for number, value in zip(ids, values, strict=True)]
+        again = len(weighed) - part * task.stride(length)  # tokens that the window before has read too: told once
+        for place, value in enumerate(values[:again], len(weighed) - again):
+            weighed[place] = (weighed[place][0], weighed[place][1] + value)
+        new = zip(ids[again:], values[again:], strict=True)
+        weighed += [(task.tokenizer.token(number), value) for number, value in new]
     return weighed
 
 

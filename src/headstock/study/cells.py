@@ -78,13 +78,13 @@ def cell(ground: Ground, place: Place, watch: Sequence[Watch]) -> tuple[dict[str
     train, valid = ground.rows(place.labels, place.seed)
     chosen = settings_of(ground, place, train)
     key = fingerprint(ground, place, chosen, train, valid)
-    if (kept := read(path)).get("key") == key:
+    if (kept := read(path)).get("key") == key and (kept["shown"] or not place.shown):
         return kept, False
     began = time.monotonic()
     made = (
         baseline(ground, place, train, valid) if chosen is None else trained(ground, place, chosen, train, valid, watch)
     )
-    made |= {"seconds": round(time.monotonic() - began, 3), "key": key}
+    made |= {"seconds": round(time.monotonic() - began, 3), "key": key, "shown": place.shown}
     made |= {"arm": place.arm.name, "labels": place.labels, "seed": place.seed}
     write_json(path, made)
     return made, True
@@ -95,12 +95,13 @@ def settings_of(ground: Ground, place: Place, train: Records) -> RunConfig | Non
     if place.arm.run is None:
         return None
     given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
-    given |= {"task.classes": list(ground.config.classes), "data.train": ground.splits.train.source}
+    given |= {"task.classes": list(ground.config.classes), "task.separator": ground.config.separator}
+    given |= {"data.train": ground.splits.train.source}
     return settle(gather_config(place.arm.run, ground.task, None, given), train)
 
 
 def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: Records, valid: Records) -> str:
-    """Changes with anything that could change the cell: rows, settings, weights, and what is asked of it."""
+    """Changes with anything that could change the cell: rows, settings, weights."""
     run, settings = place.arm.run, None if chosen is None else chosen.plain()
     if settings is not None:
         settings["transfer"].pop("run")  # a run that was moved is the same run
@@ -113,7 +114,6 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
         "settings": settings,
         "tokenizer": run.data()["tokenizer"] if run else None,
         "weights": sha256(run.weights_file) if run and place.arm.kind != "scratch" else None,
-        "shown": place.shown,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -128,13 +128,19 @@ def read(path: Path) -> dict[str, Any]:
 def scores(ground: Ground, probabilities: np.ndarray) -> dict[str, Any]:
     """What a cell says of the measured rows."""
     labels = label_numbers(ground.measured, ground.config)
-    found = metrics_of(ground.config, probabilities, labels)
+    kept = rounded(probabilities)
+    found = metrics_of(ground.config, kept, labels)  # near ties count as they are kept, so that all tables agree
     one = ground.config.separator is None
     return {
-        **{name: found[name] for name in ("accuracy", "macro_f1", "loss")},
-        "ece": calibration(probabilities, labels)["ece"] if one else None,
-        "probabilities": probabilities.round(DIGITS).tolist(),
+        **{name: found[name] for name in ("accuracy", "macro_f1")},
+        "loss": metrics_of(ground.config, probabilities, labels)["loss"],  # rounded, the improbable were impossible
+        "ece": calibration(kept, labels)["ece"] if one else None,
+        "probabilities": kept.tolist(),
     }
+
+
+def rounded(probabilities: np.ndarray) -> np.ndarray:
+    return probabilities.astype(np.float64).round(DIGITS)
 
 
 def baseline(ground: Ground, place: Place, train: Records, valid: Records) -> dict[str, Any]:
@@ -150,7 +156,7 @@ def baseline(ground: Ground, place: Place, train: Records, valid: Records) -> di
         "chosen": fitted.chosen,
         "epochs": [],
         "parameters": None,
-        "predicted": None if predicted is None else predicted.round(DIGITS).tolist(),
+        "predicted": None if predicted is None else rounded(predicted).tolist(),
     }
 
 
@@ -172,21 +178,24 @@ def trained(
         predicted = fitted.probabilities(task.prepare(ground.unlabelled), dtype=chosen.train.dtype)
     made = {
         **scores(ground, found),
-        "valid_accuracy": max(row["valid_accuracy"] for row in fitted.epochs),
+        "valid_accuracy": next(r["valid_accuracy"] for r in fitted.epochs if r["step"] == fitted.progress.best_step),
         "best_epoch": fitted.best_epoch,
-        "tokens_per_second": round(
-            fitted.progress.tokens / max(1e-9, fitted.progress.seconds - fitted.progress.aside), 1
-        ),
+        "tokens_per_second": None if chosen.transfer.freeze else speed(fitted),  # frozen, no token is read in training
         "chosen": None,
         "epochs": fitted.epochs,
         "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze),
-        "predicted": None if predicted is None else predicted.round(DIGITS).tolist(),
+        "predicted": None if predicted is None else rounded(predicted).tolist(),
     }
     if place.shown:
         if not task.several:
-            made["explained"] = explain_mistakes(fitted.model, task, measured, found, length=fitted.length)
+            made["explained"] = explain_mistakes(fitted.model, task, measured, rounded(found), length=fitted.length)
         keep(ground, place, chosen, tokenizer, fitted, Splits(train, valid, None))
     return made
+
+
+def speed(fitted: Fitted) -> float:
+    """Tokens a second while it trained."""
+    return round(fitted.progress.tokens / max(1e-9, fitted.progress.seconds - fitted.progress.aside), 1)
 
 
 def keep(ground: Ground, place: Place, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits) -> None:

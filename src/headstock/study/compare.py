@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
+from headstock.files import sweep
 from headstock.study.answer import answer
-from headstock.study.arms import Arm, make_arms
-from headstock.study.cells import Ground, Place, cell
+from headstock.study.arms import Arm, check_names, kind_of, make_arms
+from headstock.study.cells import Ground, Place, cell, settings_of
 from headstock.study.leaks import Leaks, look_for_leaks
 from headstock.study.settings import CompareSettings, Plan, make_plan
 from headstock.tasks.classify import ClassifyConfig, find_classes, label_numbers
 from headstock.text.records import Records
 from headstock.train.labelled import read_splits, spread
 from headstock.train.loop import Watch
-from headstock.train.pretrain import pretrain
+from headstock.train.pretrain import pretrain, same_settings
 from headstock.train.run import Run
 from headstock.train.settings import LabelledSettings
 from headstock.train.signals import Interrupted
@@ -74,6 +75,8 @@ def compare(
     if not named and plan.pretrain:
         named = [grown(plan, folder, device, watch, say).path]
     chosen = make_arms(named, plan.compare.arms, plan.arms)
+    for arm in chosen:  # wrong settings of the last arm are found before the first is trained
+        settings_of(ground, Place(arm, 0, plan.compare.seed, shown=False), ground.splits.train)
     found = look_for_leaks(chosen, ground.measured, plan.compare.leakage, folder, say)
     ground = replace(ground, measured=keep_rows(ground.measured, found, plan.compare))
     cells = fill_grid(plan, ground, chosen, watch, say)
@@ -83,6 +86,9 @@ def compare(
 def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
     """Read the files and find everything that is wrong with them before any work is done."""
     asked = plan.compare
+    check_names(asked.arms, plan.arms)
+    if asked.separator is not None and "tfidf" in (kind_of(name, plan.arms) for name in asked.arms):
+        raise UserError("--arms: TF-IDF cannot learn several labels a text; leave tfidf out of --arms for these rows")
     files = LabelledSettings(asked.train, asked.valid, asked.test, asked.columns)
     splits = read_splits(files, separator=asked.separator, seed=asked.seed, say=say)
     classes = ClassifyConfig(classes=find_classes(splits.train, asked.separator), separator=asked.separator)
@@ -100,16 +106,19 @@ def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
 
 def grown(plan: Plan, folder: Path, device: str, watch: Sequence[Watch], say: Say) -> Run:
     """The run that a recipe describes, made in the comparison's folder unless it is there."""
-    run = Run(folder / "stock")
-    if not run.finished():
-        settings = {
-            f"{part}.{key}": value
-            for part, table in plan.pretrain.items()
-            if isinstance(table, dict)
-            for key, value in table.items()
-        }
-        preset = plan.pretrain.get("preset")
+    run, asked = Run(folder / "stock"), dict(plan.pretrain)
+    preset, objective = asked.pop("preset", None), asked.pop("objective", None)
+    settings: dict[str, Any] = {"task.name": objective} if objective else {}
+    for name, value in asked.items():
+        settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    if run.finished():
+        same_settings(run, settings)  # a recipe that was changed since asks for another stock
+        return run
+    try:
         pretrain(out=run.path, preset=preset, settings=settings, resume=True, device=device, watch=watch, say=say)
+    except Interrupted as stop:
+        told = f"stopped while {run} was pretrained; the same command goes on"
+        raise Interrupted(told, stop.exit_code - 128) from None
     return run
 
 
@@ -135,6 +144,7 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
         for seed in seeds
         for arm in arms
     ]
+    sweep(ground.folder / "cells")
     cells: list[dict[str, Any]] = []
     for number, place in enumerate(places, 1):
         try:

@@ -35,7 +35,7 @@ def look_for_leaks(
     excluded: set[int] = set()
     for name, run in runs.items():
         if wish == "skip":
-            told.append({"run": name, "checked": False, "why": "not asked for", "excluded": False})
+            told.append(unchecked(run, "not asked for") | {"excluded": False})
             continue
         found = search_run(run, measured, folder, say)
         rows = found.pop("rows", [])
@@ -50,17 +50,8 @@ def look_for_leaks(
 def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """What of the measured texts is in one run's corpus; kept in a file, since a large corpus takes its time."""
     settings = corpus_settings(run)
-    blank = {
-        "run": str(run),
-        "corpus": [],
-        "documents": 0,
-        "tested": len(measured),
-        "exact": 0,
-        "near": 0,
-        "examples": [],
-    }
     if settings is None:
-        return blank | {"checked": False, "why": "the run does not say what it was pretrained on"}
+        return unchecked(run, "the run does not say what it was pretrained on")
     try:
         corpus = read_corpus(settings["corpus"], documents=settings["documents"], column=settings["column"])
         key = hashlib.sha256(json.dumps([corpus.fingerprint(), measured.texts]).encode()).hexdigest()
@@ -76,7 +67,7 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
             write_json(path, kept)
     except HeadstockError as wrong:
         say(f"{run}: its pretraining text cannot be searched: {wrong}")
-        return blank | {"checked": False, "why": f"its pretraining text cannot be read here ({wrong})"}
+        return unchecked(run, f"its pretraining text cannot be read here ({wrong})")
     examples = [
         {
             "place": measured.place(hit["row"]),
@@ -87,16 +78,23 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
         for hit in sorted(kept["found"], key=lambda hit: -hit["share"])[:SHOWN]
     ]
     kinds = [hit["kind"] for hit in kept["found"]]
-    return blank | {
+    return {
+        "run": str(run),
         "checked": True,
         "why": None,
         "corpus": kept["names"],
         "documents": kept["documents"],
+        "tested": kept["tested"],
         "exact": kinds.count("exact"),
         "near": kinds.count("near"),
         "examples": examples,
         "rows": [hit["row"] for hit in kept["found"]],
     }
+
+
+def unchecked(run: Run, why: str) -> dict[str, Any]:
+    nothing = {"corpus": [], "documents": 0, "tested": 0, "exact": 0, "near": 0, "examples": []}
+    return {"run": str(run), "checked": False, "why": why, **nothing}
 
 
 def corpus_settings(run: Run) -> dict[str, Any] | None:

@@ -48,17 +48,33 @@ class Plan:
     pretrain: dict[str, Any]  # how to make the run, where none is named
 
 
+# settings of fine-tuning that a comparison decides itself
+DECIDED = {
+    "init": "the kind of an arm says it",
+    "freeze": "the kind of an arm says it",
+    "seed": "each cell has its own; the first is compare.seed",
+    "classes": "they are those of the training rows",
+    "ensemble": "a cell is one model; compare tells how much models from several seeds differ",
+    "adapt_steps": "arms begin with a run as it is; adapt it with finetune, then compare what that leaves in adapted/",
+}
+
+
 def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str, Any]) -> Plan:
     written = config.read_settings(Path(file)) if file else {}
     known = ("compare", "finetune", "arms", "pretrain")
     problems = [(name, f"unknown section (have: {', '.join(known)})") for name in written if name not in known]
-    problems += [
-        (f"arms.{name}", "must be a table")
-        for name, table in written.get("arms", {}).items()
-        if not isinstance(table, dict)
-    ]
+    tables = {name: written.get(name, {}) for name in known}
+    arms = tables["arms"] if isinstance(tables["arms"], dict) else {}
+    tables |= {f"arms.{name}": table for name, table in arms.items()}
+    problems += [(name, "must be a table") for name, table in tables.items() if not isinstance(table, dict)]
     if problems:
         raise ConfigError(problems)
-    merged = written.get("compare", {}) | given
-    chosen = config.build(CompareSettings, merged, at="compare")
-    return Plan(chosen, written.get("finetune", {}) | settings, written.get("arms", {}), written.get("pretrain", {}))
+    finetune = tables["finetune"] | settings
+    for where, table in {"finetune": finetune, **{f"arms.{name}": table for name, table in arms.items()}}.items():
+        named = ((key, DECIDED.get(key.rpartition(".")[2])) for key in table)
+        problems += [(f"{where}.{key}", f"cannot be set: {why}") for key, why in named if why]
+    if problems:
+        raise ConfigError(problems)
+    separators = [finetune.pop(key) for key in ("separator", "task.separator") if key in finetune]
+    merged = tables["compare"] | ({"separator": separators[0]} if separators else {}) | given
+    return Plan(config.build(CompareSettings, merged, at="compare"), finetune, arms, tables["pretrain"])

@@ -116,9 +116,13 @@ class Classify(Task):
         elif self.config.long == "head+tail":
             parts = [ids[: room // 4] + ids[room // 4 - room :]]
         else:
-            stride = max(1, room // 2)
+            stride = self.stride(length)
             parts = [ids[at : at + room] for at in range(0, len(ids) - room + stride, stride)]
         return [[self.start, *part] for part in parts]
+
+    def stride(self, length: int) -> int:
+        """How far apart the windows of a long text begin."""
+        return max(1, (length - 1) // 2)
 
     # From batches to numbers
 

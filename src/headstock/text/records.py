@@ -70,16 +70,17 @@ def read_records(
     wanted: Sequence[str] = (TEXT,),
     optional: Sequence[str] = (LABEL,),
     separator: str | None = None,
+    insist: bool = True,
 ) -> Records:
     """All rows of a file; those that cannot be used are reported together.
 
     `columns` says what a table calls our columns, such as {"text": "review"}. A column that is optional is left out
-    where the file does not have it, unless `columns` names it. With `separator`, a label may be a list of labels,
-    which are joined by it.
+    where the file does not have it, unless `columns` names it and we `insist` on what it names. With `separator`, a
+    label may be a list of labels, which are joined by it.
     """
     called = _called(columns, [*wanted, *optional])
     layout = _located(path)
-    layout.check(called, wanted, [name for name in optional if name in (columns or {})])
+    layout.check(called, wanted, [name for name in optional if insist and name in (columns or {})])
     lines: list[int] = []
     values: dict[str, list[str]] = {name: [] for name in called}
     lacking: dict[str, list[int]] = {name: [] for name in called}  # the lines without the column

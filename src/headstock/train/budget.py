@@ -30,9 +30,6 @@ class Budget:
         """The share at the middle of a step, where its learning rate is read: so neither end is wasted on zero."""
         return self.share(step, seconds) if self.steps is None else (step + 0.5) / self.steps
 
-    def over(self, step: int, seconds: float) -> bool:
-        return self.share(step, seconds) >= 1.0
-
     def expected_steps(self, step: int, seconds: float) -> int:
         """All steps of the run: known, or guessed from the speed so far."""
         if self.steps is not None:

@@ -20,8 +20,9 @@ A {objective} language model ({family}, {total:,} parameters), grown by Headstoc
 
 The held-out text was split off by document before training; the numbers above are over all of it.
 
-    headstock generate {name} "..."
+    {use}
     headstock evaluate {name} FILE
+    headstock finetune {name} --train labelled.csv --out ANOTHER      # a classifier on top of it
     headstock pretrain --config {name}/config.json --out ANOTHER     # the same again
 """
 
@@ -95,6 +96,11 @@ def pretrained_card(run: Run) -> str:
     settings, data, results = run.config(), run.data(), run.results()
     model = {key: value for key, value in settings["model"].items() if key not in ("family", "vocabulary")}
     files = data["corpus"]
+    name = run.path.name
+    causal = settings["model"].get("causal", True)
+    use = (
+        f'headstock generate {name} "..."' if causal else f"headstock compare {name} --train labelled.csv --out ANSWER"
+    )
     return CARD.format(
         name=run.path.name,
         objective=settings["task"]["name"],
@@ -115,5 +121,6 @@ def pretrained_card(run: Run) -> str:
         seconds=results["seconds"],
         device=results["device"],
         seed=settings["train"]["seed"],
-        metrics=summary(results["metrics"]),
+        metrics=summary(results["metrics"]).replace(" | ", ", "),
+        use=use,
     )

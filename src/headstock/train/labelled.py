@@ -1,12 +1,11 @@
 """The labelled rows of a fine-tuned run: read, split, and cut to so many labels, the same way every time."""
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
-
-import numpy as np
 
 from headstock.errors import UserError
 from headstock.randomness import generator
@@ -48,11 +47,13 @@ def read_splits(settings: LabelledSettings, *, separator: str | None, seed: int,
         raise UserError("no labelled texts to train on: name a file with --train")
     columns = parse_columns(",".join(settings.columns)) if settings.columns else None
 
-    def read(path: str) -> Records:
-        return read_records(path, columns=columns, separator=separator)
+    def read(path: str, *, insist: bool = True) -> Records:
+        return read_records(path, columns=columns, separator=separator, insist=insist)
 
     train = with_labels(read(settings.train), "to train on")
-    test = read(settings.test) if settings.test else None
+    test = read(settings.test, insist=False) if settings.test else None
+    if test is not None and test.labels is None:
+        say(f"{test.source} has no labels: it is predicted, not measured")
     if settings.valid:
         return Splits(train, with_labels(read(settings.valid), "to validate on"), test)
     order = spread(train.labels or [], seed=seed)
@@ -73,16 +74,27 @@ def with_labels(records: Records, why: str) -> Records:
 
 def spread(labels: Sequence[str], *, seed: int) -> list[int]:
     """All rows in a random order in which the classes come in their shares: any beginning of it is a fair sample."""
-    draw = generator(seed, "subset")
-    order = draw.permutation(len(labels))
-    met: Counter[str] = Counter()
-    every = Counter(labels)
-    places = np.empty(len(order))
-    for place, row in enumerate(order):
-        label = labels[row]
-        met[label] += 1
-        places[place] = (met[label] - 0.5) / every[label]  # how far through its own class this row is
-    return order[np.argsort(places, kind="stable")].tolist()
+    drawn: dict[str, deque[int]] = {}
+    for row in generator(seed, "subset").permutation(len(labels)).tolist():
+        drawn.setdefault(labels[row], deque()).append(row)
+    total, classes = len(labels), list(drawn.values())  # in the order in which they were drawn, which decides ties
+    sizes = [len(rows) for rows in classes]
+    # A class's n-th row may come once more than n - 1 rows are its share, and is due before more than n are. The one
+    # due first comes first: that keeps every class within one row of its share, however many classes there are.
+    coming = [(0, number) for number in range(len(classes))]
+    ready: list[tuple[int, int]] = []
+    order: list[int] = []
+    while len(order) < total:
+        while coming and coming[0][0] <= len(order):
+            number = heappop(coming)[1]
+            taken = sizes[number] - len(classes[number])
+            heappush(ready, (-(-(taken + 1) * total // sizes[number]), number))
+        number = heappop(ready)[1]
+        order.append(classes[number].popleft())
+        if classes[number]:
+            taken = sizes[number] - len(classes[number])
+            heappush(coming, (taken * total // sizes[number], number))
+    return order
 
 
 def subset(records: Records, count: int | None, *, seed: int) -> Records:

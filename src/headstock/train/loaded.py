@@ -211,6 +211,9 @@ class Loaded:
             splits = read_splits(
                 data, separator=task.config.separator, seed=self.config.train.seed, say=lambda line: None
             )
+            if splits.fingerprint() != self.run.data()["fingerprint"]:
+                changed = "its labelled files are not what they were when it was made"
+                raise UserError(f"{self.run}: {changed}; name the file to measure it on")
             records = splits.test if splits.test is not None and splits.test.labels else splits.valid
         labels = label_numbers(records, task.config)
         return metrics_of(task.config, self.probabilities(records), labels) | {"file": records.source}

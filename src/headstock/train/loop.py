@@ -86,13 +86,14 @@ def train(
     objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
     if settings.compile:
         objective = torch.compile(objective)  # type: ignore[assignment]
-    objective = world.share(objective)
+    objective = world.share(objective, thawing=settings.unfreeze is not None)
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
     losses, seen = Running(), Seen()
     with Interruption() as interruption:
-        while not budget.over(progress.step, progress.seconds) and not out_of_patience(progress, settings):
-            done = budget.share(progress.step, progress.seconds)
+        # the clock is read for what is due once a step: between two readings nothing can be passed over, nor the end
+        done = budget.share(progress.step, progress.seconds)
+        while done < 1.0 and not out_of_patience(progress, settings):
             if settings.unfreeze:
                 thaw(model, progress.step / order.steps_per_epoch / settings.unfreeze)
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
@@ -106,8 +107,8 @@ def train(
                 average.update(model)
             progress.step += 1
             progress.tokens += counted
-            progress.seconds = elapsed()
             stop_if_not_finite(losses.add(progress.step, loss, counted), order, keeper)
+            progress.seconds = elapsed()
 
             after = budget.share(progress.step, progress.seconds)
             passed = partial(due, step=progress.step, before=done, after=after)
@@ -136,6 +137,7 @@ def train(
             progress.seconds = elapsed()
             if asked is not None:
                 raise Interrupted(f"stopped after step {progress.step}{keeper.where(progress.step)}", asked)
+            done = after
     keeper.finish(model, average, progress, settings)
     return progress
 
@@ -150,10 +152,10 @@ def out_of_patience(progress: Progress, settings: TrainSettings) -> bool:
 
 def thaw(model: Model, opened: float) -> None:
     """Let move the heads, and as many of the backbone's stages, from the top, as have been `opened` by now."""
-    stages = model.backbone.stages()
-    for height, stage in enumerate(reversed(stages)):
+    heads = {id(parameter) for parameter in model.heads.parameters()}  # a head may share the embedding
+    for height, stage in enumerate(reversed(model.backbone.stages())):
         for parameter in stage:
-            parameter.requires_grad_(height < math.floor(opened + 1e-9))
+            parameter.requires_grad_(id(parameter) in heads or height < math.floor(opened + 1e-9))
 
 
 def one_step(

@@ -67,6 +67,7 @@ def by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.rando
     """
     full = len(order) // batch * batch
     pools = [order[at : min(at + POOL * batch, full)] for at in range(0, full, POOL * batch)]
-    ordered = [pool[np.argsort(lengths[pool], kind="stable")] for pool in pools]
+    # lengths are taken a little longer or shorter than they are: else texts of a small file always meet the same others
+    ordered = [pool[np.argsort(lengths[pool] * draw.uniform(0.95, 1.05, len(pool)), kind="stable")] for pool in pools]
     steps = np.concatenate([*ordered, order[:0]]).reshape(-1, batch)
     return np.concatenate([steps[draw.permutation(len(steps))].reshape(-1), order[full:]])

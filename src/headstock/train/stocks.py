@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from headstock.files import whole_file, whole_folder
+from headstock.train.card import write_card
 from headstock.train.run import STOCKS, Run, open_run
 from headstock.train.tensors import write_tensors
 
-KEPT = ("config.json", "data.json", "results.json", "tokenizer.json", "README.md")
+KEPT = ("config.json", "data.json", "tokenizer.json")
 
 
 def stock_names() -> list[str]:
@@ -25,12 +26,16 @@ def pack(run: Run, folder: Path) -> None:
     with whole_folder(folder) as beside:
         for name in KEPT:
             shutil.copyfile(run.path / name, beside / name)
+        stock = Run(beside)
+        stock.write_results(run.results() | {"run": folder.name})
         halves = {
             name: tensor.to(torch.float16) if tensor.is_floating_point() else tensor
             for name, tensor in run.weights().items()
         }
-        with whole_file(Run(beside).weights_file) as file:
+        with whole_file(stock.weights_file) as file:
             write_tensors(file, halves)
+        stock.weights_file.chmod(0o644)
+    write_card(Run(folder))
 
 
 if __name__ == "__main__":

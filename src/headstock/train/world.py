@@ -34,12 +34,12 @@ class World:
         distributed.all_reduce(shared)
         return shared.tolist()
 
-    def share(self, module: nn.Module) -> nn.Module:
-        """The module with gradients averaged over all processes."""
+    def share(self, module: nn.Module, *, thawing: bool = False) -> nn.Module:
+        """The module with gradients averaged over all processes; `thawing`, some weights may have none for a while."""
         if self.size == 1:
             return module
         places = [self.device] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(module, device_ids=places)
+        return nn.parallel.DistributedDataParallel(module, device_ids=places, find_unused_parameters=thawing)
 
     def hold_back(self, module: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients local for a while: all but the last micro-batch of a step need not travel."""

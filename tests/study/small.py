@@ -1,0 +1,205 @@
+"""Small labelled files that can be learned, and what results.json of a comparison must look like."""
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+WORDS = ["Anne", "Ben", "le café", "Zoë", "sees", "home", "the sea", "Paris"]  # the corpus has them too
+TELLING = {"bad": "finds", "good": "likes"}
+HEADER = ("text", "label")
+
+ARMS = ["scratch", "pretrained", "frozen", "tfidf"]
+SETTINGS = {"epochs": 1, "least_steps": 2, "batch": 8}
+GRID = {"labels": [24, 8], "seeds": 2, "settings": SETTINGS}
+SMALL = {"labels": [8], "seeds": 2, "settings": SETTINGS}
+
+
+def make_rows(count: int, *, name: str) -> list[tuple[str, str]]:
+    """Texts of nine words and their labels; no text comes twice. The word that tells the label stands anywhere."""
+    pick = random.Random(name)
+    rows: dict[str, str] = {}
+    while len(rows) < count:
+        label = pick.choice(list(TELLING))
+        words = [*pick.choices(WORDS, k=6), TELLING[label], TELLING[label], name]
+        pick.shuffle(words)
+        rows.setdefault(" ".join(words), label)
+    return list(rows.items())
+
+
+def write_rows(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def with_corpus(run: Path, copy: Path, corpus: Path) -> Path:
+    """The same run, which says that it was pretrained on another file."""
+    shutil.copytree(run, copy)
+    settings = json.loads((copy / "config.json").read_text())
+    settings["data"]["corpus"] = [str(corpus)]
+    (copy / "config.json").write_text(json.dumps(settings))
+    return copy
+
+
+def never(event):
+    raise AssertionError("nothing should be trained")
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    """When each file of a comparison was written, but for the answer, which is written every time."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path != folder / "results.json"]
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in files}
+
+
+def numbers(results: Any) -> Any:
+    """The same without what depends on the clock and the folder."""
+    if isinstance(results, dict):
+        return {key: numbers(value) for key, value in results.items() if key not in ("seconds", "tokens_per_second")}
+    return [numbers(item) for item in results] if isinstance(results, list | tuple) else results
+
+
+# What a value must be: a type, several of them, a list of one thing, a table with just these keys, or {ANY: thing}
+
+ANY = "*"
+SHARE = (float, "share")
+MAYBE = (float, type(None))
+EPOCH = {
+    "epoch": int,
+    "step": int,
+    "train_accuracy": SHARE,
+    "valid_accuracy": SHARE,
+    "train_loss": float,
+    "valid_loss": float,
+}
+CELL = {
+    "arm": str,
+    "labels": int,
+    "seed": int,
+    "accuracy": SHARE,
+    "macro_f1": SHARE,
+    "loss": float,
+    "ece": SHARE,
+    "valid_accuracy": SHARE,
+    "best_epoch": (int, type(None)),
+    "seconds": float,
+    "tokens_per_second": MAYBE,
+    "chosen": (str, type(None)),
+    "epochs": [EPOCH],
+}
+SUMMARY = {
+    "arm": str,
+    "labels": int,
+    "seeds": int,
+    "accuracy": SHARE,
+    "low": MAYBE,
+    "high": MAYBE,
+    "macro_f1": SHARE,
+    "macro_f1_low": MAYBE,
+    "macro_f1_high": MAYBE,
+    "seconds": float,
+    "tokens_per_second": MAYBE,
+}
+LEAKAGE = {
+    "run": str,
+    "checked": bool,
+    "why": (str, type(None)),
+    "corpus": [str],
+    "documents": int,
+    "tested": int,
+    "exact": int,
+    "near": int,
+    "excluded": bool,
+    "examples": [{"place": str, "text": str, "found": str, "share": SHARE}],
+}
+ARM_DETAILS = {
+    "seed": int,
+    "confusion": [[int]],
+    "lengths": {
+        "right": [int],
+        "wrong": [int],
+        "unit": str,
+        "statistic": {"p": SHARE, "probability": SHARE, "matters": bool, "text": str},
+    },
+    "calibration": {
+        "bins": [{"low": SHARE, "high": SHARE, "count": int, "confidence": SHARE, "accuracy": SHARE}],
+        "ece": SHARE,
+    },
+    "mistakes": [
+        {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [[(str, float)]]}
+    ],
+}
+DOUBTFUL = {
+    "place": str,
+    "text": str,
+    "label": str,
+    "suggested": str,
+    "confidence": SHARE,
+    "agree": int,
+    "of": int,
+}
+SCHEMA = {
+    "kind": str,
+    "task": str,
+    "title": str,
+    "versions": {ANY: str},
+    "device": str,
+    "seconds": float,
+    "seed": int,
+    "settings": {ANY: {ANY: object}},
+    "data": {ANY: {"file": str, "rows": int, "classes": {ANY: int}}},
+    "classes": [str],
+    "measured_on": str,
+    "measured_rows": int,
+    "leakage": [LEAKAGE],
+    "train_overlap": int,
+    "arms": [
+        {
+            "name": str,
+            "kind": str,
+            "run": (str, type(None)),
+            "parameters": ({"total": int, "trainable": int, "frozen": int}, type(None)),
+            "settings": {ANY: object},
+        }
+    ],
+    "labels": [int],
+    "seeds": [int],
+    "cells": [CELL],
+    "summary": [SUMMARY],
+    "pairs": [{"labels": int, "a": str, "b": str, "difference": float, "low": MAYBE, "high": MAYBE}],
+    "verdicts": [str],
+    "notes": [str],
+    "details": {"labels": int, "arms": {ANY: ARM_DETAILS}, "label_errors": [DOUBTFUL]},
+}
+
+
+def faults(value: Any, wanted: Any, at: str = "results") -> list[str]:
+    """Where a value is not what it must be; empty when all of it is."""
+    if isinstance(wanted, tuple):
+        if wanted == SHARE:
+            return [] if isinstance(value, float) and 0 <= value <= 1 else [f"{at}: {value!r} is no share"]
+        tried = [faults(value, one, at) for one in wanted]
+        return [] if any(not found for found in tried) else tried[0]
+    if isinstance(wanted, list):
+        if not isinstance(value, list):
+            return [f"{at}: {value!r} is no list"]
+        return [fault for i, item in enumerate(value) for fault in faults(item, wanted[0], f"{at}[{i}]")]
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict):
+            return [f"{at}: {value!r} is no table"]
+        if list(wanted) == [ANY]:
+            return [fault for key, item in value.items() for fault in faults(item, wanted[ANY], f"{at}.{key}")]
+        keys = [f"{at}.{key}: missing" for key in wanted if key not in value]
+        keys += [f"{at}.{key}: unknown" for key in value if key not in wanted]
+        return keys + [
+            fault for key in wanted if key in value for fault in faults(value[key], wanted[key], f"{at}.{key}")
+        ]
+    right = wanted is object or type(value) is wanted
+    return [] if right else [f"{at}: {value!r} is no {wanted.__name__}"]

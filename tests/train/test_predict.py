@@ -1,0 +1,195 @@
+"""What a classifier says of texts: the same whatever their company, in the order they came, in little memory."""
+
+import itertools
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import f1_score
+
+import headstock
+from headstock.errors import UserError
+from headstock.model.batch import Batch
+from headstock.train import loaded
+from headstock.train.finetune import finetune
+from headstock.train.predict import TOKENS, by_size
+from tests.conftest import TINY
+
+QUICK = {"least_steps": 0, "epochs": 4, "lr": 0.01}
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """From one word to several times the context of 32 tokens."""
+    pick = random.Random(seed)
+    words = ["Anne", "Ben", "Zoë", "sees", "likes", "the sea", "Paris", "home", "café"]
+    return [" ".join(pick.choices(words, k=pick.choice([1, 2, 5, 12, 40, 90]))) for _ in range(count)]
+
+
+def write(path, rows):
+    lines = (json.dumps({"text": text, "label": label}) for text, label in rows)
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def labelled(count: int, seed: int):
+    return [(text, "long" if len(text) > 60 else "short") for text in texts(count, seed)]
+
+
+@pytest.fixture(scope="module")
+def folder(corpus, tmp_path_factory):
+    """A pretraining run and labelled rows."""
+    folder = tmp_path_factory.mktemp("predict")
+    headstock.pretrain(corpus, out=folder / "stock", settings=TINY | {"steps": 10})
+    for name, count in (("train", 48), ("valid", 40), ("test", 40)):
+        write(folder / f"{name}.jsonl", labelled(count, count + len(name)))
+    return folder
+
+
+def learned(folder, name, **settings):
+    files = {name: folder / f"{name}.jsonl" for name in ("train", "valid", "test")}
+    finetune(folder / "stock", out=folder / name, settings=QUICK | settings, **files)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return learned(folder, "run")
+
+
+@pytest.mark.parametrize(
+    ("long", "pool"), [("head", "last"), ("tail", "max"), ("head+tail", "mean"), ("windows", "concat")]
+)
+def test_a_text_is_told_alike_alone_and_among_others(folder, long, pool):
+    model = headstock.load(learned(folder, f"{long}-{pool}", long=long, pool=pool))
+    given = ["", *texts(60), "", "Anne"]
+    together = model.probabilities(given)
+    alone = np.concatenate([model.probabilities([text]) for text in given])
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert np.ptp(together[:, 0]) > 1e-3  # they do differ, so an order that was lost would be seen
+
+
+def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
+    model = headstock.load(run)
+    given = texts(50, seed=1)
+    whole = model.predict(given)
+    monkeypatch.setattr(loaded, "AT_ONCE", 7)
+    parts = model.predict(iter(given))
+    assert [row["label"] for row in parts] == [row["label"] for row in whole]
+    for one, other in zip(parts, whole, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
+    endless = model.predictions(itertools.cycle(given))  # answers do not wait for the last text
+    assert [row["label"] for row in itertools.islice(endless, 60)] == [row["label"] for row in [*whole, *whole[:10]]]
+    assert model.predict([]) == []
+
+
+def test_an_empty_text_is_told_from_the_opening_mark_alone(run):
+    model = headstock.load(run)
+    opening = Batch(torch.tensor([[model.task.start]]))
+    with torch.no_grad():
+        wanted = model.task.probabilities(model.model, opening)[0].tolist()
+    row = model.predict(["Anne sees", "", "Paris"])[1]
+    assert list(row["probabilities"].values()) == pytest.approx(wanted, abs=1e-5)
+    assert model.predict("")[0] == row
+
+
+@given(st.lists(st.integers(1, 3 * TOKENS), max_size=200))
+def test_parts_hold_every_text_once_and_not_too_many_tokens(lengths):
+    parts = list(by_size(np.array(lengths, dtype=np.int64)))
+    assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
+    longest = [max(lengths[index] for index in part) for part in parts]
+    assert longest == sorted(longest, reverse=True)
+    assert all(len(part) * most <= TOKENS or len(part) == 1 for part, most in zip(parts, longest, strict=True))
+
+
+MEMORY = """
+import json, resource, sys, torch
+torch.set_num_threads(1)
+import headstock
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+model = headstock.load(sys.argv[1])
+text = "Anne sees the sea. " * 50
+ids = model.tokenizer.encode(text)[:50]
+model.predict(text)
+before, count = peak(), 0
+for row in model.predictions(model.tokenizer.decode(ids) for _ in range(10_000)):
+    count += row["label"] in ("long", "short")
+print(json.dumps({"grown": peak() - before, "count": count, "tokens": len(ids)}))
+"""
+
+
+def test_ten_thousand_texts_need_little_memory(run):
+    pytest.importorskip("resource")  # Windows has none
+    done = subprocess.run([sys.executable, "-c", MEMORY, run], capture_output=True, text=True)
+    told = json.loads(done.stdout or done.stderr)
+    assert (told["count"], told["tokens"]) == (10_000, 50)
+    assert told["grown"] < 400e6
+
+
+# Measuring
+
+
+def test_metrics_are_those_of_the_predictions(folder, run):
+    model = headstock.load(run)
+    rows = labelled(40, 40 + len("test"))
+    told = model.predict([text for text, _ in rows])
+    wanted, said = [label for _, label in rows], [row["label"] for row in told]
+    metrics = model.evaluate(folder / "test.jsonl")
+    assert metrics["rows"] == 40
+    assert metrics["accuracy"] == pytest.approx(np.mean([a == b for a, b in zip(wanted, said, strict=True)]))
+    assert 0.5 < metrics["accuracy"] < 1  # neither guessed nor perfect, so the comparison says something
+    assert metrics["macro_f1"] == pytest.approx(f1_score(wanted, said, average="macro"))
+    likely = [row["probabilities"][label] for row, label in zip(told, wanted, strict=True)]
+    assert metrics["loss"] == pytest.approx(-np.log(likely).mean(), abs=1e-4)
+    low, high = metrics["intervals"]["accuracy"]
+    assert low < metrics["accuracy"] < high
+    recorded = model.run.results()
+    assert metrics == recorded["test"] | {"file": str(folder / "test.jsonl")}
+    assert model.evaluate() == metrics  # without a file: the run's own test rows
+
+
+def test_without_test_rows_the_validation_rows_are_measured(folder, tmp_path):
+    files = {name: folder / f"{name}.jsonl" for name in ("train", "valid")}
+    done = finetune(folder / "stock", out=tmp_path / "run", settings=QUICK, **files)
+    assert headstock.load(tmp_path / "run").evaluate() == done["valid"] | {"file": str(files["valid"])}
+
+
+def test_what_cannot_be_measured_is_refused(folder, run, tmp_path):
+    model = headstock.load(run)
+    (tmp_path / "bare.txt").write_text("Anne sees Paris.\n")
+    with pytest.raises(UserError, match=r"bare.txt: has no labels to measure by"):
+        model.evaluate(tmp_path / "bare.txt")
+    other = write(tmp_path / "other.jsonl", [("Anne", "long"), ("Ben", "shrot")])
+    with pytest.raises(UserError, match=r"other.jsonl:2: label 'shrot' is new; .*did you mean 'short'"):
+        model.evaluate(other)
+    with pytest.raises(UserError, match="one labelled file at a time, 2 came"):
+        model.evaluate([other, other])
+
+
+def test_a_run_is_not_measured_on_rows_that_have_changed(folder, tmp_path):
+    for name in ("train", "valid"):
+        shutil.copy(folder / f"{name}.jsonl", tmp_path)
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "valid")}
+    finetune(folder / "stock", out=tmp_path / "run", settings=QUICK | {"epochs": 1}, **files)
+    shutil.copy(folder / "train.jsonl", tmp_path / "valid.jsonl")
+    model = headstock.load(tmp_path / "run")
+    with pytest.raises(UserError, match="its labelled files are not what they were"):
+        model.evaluate()
+    assert model.evaluate(tmp_path / "valid.jsonl")["rows"] == 48
+
+
+def test_a_language_model_has_no_head_to_classify_with(folder, run):
+    stock = headstock.load(folder / "stock")
+    with pytest.raises(UserError, match=r"stock: has no head to classify with; make one with headstock finetune"):
+        stock.predict("Anne")
+    with pytest.raises(UserError, match="is no left-to-right language model"):
+        headstock.load(run).generate("Anne")

@@ -169,7 +169,9 @@ def test_lists_of_labels_need_a_separator(tmp_path):
     assert f'{path}:1: label is the list ["a ", "b"], wanted one label (several are read with separator="|")' in told
     path = write(tmp_path, "b.jsonl", '{"text": "x", "label": ["a|b", "c"]}\n')
     assert "is a list with 'a|b', which holds the separator '|'" in refusal(path, separator="|")
-    assert "label is blank" in refusal(write(tmp_path, "c.jsonl", '{"text": "x", "label": []}'), separator="|")
+    none = write(tmp_path, "c.jsonl", '{"text": "x", "label": []}\n{"text": "y", "label": null}\n')
+    assert read_records(none, separator="|").labels == ["", ""]  # none of the classes is an answer too
+    assert "wanted one label" in refusal(none)
     parquet = write(tmp_path, "a.parquet", as_parquet(text=["x"], label=[["a", "b"]]))
     assert read_records(parquet, separator="|").labels == ["a|b"]
 

@@ -18,11 +18,13 @@ import headstock
 from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
 from headstock.text.records import read_records
-from headstock.train.finetune import Data, finetune, gather_config
+from headstock.train.finetune import finetune
+from headstock.train.fit import Data
 from headstock.train.loop import train
 from headstock.train.pretrain import build_model
 from headstock.train.run import Run
 from headstock.train.settings import make_config
+from headstock.train.transfer import gather_config
 from headstock.train.world import World
 from tests.conftest import TINY
 

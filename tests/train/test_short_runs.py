@@ -15,7 +15,7 @@ from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train import loop
 from headstock.train.evaluate import measure
-from headstock.train.finetune import Data
+from headstock.train.fit import Data
 from headstock.train.optim import make_optimizers
 from headstock.train.order import Order
 from headstock.train.run import Run

@@ -20,6 +20,7 @@ from headstock.study.settings import Plan
 from headstock.study.told import shown_of, told_of
 from headstock.study.verdict import sentence
 from headstock.tasks.classify import label_numbers
+from headstock.text.catalog import PREFIX
 from headstock.train.intervals import difference, interval, macro_f1_interval
 from headstock.train.metrics import as_predictions
 
@@ -91,7 +92,8 @@ def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
 def title_of(ground: Ground, arms: Sequence[Arm]) -> str:
     runs = list(dict.fromkeys(arm.run.path.name for arm in arms if arm.run is not None))
     what = ", ".join(runs) if runs else "TF-IDF"
-    return f"{what} on {ground.splits.train.source.rpartition('/')[2]}"
+    folder, _, file = ground.splits.train.source.rpartition("/")
+    return f"{what} on {folder.removeprefix(PREFIX) if folder.startswith(PREFIX) else file}"
 
 
 def versions() -> dict[str, str]:

@@ -19,12 +19,14 @@ from headstock.study.told import explain_mistakes
 from headstock.tasks.classify import Classify, ClassifyConfig, label_numbers
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
-from headstock.train.finetune import Data, Fitted, fit, gather_config, keep_fitted, settle, sizes
+from headstock.train.finetune import keep_fitted, sizes
+from headstock.train.fit import Data, Fitted, fit
 from headstock.train.labelled import Splits, subset
 from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
 from headstock.train.run import Run
 from headstock.train.settings import RunConfig
+from headstock.train.transfer import gather_config, settle
 from headstock.train.world import World
 
 DIGITS = 5  # of probabilities in a cell's file

@@ -220,6 +220,8 @@ def _label(value: Any, separator: str | None) -> str:
         if held := next((label for label in labels if separator in label), None):
             raise _Unusable(f"is a list with {held!r}, which holds the separator {separator!r}")
         value = separator.join(labels)
+    if separator is not None and (value is None or value == ""):
+        return ""  # none of the classes, which is an answer where there may be several
     if isinstance(value, float) and math.isnan(value):  # how some programs write that there is none
         raise _Unusable("is blank")
     if isinstance(value, (bool, int, float)):

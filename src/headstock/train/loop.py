@@ -174,7 +174,7 @@ def one_step(
     The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
     """
     objective.train()
-    torch.manual_seed(number(settings.seed, step, world.rank, "dropout"))
+    seed_dropout(world.device, number(settings.seed, step, world.rank, "dropout"))
     counts, tokens = total_counts(task, batches, world)
     whole = torch.zeros((), device=world.device)
     for place, batch in enumerate(batches):
@@ -199,6 +199,14 @@ def one_step(
     if world.size > 1:
         torch.distributed.all_reduce(whole)
     return whole, gradient, tokens
+
+
+def seed_dropout(device: torch.device, seed: int) -> None:
+    """Seed the generator that dropout draws from; torch.manual_seed would seed those of every device there may be."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def total_counts(task: Task, batches: list[Batch], world: World) -> tuple[dict[str, int], int]:

@@ -116,6 +116,8 @@ class Run:
 
     def weights(self) -> dict[str, Tensor]:
         if not self.weights_file.is_file():
+            if self.member(0).exists():
+                raise UserError(f"{self}: is several models; name one of them, such as {self.member(0)}")
             raise UserError(f"{self}: has no model.safetensors yet; finish its training with --resume")
         return read_tensors(self.weights_file)
 

@@ -95,10 +95,16 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
 def arm_details(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
     found = (results.get("details") or {}).get("arms") or {}
     room = details.room_for(sum(len(arm.get("mistakes") or []) for arm in found.values()))
+    names = [name for name in looks if name in found]
+    kinds = {arm["name"]: arm.get("kind") for arm in results["arms"]}
+    first = next((name for name in names if kinds.get(name) == "pretrained"), names[0] if names else None)
     return [
-        {"style": style, **details.describe(found[name], results.get("classes") or [], style, gallery, room)}
-        for name, style in looks.items()
-        if name in found
+        {
+            "style": looks[name],
+            "first": name == first,  # the one that is open: what the reader came for
+            **details.describe(found[name], results.get("classes") or [], looks[name], gallery, room),
+        }
+        for name in names
     ]
 
 

@@ -1,0 +1,126 @@
+"""Trains one classifier: the backbone and a new head, or the head alone on what the frozen backbone saw."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from headstock.model.fixed import Fixed
+from headstock.model.model import Model
+from headstock.tasks.classify import Classify
+from headstock.text.tokenizer import Tokenizer
+from headstock.train import watch as watching
+from headstock.train.loop import Event, Watch, row_length, train
+from headstock.train.predict import features, probabilities
+from headstock.train.pretrain import build_model
+from headstock.train.progress import Progress
+from headstock.train.run import Run
+from headstock.train.settings import RunConfig
+from headstock.train.world import World
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Data:
+    """What the loop reads: the task's own form of the training and validation rows."""
+
+    train: Any
+    valid: Any
+
+
+@dataclass
+class Fitted:
+    """A trained classifier and how it came about."""
+
+    model: Model
+    task: Classify
+    progress: Progress
+    epochs: list[dict[str, Any]]  # accuracy and loss in training and validation, epoch by epoch
+    length: int
+
+    def probabilities(self, data: Any, *, dtype: str = "auto") -> np.ndarray:
+        return probabilities(self.model, self.task, data, length=self.length, dtype=dtype)
+
+    @property
+    def best_epoch(self) -> int | None:
+        return next((row["epoch"] for row in self.epochs if row["step"] == self.progress.best_step), None)
+
+
+def fit_in(
+    run: Run,
+    chosen: RunConfig,
+    tokenizer: Tokenizer,
+    weights: dict[str, Tensor] | None,
+    data: Data,
+    world: World,
+    watch: Sequence[Watch],
+    say: Say,
+) -> Fitted:
+    """`fit`, with its metrics and checkpoints in a run's folder."""
+    with ExitStack() as stack:
+        watchers = list(watch) if world.leads else []
+        if world.leads:
+            watchers.append(watching.log_metrics(run))
+            if chosen.train.tensorboard:
+                watchers.append(stack.enter_context(watching.tensorboard(run)))
+        fitted = fit(chosen, tokenizer, weights, data, run=run, world=world, watch=watchers, say=say)
+    fitted.epochs = epochs_of(run)  # of the whole run, also what lies before an interruption
+    return fitted
+
+
+def fit(
+    chosen: RunConfig,
+    tokenizer: Tokenizer,
+    weights: dict[str, Tensor] | None,
+    data: Data,
+    *,
+    run: Run | None,
+    world: World,
+    watch: Sequence[Watch] = (),
+    say: Say = lambda line: None,
+) -> Fitted:
+    """Train one classifier. Frozen, the backbone reads each text once and the head learns from what it saw."""
+    model, task = build_model(chosen, tokenizer)
+    assert isinstance(task, Classify)
+    if weights is not None:
+        model.load_backbone(weights, source=chosen.transfer.run)
+    model.to(world.device)
+    length, settings = row_length(model, chosen.train), chosen.train
+    epochs: list[dict[str, Any]] = []
+    watchers = [*watch, remember(epochs)]
+    if chosen.transfer.freeze:
+        say(f"the frozen backbone reads {len(data.train.tokens) + len(data.valid.tokens):,} texts, once")
+        look = partial(features, model, task, length=length, dtype=settings.dtype)
+        seen = Data(look(data.train), look(data.valid))
+        head = Model(Fixed(model.backbone), dict(model.heads.items()))
+        progress = train(head, task, seen, settings, run=run, world=world, watch=watchers, say=say)
+        if run is not None and world.leads:
+            run.save_weights(model.tensors())
+    else:
+        progress = train(model, task, data, settings, run=run, world=world, watch=watchers, say=say)
+    return Fitted(model.eval(), task, progress, epochs, length)
+
+
+EPOCH = ("step", "epoch", "train_accuracy", "train_loss", "valid_accuracy", "valid_loss")
+
+
+def remember(epochs: list[dict[str, Any]]) -> Watch:
+    """Keeps accuracy and loss of every epoch."""
+
+    def hear(event: Event) -> None:
+        if event.kind == "valid":
+            p = event.progress
+            values = (p.step, event.epoch, p.train["accuracy"], p.train["loss"], p.valid["accuracy"], p.valid["loss"])
+            epochs.append(dict(zip(EPOCH, values, strict=True)))
+
+    return hear
+
+
+def epochs_of(run: Run) -> list[dict[str, Any]]:
+    """The same from a run's metrics."""
+    return [{name: row[name] for name in EPOCH} for row in run.read_metrics() if "valid_accuracy" in row]

@@ -1,5 +1,6 @@
 """All verbs under one name."""
 
+import os
 import sys
 from typing import Any
 
@@ -35,6 +36,10 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def main() -> None:
+    # torch's threads wait for each other by spinning; where another program wants the cores too, that makes each of
+    # them many times slower, and a short spin costs nothing measurable. Read when torch is imported, so set before.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         sys.exit(app(standalone_mode=False))
     except UsageError as wrong:

@@ -38,26 +38,29 @@ def compare(
     from headstock.study.report import write_report
     from headstock.study.table import table
     from headstock.text.records import parse_columns
+    from headstock.train.watch import one_line
 
-    results = work(
-        [str(run) for run in runs or []],
-        train=train,
-        valid=valid,
-        test=test,
-        out=out,
-        task=task,
-        arms=[name.strip() for name in arms.split(",")] if arms else None,
-        labels=counts(labels) if labels else None,
-        seeds=seeds,
-        seed=common.seed,
-        columns=parse_columns(columns) if columns else None,
-        leakage=leakage,
-        rows=rows,
-        config_file=config,
-        settings=dict(parse_setting(text) for text in set_ or []),
-        device=common.device,
-        say=common.say,
-    )
+    with one_line(quiet=common.quiet) as watch:
+        results = work(
+            [str(run) for run in runs or []],
+            train=train,
+            valid=valid,
+            test=test,
+            out=out,
+            task=task,
+            arms=[name.strip() for name in arms.split(",")] if arms else None,
+            labels=counts(labels) if labels else None,
+            seeds=seeds,
+            seed=common.seed,
+            columns=parse_columns(columns) if columns else None,
+            leakage=leakage,
+            rows=rows,
+            config_file=config,
+            settings=dict(parse_setting(text) for text in set_ or []),
+            device=common.device,
+            watch=watch,
+            say=common.say,
+        )
     page = write_report(out)
     common.show(table(results))
     for line in [*results["verdicts"], *results["notes"]]:

@@ -20,7 +20,7 @@ from headstock.train.loaded import load
 from headstock.train.pretrain import pretrain
 from headstock.train.run import Run
 from headstock.train.transfer import BY_KIND
-from headstock.train.watch import on_screen
+from headstock.train.watch import on_screen, one_line
 
 STOCK, QUOTES = "reviews-en", "rotten-tomatoes"
 SENTENCES = (
@@ -85,20 +85,22 @@ def tell(
     catalog.get(QUOTES, say=say)
     size = fitting(live, seconds=60 * minutes - (time.monotonic() - began))
     say(f"   {', '.join(f'{n:,}' for n in size.labels)} labels, {size.seeds} seeds; TF-IDF is the rival to beat")
-    results = compare(
-        STOCK,
-        train=f"catalog:{QUOTES}/train.csv",
-        valid=f"catalog:{QUOTES}/valid.csv",
-        test=f"catalog:{QUOTES}/test.csv",
-        out=out,
-        labels=size.labels,
-        seeds=size.seeds,
-        seed=seed,
-        rows=size.rows,
-        settings={"least_steps": LEAST_STEPS},
-        device=device,
-        say=say,
-    )
+    with one_line(quiet=quiet) as watch:
+        results = compare(
+            STOCK,
+            train=f"catalog:{QUOTES}/train.csv",
+            valid=f"catalog:{QUOTES}/valid.csv",
+            test=f"catalog:{QUOTES}/test.csv",
+            out=out,
+            labels=size.labels,
+            seeds=size.seeds,
+            seed=seed,
+            rows=size.rows,
+            settings={"least_steps": LEAST_STEPS},
+            device=device,
+            watch=watch,
+            say=say,
+        )
     show(table(results))
     for verdict in results["verdicts"]:
         show(f"   {verdict}")

@@ -124,6 +124,27 @@ def on_screen(*, quiet: bool) -> Iterator[list[Watch]]:
         yield [lines(lambda line: print(line, file=sys.stderr, flush=True))]
 
 
+@contextmanager
+def one_line(*, quiet: bool) -> Iterator[list[Watch]]:
+    """For many short runs in a row: on a terminal a line that is written over, elsewhere nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield []
+        return
+
+    def hear(event: Event) -> None:
+        step, every = event.progress.step, event.expected_steps
+        if event.kind == "step":
+            left = clock(event.expected_seconds - event.progress.seconds)
+            text = f"         step {step:,} of {every:,}, {left} left" if step < every else ""
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+    try:
+        yield [hear]
+    finally:
+        sys.stderr.write("\r\x1b[K")
+
+
 def summary(metrics: dict[str, float]) -> str:
     short = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
     return " | ".join(f"{short.get(name, name)} {value:.3f}" for name, value in metrics.items())

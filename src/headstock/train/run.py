@@ -141,6 +141,10 @@ class Run:
         return rows
 
 
+def stock_names() -> list[str]:
+    return sorted(folder.name for folder in STOCKS.glob("*") if Run(folder).exists())
+
+
 def open_run(path: str | Path) -> Run:
     """A run that is there, or a stock by its name; otherwise says which are."""
     run = Run(Path(path))
@@ -151,6 +155,7 @@ def open_run(path: str | Path) -> Run:
     parent = run.path.parent
     beside = sorted(folder.name for folder in parent.glob("*") if Run(folder).exists()) if parent.is_dir() else []
     if not run.path.exists():
-        hint = did_you_mean(run.path.name, beside) or (f" (beside it: {', '.join(beside)})" if beside else "")
+        there = f" (beside it: {', '.join(beside)})" if beside else ""
+        hint = did_you_mean(run.path.name, [*beside, *stock_names()]) or there
         raise UserError(f"{path}: no such run{hint}")
     raise UserError(f"{path}: is not a run folder, it has no config.json")

@@ -49,7 +49,7 @@ class TransferSettings:
     adapt_steps: int = 0  # first go on pretraining on the task's own texts for so many steps,
     adapt_lr: float | None = None  # at this learning rate; a third of the run's own unless given
     ensemble: int = 1  # so many models, from as many seeds; their probabilities are averaged
-    least_steps: int = 100  # a small file is read more often than `epochs` says, until there are so many steps
+    least_steps: int = 100  # a small file is read more often, until there are so many steps; 0 where `epochs` is given
 
     def __post_init__(self) -> None:
         problems = [

@@ -11,14 +11,10 @@ import torch
 
 from headstock.files import whole_file, whole_folder
 from headstock.train.card import write_card
-from headstock.train.run import STOCKS, Run, open_run
+from headstock.train.run import Run, open_run
 from headstock.train.tensors import write_tensors
 
 KEPT = ("config.json", "data.json", "tokenizer.json")
-
-
-def stock_names() -> list[str]:
-    return sorted(folder.name for folder in STOCKS.glob("*") if Run(folder).exists())
 
 
 def pack(run: Run, folder: Path) -> None:

@@ -45,6 +45,8 @@ def complete(tree: dict[str, Any]) -> RunConfig:
     defaults = COMMON | BY_KIND.get(kind, {})
     if asked.get("steps") or asked.get("minutes"):
         defaults.pop("epochs", None)
+    if asked.get("epochs"):  # who names a number of epochs means it
+        tree = config.merge({"transfer": {"least_steps": 0}}, tree)
     tree = config.merge(tree, {"train": defaults | asked})
     if transfer.get("bidirectional") is not None:
         tree = config.merge(tree, {"model": {"causal": not transfer["bidirectional"]}})

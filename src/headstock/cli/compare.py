@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.options import Columns, ConfigFile, Settings, Test, Train, Valid
 from headstock.cli.verb import Common, verb
 
 
@@ -14,20 +15,20 @@ def compare(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Pretrained runs, or reviews-en, which ships with Headstock.")
     ] = None,
-    train: Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")] = None,
-    valid: Annotated[Path | None, typer.Option("--valid", help="More of them, to choose epochs by.")] = None,
-    test: Annotated[Path | None, typer.Option("--test", help="More of them, to measure by.")] = None,
+    train: Train = None,
+    valid: Valid = None,
+    test: Test = None,
     task: Annotated[str | None, typer.Option("--task", help="What is learned: classify.")] = None,
     arms: Annotated[str | None, typer.Option("--arms", help="scratch,pretrained,frozen,tfidf unless given.")] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Numbers of labels, such as 100,400,1600.")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How often everything is repeated; 5.")] = None,
-    columns: Annotated[str | None, typer.Option("--columns", help="Such as text=review,label=stars")] = None,
+    columns: Columns = None,
     leakage: Annotated[
         str | None, typer.Option("--leakage", help="Test texts seen in pretraining: exclude, keep, or skip the search.")
     ] = None,
     rows: Annotated[int | None, typer.Option("--rows", help="Measure on at most so many test rows.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of fine-tuning, for all arms.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A recipe: a TOML file.")] = None,
+    set_: Settings = None,
+    config: ConfigFile = None,
 ) -> dict[str, Any]:
     """Compare pretrained, frozen, from scratch and TF-IDF on your labels, and say with intervals what pays.
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.options import Columns, ConfigFile, Overwrite, Resume, Settings, Test, Train, Valid
 from headstock.cli.verb import Common, leads, verb
 
 
@@ -12,9 +13,9 @@ def finetune(
     common: Common,
     run: Annotated[Path, typer.Argument(help="The pretrained run, or a stock that ships with Headstock (reviews-en).")],
     out: Annotated[Path, typer.Option("--out", help="The run folder to make, such as runs/reviews.")],
-    train: Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")] = None,
-    valid: Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")] = None,
-    test: Annotated[Path | None, typer.Option("--test", help="Measured at the end; predicted if unlabelled.")] = None,
+    train: Train = None,
+    valid: Valid = None,
+    test: Test = None,
     task: Annotated[str, typer.Option("--task", help="What is learned: classify.")] = "classify",
     init: Annotated[str | None, typer.Option("--init", help="Begin with pretrained weights or from scratch.")] = None,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
@@ -28,13 +29,11 @@ def finetune(
         int | None, typer.Option("--adapt-steps", help="First pretrain on the task's own texts for so many steps.")
     ] = None,
     ensemble: Annotated[int | None, typer.Option("--ensemble", help="Average so many models, one a seed.")] = None,
-    columns: Annotated[str | None, typer.Option("--columns", help="Such as text=review,label=stars")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set long=windows.")] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")] = False,
+    columns: Columns = None,
+    set_: Settings = None,
+    config: ConfigFile = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> dict[str, Any]:
     """Put a new head on a pretrained run and train it on labelled texts, into a run folder of its own.
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.options import ConfigFile, Documents, Overwrite, Resume, Settings
 from headstock.cli.verb import Common, verb
 
 
@@ -17,19 +18,15 @@ def pretrain(
     steps: Annotated[int | None, typer.Option("--steps", help="Length of the run in steps,")] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="or in passes over the text,")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="or in minutes.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, such as --set depth=6 --set lr=3e-4.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")
-    ] = None,
+    set_: Settings = None,
+    config: ConfigFile = None,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Use this one instead of training one.")] = None,
     start: Annotated[str | None, typer.Option("--start", help="Begin with the model and weights of this run.")] = None,
     valid: Annotated[list[str] | None, typer.Option("--valid", help="Held-out text of your own.")] = None,
-    documents: Annotated[str | None, typer.Option("--documents", help="line, block, file, or auto to guess.")] = None,
+    documents: Documents = None,
     column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> dict[str, Any]:
     """Grow a language model from text, into a run folder.
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.options import Columns, RunPath
 from headstock.cli.verb import Common, verb
-
-RunPath = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 
 
 def generate(
@@ -104,7 +103,7 @@ def predict(
         str | None, typer.Option("--file", help="Texts from a file: .txt (one a line) or a table; - is stdin.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write JSON lines here, one a text.")] = None,
-    columns: Annotated[str | None, typer.Option("--columns", help="The text's column, such as text=review.")] = None,
+    columns: Columns = None,
 ) -> dict[str, Any]:
     """The class of each text, with the probability of every class."""
     import json
@@ -141,7 +140,7 @@ def evaluate(
     run: RunPath,
     file: Annotated[list[str] | None, typer.Argument(help="Text or labelled rows; else what the run held out.")] = None,
     documents: Annotated[str, typer.Option("--documents", help="line, block, file, or auto to guess.")] = "auto",
-    columns: Annotated[str | None, typer.Option("--columns", help="Such as text=review,label=stars")] = None,
+    columns: Columns = None,
 ) -> dict[str, Any]:
     """How good a run is: perplexity and bits per byte on text, or accuracy with its interval on labelled rows."""
     from headstock.text.records import parse_columns

@@ -1,0 +1,19 @@
+"""Options that several verbs take, each spelled and explained once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunPath = Annotated[Path, typer.Argument(help="A run folder, or a stock that ships.", show_default=False)]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; may be repeated.")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")]
+Columns = Annotated[str | None, typer.Option("--columns", help="Their names, such as text=review,label=stars.")]
+Documents = Annotated[str | None, typer.Option("--documents", help="line, block, file, or auto to guess.")]
+Train = Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")]
+Valid = Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")]
+Test = Annotated[Path | None, typer.Option("--test", help="Measured at the end; predicted if unlabelled.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")]

@@ -172,16 +172,13 @@ def fitting(live: dict[str, Any], *, seconds: float) -> Size:
 
 def honest(results: dict[str, Any]) -> str:
     """Where the pretrained model does not clearly beat scratch or TF-IDF, that is said too."""
-    unclear = [
-        f"{pair['b']} at {pair['labels']:,} labels"
-        for pair in results["pairs"]
-        if pair["a"] == "pretrained" and pair["b"] == "tfidf" and not (pair["low"] is not None and pair["low"] > 0)
-    ]
-    unclear += [
-        f"{pair['a']} at {pair['labels']:,} labels"
-        for pair in results["pairs"]
-        if pair["b"] == "pretrained" and pair["a"] == "scratch" and not (pair["high"] is not None and pair["high"] < 0)
-    ]
+    gaps = {}  # of the pretrained model over each rival, at the interval's lower edge and as exact as it is shown
+    for pair in results["pairs"]:
+        if (pair["a"], pair["b"]) == ("pretrained", "tfidf"):
+            gaps[f"TF-IDF at {pair['labels']:,} labels"] = round(100 * pair["low"], 1)
+        elif (pair["a"], pair["b"]) == ("scratch", "pretrained"):
+            gaps[f"scratch at {pair['labels']:,} labels"] = round(-100 * pair["high"], 1)
+    unclear = [rival for rival, low in gaps.items() if low <= 0]
     return (
         f"   Not clearly better than {', '.join(unclear)}."
         if unclear

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from headstock.cli.options import ConfigFile, Documents, Overwrite, Resume, Settings
-from headstock.cli.verb import Common, verb
+from headstock.cli.verb import Common, leads, verb
 
 
 def pretrain(
@@ -33,6 +33,7 @@ def pretrain(
     Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
     """
     from headstock.config import parse_setting
+    from headstock.study.report import write_report
     from headstock.train.pretrain import pretrain as work
     from headstock.train.watch import on_screen, summary
 
@@ -63,6 +64,8 @@ def pretrain(
             watch=watch,
             say=common.say,
         )
+    if leads():
+        write_report(out)
     common.show(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
         f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"

@@ -62,10 +62,6 @@ class TransferSettings:
         if problems:
             raise ConfigError(problems)
 
-    @property
-    def kind(self) -> str:
-        return "frozen" if self.freeze else self.init
-
 
 @dataclass(frozen=True)
 class TrainSettings:

@@ -106,3 +106,52 @@ def test_segments_and_their_absence():
 def test_the_subsequent_mask_ends_at_the_last_key():
     expected = [[True, True, True, False], [True, True, True, True]]
     assert subsequent(2, 4).tolist() == expected
+
+
+@given(
+    shape=shapes,
+    padded=st.booleans(),
+    packed=st.booleans(),
+    backbone_causal=st.booleans(),
+    ways=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_rows_of_both_kinds_read_as_in_a_batch_of_their_kind(shape, padded, packed, backbone_causal, ways):
+    backbone = small_backbone(causal=backbone_causal, **shape)
+    tokens = some_tokens(ROWS, LENGTH)
+
+    def read(causal):
+        batch = rows(tokens, padded=padded, packed=packed)
+        batch.causal = causal
+        return backbone(batch).hidden
+
+    mixed, both = read(torch.tensor(ways)), {way: read(way) for way in (True, False)}
+    real = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    if padded:
+        real = ~rows(tokens, padded=True, packed=packed).padding
+    for row, way in enumerate(ways):
+        torch.testing.assert_close(mixed[row, real[row]], both[way][row, real[row]], atol=1e-6, rtol=0)
+    torch.testing.assert_close(read(None)[real], both[backbone_causal][real], atol=1e-6, rtol=0)
+    assert not torch.allclose(both[True][real], both[False][real], atol=1e-4)
+    assert mixed.isfinite().all()
+
+
+def test_a_causal_row_never_looks_ahead_in_a_backbone_that_does():
+    backbone = small_backbone(causal=False)
+    tokens = some_tokens(ROWS, LENGTH)
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % 13
+    ways = torch.tensor([True, False, True])
+    before, after = (backbone(Batch(part, causal=ways)).hidden for part in (tokens, other))
+    moved = ((after - before).abs().amax(-1) > 1e-5)[:, :-1].any(1)
+    assert torch.equal(moved, ~ways)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_last_layer_leaves_through_the_outlet(norm):
+    backbone = small_backbone(norm=norm, depth=3)
+    output = backbone(Batch(some_tokens(2, 5)), keep_layers=True)
+    assert backbone.depth == 3
+    assert len(output.layers) == 4
+    assert torch.equal(backbone.outlet(output.layers[-1]), output.hidden)
+    assert torch.equal(output.layers[-1], output.hidden) == (norm == "post")

@@ -11,15 +11,14 @@ from torch.nn import functional as F
 
 import headstock
 from headstock.errors import ConfigError, UserError
-from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import IGNORE
-from headstock.model.model import Model
 from headstock.tasks.masked import Masked, MaskedConfig
 from headstock.tasks.task import filled
 from headstock.tasks.windows import Windows
 from headstock.text.reading import read_corpus
 from headstock.text.store import build_store, build_stores
 from headstock.text.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
+from tests.tasks.small import model_for
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,6 @@ def plain_rows(task, store, length, *, seed, epoch):
 
 def whole(examples):
     return examples.batch(range(len(examples)))
-
-
-def model_for(task, *, causal=False, context=64, seed=0):
-    torch.manual_seed(seed)
-    sizes = {"vocabulary": task.tokenizer.vocabulary, "depth": 2, "width": 16, "heads": 2, "hidden": 32}
-    backbone = Transformer(TransformerConfig(**sizes, context=context, causal=causal))
-    return Model(backbone, task.heads(backbone)).eval()
 
 
 # What is hidden
@@ -90,13 +82,13 @@ def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stor
 
     assert near(hidden, allowed, 0.15)
     assert near(masks, hidden, 0.8)
-    by_chance = 0.1 / len(task.words)  # a random token may be the hidden one itself
+    by_chance = 0.1 / len(task.hiding.words)  # a random token may be the hidden one itself
     assert near(noise, hidden, 0.1 - by_chance)
     assert near(same, hidden, 0.1 + by_chance)
     drawn = np.concatenate(replacements)
     assert not np.isin(drawn, sorted(tokenizer.engine.special)).any()
-    assert set(task.words) == set(range(tokenizer.vocabulary)) - tokenizer.engine.special
-    assert len(np.unique(drawn)) > 0.95 * len(task.words)  # any other, not a favourite
+    assert set(task.hiding.words) == set(range(tokenizer.vocabulary)) - tokenizer.engine.special
+    assert len(np.unique(drawn)) > 0.95 * len(task.hiding.words)  # any other, not a favourite
 
 
 def test_shares_are_settings(stores):
@@ -135,7 +127,9 @@ def test_masks_are_a_pure_function_of_seed_epoch_and_index(stores):
 
 
 def test_what_is_hidden_does_not_show(tmp_path):
-    tokenizer = train_tokenizer(["abcdefghij"] * 3, TokenizerSettings(kind="char", vocabulary=40, min_frequency=1))
+    # so many characters that a random one is hardly ever the one it stands for
+    characters = [chr(code) for code in range(ord("a"), ord("a") + 500) if chr(code).isalpha()]
+    tokenizer = train_tokenizer(["".join(characters)] * 3, TokenizerSettings(kind="char", vocabulary=600))
     task = Masked(MaskedConfig(fraction=0.5, masked=0.5, random=0.3), tokenizer)
 
     def read(text):

@@ -39,6 +39,9 @@ class Uneven:
 class UnevenTask:
     of_tokens = True
 
+    def __init__(self, weight=1.0):
+        self.weight = lambda head: weight
+
     def examples(self, data, *, length, seed=None, epoch=0):
         return Uneven()
 
@@ -65,8 +68,8 @@ class Net(nn.Module):
         return self.out(self.table(tokens))
 
 
-def gradients(micro: int | None) -> torch.Tensor:
-    settings, task = TrainSettings(batch=12, micro_batch=micro, clip=0.0), UnevenTask()
+def gradients(micro: int | None, *, weight: float = 1.0) -> torch.Tensor:
+    settings, task = TrainSettings(batch=12, micro_batch=micro, clip=0.0), UnevenTask(weight)
     model = Net()
     order = Order(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
     world = World(torch.device("cpu"))
@@ -86,6 +89,7 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch():
     whole = gradients(None)
     for micro in (1, 3, 6):
         assert torch.allclose(gradients(micro), whole, atol=1e-7)
+    assert torch.allclose(gradients(3, weight=0.25), whole / 4, atol=1e-7)  # a head weighs what its task says
     task, model = UnevenTask(), Net()  # the control: a mean of means is something else
     order = Order(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
     parts = order.micro_batches(0, size=3, rank=0, world=1)

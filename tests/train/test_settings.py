@@ -1,11 +1,19 @@
 """Presets, files and options become one checked whole."""
 
+import math
+
 import pytest
 
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
-from headstock.train.pretrain import gather_config
+from headstock.text.reading import read_corpus
+from headstock.text.store import build_store
+from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.pretrain import build_model, gather_config, with_vocabulary
 from headstock.train.settings import make_config, place_settings, preset_names, read_preset
+
+REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
+OBJECTIVES = ["causal", "masked", "hybrid"]
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -16,6 +24,49 @@ def test_every_preset_makes_a_run(name):
     assert make_config(chosen.plain()) == chosen
     if name.endswith(("nano", "classic")):
         BACKBONES.get(chosen.family)(chosen.model)
+
+
+@pytest.fixture(scope="module")
+def stores(corpus):
+    """The same text cut by each kind of tokenizer that presets ask for."""
+    text = read_corpus(corpus)
+    tokenizers = {
+        kind: train_tokenizer((document.text for document in text), TokenizerSettings(kind=kind, vocabulary=300))
+        for kind in ("bpe", "wordpiece")
+    }
+    return {kind: (tokenizer, build_store(text, tokenizer)) for kind, tokenizer in tokenizers.items()}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_goes_with_every_objective(stores, name, objective):
+    given = {"data.corpus": ["text.txt"], "task.name": objective, "vocabulary": 300, **REDUCED}
+    chosen = gather_config(name, None, given)
+    assert chosen.objective == objective
+    tokenizer, store = stores[chosen.tokenizer.kind]
+    model, task = build_model(with_vocabulary(chosen, tokenizer), tokenizer)
+    batch = task.examples(store, length=32, seed=0).batch(range(16))
+    losses, counts = task.losses(model, batch), task.counts(batch)
+    for head, count in counts.items():
+        assert count > 0
+        # before it has learned anything a model can do no better than guess
+        assert losses[head].item() / count == pytest.approx(math.log(tokenizer.vocabulary), rel=0.2)
+    sum(losses[head] for head in counts).backward()
+    unmoved = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert unmoved == []
+
+
+def test_another_objective_leaves_the_old_ones_settings_behind(tmp_path):
+    given = {"data.corpus": ["text.txt"]}
+    assert gather_config("bert-nano", None, dict(given)).objective == "masked"
+    chosen = gather_config("bert-nano", None, given | {"task.name": "causal"})
+    assert (chosen.objective, chosen.model.causal, chosen.model.norm) == ("causal", True, "post")
+    file = tmp_path / "recipe.toml"
+    file.write_text('preset = "bert-nano"\n[task]\nname = "causal"\n')
+    assert gather_config(None, file, dict(given)).objective == "causal"
+    file.write_text('[model]\ndepth = 2\n[task]\nname = "masked"\nfracton = 0.2\n')
+    with pytest.raises(ConfigError, match=r"task\.fracton: unknown setting"):  # what nobody knows is still told
+        gather_config(None, file, given | {"task.name": "causal"})
 
 
 def test_settings_find_their_section():

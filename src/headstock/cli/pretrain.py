@@ -14,7 +14,12 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", help="The run folder to make, such as runs/mine.")],
     corpus: Annotated[list[str] | None, typer.Argument(help="Files, folders, globs, or - for standard input.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Where to start: gpt-nano, modern-mini, ...")] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="What is learned: causal or masked.")] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", help="What is learned: causal (go on), masked (fill) or hybrid (both).")
+    ] = None,
+    nsp: Annotated[
+        bool | None, typer.Option("--nsp/--no-nsp", help="Masked: also tell whether one text follows another.")
+    ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Length of the run in steps,")] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="or in passes over the text,")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="or in minutes.")] = None,
@@ -34,7 +39,9 @@ def pretrain(
     """
     from headstock.config import parse_setting
     from headstock.study.report import write_report
+    from headstock.tasks.task import TASKS
     from headstock.train.pretrain import pretrain as work
+    from headstock.train.run import open_run
     from headstock.train.watch import on_screen, summary
 
     settings = dict(parse_setting(text) for text in set_ or [])
@@ -43,6 +50,7 @@ def pretrain(
         "train.epochs": epochs,
         "train.minutes": minutes,
         "train.seed": common.seed,
+        "task.nsp": nsp,
         "data.valid": valid,
         "data.documents": documents,
         "data.column": column,
@@ -70,8 +78,11 @@ def pretrain(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
         f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"
     )
-    if "bits_per_byte" in results["metrics"]:
+    task = TASKS.get(open_run(out).config()["task"]["name"])
+    if task.generates:
         common.show(f'try: headstock generate {results["run"]} "Once"')
+    if task.fills:
+        common.show(f'try: headstock fill {results["run"]} "Once [MASK] a time"')
     return results
 
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from headstock.model.batch import Batch, Output, State
 from headstock.registry import Registry
@@ -16,6 +16,7 @@ class Backbone(nn.Module):
     Config: ClassVar[type]  # a frozen dataclass; `vocabulary` is among its fields
     config: Any
     width: int
+    depth: int  # how many layers it has
     causal: bool  # a token's vector never depends on what follows it
     context: int | None  # the longest row it was made for; None if it has no limit
     tokens: nn.Embedding
@@ -27,6 +28,10 @@ class Backbone(nn.Module):
     @abstractmethod
     def stages(self) -> list[list[nn.Parameter]]:
         """All its parameters from the bottom up, the embeddings first: for learning rates and freezing by depth."""
+
+    def outlet(self, x: Tensor) -> Tensor:
+        """How a layer's vectors leave the backbone: the last layer's become `Output.hidden` this way."""
+        return x
 
     @abstractmethod
     def new_state(self, rows: int, capacity: int) -> State:

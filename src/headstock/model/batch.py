@@ -28,6 +28,7 @@ class Batch:
     documents: Tensor | None = None  # (B, T) which packed document a token is of; attention stays inside it
     positions: Tensor | None = None  # (B, T) place in its document; counted from what was read before if not given
     segments: Tensor | None = None  # (B, T) which of two texts a token is of
+    causal: Tensor | bool | None = None  # (B,) True for rows read left to right, or one for all; None: as the backbone
     source: "Batch | None" = None  # what an encoder-decoder reads
     owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
     features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again

@@ -11,7 +11,8 @@ class Fixed(Backbone):
 
     def __init__(self, backbone: Backbone):
         super().__init__()
-        self.width, self.causal, self.context = backbone.width, backbone.causal, backbone.context
+        self.width, self.depth = backbone.width, backbone.depth
+        self.causal, self.context = backbone.causal, backbone.context
 
     def stages(self) -> list[list[nn.Parameter]]:
         return []

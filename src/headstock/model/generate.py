@@ -1,4 +1,4 @@
-"""Continues rows of tokens, one token at a time, with any backbone that never looks ahead.
+"""Continues rows of tokens, one token at a time, with any backbone that can read without looking ahead.
 
 The backbone's state is opaque here, so one function serves every family. B rows, V vocabulary.
 """
@@ -122,13 +122,13 @@ class _Reader:
         self.read = [len(window) for window in windows]
         if goes_on:
             tokens = torch.tensor([window[-1:] for window in windows], device=self.device)
-            output = self.backbone(Batch(tokens), self.state)
+            output = self.backbone(Batch(tokens, causal=True), self.state)
             last = output.hidden[:, -1]
         else:
             for row, window in zip(rows, windows, strict=True):
                 row.made.slid = window is not row.text
             tokens, padding = pad(windows, filler=0)
-            batch = Batch(tokens, padding).to(self.device)
+            batch = Batch(tokens, padding, causal=True).to(self.device)  # whatever else the backbone can do
             state = self.new_state(len(rows), self.room(rows)) if self.cache else None
             output = self.backbone(batch, state)
             ends = torch.tensor(self.read, device=self.device) - 1

@@ -7,44 +7,95 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.model.backbone import Backbone
+from headstock.model.features import Mix
+from headstock.model.layers import ACTIVATIONS, make_norm
 
 
 class TokenHead(nn.Module):
-    """A score for every entry of the vocabulary; tied, it has no weights of its own."""
+    """A score for every entry of the vocabulary; tied, it has no matrix of its own.
+
+    With `transform` it is BERT's: one more layer before the scores, and a bias for every entry, tied or not.
+    """
+
+    def __init__(self, backbone: Backbone, *, transform: bool = False):
+        super().__init__()
+        config = backbone.config
+        self.transform = Transform(backbone) if transform else None
+        if config.tied:
+            self.weight = backbone.tokens.weight
+            self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if transform else None
+        else:
+            linear = nn.Linear(backbone.width, config.vocabulary, bias=config.bias or transform)
+            self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.transform is not None:
+            hidden = self.transform(hidden)
+        return F.linear(hidden, self.weight, self.bias)  # (..., D) -> (..., V)
+
+
+class Transform(nn.Module):
+    """A layer, bent and normed as the backbone's own are, that takes over what only guessing tokens needs."""
 
     def __init__(self, backbone: Backbone):
         super().__init__()
         config = backbone.config
-        if config.tied:
-            self.weight = backbone.tokens.weight
-            self.register_parameter("bias", None)
-        else:
-            linear = nn.Linear(backbone.width, config.vocabulary, bias=config.bias)
-            self.weight, self.bias = linear.weight, linear.bias
+        self.dense = nn.Linear(backbone.width, backbone.width, bias=config.bias)
+        self.norm = make_norm(backbone.width, config.norm_kind, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+        if self.dense.bias is not None:
+            nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)  # (..., D) -> (..., V)
+        return self.norm(self.activation(self.dense(hidden)))  # (..., D) -> (..., D)
+
+
+class NextHead(nn.Module):
+    """Whether the second text follows the first, from the vector of the first mark: 0 it does not, 1 it does."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.pooler, self.linear = nn.Linear(width, width), nn.Linear(width, 2)
+        nn.init.normal_(self.linear.weight, std=0.02)
+        nn.init.zeros_(self.pooler.bias)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.linear(self.pooler(vectors).tanh())  # (N, D) -> (N, 2)
 
 
 Pool = Literal["last", "cls", "mean", "max", "concat"]
 
 
 class ClassHead(nn.Module):
-    """A score for every class, from one vector a text."""
+    """A score for every class, from one vector each; or from one of every layer, whose mix it learns too."""
 
-    def __init__(self, width: int, classes: int, *, dropout: float = 0.0):
+    def __init__(self, width: int, classes: int, *, dropout: float = 0.0, mixed: int | None = None):
         super().__init__()
+        self.mix = Mix(mixed) if mixed else None  # of so many layers
         self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(width, classes)
         nn.init.normal_(self.linear.weight, std=0.02)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        return self.linear(self.dropout(vectors))  # (N, D) -> (N, C)
+        if self.mix is not None:
+            vectors = self.mix(vectors)  # (..., L, D) -> (..., D)
+        return self.linear(self.dropout(vectors))  # (..., D) -> (..., C)
+
+
+class SpanHead(ClassHead):
+    """Two scores for every token: as the first of a span, and as its last."""
+
+    def __init__(self, width: int, *, dropout: float = 0.0, mixed: int | None = None):
+        super().__init__(width, 2, dropout=dropout, mixed=mixed)
 
 
 def pool(hidden: Tensor, padding: Tensor | None, how: Pool) -> Tensor:
-    """One vector a row out of one a token, padding never among them: (B, T, D) -> (B, D), or (B, 3 D) for concat."""
+    """One vector a row out of one a token, padding never among them: (B, T, D) -> (B, D), or (B, 3 D) for concat.
+
+    Between T and D may stand other dimensions, such as that of layers.
+    """
     if how == "concat":
         parts: tuple[Pool, ...] = ("last", "mean", "max")
         return torch.cat([pool(hidden, padding, part) for part in parts], -1)
@@ -52,12 +103,13 @@ def pool(hidden: Tensor, padding: Tensor | None, how: Pool) -> Tensor:
         return hidden[:, 0]
     if padding is None:
         return hidden[:, -1] if how == "last" else hidden.mean(1) if how == "mean" else hidden.amax(1)
-    if how == "max":
-        return hidden.masked_fill(padding[..., None], -torch.inf).amax(1)
     real = (~padding).sum(1)
-    if how == "mean":
-        return hidden.masked_fill(padding[..., None], 0).sum(1) / real[:, None]
-    return hidden[torch.arange(len(hidden), device=hidden.device), real - 1]  # the last real token
+    if how == "last":
+        return hidden[torch.arange(len(hidden), device=hidden.device), real - 1]  # the last real token
+    nowhere = padding.view(*padding.shape, *[1] * (hidden.dim() - 2))
+    if how == "max":
+        return hidden.masked_fill(nowhere, -torch.inf).amax(1)
+    return hidden.masked_fill(nowhere, 0).sum(1) / real.view(-1, *[1] * (hidden.dim() - 2))
 
 
 def pooled_width(width: int, how: Pool) -> int:

@@ -22,22 +22,26 @@ def subsequent(queries: int, keys: int, device: torch.device | None = None) -> T
 
 
 def mask_for(batch: Batch, *, causal: bool) -> Mask:
-    """Who may look at whom inside a batch that is read whole.
+    """Who may look at whom inside a batch that is read whole; `causal` where the batch does not say it itself.
 
     Under the causal mask padding on the right needs no mask of its own: no real token ever looks to its right.
     """
+    way = causal if batch.causal is None else batch.causal
+    if batch.documents is None and not isinstance(way, Tensor):
+        return Mask(causal=True) if way else Mask(hide(batch.padding))
+    allowed = hide(batch.padding)
     if batch.documents is not None:
         documents = batch.documents
         if batch.padding is not None:
             documents = documents.masked_fill(batch.padding, -1)  # the padding is a document of its own
-        allowed = documents[:, :, None] == documents[:, None, :]  # (B, T, T)
-        if causal:
-            length = batch.tokens.size(1)
-            allowed = allowed & subsequent(length, length, allowed.device)
-        return Mask(allowed[:, None])
-    if causal:
-        return Mask(causal=True)
-    return Mask(hide(batch.padding))
+        allowed = (documents[:, :, None] == documents[:, None, :])[:, None]  # (B, 1, T, T)
+    if way is False:
+        return Mask(allowed)
+    length = batch.tokens.size(1)
+    past = subsequent(length, length, batch.tokens.device)  # (T, T)
+    if isinstance(way, Tensor):
+        past = past | ~way[:, None, None, None]  # (B, 1, T, T): a row that is not causal also looks ahead
+    return Mask(past if allowed is None else allowed & past)
 
 
 def hide(padding: Tensor | None) -> Tensor | None:

@@ -32,6 +32,7 @@ class Causal(Task):
     Config = CausalConfig
     causal = True
     of_tokens = True
+    generates = True
 
     def __init__(self, config: CausalConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)

@@ -1,19 +1,22 @@
-"""Masked language modelling: some tokens are hidden, and what they were is read from both sides."""
+"""Masked language modelling: some tokens are hidden, and what they were is read from both sides.
+
+With `nsp`, rows are pairs of texts, and whether the second follows the first must be told too.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstock.errors import ConfigError, UserError
+from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch
-from headstock.model.heads import TokenHead
+from headstock.model.heads import NextHead, TokenHead
 from headstock.model.model import Model
-from headstock.randomness import uniforms
+from headstock.tasks.following import Following, check_pairs
+from headstock.tasks.hiding import Hiding, HidingConfig
 from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
 from headstock.tasks.windows import Windows
 from headstock.text.store import Store
@@ -21,19 +24,9 @@ from headstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class MaskedConfig:
-    fraction: float = 0.15  # share of the tokens that must be guessed
-    masked: float = 0.8  # of those, the share shown as [MASK],
-    random: float = 0.1  # and the share shown as any other token; the rest is shown as it is
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 < self.fraction < 1:
-            problems.append(("fraction", f"must be above 0 and below 1, not {self.fraction}"))
-        if min(self.masked, self.random) < 0 or self.masked + self.random > 1:
-            problems.append(("masked", f"and random must be shares, not {self.masked} and {self.random}"))
-        if problems:
-            raise ConfigError(problems)
+class MaskedConfig(HidingConfig):
+    nsp: bool = False  # next-sentence prediction: rows are two texts, half of them taken from different documents
+    transform: bool = False  # BERT's layer between the backbone and the scores of tokens
 
 
 @TASKS.add("masked")
@@ -43,76 +36,123 @@ class Masked(Task):
     Config = MaskedConfig
     opening = "cls"
     causal = False
-    of_tokens = True
+    fills = True
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         if tokenizer.mask is None or tokenizer.end is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which masked language modelling needs")
+        self.hiding = Hiding(config, tokenizer)
         self.mask, self.end = tokenizer.mask, tokenizer.end
         self.start = opening(tokenizer, self.opening)
         self.filler = tokenizer.padding or 0
-        self.words = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.engine.special))
+        self.sentences = config.nsp
+        self.of_tokens = not config.nsp
+        if config.nsp and tokenizer.separator is None:
+            raise UserError("this tokenizer has no [SEP], which next-sentence prediction puts between two texts")
+
+    @classmethod
+    def segments(cls, config: MaskedConfig) -> int:
+        return 2 if config.nsp else 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone)}
+        heads: dict[str, nn.Module] = {"token": TokenHead(backbone, transform=self.config.transform)}
+        return heads | {"next": NextHead(backbone.width)} if self.config.nsp else heads
 
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        if self.config.nsp:
+            check_pairs(data, length)
+            return Pairs(self, Following(data, length, seed=seed, epoch=epoch), seed=seed, epoch=epoch)
         windows = Windows(data, length, start=self.start, end=self.end, filler=self.filler, seed=seed, epoch=epoch)
-        return Hidden(self, windows, key=("valid",) if seed is None else (seed, epoch))
-
-    def hide(self, shown: np.ndarray, allowed: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(B, T) rows with some tokens hidden, and what they were (IGNORE at all others).
-
-        `draws` are three numbers for each token: whether it is hidden, how, and behind which other.
-        """
-        chance, kind, other = np.split(draws, 3, axis=1)
-        chosen = allowed & (chance < self.config.fraction)
-        noise = self.words[(other * len(self.words)).astype(np.int64)]
-        replaced = np.where(kind < self.config.masked, self.mask, shown)
-        replaced = np.where(
-            (kind >= self.config.masked) & (kind < self.config.masked + self.config.random), noise, replaced
-        )
-        return np.where(chosen, replaced, shown), np.where(chosen, shown, IGNORE)
+        return Hidden(self, windows, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         labels = batch.labels["token"]
         hidden = model(batch).hidden
         places = labels != IGNORE  # the head is by far the widest layer, so only what is guessed passes through it
         logits, wanted = model.heads["token"](hidden[places]), labels[places]  # (N, V), (N,)
-        hits = (logits.detach().argmax(-1) == wanted).sum()
-        return {"token": cross_entropy(logits, wanted, smoothing=smoothing), "hits": hits}
+        sums = {"token": cross_entropy(logits, wanted, smoothing=smoothing), "hits": hits(logits, wanted)}
+        if self.config.nsp:
+            follows, answer = model.heads["next"](hidden[:, 0]), batch.labels["next"]  # (B, 2), (B,)
+            sums |= {"next": cross_entropy(follows, answer, smoothing=smoothing), "next_hits": hits(follows, answer)}
+        return sums
 
     def tokens(self, batch: Batch) -> int:
-        assert batch.documents is not None
-        return int((batch.documents >= 0).sum())
+        return real_tokens(batch)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sums["token"] / max(1, counts["token"])
-        return {
+        metrics = {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
             "accuracy": sums["hits"] / max(1, counts["token"]),
         }
+        if pairs := counts.get("next"):
+            metrics["loss"] += sums["next"] / pairs  # what is trained: both tasks, each by its mean
+            metrics |= {"next_loss": sums["next"] / pairs, "next_accuracy": sums["next_hits"] / pairs}
+        return metrics
+
+
+def hits(logits: Tensor, wanted: Tensor) -> Tensor:
+    """How many of the best guesses are right; IGNORE is never one."""
+    return (logits.detach().argmax(-1) == wanted).sum()
+
+
+def real_tokens(batch: Batch) -> int:
+    if batch.documents is not None:
+        return int((batch.documents >= 0).sum())
+    return batch.tokens.numel() - (0 if batch.padding is None else int(batch.padding.sum()))
+
+
+def drawn_from(seed: int | None, epoch: int) -> tuple[int | str, ...]:
+    """The key of a pass: held-out text is asked the same every time."""
+    return ("valid",) if seed is None else (seed, epoch)
 
 
 class Hidden:
     """Windows of the stream with some of their tokens hidden, anew in every pass."""
 
-    def __init__(self, task: Masked, windows: Windows, *, key: tuple[int | str, ...]):
-        self.task, self.windows, self.key, self.name = task, windows, key, windows.name
+    def __init__(self, task: Masked, windows: Windows, *, seed: int | None, epoch: int):
+        self.task, self.windows, self.name = task, windows, windows.name
+        self.key, self.training = drawn_from(seed, epoch), seed is not None
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        rows = self.windows.rows(indices)
+        rows, hiding = self.windows.rows(indices), self.task.hiding
         allowed = ~rows.padding & (rows.shown != self.task.start)
-        draws = uniforms(*self.key, "mask", rows=indices, count=3 * self.windows.length)
-        tokens, labels = self.task.hide(rows.shown, allowed, draws)
+        fraction = hiding.fraction(self.task.done if self.training else 1.0)
+        tokens, labels = hiding.hide(rows.shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
         return Batch(
             torch.from_numpy(tokens),
             documents=torch.from_numpy(rows.documents),  # the padding is a document of its own
             positions=torch.from_numpy(rows.positions),
             labels={"token": torch.from_numpy(labels)},
+        )
+
+
+class Pairs:
+    """Rows [CLS] A [SEP] B [SEP] with some of their tokens hidden, and whether B follows A."""
+
+    def __init__(self, task: Masked, following: Following, *, seed: int | None, epoch: int):
+        self.task, self.following, self.name = task, following, following.name
+        self.key, self.training = drawn_from(seed, epoch), seed is not None
+        self.lengths = following.lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        hiding = self.task.hiding
+        rows = self.following.rows(indices, key=self.key, opening=self.task.start, filler=self.task.filler)
+        fraction = hiding.fraction(self.task.done if self.training else 1.0)
+        tokens, labels = hiding.hide(
+            rows.shown, rows.text, rows.segments, key=self.key, rows=indices, fraction=fraction
+        )
+        return Batch(
+            torch.from_numpy(tokens),
+            padding=torch.from_numpy(rows.padding),
+            segments=torch.from_numpy(rows.segments),
+            labels={"token": torch.from_numpy(labels), "next": torch.from_numpy(rows.follows)},
         )

@@ -37,7 +37,12 @@ class Task(ABC):
     name: ClassVar[str]
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
     opening: ClassVar[str] = "start"  # the role of the mark before every text
-    of_tokens: ClassVar[bool] = False  # the loss is that of tokens, so that its exponential is a perplexity
+    of_tokens: bool = False  # the loss is that of tokens, so that its exponential is a perplexity
+    generates: ClassVar[bool] = False  # its token head gives the next token
+    fills: ClassVar[bool] = False  # its token head gives hidden tokens
+    shift: ClassVar[int] = 0  # how many places before a hidden token the state stands that gives it
+    sentences: bool = False  # it reads text whose sentences are marked apart
+    done: float = 0.0  # the share of the run that is over, told by the loop before it asks for batches
     causal: ClassVar[bool | None] = None  # whether the backbone must look back only; None leaves it as it is
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
@@ -61,6 +66,15 @@ class Task(ABC):
     @abstractmethod
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         """The metrics of a whole data set from its summed losses and tallies; `size` is its text in bytes, or 0."""
+
+    @classmethod
+    def segments(cls, config: Any) -> int:
+        """How many kinds of text a row joins, which the model must tell apart; 0 if there is but one."""
+        return 0
+
+    def weight(self, head: str) -> float:
+        """What a head's mean loss weighs in the total."""
+        return 1.0
 
     def merit(self, metrics: Mapping[str, float]) -> float:
         """By what the best weights are chosen on validation data; less is better."""
@@ -100,7 +114,9 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
 
 def filled(examples: Examples, indices: Sequence[int], rows: int, *, filler: int = 0) -> Batch:
     """A batch of these examples and, up to `rows`, of rows that are read like any other but count for nothing."""
-    batch = examples.batch([*indices, *[filler] * (rows - len(indices))])
+    real = len(indices)
+    batch = examples.batch([*indices, *[filler] * (rows - real)])
     for labels in batch.labels.values():
-        labels[len(indices) :] = IGNORE
+        by_row = batch.owners is not None and len(labels) == len(batch.owners)  # else one a whole example
+        labels[batch.owners >= real if by_row else slice(real, None)] = IGNORE  # type: ignore[operator]
     return batch

@@ -39,7 +39,7 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
-    def rows(self, indices: Sequence[int]) -> Rows:
+    def rows(self, indices: Sequence[int] | np.ndarray) -> Rows:
         at = np.asarray(indices, dtype=np.int64)
         begin = np.maximum(at * self.length - self.shift, 0)
         sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin

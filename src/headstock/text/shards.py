@@ -38,14 +38,17 @@ class Store:
     tokens: int  # with the end marks
     documents: int
     bytes: int  # of the text, as UTF-8
+    sentences: int | None  # where they are marked apart
 
     def __init__(self, folder: Path, side: str):
         self.folder, self.side = folder, side
         index = read_index(folder)
         self.end: int = index["end"]
+        self.separator: int | None = index.get("separator")  # between the sentences, where they are marked apart
         self.sources: list[str] = index["sources"]
         counts = index[side]
         self.tokens, self.documents, self.bytes = counts["tokens"], counts["documents"], counts["bytes"]
+        self.sentences = counts.get("sentences")
         self.dtype = np.dtype(index["dtype"])
         sizes = counts["shards"]
         self._shards = [self._map(shard_name(side, i), self.dtype, size) for i, size in enumerate(sizes)]
@@ -89,16 +92,17 @@ class Store:
         for row in np.flatnonzero(~inside):  # the few that cross a shard's bound or an end of the stream
             first, last = max(0, starts[row]), min(self.tokens, starts[row] + width)
             if first < last:
-                rows[row, first - starts[row] : last - starts[row]] = self._stretch(first, last)
+                rows[row, first - starts[row] : last - starts[row]] = self.stretch(first, last)
         return rows
 
     def document(self, i: int) -> np.ndarray:
         """The ids of one document, without its end mark."""
         if not 0 <= i < self.documents:
             raise IndexError(f"document {i} of {self.documents}")
-        return self._stretch(int(self.offsets[i]), int(self.offsets[i + 1]) - 1)
+        return self.stretch(int(self.offsets[i]), int(self.offsets[i + 1]) - 1)
 
-    def _stretch(self, first: int, last: int) -> np.ndarray:
+    def stretch(self, first: int, last: int) -> np.ndarray:
+        """The stream from `first` to before `last`, both inside it."""
         shard = int(np.searchsorted(self._bounds, first, side="right")) - 1
         parts = []
         while first < last:
@@ -125,10 +129,11 @@ class Store:
 class SideWriter:
     """Writes one side by plain buffered writes: a full disk is then an error, where a mapped file would crash."""
 
-    def __init__(self, folder: Path, side: str, dtype: np.dtype, shard_tokens: int):
+    def __init__(self, folder: Path, side: str, dtype: np.dtype, shard_tokens: int, *, separator: int | None = None):
         self.folder, self.side, self.dtype, self.shard_tokens = folder, side, dtype, shard_tokens
+        self.separator = separator  # between sentences, where they are marked apart
         self.sizes: list[int] = []
-        self.tokens = self.documents = self.bytes = 0
+        self.tokens = self.documents = self.bytes = self.sentences = 0
         self._shard: BinaryIO | None = None
         self._offsets = (folder / f"{side}-offsets.bin").open("wb")
         self._places = (folder / f"{side}-places.bin").open("wb")
@@ -155,6 +160,8 @@ class SideWriter:
         self.tokens += len(tokens)
         self.documents += len(lengths)
         self.bytes += int(places["bytes"].sum())
+        if self.separator is not None:
+            self.sentences += len(lengths) + int((tokens == self.separator).sum())
 
     def _write_ids(self, ids: np.ndarray) -> None:
         assert self._shard is not None
@@ -170,7 +177,8 @@ class SideWriter:
     def counts(self) -> dict[str, Any]:
         """What the index says of this side."""
         counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
-        return {**counts, "shards": self.sizes}
+        told = {} if self.separator is None else {"sentences": self.sentences}
+        return {**counts, **told, "shards": self.sizes}
 
     def close(self) -> None:
         for file in (self._shard, self._offsets, self._places):

@@ -7,8 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import numpy as np
 
 from headstock.errors import UserError, WorkError
 from headstock.files import cache_folder, whole_folder, write_json
+from headstock.text.encoding import Batch, encode
 from headstock.text.reading import Corpus
-from headstock.text.shards import FORMAT, INDEX, PLACE, SHARD_TOKENS, SideWriter, Store, read_index
+from headstock.text.shards import FORMAT, INDEX, SHARD_TOKENS, SideWriter, Store, read_index
 from headstock.text.tokenizer import Tokenizer
 
 DROP, TRAIN, VALID, CUT = range(4)  # what becomes of a document; CUT: its tail is held out
@@ -47,21 +47,6 @@ class Plan:
     in_validation: int = 0  # dropped from training as copies of validation documents
 
 
-@dataclass
-class Batch:
-    """Documents on their way to one side."""
-
-    role: int
-    texts: list[str] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)  # file and line
-    characters: int = 0
-
-    def add(self, text: str, file: int, line: int) -> None:
-        self.texts.append(text)
-        self.places.append((file, line))
-        self.characters += len(text)
-
-
 def build_stores(
     corpus: Corpus,
     tokenizer: Tokenizer,
@@ -69,6 +54,7 @@ def build_stores(
     valid: Corpus | None = None,
     valid_fraction: float = 0.05,
     deduplicate: bool = True,
+    sentences: bool = False,
     seed: int = 0,
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -78,19 +64,20 @@ def build_stores(
 
     Without a `valid` corpus, validation is the `valid_fraction` of documents whose keyed hash is smallest: it depends
     on what the documents say and on the seed, never on their order. Exact duplicates are dropped (or, when they are
-    kept, all copies go to the same side); with a `valid` corpus, its documents are dropped from training.
+    kept, all copies go to the same side); with a `valid` corpus, its documents are dropped from training. With
+    `sentences`, the tokenizer's separator stands between the sentences of a document.
     """
     if not 0 < valid_fraction < 1:
         raise UserError(f"valid_fraction: must be between 0 and 1, not {valid_fraction}")
     split = [valid.fingerprint()] if valid else [valid_fraction, seed]
-    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.end, deduplicate, *split]
+    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.end, deduplicate, *split, *_apart(sentences)]
 
     def make(folder: Path) -> dict[str, Any]:
         say(corpus.how())
         begun = time.perf_counter()
         plans = _plans(corpus, valid, valid_fraction, deduplicate, seed, say)
         say(f"surveyed the documents in {time.perf_counter() - begun:.1f} s")
-        return _write(folder, plans, tokenizer, (TRAIN, VALID), valid_fraction, say, shard_tokens)
+        return _write(folder, plans, tokenizer, (TRAIN, VALID), valid_fraction, say, shard_tokens, sentences)
 
     folder, reused = _made(what, make, tokenizer, cache, say)
     stores = open_stores(folder)
@@ -106,16 +93,26 @@ def build_stores(
 
 
 def build_store(
-    corpus: Corpus, tokenizer: Tokenizer, *, cache: Path | None = None, say: Callable[[str], None] = lambda text: None
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    sentences: bool = False,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Store:
     """Tokens of all documents of a corpus, copies too: text to measure a model on."""
 
     def make(folder: Path) -> dict[str, Any]:
         everything = Plan(corpus, np.full(len(survey(corpus)[0]), VALID, np.uint8))
-        return _write(folder, [everything], tokenizer, (VALID,), 0.0, say, SHARD_TOKENS)
+        return _write(folder, [everything], tokenizer, (VALID,), 0.0, say, SHARD_TOKENS, sentences)
 
-    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.end, "all of it"]
+    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.end, "all of it", *_apart(sentences)]
     return Store(_made(what, make, tokenizer, cache, say)[0], "valid")
+
+
+def _apart(sentences: bool) -> list[str]:
+    """What marks between sentences add to a store's fingerprint: nothing where there are none, as it always was."""
+    return ["sentences"] if sentences else []
 
 
 def _made(
@@ -165,10 +162,14 @@ def _write(
     valid_fraction: float,
     say: Callable[[str], None],
     shard_tokens: int,
+    sentences: bool,
 ) -> dict[str, Any]:
     """The sides that are asked for, as files in `folder`; returns what the index says of them."""
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
-    sides = {role: SideWriter(folder, SIDES[role], dtype, shard_tokens) for role in roles}
+    separator = tokenizer.separator if sentences else None
+    if sentences and separator is None:
+        raise UserError("this tokenizer has no [SEP], which must stand between sentences")
+    sides = {role: SideWriter(folder, SIDES[role], dtype, shard_tokens, separator=separator) for role in roles}
     sources: list[str] = []
     empty = 0
     try:
@@ -182,6 +183,7 @@ def _write(
         if not side.documents:
             raise UserError(f"no tokens for {'training' if role == TRAIN else 'validation'}: too little text")
     index = {"tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary, "end": tokenizer.end}
+    index |= {} if separator is None else {"separator": separator}
     index |= {"dtype": dtype.str, "sources": sources, "empty": empty, "sides": [side.side for side in sides.values()]}
     index |= {side.side: side.counts() for side in sides.values()}
     return index | {"summary": _summary(index, plans)}
@@ -351,33 +353,12 @@ def _tokenize(
             said += 1
             say(f"tokenized {sum(side.documents for side in sides.values()):,} documents")
 
-    dtype = next(iter(sides.values())).dtype
+    side = next(iter(sides.values()))
     with ThreadPoolExecutor(ENCODERS) as encoders:
         for batch in batches:
-            under_way.append((batch.role, encoders.submit(_encode, tokenizer, batch, dtype)))
+            under_way.append((batch.role, encoders.submit(encode, tokenizer, batch, side.dtype, side.separator)))
             if len(under_way) > ENCODERS:
                 finish()
         while under_way:
             finish()
     return empty
-
-
-def _encode(tokenizer: Tokenizer, batch: Batch, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """One batch as ids with end marks, their lengths and places, and how many documents were left out as empty."""
-    ids = tokenizer.encode_batch(batch.texts)
-    texts, spots = batch.texts, batch.places
-    without = ids.count([])
-    if without:
-        kept = [i for i, document in enumerate(ids) if document]
-        ids, texts, spots = [ids[i] for i in kept], [texts[i] for i in kept], [spots[i] for i in kept]
-    assert tokenizer.end is not None
-    for document in ids:
-        document.append(tokenizer.end)
-    count = len(ids)
-    lengths = np.fromiter(map(len, ids), np.int64, count)
-    tokens = np.fromiter(chain.from_iterable(ids), dtype, int(lengths.sum()))
-    places = np.empty(count, PLACE)
-    places["file"] = [file for file, _ in spots]
-    places["line"] = [line for _, line in spots]
-    places["bytes"] = [len(text.encode()) for text in texts]
-    return tokens, lengths, places, without

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import tokenizers
 
 from headstock.errors import UserError, did_you_mean
@@ -16,6 +17,7 @@ from headstock.files import write_text
 from headstock.text import sentencepieces
 from headstock.text.specials import SPECIALS, find_roles
 from headstock.text.vocabularies import TokenizerSettings, learn
+from headstock.text.words import word_tables
 
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 
@@ -61,6 +63,20 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(self.engine.behaviour()).hexdigest()
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        """(V,) True for entries that begin a word."""
+        return self._words[0]
+
+    @property
+    def marks(self) -> np.ndarray:
+        """(V,) True for entries without a letter or digit: words of their own, after which another begins."""
+        return self._words[1]
+
+    @cached_property
+    def _words(self) -> tuple[np.ndarray, np.ndarray]:
+        return word_tables(self.engine)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]

@@ -97,6 +97,7 @@ def train(
             if settings.unfreeze:
                 thaw(model, progress.step / order.steps_per_epoch / settings.unfreeze)
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
+            task.done = done
             batches = order.micro_batches(
                 progress.step, size=settings.micro_batch, rank=world.rank, world=world.size, full=settings.compile
             )
@@ -182,7 +183,8 @@ def one_step(
         with nullcontext() if last else world.hold_back(objective):
             with precision(world.device, settings.dtype):
                 sums = objective(batch.to(world.device))
-            loss = torch.stack([sums[head] / max(1, count) for head, count in counts.items()]).sum()
+            means = [task.weight(head) * sums[head] / max(1, count) for head, count in counts.items()]
+            loss = torch.stack(means).sum()
             (loss * world.size).backward()  # DDP divides by the number of processes, and the counts already did
         whole += loss.detach()
         if seen is not None:

@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,24 +99,34 @@ def gather_config(
     if start is not None:
         if preset or given.get("tokenizer.file"):
             raise UserError(f"{start}: a run to start from brings its own model and tokenizer; name no other")
-        written = config.merge(start_settings(open_run(start)), written)
+        written = over(start_settings(open_run(start)), written)
     named = written.pop("preset", None)
     base = read_preset(preset or named or "gpt-nano") if preset or named or "model" not in written else {}
-    tree = config.merge(base, written)
+    tree = over(base, written)
     objective = given.pop("task.name", None)
     if objective:
-        tree = config.merge(tree, {"task": {"name": objective}})
-    tree = config.merge(tree, place_settings(given, tree))
+        tree = over(tree, {"task": {"name": objective}})
+    tree = config.merge(tree, place_settings(without_nsp(given, tree), tree))
     tree = with_direction(tree)
     wish = tree.get("tokenizer", {}).get("vocabulary", 8000)
     tree = config.merge({"model": {"vocabulary": wish}}, tree)  # checked now, settled when the tokenizer is there
-    chosen = make_config(tree)
+    chosen = with_segments(make_config(tree), tree)
     if not chosen.data.corpus:
         raise UserError("no text to train on: name a file, folder or glob, or - for standard input")
     row, context = chosen.train.length, getattr(chosen.model, "context", None)
     if row and context and row > context:
         raise UserError(f"train.length: {row} is longer than model.context {context}")
     return chosen
+
+
+def over(tree: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both as one, the later wins; settings of an objective that is replaced go, unless the new one has them too."""
+    task = dict(tree.get("task", {}))
+    was = task.get("name", "causal")
+    now = above.get("task", {}).get("name", was)
+    old, new = ({part.name for part in fields(TASKS.get(name).Config)} for name in (was, now))
+    kept = {key: value for key, value in task.items() if key not in old - new}
+    return config.merge(tree | {"task": kept}, above)
 
 
 def start_settings(source: Run) -> dict[str, Any]:
@@ -142,6 +152,27 @@ def with_direction(tree: dict[str, Any]) -> dict[str, Any]:
         name = tree["task"]["name"]
         raise UserError(f"model.causal: must be {str(causal).lower()} for the objective {name!r}, not {asked}")
     return config.merge(tree, {"model": {"causal": causal}})
+
+
+def with_segments(chosen: RunConfig, tree: dict[str, Any]) -> RunConfig:
+    """A model whose rows join several texts can tell them apart, unless fewer kinds were set by hand."""
+    needed = TASKS.get(chosen.objective).segments(chosen.task)
+    if not needed or chosen.model.segments >= needed:
+        return chosen
+    if "segments" in tree["model"]:
+        asked = tree["model"]["segments"]
+        raise UserError(f"model.segments: must be {needed} or more, not {asked}: rows are of {needed} texts")
+    return replace(chosen, model=replace(chosen.model, segments=needed))
+
+
+def without_nsp(given: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """The settings less `nsp` where the objective has none anyway; to ask for it there is a mistake."""
+    name = tree.get("task", {}).get("name", "causal")
+    if "task.nsp" not in given or "nsp" in {part.name for part in fields(TASKS.get(name).Config)}:
+        return given
+    if given["task.nsp"]:
+        raise UserError(f"--nsp: next-sentence prediction goes with the objective 'masked', not with {name!r}")
+    return {key: value for key, value in given.items() if key != "task.nsp"}
 
 
 def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
@@ -173,9 +204,11 @@ def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
     else:
         say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
         tokenizer = train_tokenizer(sampled(corpus), chosen.tokenizer)
-    TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
+    task = TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
     say(tokenizer_line(tokenizer, corpus))
     stores = stores_of(chosen, tokenizer, corpus, valid, say)
+    for side in (stores.train, stores.valid):  # refuses text that it cannot learn from, before a step is made
+        task.examples(side, length=chosen.train.length or getattr(chosen.model, "context", None) or 256)
     chosen = with_vocabulary(chosen, tokenizer)
     sources = {"corpus": list(corpus.names()), "how": corpus.how()}
     card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
@@ -200,12 +233,14 @@ def corpora(chosen: RunConfig) -> tuple[Corpus, Corpus | None]:
 
 def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Corpus | None, say: Say) -> Stores:
     data = chosen.data
+    task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
     return build_stores(
         corpus,
         tokenizer,
         valid=valid,
         valid_fraction=data.valid_fraction,
         deduplicate=data.deduplicate,
+        sentences=task.sentences,
         seed=chosen.train.seed,
         say=say,
     )
@@ -245,7 +280,7 @@ def work(
     chosen = make_config(run.config())
     model, task = build_model(chosen, run.tokenizer())
     if weights is not None:
-        model.load_tensors(weights, source="the run to start from")
+        model.load_tensors(taken_over(model, weights), source="the run to start from")
     sizes = model.sizes()
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
     say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
@@ -267,11 +302,27 @@ def work(
     return results
 
 
+def taken_over(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A started model's tensors: the other run's backbone and the heads that both have; what only one has is new."""
+    mine = model.tensors()
+
+    def heads(names: Iterable[str]) -> set[str]:
+        return {name.split(".")[1] for name in names if name.startswith("heads.")}
+
+    def kept(name: str, known: set[str]) -> bool:
+        return not name.startswith("heads.") or name.split(".")[1] in known
+
+    both = heads(mine) & heads(weights)
+    fresh = {name: tensor for name, tensor in mine.items() if not kept(name, both)}
+    return fresh | {name: tensor for name, tensor in weights.items() if kept(name, both)}
+
+
 def describe_results(
     run: Run, done: Progress, metrics: dict[str, float], sizes: dict[str, int], world: World
 ) -> dict[str, Any]:
     named = {"valid_loss": metrics["loss"]}
-    named |= {key: metrics[key] for key in ("perplexity", "bits_per_byte") if key in metrics}
+    told = ("perplexity", "causal_perplexity", "masked_perplexity", "bits_per_byte", "next_accuracy")
+    named |= {key: metrics[key] for key in told if key in metrics}
     return {
         "run": str(run),
         "steps": done.step,

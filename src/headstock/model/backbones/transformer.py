@@ -66,7 +66,7 @@ class Transformer(Backbone):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         c = self.config = config
-        self.width, self.causal, self.context = c.width, c.causal, c.context
+        self.width, self.depth, self.causal, self.context = c.width, c.depth, c.causal, c.context
         self.tokens = nn.Embedding(c.vocabulary, c.width)
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
         self.segments = nn.Embedding(c.segments, c.width) if c.segments else None
@@ -147,8 +147,10 @@ class Transformer(Backbone):
                 layers.append(x)
         if state is not None:
             state.advance(batch)
-        hidden = x if self.final_norm is None else self.final_norm(x)
-        return Output(hidden, layers if keep_layers else [], state)
+        return Output(self.outlet(x), layers if keep_layers else [], state)
+
+    def outlet(self, x: Tensor) -> Tensor:
+        return x if self.final_norm is None else self.final_norm(x)
 
     def places(self, batch: Batch, state: Cache | None) -> Tensor:
         """(T,) or (B, T): where each token stands in its text."""

@@ -1,0 +1,133 @@
+"""One Transformer that learns to fill and to go on: some rows are masked, the others read left to right.
+
+Both ways the state before a token gives it, so that one head serves both (GPT-BERT's masked next-token prediction).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headstock.errors import UserError
+from headstock.model.backbone import Backbone
+from headstock.model.batch import IGNORE, Batch
+from headstock.model.heads import TokenHead
+from headstock.model.model import Model
+from headstock.randomness import uniforms
+from headstock.tasks.hiding import Hiding, HidingConfig
+from headstock.tasks.masked import drawn_from, hits, real_tokens
+from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
+from headstock.tasks.windows import Windows
+from headstock.text.store import Store
+from headstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class HybridConfig(HidingConfig):
+    causal_share: float = 0.25  # share of the rows that are read left to right; their loss weighs as much
+    transform: bool = False  # BERT's layer between the backbone and the scores of tokens
+
+    def problems(self) -> list[tuple[str, str]]:
+        wrong = f"must be above 0 and below 1, not {self.causal_share} (the objectives masked and causal are the ends)"
+        return super().problems() + ([] if 0 < self.causal_share < 1 else [("causal_share", wrong)])
+
+
+@TASKS.add("hybrid")
+class Hybrid(Task):
+    """A model that can read both sides of a token, or only what stands before it."""
+
+    Config = HybridConfig
+    opening = "cls"
+    causal = False  # the backbone looks both ways, unless a row asks for less
+    generates = True
+    fills = True
+    shift = 1
+
+    def __init__(self, config: HybridConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if tokenizer.mask is None or tokenizer.end is None:
+            raise UserError("this tokenizer has no [MASK] or no end mark, which hybrid language modelling needs")
+        self.hiding = Hiding(config, tokenizer)
+        self.end, self.filler = tokenizer.end, tokenizer.padding or 0
+        self.start, self.cls = opening(tokenizer, "start"), opening(tokenizer, "cls")
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        return {"token": TokenHead(backbone, transform=self.config.transform)}
+
+    def weight(self, head: str) -> float:
+        return self.config.causal_share if head == "causal" else 1.0 - self.config.causal_share
+
+    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        windows = Windows(data, length, start=self.start, end=self.end, filler=self.filler, seed=seed, epoch=epoch)
+        return BothWays(self, windows, seed=seed, epoch=epoch)
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        masked, causal = batch.labels["masked"], batch.labels["causal"]
+        hidden = model(batch).hidden
+        places = masked != IGNORE  # of masked rows only what is guessed passes through the head
+        guessed, wanted = model.heads["token"](hidden[places]), masked[places]  # (N, V), (N,)
+        places = causal != IGNORE
+        following, next_tokens = model.heads["token"](hidden[places]), causal[places]
+        return {
+            "masked": cross_entropy(guessed, wanted, smoothing=smoothing),
+            "causal": cross_entropy(following, next_tokens, smoothing=smoothing),
+            "hits": hits(guessed, wanted),
+        }
+
+    def tokens(self, batch: Batch) -> int:
+        return real_tokens(batch)
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        """`perplexity` is that of the text read left to right, the usual one; `accuracy` that of the hidden tokens."""
+        loss = {head: sums[head] / max(1, counts[head]) for head in ("masked", "causal")}
+        ppl = {head: math.exp(min(value, 700.0)) for head, value in loss.items()}
+        return {
+            "loss": sum(self.weight(head) * value for head, value in loss.items()),
+            "perplexity": ppl["causal"],
+            "causal_perplexity": ppl["causal"],
+            "masked_perplexity": ppl["masked"],
+            **({"bits_per_byte": sums["causal"] / math.log(2) / size} if size else {}),
+            "accuracy": sums["hits"] / max(1, counts["masked"]),
+        }
+
+
+class BothWays:
+    """Windows of the stream, some masked and some causal, drawn anew in every pass; held-out text is read both ways."""
+
+    def __init__(self, task: Hybrid, windows: Windows, *, seed: int | None, epoch: int):
+        self.task, self.windows = task, windows
+        self.key, self.training = drawn_from(seed, epoch), seed is not None
+
+    def __len__(self) -> int:
+        return len(self.windows) * (1 if self.training else 2)
+
+    def name(self, index: int) -> str:
+        return self.windows.name(index % len(self.windows))
+
+    def ways(self, indices: Sequence[int]) -> np.ndarray:
+        """(B,) True for examples that are read left to right."""
+        if not self.training:
+            return np.asarray(indices) >= len(self.windows)
+        return uniforms(*self.key, "way", rows=indices, count=1)[:, 0] < self.task.config.causal_share
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        task, causal = self.task, self.ways(indices)
+        rows = self.windows.rows(np.asarray(indices) % len(self.windows))
+        openings = rows.shown == task.start
+        shown = np.where(openings & ~causal[:, None], task.cls, rows.shown)
+        allowed = ~(rows.padding | openings | causal[:, None])
+        allowed[:, 0] = False  # no state stands before a row's first token to give it
+        fraction = task.hiding.fraction(task.done if self.training else 1.0)
+        tokens, were = task.hiding.hide(shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
+        masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE)], 1)  # given one place before
+        following = np.where(rows.padding | ~causal[:, None], IGNORE, rows.wanted)
+        return Batch(
+            torch.from_numpy(tokens),
+            documents=torch.from_numpy(rows.documents),
+            positions=torch.from_numpy(rows.positions),
+            causal=torch.from_numpy(causal),
+            labels={"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)},
+        )

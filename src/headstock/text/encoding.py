@@ -1,0 +1,72 @@
+"""From batches of documents to their ids, each closed by its end mark, on demand with a mark between its sentences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice
+
+import numpy as np
+
+from headstock.text.sentences import split_sentences
+from headstock.text.shards import PLACE
+from headstock.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Batch:
+    """Documents on their way to one side."""
+
+    role: int
+    texts: list[str] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)  # file and line
+    characters: int = 0
+
+    def add(self, text: str, file: int, line: int) -> None:
+        self.texts.append(text)
+        self.places.append((file, line))
+        self.characters += len(text)
+
+
+def encode(
+    tokenizer: Tokenizer, batch: Batch, dtype: np.dtype, separator: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """One batch as ids with end marks, their lengths and places, and how many documents were left out as empty."""
+    ids = tokenizer.encode_batch(batch.texts) if separator is None else marked(tokenizer, batch.texts, separator)
+    texts, spots = batch.texts, batch.places
+    without = ids.count([])
+    if without:
+        kept = [i for i, document in enumerate(ids) if document]
+        ids, texts, spots = [ids[i] for i in kept], [texts[i] for i in kept], [spots[i] for i in kept]
+    assert tokenizer.end is not None
+    for document in ids:
+        document.append(tokenizer.end)
+    count = len(ids)
+    lengths = np.fromiter(map(len, ids), np.int64, count)
+    tokens = np.fromiter(chain.from_iterable(ids), dtype, int(lengths.sum()))
+    places = np.empty(count, PLACE)
+    places["file"] = [file for file, _ in spots]
+    places["line"] = [line for _, line in spots]
+    places["bytes"] = [len(text.encode()) for text in texts]
+    return tokens, lengths, places, without
+
+
+def marked(tokenizer: Tokenizer, texts: Sequence[str], separator: int) -> list[list[int]]:
+    """Every document's ids with a mark between its sentences, and otherwise as they are without the marks."""
+    sentences = [split_sentences(text) for text in texts]
+    if tokenizer.pieces("a")[0].startswith("▁"):  # it begins every text with a space, and would each sentence
+        return [_marked_whole(tokenizer, parts, separator) for parts in sentences]
+    encoded = iter(tokenizer.encode_batch([part for parts in sentences for part in parts]))
+    rows = []
+    for parts in sentences:
+        row: list[int] = []
+        for ids in islice(encoded, len(parts)):
+            row += [separator, *ids] if row and ids else ids
+        rows.append(row)
+    return rows
+
+
+def _marked_whole(tokenizer: Tokenizer, parts: list[str], separator: int) -> list[int]:
+    """The same where sentences must be cut together: by which sentence each token's first character is in."""
+    text = "".join(parts)
+    ids, begins = tokenizer.encode(text), [begin for begin, _ in tokenizer.offsets(text)]
+    sentence = np.searchsorted(list(accumulate(map(len, parts))), begins, side="right")
+    return np.insert(ids, 1 + np.flatnonzero(np.diff(sentence)), separator).tolist()

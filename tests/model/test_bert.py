@@ -1,0 +1,167 @@
+"""A bert preset against Hugging Face's BERT with the same weights.  B rows, T tokens, D width."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headstock.model.backbones.transformer import Transformer
+from headstock.model.batch import Batch
+from headstock.model.heads import NextHead, TokenHead
+from headstock.model.model import Model
+from headstock.train.pretrain import gather_config
+from headstock.train.settings import RunConfig
+from tests.model.small import small_backbone, some_tokens, stir
+
+bert = pytest.importorskip("transformers.models.bert.modeling_bert")
+BertConfig = pytest.importorskip("transformers.models.bert.configuration_bert").BertConfig
+
+SMALL = {"width": 16, "depth": 3, "heads": 4, "hidden": 24, "context": 12, "vocabulary": 40}
+PADDING = torch.arange(9)[None] >= torch.tensor([9, 6, 2])[:, None]
+SEGMENTS = (torch.arange(9)[None] >= torch.tensor([4, 3, 1])[:, None]).long()
+NAMES = {  # theirs: ours
+    "bert.embeddings.word_embeddings": "backbone.tokens",
+    "bert.embeddings.position_embeddings": "backbone.positions",
+    "bert.embeddings.token_type_embeddings": "backbone.segments",
+    "bert.embeddings.LayerNorm": "backbone.embed_norm",
+    "bert.encoder.layer.{}.attention.output.dense": "backbone.blocks.{}.attention.output",
+    "bert.encoder.layer.{}.attention.output.LayerNorm": "backbone.blocks.{}.around_attention.norm",
+    "bert.encoder.layer.{}.intermediate.dense": "backbone.blocks.{}.feed.up",
+    "bert.encoder.layer.{}.output.dense": "backbone.blocks.{}.feed.down",
+    "bert.encoder.layer.{}.output.LayerNorm": "backbone.blocks.{}.around_feed.norm",
+    "bert.pooler.dense": "heads.next.pooler",
+    "cls.predictions.transform.dense": "heads.token.transform.dense",
+    "cls.predictions.transform.LayerNorm": "heads.token.transform.norm",
+}
+
+
+def settings_of(preset: str, **settings: int) -> RunConfig:
+    return gather_config(preset, None, {"data.corpus": ["text.txt"], **settings})
+
+
+def make_model(chosen: RunConfig) -> Model:
+    torch.manual_seed(0)
+    backbone = Transformer(chosen.model)
+    heads = {"token": TokenHead(backbone, transform=chosen.task.transform), "next": NextHead(backbone.width)}
+    return Model(backbone, heads).eval()
+
+
+@pytest.fixture(scope="module")
+def ours() -> Model:
+    model = make_model(settings_of("bert-nano", **SMALL))
+    stir(model)  # so that no bias and no norm is at the zero or one it is born with
+    return model
+
+
+def as_theirs(ours: Model, *, thirds: tuple[str, ...] = ("query", "key", "value")) -> dict[str, Tensor]:
+    """Our weights under their names."""
+    mine = dict(ours.tensors())
+    theirs = {}
+    for name, own in NAMES.items():
+        for layer in range(ours.backbone.config.depth if "{}" in name else 1):
+            for part in ("weight", "bias"):
+                if (key := f"{own.format(layer)}.{part}") in mine:
+                    theirs[f"{name.format(layer)}.{part}"] = mine.pop(key)
+    for layer in range(ours.backbone.config.depth):
+        for part in ("weight", "bias"):
+            stacked = mine.pop(f"backbone.blocks.{layer}.attention.inputs.{part}")
+            for third, tensor in zip(thirds, stacked.chunk(3), strict=True):
+                theirs[f"bert.encoder.layer.{layer}.attention.self.{third}.{part}"] = tensor
+    theirs["cls.predictions.decoder.weight"] = theirs["bert.embeddings.word_embeddings.weight"]
+    theirs["cls.predictions.bias"] = theirs["cls.predictions.decoder.bias"] = mine.pop("heads.token.bias")
+    for part in ("weight", "bias"):  # their class 0 says that the second text follows, ours is 1
+        theirs[f"cls.seq_relationship.{part}"] = mine.pop(f"heads.next.linear.{part}").flip(0)
+    assert not mine, f"no name for {list(mine)}"
+    return theirs
+
+
+def make_theirs(kind: type[nn.Module], ours: Model, tensors: dict[str, Tensor]) -> nn.Module:
+    c = ours.backbone.config
+    model = kind(
+        BertConfig(
+            vocab_size=c.vocabulary,
+            hidden_size=c.width,
+            num_hidden_layers=c.depth,
+            num_attention_heads=c.heads,
+            intermediate_size=c.hidden,
+            max_position_embeddings=c.context,
+            type_vocab_size=c.segments,
+            layer_norm_eps=1e-5,
+        )
+    )
+    wanted = model.state_dict().keys()
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in wanted}, strict=True)
+    return model.eval()
+
+
+@torch.no_grad()
+def read(model: nn.Module, *, segments: Tensor = SEGMENTS):
+    """What either of the two makes of the same padded pairs of texts."""
+    tokens = some_tokens(*PADDING.shape, vocabulary=SMALL["vocabulary"])
+    if isinstance(model, Model):
+        return model(Batch(tokens, padding=PADDING, segments=segments), keep_layers=True)
+    mask = (~PADDING).long()
+    return model(input_ids=tokens, attention_mask=mask, token_type_ids=segments, output_hidden_states=True)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference where there is a token."""
+    return (one - other)[~PADDING].abs().max().item()
+
+
+def test_every_layer_reads_what_berts_does(ours):
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
+    theirs, mine = read(make_theirs(bert.BertModel, ours, tensors)), read(ours)
+    assert len(theirs.hidden_states) == len(mine.layers) == SMALL["depth"] + 1
+    assert max(map(distance, mine.layers, theirs.hidden_states)) < 1e-5
+    assert distance(mine.hidden, theirs.last_hidden_state) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
+def test_the_heads_say_what_berts_do(ours, kind):
+    theirs, mine = read(make_theirs(getattr(bert, kind), ours, as_theirs(ours))), read(ours)
+    token, following = ours.heads["token"](mine.hidden).detach(), ours.heads["next"](mine.hidden[:, 0]).detach()
+    assert distance(token, theirs.logits if kind == "BertForMaskedLM" else theirs.prediction_logits) < 1e-5
+    assert token.std() > 0.1
+    if kind == "BertForPreTraining":
+        torch.testing.assert_close(following.flip(1), theirs.seq_relationship_logits, atol=1e-5, rtol=0)
+        assert not torch.allclose(following, theirs.seq_relationship_logits, atol=1e-3)  # 0 and 1 do not mean the same
+
+
+def test_one_wrong_thing_shows(ours):
+    """The controls: each of them must not pass for BERT."""
+    theirs = read(make_theirs(bert.BertForPreTraining, ours, as_theirs(ours)))
+    last = theirs.hidden_states[-1]
+    assert distance(read(ours).hidden, last) < 1e-5
+    assert distance(read(ours, segments=1 - SEGMENTS).hidden, last) > 1e-3
+    exchanged = make_theirs(bert.BertForPreTraining, ours, as_theirs(ours, thirds=("key", "query", "value")))
+    assert distance(read(ours).hidden, read(exchanged).hidden_states[-1]) > 1e-3
+    chosen = settings_of("bert-nano", **SMALL)
+    first = make_model(replace(chosen, model=replace(chosen.model, norm="pre")))
+    born = {name: tensor for name, tensor in first.tensors().items() if "final_norm" in name}
+    first.load_tensors(ours.tensors() | born, source="the model that norms afterwards")
+    assert distance(read(first).hidden, last) > 1e-3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", [{}, {"bias": False, "norm_kind": "rms", "activation": "swiglu"}])
+def test_a_head_that_transforms_has_a_bias_for_every_entry(tied, shape):
+    backbone = small_backbone(tied=tied, **shape)
+    model = Model(backbone, {"token": TokenHead(backbone, transform=True)})
+    names = {name.removeprefix("heads.token.") for name in model.tensors() if name.startswith("heads.")}
+    biases = set() if shape else {"transform.dense.bias", "transform.norm.bias"}  # as the backbone's own layers
+    assert names == {"transform.dense.weight", "transform.norm.weight", "bias", *biases, *([] if tied else ["weight"])}
+    assert (model.heads["token"].weight is backbone.tokens.weight) == tied
+    hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    head, straight = model.heads["token"], TokenHead(backbone)
+    # normed before the scores, so that their size does not follow that of the vectors
+    torch.testing.assert_close(head(1e4 * hidden), head(1e5 * hidden), atol=1e-3, rtol=0)
+    assert not torch.allclose(straight(1e4 * hidden), straight(1e5 * hidden), atol=1.0)
+
+
+def test_the_base_preset_has_berts_size():
+    with torch.device("meta"):  # sizes only, no numbers
+        mine = make_model(settings_of("bert-base"))
+        theirs = bert.BertForPreTraining(BertConfig())
+    assert mine.sizes()["total"] == sum(p.numel() for p in theirs.parameters()) == 110_106_428

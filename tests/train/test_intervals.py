@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from headstock.randomness import generator
 from headstock.train.intervals import (
-    _resampled_means,
+    _resampled_scores,
     accuracy,
     difference,
     interval,
@@ -137,7 +137,7 @@ def test_few_kinds_of_item_and_many_are_resampled_alike(seeds, kinds):
     """Few kinds are drawn by kind, many item by item; the spread is that of a mean of N either way."""
     values = generator("kinds").integers(2, size=(seeds, 310))
     assert len(np.unique(values, axis=1).T) >= kinds
-    means, resampled = _resampled_means(values, ())
+    means, resampled = _resampled_scores(values, None, ())
     assert resampled.mean(0) == pytest.approx(means, abs=0.005)
     assert resampled.std(0) == pytest.approx(values.std(1) / 310**0.5, rel=0.1)
 
@@ -165,3 +165,85 @@ def test_an_interval_holds_its_mean_and_stays_in_range(seeds, items, number):
     for found, floor in ((interval(a), 0), (difference(a, b), -1), (macro_f1_interval(a[0], b, 2), 0)):
         if seeds > 1:
             assert floor <= found.low <= found.mean <= found.high <= 1
+
+
+# Scores that are ratios: items that weigh differently, F1
+
+
+def sentences(random, *, seeds: int, items: int, seed_spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """(S, N) right words of each sentence, (S, N) its words: long sentences are easier, so their weight matters."""
+    words = random.choice([1, 3], items)  # few kinds, so that many trials are quick
+    logits = random.normal(0, 1, items) + words / 2 + random.normal(0, seed_spread, (seeds, 1))
+    right = random.binomial(words, 1 / (1 + np.exp(-logits)))
+    return right, np.broadcast_to(words, right.shape)
+
+
+@pytest.mark.parametrize("seed_spread", [0.0, 0.4])
+def test_the_true_ratio_is_inside_about_95_times_of_100(seed_spread):
+    random = generator("coverage of ratios")
+    words = np.array([1, 3])
+    each = np.array([expected_accuracy(count / 2, (1 + seed_spread**2) ** 0.5) for count in words])
+    truth = float((words * each).sum() / words.sum())
+    inside = []
+    for trial in range(120):
+        hits, of = sentences(random, seeds=3, items=450, seed_spread=seed_spread)
+        found = interval(hits, of, key=(trial,))
+        inside.append(found.low <= truth <= found.high)
+        assert found.mean == pytest.approx(np.mean(hits.sum(1) / of.sum(1)))
+    assert 0.90 <= np.mean(inside) < 1
+    assert abs(truth - each.mean()) > 0.04  # the control: a mean over sentences would be another number
+
+
+def test_of_one_each_a_ratio_is_a_mean():
+    random = generator("ones")
+    a, b = (trained(random, seeds=3, items=200, seed_spread=0.3, ease=ease) for ease in (1, 1.5))
+    ones = np.ones_like(a)
+    assert interval(a, ones) == pytest.approx(interval(a), abs=1e-6)
+    assert item_interval(a[0], ones[0]) == pytest.approx(item_interval(a[0]), abs=1e-6)
+    assert difference(a, b, ones, ones).mean == pytest.approx(difference(a, b).mean)
+    # kinds of item are told apart by both models here, by their difference there: other draws of the same
+    assert difference(a, b, ones, ones) == pytest.approx(difference(a, b), abs=0.01)
+
+
+def entities(random, *, seeds: int, items: int, found: float) -> tuple[np.ndarray, np.ndarray]:
+    """(S, N) twice the entities found, (S, N) those that are there and those that were named: F1's two sides."""
+    there = random.poisson(2, items)
+    hits = random.binomial(there, found, (seeds, items))
+    wrong = random.poisson(0.5, (seeds, items))  # which differ from model to model, so the denominators do
+    return 2 * hits, there + hits + wrong
+
+
+def test_f1_is_compared_where_models_name_different_numbers_of_entities():
+    random = generator("f1 pairs")
+    state = random.bit_generator.state
+    a, of_a = entities(random, seeds=3, items=400, found=0.8)
+    random.bit_generator.state = state  # the same sentences
+    b, of_b = entities(random, seeds=3, items=400, found=0.6)
+    assert (of_a != of_b).any()
+    gap = difference(a, b, of_a, of_b)
+    assert gap.mean == pytest.approx(np.mean(a.sum(1) / of_a.sum(1)) - np.mean(b.sum(1) / of_b.sum(1)))
+    assert 0 < gap.low < gap.mean < gap.high < 0.25
+    back = difference(b, a, of_b, of_a)
+    assert (back.mean, back.low) == (pytest.approx(-gap.mean), pytest.approx(-gap.high, abs=0.01))
+    assert difference(a, a, of_a, of_a).mean == 0
+    with pytest.raises(ValueError, match="the same seeds and items"):
+        difference(a, b[:, :-1], of_a, of_b[:, :-1])
+
+
+def test_one_models_f1_follows_a_plain_bootstrap():
+    random = generator("f1 items")
+    hits, of = (side[0] for side in entities(random, seeds=1, items=120, found=0.7))
+    found = item_interval(hits, of)
+    rows = random.integers(120, size=(2000, 120))
+    scores = hits[rows].sum(1) / of[rows].sum(1)
+    assert found.mean == hits.sum() / of.sum()
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(scores, [0.025, 0.975])), abs=0.01)
+
+
+def test_items_of_nothing_change_nothing_and_nothing_at_all_is_zero():
+    """A sentence without entities, in which none were named, is no evidence for or against."""
+    hits, of = entities(generator("empty"), seeds=3, items=100, found=0.7)
+    padded = [np.hstack([side, np.zeros((3, 50), dtype=int)]) for side in (hits, of)]
+    assert interval(*padded).mean == interval(hits, of).mean
+    found = interval(np.zeros((3, 10)), np.zeros((3, 10)))
+    assert (found.mean, found.low) == (0, 0)

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headstock.errors import UserError
+from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.text.records import Records
-from headstock.train.labelled import Splits, read_splits, spread, subset
+from headstock.train.labelled import Splits, held_out, read_splits, spread, subset
 from headstock.train.settings import LabelledSettings
 
 # classes of very different sizes, many of them: where a naive interleaving drifts from the shares
@@ -76,7 +77,7 @@ ROWS = [(f"text {i}", "yes" if i % 4 else "no") for i in range(40)]
 
 def read(settings: LabelledSettings, *, seed=0, separator=None) -> tuple[Splits, list[str]]:
     said: list[str] = []
-    return read_splits(settings, separator=separator, seed=seed, say=said.append), said
+    return read_splits(settings, Classify, ClassifyConfig(separator=separator), seed=seed, say=said.append), said
 
 
 def test_without_a_validation_file_some_rows_are_held_out_and_that_is_said(tmp_path):
@@ -147,3 +148,13 @@ def test_the_fingerprint_follows_texts_and_labels_and_nothing_else(tmp_path):
     for changed in ([("text 0", "yes"), *ROWS[1:]], [("text 00", "no"), *ROWS[1:]], ROWS[:-1], ROWS[::-1]):
         write(tmp_path / "train.csv", changed)
         assert read(LabelledSettings(train=train, valid=str(moved)))[0].fingerprint() != splits.fingerprint()
+
+
+def test_questions_on_one_text_are_held_out_together():
+    contexts = [f"text {i // 4}" for i in range(40)]
+    rows = Records("q", list(range(40)), {"context": contexts, "question": ["?"] * 40, "answers": [[]] * 40})
+    held = held_out(rows, 0.2, seed=0)
+    assert 8 <= len(held) < 12
+    inside = {contexts[row] for row in held}
+    assert inside.isdisjoint(contexts[row] for row in range(40) if row not in held)
+    assert held_out(rows, 0.2, seed=0) == held != held_out(rows, 0.2, seed=1)

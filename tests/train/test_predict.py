@@ -189,7 +189,7 @@ def test_a_run_is_not_measured_on_rows_that_have_changed(folder, tmp_path):
 
 def test_a_language_model_has_no_head_to_classify_with(folder, run):
     stock = headstock.load(folder / "stock")
-    with pytest.raises(UserError, match=r"stock: has no head to classify with; make one with headstock finetune"):
+    with pytest.raises(UserError, match=r"stock: has no head to predict with; make one with headstock finetune"):
         stock.predict("Anne")
     with pytest.raises(UserError, match="is no left-to-right language model"):
         headstock.load(run).generate("Anne")

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from headstock.cli import compare, data, demo, finetune, pretrain, report, tokenizer, use
+from headstock.cli import answer, compare, data, demo, finetune, language, pretrain, report, tokenizer, use
 from headstock.cli.verb import Common, fail
 from headstock.errors import did_you_mean
 
@@ -27,7 +27,7 @@ def about(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-for part in (demo, data, tokenizer, pretrain, finetune, compare, use, report):
+for part in (demo, data, tokenizer, pretrain, finetune, compare, language, use, answer, report):
     part.add_to(app)
 
 

@@ -16,7 +16,7 @@ def finetune(
     train: Train = None,
     valid: Valid = None,
     test: Test = None,
-    task: Annotated[str, typer.Option("--task", help="What is learned: classify.")] = "classify",
+    task: Annotated[str, typer.Option("--task", help="What is learned: classify, pair, tag or answer.")] = "classify",
     init: Annotated[str | None, typer.Option("--init", help="Begin with pretrained weights or from scratch.")] = None,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
     pool: Annotated[str | None, typer.Option("--pool", help="last, cls, mean, max or concat.")] = None,
@@ -46,6 +46,7 @@ def finetune(
     from headstock.train.card import with_intervals
     from headstock.train.finetune import finetune as work
     from headstock.train.run import Run
+    from headstock.train.transfer import labelled_task
     from headstock.train.watch import on_screen
 
     settings = dict(parse_setting(text) for text in set_ or [])
@@ -86,7 +87,7 @@ def finetune(
     for side in ("valid", "test"):
         if side in results:
             common.show(f"{side}: {with_intervals(results[side])}")
-    common.show(f'report: {Run(out).report}; try: headstock predict {results["run"]} "..."')
+    common.show(f"report: {Run(out).report}; try: headstock predict {results['run']} {labelled_task(task).example}")
     return results
 
 

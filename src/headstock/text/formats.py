@@ -259,9 +259,9 @@ def _dialect(source: Source) -> tuple[str, Any]:
     return "\t", csv.QUOTE_MINIMAL if len(widths) <= 1 else csv.QUOTE_NONE
 
 
-def json_rows(source: Source) -> Iterator[tuple[int, Any]]:
+def json_rows(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:
     """The value on each line that is not blank."""
-    for line, text in text_lines(source):
+    for line, text in text_lines(source, stretches):
         if not text or text.isspace():
             continue
         try:

@@ -15,7 +15,8 @@ from headstock.errors import UserError, did_you_mean
 from headstock.text import catalog, formats
 from headstock.text.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv_rows, source_of, table_rows, text_lines
 
-TEXT, LABEL = "text", "label"
+TEXT, TEXT_B, LABEL = "text", "text_b", "label"
+TARGETS = (LABEL, "tags", "answers")  # the columns in which people say what is true of a row
 LABELS = ".label"  # what the file with one label a line is called, beside the file with one text a line
 PIECES = ".spm"  # what a file of texts that are cut into SentencePiece pieces is called
 LAB_TEXTS = ".review.spm"  # what the course lab calls the texts whose labels are in X.label
@@ -30,7 +31,8 @@ class Records:
 
     source: str  # the file, as errors call it
     lines: list[int]  # where each row starts in it (in parquet: which row it is), from 1
-    columns: dict[str, list[str]]  # by our own names: "text", and "label" where there is one
+    columns: dict[str, list[Any]]  # by our own names, such as "text" and, where there is one, "label"
+    places: list[str] | None = None  # where each row is, in words, in a file whose lines say nothing
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -44,19 +46,42 @@ class Records:
         return self.columns.get(LABEL)
 
     @property
+    def labelled(self) -> bool:
+        """Whether the rows say what is true of them."""
+        return any(name in self.columns for name in TARGETS)
+
+    @property
+    def strata(self) -> list[str]:
+        """Which group each row is of, where a fair sample should hold some of all."""
+        return self.labels or [""] * len(self)
+
+    @property
     def plain(self) -> list[str]:
-        """The texts as a person reads them, also where they are already cut into pieces."""
-        return [_uncut(text) for text in self.texts]
+        """What a person reads of each row: its text, also where that is already cut into pieces; of an answer's row
+        the question."""
+        columns = self.columns
+        if TEXT_B in columns:
+            return [f"{first} {second}" for first, second in zip(columns[TEXT], columns[TEXT_B], strict=True)]
+        if TEXT in columns:
+            return [_uncut(text) for text in columns[TEXT]]
+        return [" ".join(words) for words in columns["tokens"]] if "tokens" in columns else columns["question"]
+
+    @property
+    def documents(self) -> list[str]:
+        """All the text there is in the rows, each once: what a language model can learn from."""
+        every = [*self.plain, *self.columns.get("context", [])]
+        return list(dict.fromkeys(every)) if "context" in self.columns else every
 
     def place(self, index: int) -> str:
         """Where a row is, as errors say it: `train.csv:17`."""
-        return f"{self.source}:{self.lines[index]}"
+        return f"{self.source}: {self.places[index]}" if self.places else f"{self.source}:{self.lines[index]}"
 
     def select(self, indices: Iterable[int]) -> "Records":
         """Some of the rows, in the order asked for."""
         chosen = list(indices)
         columns = {name: [values[i] for i in chosen] for name, values in self.columns.items()}
-        return Records(self.source, [self.lines[i] for i in chosen], columns)
+        places = [self.places[i] for i in chosen] if self.places else None
+        return Records(self.source, [self.lines[i] for i in chosen], columns, places)
 
 
 def _uncut(text: str) -> str:
@@ -78,7 +103,7 @@ def read_records(
     where the file does not have it, unless `columns` names it and we `insist` on what it names. With `separator`, a
     label may be a list of labels, which are joined by it.
     """
-    called = _called(columns, [*wanted, *optional])
+    called = table_names(columns, [*wanted, *optional])
     layout = _located(path)
     layout.check(called, wanted, [name for name in optional if insist and name in (columns or {})])
     lines: list[int] = []
@@ -92,8 +117,8 @@ def read_records(
                 lacking[name].append(line)
                 continue
             try:
-                values[name].append(_label(row[column], separator) if name == LABEL else _text(row[column]))
-            except _Unusable as wrong:
+                values[name].append(_label(row[column], separator) if name == LABEL else usable_text(row[column]))
+            except Unusable as wrong:
                 problems.append(layout.problem(name, column, line, wrong))
     if not lines:
         raise layout.no_rows()
@@ -103,7 +128,7 @@ def read_records(
         else:
             problems += [layout.problem(name, called[name], line, "is not there") for line in without]
     if problems:
-        raise _refused(layout.source.name, problems)
+        raise refused(layout.source.name, problems)
     return Records(layout.source.name, lines, values)
 
 
@@ -112,7 +137,7 @@ def stream_texts(path: str | Path, *, columns: Mapping[str, str] | None = None) 
 
     A blank line of what is no table is the text "", so that there can be one answer a line.
     """
-    called = {TEXT: _called(columns, [TEXT, LABEL])[TEXT]}
+    called = {TEXT: table_names(columns, [TEXT, LABEL])[TEXT]}
     if str(path) == "-":
         stdin = cast(BufferedReader, sys.stdin.buffer)
         # read1 does not wait for a whole stretch, so that what comes slowly through a pipe is handed on at once
@@ -135,9 +160,9 @@ def _table_texts(layout: "Layout", called: Mapping[str, str]) -> Iterator[tuple[
     line, column = 0, called[TEXT]
     for line, row in layout.rows(called):
         try:
-            text = _text(row.get(column))
-        except _Unusable as wrong:
-            raise _refused(layout.source.name, [layout.problem(TEXT, column, line, wrong)]) from None
+            text = usable_text(row.get(column))
+        except Unusable as wrong:
+            raise refused(layout.source.name, [layout.problem(TEXT, column, line, wrong)]) from None
         yield line, text
     if not line:
         raise layout.no_rows()
@@ -159,7 +184,7 @@ def parse_columns(text: str) -> dict[str, str]:
     return columns
 
 
-def _called(columns: Mapping[str, str] | None, known: Sequence[str]) -> dict[str, str]:
+def table_names(columns: Mapping[str, str] | None, known: Sequence[str]) -> dict[str, str]:
     """What a table calls each of our columns."""
     columns = columns or {}
     unknown = [f"unknown name {name!r}{did_you_mean(name, known)}" for name in columns if name not in known]
@@ -196,48 +221,48 @@ def _is_data(source: Source, header: list[str]) -> bool:
 # Values
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """What is wrong with a value, in words that follow the name of its column."""
 
 
-def _text(value: Any, wanted: str = "text") -> str:
+def usable_text(value: Any, wanted: str = "text") -> str:
     if isinstance(value, str):
         if not value or value.isspace():
-            raise _Unusable("is blank")
+            raise Unusable("is blank")
         if not formats.is_whole(value):
-            raise _Unusable("holds half of a surrogate pair, which is no character")
+            raise Unusable("holds half of a surrogate pair, which is no character")
         return value
     if value is None:
-        raise _Unusable("is blank")
-    raise _Unusable(f"is {_shown(value)}, wanted {wanted}")
+        raise Unusable("is blank")
+    raise Unusable(f"is {shown(value)}, wanted {wanted}")
 
 
 def _label(value: Any, separator: str | None) -> str:
     if isinstance(value, list):
         if separator is None:
-            raise _Unusable(f'is the list {_shown(value)}, wanted one label (several are read with separator="|")')
+            raise Unusable(f'is the list {shown(value)}, wanted one label (several are read with separator="|")')
         labels = [_label(item, None) for item in value]
         if held := next((label for label in labels if separator in label), None):
-            raise _Unusable(f"is a list with {held!r}, which holds the separator {separator!r}")
+            raise Unusable(f"is a list with {held!r}, which holds the separator {separator!r}")
         value = separator.join(labels)
     if separator is not None and (value is None or value == ""):
         return ""  # none of the classes, which is an answer where there may be several
     if isinstance(value, float) and math.isnan(value):  # how some programs write that there is none
-        raise _Unusable("is blank")
+        raise Unusable("is blank")
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
-    return sys.intern(_text(value, "a label").strip())  # few labels, many rows
+    return sys.intern(usable_text(value, "a label").strip())  # few labels, many rows
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     try:
-        shown = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return f"a {type(value).__name__}"
-    return shown if len(shown) <= HEADER_CHARACTERS else shown[:HEADER_CHARACTERS] + "..."
+    return text if len(text) <= HEADER_CHARACTERS else text[:HEADER_CHARACTERS] + "..."
 
 
-def _refused(name: str, problems: list[str]) -> UserError:
+def refused(name: str, problems: list[str]) -> UserError:
     hint = "correct or remove the row"
     if len(problems) == 1:
         return UserError(f"{problems[0]}; {hint}")
@@ -300,8 +325,8 @@ class Layout:
         return UserError(f"{self.source.name}: no rows ({'only a header' if header else 'it is empty'})")
 
 
-def _located(given: str | Path) -> Layout:
-    """The files that a path stands for: a file, or what the names of two files begin with."""
+def find_file(given: str | Path) -> tuple[Path, str]:
+    """The file that a path, or the beginning of one, stands for, and what errors call it."""
     path, name = catalog.locate(str(given)) or Path(given).expanduser(), str(given)
     try:
         if not path.exists() or path.is_dir():
@@ -309,7 +334,13 @@ def _located(given: str | Path) -> Layout:
             name = str(Path(given).with_name(path.name))
     except OSError as wrong:  # such as a text given in place of a name, which is too long for one
         raise UserError(f"{name}: cannot be read ({wrong.strerror})") from None
-    bare, packing = _bare(path.name)
+    return path, name
+
+
+def _located(given: str | Path) -> Layout:
+    """The files that a path stands for: a file, or what the names of two files begin with."""
+    path, name = find_file(given)
+    bare, packing = bare_name(path.name)
     if bare.endswith(LABELS):
         raise UserError(f"{name}: the labels alone; give the file that holds the texts")
     source = source_of(path, name)
@@ -322,10 +353,10 @@ def _located(given: str | Path) -> Layout:
     if labels is None:
         return Layout(Source(path, name, PLAIN, packing))
     beside = str(Path(name).with_name(labels.name))
-    return Layout(Source(path, name, PLAIN, packing), Source(labels, beside, PLAIN, _bare(labels.name)[1]))
+    return Layout(Source(path, name, PLAIN, packing), Source(labels, beside, PLAIN, bare_name(labels.name)[1]))
 
 
-def _bare(name: str) -> tuple[str, str]:
+def bare_name(name: str) -> tuple[str, str]:
     """A file's name without its packing, and the packing."""
     packing = next((packing for packing in PACKINGS if name.lower().endswith(packing)), "")
     return name[: len(name) - len(packing)], packing
@@ -333,13 +364,13 @@ def _bare(name: str) -> tuple[str, str]:
 
 def _label_stem(path: Path) -> str:
     """What a file of texts and its file of labels are both called, where the second is still to be made."""
-    bare = _bare(path.name)[0]
+    bare = bare_name(path.name)[0]
     return bare.removesuffix(LAB_TEXTS) if bare.endswith(LAB_TEXTS) else bare.rpartition(".")[0]
 
 
 def _labels_of(path: Path) -> Path | None:
     """The file of labels of a file of texts: for `X.review.spm` it is `X.review.label` or else `X.label`."""
-    stem = _bare(path.name)[0].rpartition(".")[0]
+    stem = bare_name(path.name)[0].rpartition(".")[0]
     while stem:
         for packing in ("", *PACKINGS):
             if (labels := path.with_name(stem + LABELS + packing)).is_file():
@@ -352,8 +383,8 @@ def _of_prefix(path: Path, name: str) -> Path:
     """The one file of texts whose name begins with `path`, of which nothing has just that name."""
     beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
     found = [file for file in beside if file.name.startswith(f"{path.name}.") and file.is_file()]
-    found = [file for file in found if not _bare(file.name)[0].endswith(LABELS)]
-    likely = [file for file in found if _bare(file.name)[0] == path.name + LAB_TEXTS]
+    found = [file for file in found if not bare_name(file.name)[0].endswith(LABELS)]
+    likely = [file for file in found if bare_name(file.name)[0] == path.name + LAB_TEXTS]
     if path.is_dir() and not likely:
         raise UserError(f"{name}: a folder, wanted a file")
     likely = likely or found

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from headstock.tasks.task import TASKS
 from headstock.train.run import Run
+from headstock.train.transfer import labelled_task
 from headstock.train.watch import summary
 
 CARD = """# {name}
@@ -29,19 +31,19 @@ The held-out text was split off by document before training; the numbers above a
 
 FINETUNED = """# {name}
 
-A classifier of {classes}, made by Headstock {version} from {source}: {how}.
+{title}, made by Headstock {version} from {source}: {how}.
 
 | | |
 |---|---|
 | labelled texts | {train} to train ({rows:,} rows), {valid} to validate |
-| model | {total:,} parameters, {trainable:,} of them trained; {models}pooling {pool} |
+| model | {total:,} parameters, {trainable:,} of them trained; {models}{reads} |
 | training | {steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s on {device}, seed {seed}; best epoch {best} |
 {measured}
 
 The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not. Intervals are 95%,
 over the rows alone: another seed would give another model.
 
-    headstock predict {name} "..."
+    headstock predict {name} {example}
     headstock evaluate {name} FILE
 """
 
@@ -58,9 +60,13 @@ def finetuned_card(run: Run) -> str:
     measured = [
         f"| on {side} rows | {with_intervals(results[side])} |" for side in ("valid", "test") if side in results
     ]
+    task, classes = labelled_task(results["task"]), results["classes"]
+    named = ", ".join(classes[:12]) + (f" and {len(classes) - 12} more" if len(classes) > 12 else "")
+    pool, layers = settings["task"].get("pool"), settings["task"].get("layers", "last")
     return FINETUNED.format(
         name=run.path.name,
-        classes=", ".join(results["classes"][:12]),
+        title=f"A {task.title}" + (f" ({named})" if classes else ""),
+        example=task.example,
         version=results["versions"]["headstock"],
         source=transfer["run"],
         how=how.get(kind, "its weights stayed as they were, and a new head learned"),
@@ -70,7 +76,7 @@ def finetuned_card(run: Run) -> str:
         total=results["parameters"]["total"],
         trainable=results["parameters"]["trainable"],
         models=f"{transfer['ensemble']} models averaged, " if transfer["ensemble"] > 1 else "",
-        pool=settings["task"]["pool"],
+        reads=", ".join([f"layers {layers}", *([f"pooling {pool}"] if pool else [])]),
         steps=results["steps"],
         tokens=results["tokens"],
         seconds=results["seconds"],
@@ -84,12 +90,13 @@ def finetuned_card(run: Run) -> str:
 def with_intervals(metrics: dict[str, Any]) -> str:
     """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
     told = []
-    for name in ("accuracy", "micro_f1", "macro_f1"):
+    for name in ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1"):
         if name in metrics:
             low, high = metrics["intervals"].get(name, (None, None))
             around = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
-            told.append(f"{name.replace('_f1', ' F1')} {100 * metrics[name]:.1f}%{around}")
-    return ", ".join([*told, f"loss {metrics['loss']:.4f}", f"{metrics['rows']:,} rows"])
+            told.append(f"{name.replace('f1', 'F1').replace('_', ' ')} {100 * metrics[name]:.1f}%{around}")
+    loss = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
+    return ", ".join([*told, *loss, f"{metrics['rows']:,} rows"])
 
 
 def pretrained_card(run: Run) -> str:
@@ -97,10 +104,9 @@ def pretrained_card(run: Run) -> str:
     model = {key: value for key, value in settings["model"].items() if key not in ("family", "vocabulary")}
     files = data["corpus"]
     name = run.path.name
-    causal = settings["model"].get("causal", True)
-    use = (
-        f'headstock generate {name} "..."' if causal else f"headstock compare {name} --train labelled.csv --out ANSWER"
-    )
+    task = TASKS.get(settings["task"]["name"])
+    use = [f'headstock generate {name} "..."'] if task.generates else []
+    use += [f'headstock fill {name} "... [MASK] ..."'] if task.fills else []
     return CARD.format(
         name=run.path.name,
         objective=settings["task"]["name"],
@@ -122,5 +128,5 @@ def pretrained_card(run: Run) -> str:
         device=results["device"],
         seed=settings["train"]["seed"],
         metrics=summary(results["metrics"]).replace(" | ", ", "),
-        use=use,
+        use="\n    ".join(use),
     )

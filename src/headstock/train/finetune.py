@@ -1,4 +1,4 @@
-"""From a pretrained run and a few labels to a classifier in a run folder of its own."""
+"""From a pretrained run and a few labels to a model of a task in a run folder of its own."""
 
 import platform
 import time
@@ -15,18 +15,18 @@ from headstock import __version__
 from headstock.errors import UserError
 from headstock.files import write_text
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify, Labelled, label_numbers
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.card import write_card
 from headstock.train.fit import Data, Fitted, fit_in
 from headstock.train.labelled import Splits, read_splits
 from headstock.train.loop import Watch
-from headstock.train.metrics import as_predictions, metrics_of
+from headstock.train.metrics import metrics_of
+from headstock.train.predict import together
 from headstock.train.pretrain import check_folder, pretrain, same_settings, start_settings
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config
-from headstock.train.transfer import gather_config, settle
+from headstock.train.transfer import gather_config, labelled_task, settle
 from headstock.train.world import World, join_world, leave_world
 
 Say = Callable[[str], None]
@@ -70,7 +70,7 @@ def finetune(
             asked = make_config(same_settings(target, given))
         else:
             asked = gather_config(source, task, config_file, given)
-        splits = read_splits(asked.data, separator=asked.task.separator, seed=asked.train.seed, say=say)
+        splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
         chosen = settle(asked, splits.train)
         tokenizer, weights = check(source, chosen, splits)
         if going_on and target.data()["fingerprint"] != splits.fingerprint():
@@ -93,12 +93,14 @@ def finetune(
 
 def check(source: Run, chosen: RunConfig, splits: Splits) -> tuple[Tokenizer, dict[str, Tensor] | None]:
     """What is taken over from the source; what is wrong with it or with a label is found before anything is made."""
+    tokenizer = source.tokenizer()
+    task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     for records in (splits.train, splits.valid, splits.test):
-        if records is not None and records.labels is not None:
-            label_numbers(records, chosen.task)
+        if records is not None:
+            task.check(records)
     if chosen.transfer.adapt_steps:
         start_settings(source)
-    return source.tokenizer(), None if chosen.transfer.init == "scratch" else source.weights()
+    return tokenizer, None if chosen.transfer.init == "scratch" else source.weights()
 
 
 def adapt(
@@ -109,10 +111,12 @@ def adapt(
     if not inner.finished():
         say(f"adapting to the {len(records):,} training texts for {chosen.transfer.adapt_steps:,} steps")
         texts = target.path / "adapt.txt"
-        write_text(texts, "\n".join(" ".join(text.split()) for text in records.plain) + "\n")
+        write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
         own = source.config()["train"]["lr"]
         settings = {"train.steps": chosen.transfer.adapt_steps, "train.lr": chosen.transfer.adapt_lr or own / 3}
         settings |= {"train.seed": chosen.train.seed, "data.documents": "line", "train.tensorboard": False}
+        if "nsp" in source.config()["task"]:  # a labelled text is often a single sentence, which has none to follow it
+            settings |= {"task.nsp": False}
         pretrain(
             texts,
             out=inner.path,
@@ -138,7 +142,7 @@ def work(
 ) -> dict[str, Any]:
     """Train one model, or several from as many seeds, measure them together, and write down what came out."""
     began = time.monotonic()
-    task = Classify(chosen.task, tokenizer)
+    task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     data = Data(task.prepare(splits.train), task.prepare(splits.valid))
     count = chosen.transfer.ensemble
     fitted: list[Fitted] = []
@@ -172,19 +176,19 @@ def describe(
 ) -> dict[str, Any]:
     """Metrics on the validation and test rows, of all models together; unlabelled test rows are predicted."""
     first, task = fitted[0], fitted[0].task
-    valid = metrics_of(task.config, together(fitted, data.valid, chosen), data.valid.labels)
+    valid = metrics_of(task, data.valid, all_outputs(fitted, data.valid, chosen))
     measured = {"valid": valid}
     if splits.test is not None:
         test = task.prepare(splits.test)
-        found = together(fitted, test, chosen)
+        found = all_outputs(fitted, test, chosen)
         if world.leads:
-            target.write_predictions(as_predictions(task.config, found))
+            target.write_predictions(task.predictions(test, found))
         if test.labels is not None:
-            measured["test"] = metrics_of(task.config, found, test.labels)
+            measured["test"] = metrics_of(task, test, found)
     on = "test" if "test" in measured else "valid"
     frozen, speed = chosen.transfer.freeze, None
     if frozen:  # the backbone read each text once, and what the head learned from are not tokens
-        tokens = sum(len(text) + 1 for text in data.train.tokens)
+        tokens = int(np.sum(task.examples(data.train, length=first.length).lengths))  # type: ignore[attr-defined]
     else:
         tokens = sum(f.progress.tokens for f in fitted)
         speed = round(tokens / max(1e-9, sum(f.progress.seconds - f.progress.aside for f in fitted)), 1)
@@ -200,13 +204,14 @@ def describe(
         "seconds": round(seconds, 3),
         "tokens_per_second": speed,
         "train_loss": first.epochs[-1]["train_loss"] if first.epochs else None,
-        "valid_loss": valid["loss"],
-        "perplexity": None,  # not defined for a classifier
+        "valid_loss": valid.get("loss", first.progress.valid.get("loss")),
+        "perplexity": None,  # not defined where no text is predicted
         "bits_per_byte": None,
         "measured_on": on,
         "metrics": measured[on],
         **measured,
-        "classes": list(task.config.classes),
+        "headline": task.headline,
+        "classes": list(getattr(task.config, "classes", ())),
         "epochs": first.epochs,
         "parameters": sizes(first.model, frozen=frozen),
         "device": str(world.device),
@@ -218,7 +223,7 @@ def describe(
 def keep_fitted(
     run: Run, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits, world: World
 ) -> None:
-    """Make a run folder of a classifier that was trained without one."""
+    """Make a run folder of a model that was trained without one."""
     card = {"fingerprint": splits.fingerprint(), "tokenizer": tokenizer.fingerprint, **splits.describe()}
     run.begin(chosen.plain(), tokenizer, card)
     run.save_weights(fitted.model.tensors())
@@ -227,9 +232,9 @@ def keep_fitted(
     write_card(run)
 
 
-def together(fitted: list[Fitted], data: Labelled, chosen: RunConfig) -> np.ndarray:
-    """The mean of all models' probabilities."""
-    return np.mean([f.probabilities(data, dtype=chosen.train.dtype) for f in fitted], axis=0)
+def all_outputs(fitted: list[Fitted], data: Any, chosen: RunConfig) -> list[np.ndarray]:
+    """What all models together give."""
+    return together([f.outputs(data, dtype=chosen.train.dtype) for f in fitted])
 
 
 def sizes(model: Model, *, frozen: bool) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Trains one classifier: the backbone and a new head, or the head alone on what the frozen backbone saw."""
+"""Trains one model on labelled rows: backbone and new head, or the head alone on what the frozen backbone saw."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from headstock.model.fixed import Fixed
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify
+from headstock.tasks.labelled import LabelledTask
 from headstock.text.tokenizer import Tokenizer
 from headstock.train import watch as watching
 from headstock.train.loop import Event, Watch, row_length, train
-from headstock.train.predict import features, probabilities
+from headstock.train.predict import features, outputs
 from headstock.train.pretrain import build_model
 from headstock.train.progress import Progress
 from headstock.train.run import Run
@@ -35,16 +35,17 @@ class Data:
 
 @dataclass
 class Fitted:
-    """A trained classifier and how it came about."""
+    """A trained model and how it came about."""
 
     model: Model
-    task: Classify
+    task: LabelledTask
     progress: Progress
     epochs: list[dict[str, Any]]  # accuracy and loss in training and validation, epoch by epoch
     length: int
 
-    def probabilities(self, data: Any, *, dtype: str = "auto") -> np.ndarray:
-        return probabilities(self.model, self.task, data, length=self.length, dtype=dtype)
+    def outputs(self, data: Any, *, dtype: str = "auto") -> list[np.ndarray]:
+        """What the predictions of all rows are made from."""
+        return outputs(self.model, self.task, data, length=self.length, dtype=dtype)
 
     @property
     def best_epoch(self) -> int | None:
@@ -84,9 +85,9 @@ def fit(
     watch: Sequence[Watch] = (),
     say: Say = lambda line: None,
 ) -> Fitted:
-    """Train one classifier. Frozen, the backbone reads each text once and the head learns from what it saw."""
+    """Train one model. Frozen, the backbone reads each row once and the head learns from what it saw."""
     model, task = build_model(chosen, tokenizer)
-    assert isinstance(task, Classify)
+    assert isinstance(task, LabelledTask)
     if weights is not None:
         model.load_backbone(weights, source=chosen.transfer.run)
     model.to(world.device)
@@ -94,7 +95,7 @@ def fit(
     epochs: list[dict[str, Any]] = []
     watchers = [*watch, remember(epochs)]
     if chosen.transfer.freeze:
-        say(f"the frozen backbone reads {len(data.train.tokens) + len(data.valid.tokens):,} texts, once")
+        say(f"the frozen backbone reads {len(data.train) + len(data.valid):,} rows, once")
         look = partial(features, model, task, length=length, dtype=settings.dtype)
         seen = Data(look(data.train), look(data.valid))
         head = Model(Fixed(model.backbone), dict(model.heads.items()))

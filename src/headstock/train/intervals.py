@@ -41,17 +41,33 @@ def macro_f1(true: Integers, predicted: Integers, classes: int) -> float:
     return float(_macro_f1(np.ones((1, len(true))), true, predicted, classes)[0])
 
 
-def interval(right: NDArray, *, key: tuple[int | str, ...] = ()) -> Interval:
-    """The mean accuracy of S models on the same N items; `right` is (S, N), 1 where a model is right."""
-    return _over_seeds(*_resampled_means(right, key), items=right.shape[1], bounds=(0.0, 1.0), key=key)
+def interval(hits: NDArray, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()) -> Interval:
+    """The mean score of S models on the same N items. `hits` is (S, N): for accuracy, 1 where a model is right.
+
+    Where items weigh differently a score is a ratio, and `of` (S, N) is what the sum of the hits is divided by: the
+    words of each sentence, or for F1 (twice the hits) the entities that a model or the truth names in it.
+    """
+    return _over_seeds(*_resampled_scores(hits, of, key), items=hits.shape[1], bounds=(0.0, 1.0), key=key)
 
 
-def difference(a: NDArray, b: NDArray, *, key: tuple[int | str, ...] = ()) -> Interval:
-    """Accuracy of `a` minus accuracy of `b`, both (S, N): paired by seed and by item, so shared difficulty cancels."""
+def difference(
+    a: NDArray,
+    b: NDArray,
+    of_a: NDArray | None = None,
+    of_b: NDArray | None = None,
+    *,
+    key: tuple[int | str, ...] = (),
+) -> Interval:
+    """The score of `a` minus that of `b`, all (S, N): paired by seed and by item, so shared difficulty cancels."""
     if a.shape != b.shape:
         raise ValueError(f"a pair needs the same seeds and items, not {a.shape} and {b.shape}")
-    gap = np.asarray(a, dtype=np.int8) - np.asarray(b, dtype=np.int8)
-    return _over_seeds(*_resampled_means(gap, key), items=gap.shape[1], bounds=(-1.0, 1.0), key=key)
+    if of_a is None or of_b is None:
+        scores = _resampled_scores(np.asarray(a, dtype=float) - np.asarray(b, dtype=float), None, key)
+    else:
+        seeds = len(a)
+        both, resampled = _resampled_scores(np.vstack([a, b]), np.vstack([of_a, of_b]), key)
+        scores = both[:seeds] - both[seeds:], resampled[:, :seeds] - resampled[:, seeds:]
+    return _over_seeds(*scores, items=a.shape[1], bounds=(-1.0, 1.0), key=key)
 
 
 def macro_f1_interval(
@@ -61,10 +77,10 @@ def macro_f1_interval(
     return _over_seeds(*_resampled_f1(true, predicted, classes, key), items=len(true), bounds=(0.0, 1.0), key=key)
 
 
-def item_interval(right: NDArray, *, key: tuple[int | str, ...] = ()) -> Interval:
-    """The accuracy of one finished model; `right` is (N,). Says nothing of what another seed would have given."""
-    _, resampled = _resampled_means(right[None], key)
-    return _over_items(accuracy(right), resampled[:, 0], items=len(right), bounds=(0.0, 1.0))
+def item_interval(hits: NDArray, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()) -> Interval:
+    """The score of one finished model; both are (N,). Says nothing of what another seed would have given."""
+    (mean,), resampled = _resampled_scores(hits[None], None if of is None else of[None], key)
+    return _over_items(float(mean), resampled[:, 0], items=len(hits), bounds=(0.0, 1.0))
 
 
 def macro_f1_item_interval(
@@ -104,10 +120,15 @@ def _over_items(mean: float, resampled: Floats, *, items: int, bounds: tuple[flo
     return Interval(mean, max(min(low, mean), bounds[0]), min(max(high, mean), bounds[1]))
 
 
-def _resampled_means(values: NDArray, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
-    """The means of (S, N) small integers, (S,), and those of every resample of the items, (R, S)."""
-    kinds, weights = _resample(np.asarray(values), key)
-    return np.asarray(values).mean(1), weights @ kinds.T.astype(np.float32) / np.float32(values.shape[1])
+def _resampled_scores(hits: NDArray, of: NDArray | None, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
+    """Each row's score of (S, N) hits, (S,), and those of every resample of the items, (R, S)."""
+    hits = np.asarray(hits)
+    if of is None:
+        kinds, weights = _resample(hits, key)
+        return hits.mean(1), weights @ kinds.T.astype(np.float32) / np.float32(hits.shape[1])
+    kinds, weights = _resample(np.vstack([hits, of]), key)
+    above, below = (weights @ part.T.astype(np.float32) for part in (kinds[: len(hits)], kinds[len(hits) :]))
+    return hits.sum(1) / np.maximum(np.asarray(of).sum(1), 1e-9), above / np.maximum(below, 1e-9)
 
 
 def _resampled_f1(

@@ -1,6 +1,7 @@
 """The labelled rows of a fine-tuned run: read, split, and cut to so many labels, the same way every time."""
 
 import hashlib
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.randomness import generator
-from headstock.text.records import Records, parse_columns, read_records
+from headstock.tasks.labelled import LabelledTask
+from headstock.text.records import Records, parse_columns
 from headstock.train.settings import LabelledSettings
 
 Say = Callable[[str], None]
@@ -25,9 +27,11 @@ class Splits:
         """What changes when any text or label does."""
         digest = hashlib.sha256()
         for records in (self.train, self.valid, self.test):
-            for column in ("text", "label"):
-                for value in records.columns.get(column, []) if records else []:
-                    digest.update(value.encode() + b"\0")
+            columns = {} if records is None else records.columns
+            for column in sorted(columns, reverse=True):  # texts, then labels
+                for value in columns[column]:
+                    text = value if isinstance(value, str) else json.dumps(value)
+                    digest.update(text.encode() + b"\0")
             digest.update(b"\1")
         return digest.hexdigest()
 
@@ -41,34 +45,48 @@ def about(records: Records) -> dict[str, Any]:
     return {"file": records.source, "rows": len(records), "classes": classes}
 
 
-def read_splits(settings: LabelledSettings, *, separator: str | None, seed: int, say: Say) -> Splits:
+def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int, say: Say) -> Splits:
     """The files of a run; where no validation file is given, some training rows are held out."""
     if not settings.train:
         raise UserError("no labelled texts to train on: name a file with --train")
     columns = parse_columns(",".join(settings.columns)) if settings.columns else None
 
     def read(path: str, *, insist: bool = True) -> Records:
-        return read_records(path, columns=columns, separator=separator, insist=insist)
+        return task.read_file(path, config=config, columns=columns, insist=insist)
 
-    train = with_labels(read(settings.train), "to train on")
+    train = with_labels(read(settings.train), task.target, "to train on")
     test = read(settings.test, insist=False) if settings.test else None
-    if test is not None and test.labels is None:
+    if test is not None and not test.labelled:
         say(f"{test.source} has no labels: it is predicted, not measured")
     if settings.valid:
-        return Splits(train, with_labels(read(settings.valid), "to validate on"), test)
-    order = spread(train.labels or [], seed=seed)
-    held = max(1, round(settings.valid_fraction * len(order)))
-    if held >= len(order):
-        raise UserError(f"{train.source}: {len(order)} rows are too few to hold some out; name a --valid file")
-    say(f"no --valid file: {held:,} of {len(order):,} rows of {train.source} are held out to validate")
-    return Splits(train.select(sorted(order[held:])), train.select(sorted(order[:held])), test)
+        return Splits(train, with_labels(read(settings.valid), task.target, "to validate on"), test)
+    held = held_out(train, settings.valid_fraction, seed=seed)
+    if len(held) >= len(train):
+        raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
+    say(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
+    return Splits(train.select(row for row in range(len(train)) if row not in held), train.select(sorted(held)), test)
 
 
-def with_labels(records: Records, why: str) -> Records:
-    if records.labels is None:
-        raise UserError(
-            f"{records.source}: has no labels {why}; add a column 'label', or name it with --columns label=NAME"
-        )
+def held_out(records: Records, fraction: float, *, seed: int) -> set[int]:
+    """A fair sample of the rows; questions on the same text stay together, as a model would know it from the others."""
+    wanted = max(1, round(fraction * len(records)))
+    if "context" not in records.columns:
+        return set(spread(records.strata, seed=seed)[:wanted])
+    of_context: dict[str, list[int]] = {}
+    for row, context in enumerate(records.columns["context"]):
+        of_context.setdefault(context, []).append(row)
+    groups, held = list(of_context.values()), set[int]()
+    for number in generator(seed, "subset").permutation(len(groups)).tolist():
+        if len(held) >= wanted:
+            break
+        held |= set(groups[number])
+    return held
+
+
+def with_labels(records: Records, target: str, why: str) -> Records:
+    if not records.labelled:
+        named = f"add a column {target!r}, or name it with --columns {target}=NAME"
+        raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {named}")
     return records
 
 
@@ -103,4 +121,4 @@ def subset(records: Records, count: int | None, *, seed: int) -> Records:
         return records
     if count > len(records):
         raise UserError(f"{records.source}: {count:,} labels were asked for, there are {len(records):,}")
-    return records.select(sorted(spread(records.labels or [], seed=seed)[:count]))
+    return records.select(sorted(spread(records.strata, seed=seed)[:count]))

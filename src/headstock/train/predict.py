@@ -1,44 +1,56 @@
-"""What a trained model says of many texts: read with others of like length, told in the order they came."""
+"""What a trained model says of many rows: read with others of like length, told in the order they came."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from headstock.model.batch import Batch
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify, Features, Labelled
+from headstock.tasks.labelled import Features, LabelledTask
 from headstock.train.evaluate import precision
 
 TOKENS = 8192  # about so many are read at once, whatever the texts' lengths
 
 
-def probabilities(model: Model, task: Classify, data: Any, *, length: int, dtype: str = "auto") -> np.ndarray:
-    """(N, C) for all texts, in their order."""
-    return read(model, task, data, task.probabilities, length=length, dtype=dtype).numpy()
+def outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> list[np.ndarray]:
+    """What the predictions of all rows are made from, in their order."""
+    found = read(model, task, data, task.outputs, length=length, dtype=dtype)
+    return [output.float().cpu().numpy() for output in found]
 
 
-def features(model: Model, task: Classify, data: Labelled, *, length: int, dtype: str = "auto") -> Features:
-    """What the backbone makes of each text, computed once: all that the head of a frozen model ever sees."""
-    vectors = read(model, task, data, task.read, length=length, dtype=dtype)
-    return Features(vectors, data.labels, data.places, data.bytes)
+def together(models: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """The mean of what several models give, row by row."""
+    return models[0] if len(models) == 1 else [np.mean(row, axis=0) for row in zip(*models, strict=True)]
+
+
+def features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> Features:
+    """What the backbone makes of each row, computed once: all that the head of a frozen model ever sees."""
+    kept = read(model, task, data, task.remember, length=length, dtype=dtype)
+    return Features.of(data, [[part.float().cpu() for part in parts] for parts in kept])
 
 
 @torch.no_grad()
-def read(model: Model, task: Classify, data: Any, what: Any, *, length: int, dtype: str) -> Tensor:
-    """One vector of `what` a text, (N, ...), on the CPU."""
+def read(
+    model: Model,
+    task: LabelledTask,
+    data: Any,
+    what: Callable[[Model, Batch], list[Any]],
+    *,
+    length: int,
+    dtype: str,
+) -> list[Any]:
+    """What `what` makes of every row, in the order of the rows."""
     model.eval()
     examples = task.examples(data, length=length)
-    found: list[Tensor] = []
-    order: list[int] = []
+    found: list[Any] = [None] * len(examples)
     for part in by_size(getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))):
         with precision(model.device, dtype):
-            found.append(what(model, examples.batch(part).to(model.device)).float().cpu())
-        order += part
-    back = torch.empty(len(order), dtype=torch.long)
-    back[torch.tensor(order)] = torch.arange(len(order))
-    return torch.cat(found)[back]
+            made = what(model, examples.batch(part).to(model.device))
+        for place, one in zip(part, made, strict=True):
+            found[place] = one
+    return found
 
 
 def by_size(lengths: np.ndarray) -> Iterator[list[int]]:

@@ -1,13 +1,14 @@
 """The settings of a fine-tuned run: another run's model, what its way to begin needs, and what the rows tell."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from headstock import config
-from headstock.errors import UserError
-from headstock.tasks.classify import balanced_weights, find_classes, label_numbers
+from headstock.errors import UserError, did_you_mean
+from headstock.model.features import check_layers
+from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS
 from headstock.text.records import Records
 from headstock.train.run import Run
@@ -23,9 +24,21 @@ BY_KIND: dict[str, dict[str, Any]] = {
 }
 
 
+def labelled_task(name: str) -> type[LabelledTask]:
+    """A task by name, which must be one that labelled rows are for."""
+    known = {one: task for one in TASKS.names() if issubclass(task := TASKS.get(one), LabelledTask)}
+    if name in known:
+        return known[name]
+    have = ", ".join(known)
+    if name in TASKS.names():
+        raise UserError(f"--task {name}: is an objective of pretraining; a run is fine-tuned for one of {have}")
+    raise UserError(f"--task {name}: no such task{did_you_mean(name, known)} (a run is fine-tuned for one of {have})")
+
+
 def gather_config(source: Run, task: str, file: str | Path | None, given: dict[str, Any]) -> RunConfig:
     """The source's model, the task's defaults, a file and options, as one checked whole."""
     theirs = source.config()
+    labelled_task(task)
     opening = theirs["task"].get("opening") or TASKS.get(theirs["task"]["name"]).opening
     tree: dict[str, Any] = {
         "model": theirs["model"],
@@ -51,13 +64,16 @@ def complete(tree: dict[str, Any]) -> RunConfig:
     if transfer.get("bidirectional") is not None:
         tree = config.merge(tree, {"model": {"causal": not transfer["bidirectional"]}})
     causal = tree["model"].get("causal", True)
-    tree["task"] = {"pool": "last" if causal else "mean"} | tree["task"]
+    pools = "pool" in {part.name for part in fields(labelled_task(tree["task"]["name"]).Config)}
+    if pools:
+        tree["task"] = {"pool": "last" if causal else "mean"} | tree["task"]
     chosen = make_config(tree)
+    check_layers(chosen.task.layers, chosen.model.depth)
     settings = chosen.train
     if transfer.get("freeze") and (settings.unfreeze or settings.layer_decay != 1):
         name = "unfreeze" if settings.unfreeze else "layer_decay"
         raise UserError(f"train.{name}: with --freeze there is nothing to train below the head, so it has no meaning")
-    if chosen.task.pool == "cls" and causal:
+    if pools and chosen.task.pool == "cls" and causal:
         raise UserError("task.pool: a causal model's first mark sees no text; use last, mean or bidirectional=true")
     context = getattr(chosen.model, "context", None)
     if settings.length and context and settings.length > context:
@@ -67,11 +83,7 @@ def complete(tree: dict[str, Any]) -> RunConfig:
 
 def settle(chosen: RunConfig, records: Records) -> RunConfig:
     """What only the labelled rows can tell: the classes, their weights, and how long an epoch is."""
-    task = chosen.task
-    if not task.classes:
-        task = replace(task, classes=find_classes(records, task.separator))
-    if task.balance and not task.class_weights:
-        task = replace(task, class_weights=balanced_weights(label_numbers(records, task), len(task.classes)))
+    task = labelled_task(chosen.objective).settle(chosen.task, records)
     return replace(chosen, task=task, train=with_length(chosen, len(records)))
 
 

@@ -1,0 +1,397 @@
+"""Where in a text the answer to a question stands: a start and an end among its tokens.
+
+B rows, N questions (several rows each where the context is long), R rows of one question, T tokens, D width.
+W context tokens in a row. A row is [CLS] question [SEP] a window of the context [SEP].
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headstock.errors import ConfigError, UserError
+from headstock.model.backbone import Backbone
+from headstock.model.batch import IGNORE, Batch, pad
+from headstock.model.features import feature_width
+from headstock.model.heads import SpanHead
+from headstock.model.model import Model
+from headstock.tasks.labelled import Features, LabelledTask, Tallies, separator_of
+from headstock.tasks.span_scores import exact_match, f1
+from headstock.tasks.task import TASKS, Examples
+from headstock.text.questions import read_questions
+from headstock.text.records import Records
+from headstock.text.tokenizer import Tokenizer
+
+MARKS = 3  # the opening, and a separator after the question and after the context
+LEAST_ROOM = 8  # context tokens in a row below which a long context is not worth reading
+
+
+@dataclass(frozen=True)
+class AnswerConfig:
+    layers: str = "last"  # whose vectors are scored: last, sum4, concat4, mix, or a layer's number
+    dropout: float = 0.1  # before the head
+    opening: Literal["start", "cls"] = "start"  # the mark before a row, which is the pretraining's
+    longest_question: int = 64  # tokens; of a longer question the beginning is read
+    longest_answer: int = 30  # tokens
+    stride: int | None = None  # how far apart the windows of a long context begin; half a window unless given
+    unanswerable: bool = False  # some questions have no answer; switched on where training rows are like that
+    threshold: float = 0.0  # by how much "no answer" must outdo the best answer to be said, in log-probability
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 <= self.dropout < 1:
+            problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
+        for name in ("longest_question", "longest_answer", "stride"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append((name, f"must be 1 or more, not {value}"))
+        if problems:
+            raise ConfigError(problems)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text that questions are about, with the characters that each of its tokens stands for."""
+
+    text: str
+    tokens: list[int]
+    spans: np.ndarray  # (T, 2) first character, one past the last
+
+    @cached_property
+    def blank(self) -> np.ndarray:
+        """(T,) True for tokens that stand for white space alone: an answer neither begins nor ends with one."""
+        return np.array([not self.text[begin:end].strip() for begin, end in self.spans.tolist()], dtype=bool)
+
+    def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
+        """The first and the last token that have a part of these characters."""
+        found = np.flatnonzero((self.spans[:, 0] < end) & (self.spans[:, 1] > begin))
+        return (int(found[0]), int(found[-1])) if len(found) else None
+
+    def characters(self, first: int, last: int) -> tuple[int, int]:
+        """The characters from one token to another, without the spaces around them."""
+        begin, end = int(self.spans[first : last + 1, 0].min()), int(self.spans[first : last + 1, 1].max())
+        text = self.text[begin:end]
+        return begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())
+
+
+@dataclass
+class Questions:
+    """Questions as tokens; those about the same text share it."""
+
+    tokens: list[list[int]]
+    passages: list[Passage]  # one a question
+    gold: list[tuple[int, int] | None]  # first and last token of the first answer; None where there is none
+    labels: list[list[str]] | None  # all that people answered; an empty list where there is no answer
+    ids: list[str]
+    places: list[str]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(passage.text.encode()) for passage in {id(p): p for p in self.passages}.values())
+
+    def select(self, rows: Sequence[int]) -> "Questions":
+        def chosen(values: list[Any]) -> list[Any]:
+            return [values[i] for i in rows]
+
+        labels = None if self.labels is None else chosen(self.labels)
+        texts = chosen(self.tokens), chosen(self.passages), chosen(self.gold)
+        return Questions(*texts, labels, chosen(self.ids), chosen(self.places))
+
+
+@TASKS.add("answer")
+class Answer(LabelledTask):
+    """The words of a text that answer a question, or none of them.
+
+    Every context token has a score as the start and one as the end of the answer; the opening mark's scores stand for
+    "not in this window". A model that reads left to right sees the question from every token of the context, but not
+    what follows the token; its opening mark sees nothing at all, so that "no answer" is a fixed bar which an answer
+    must pass. A bidirectional model weighs the whole window for both.
+    """
+
+    Config: ClassVar[type] = AnswerConfig
+    target = "answers"
+    headline = "f1"
+    title = "model that answers questions"
+
+    def __init__(self, config: AnswerConfig, tokenizer: Tokenizer | None):
+        super().__init__(config, tokenizer)
+        if tokenizer is not None:
+            self.separator = separator_of(tokenizer)
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        mixed = backbone.depth + 1 if self.config.layers == "mix" else None
+        width = feature_width(backbone.width, self.config.layers)
+        return {"span": SpanHead(width, dropout=self.config.dropout, mixed=mixed)}
+
+    def weight(self, head: str) -> float:
+        return 0.5  # the start and the end share one loss
+
+    # From records to batches
+
+    @classmethod
+    def read_file(
+        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+    ) -> Records:
+        return read_questions(path, columns=columns, insist=insist)
+
+    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        for row in rows:
+            if not isinstance(row, Mapping) or not all(isinstance(row.get(n), str) for n in ("question", "context")):
+                raise UserError('a row of this run is {"question": "Who came?", "context": "Anne came."}')
+            for name in ("question", "context"):
+                if not row[name].strip():
+                    raise UserError(f"the {name} is empty")
+        ids = [str(row.get("id", number)) for number, row in enumerate(rows, 1)]
+        return {name: [row[name] for row in rows] for name in ("context", "question")} | {"id": ids}
+
+    @classmethod
+    def settle(cls, config: Any, records: Records) -> Any:
+        some_without = not all(records.columns["answers"])
+        return replace(config, unanswerable=config.unanswerable or some_without)
+
+    def check(self, records: Records) -> None:
+        """Nothing to refuse: an answer stands in its text, or the reader has refused it."""
+
+    def prepare(self, records: Records, *, labelled: bool = True) -> Questions:
+        contexts, answers = records.columns["context"], records.columns.get("answers") if labelled else None
+        distinct = list(dict.fromkeys(contexts))
+        passages = {
+            text: Passage(text, tokens, np.array(self.tokenizer.offsets(text), dtype=np.int64).reshape(-1, 2))
+            for text, tokens in zip(distinct, self.tokenizer.encode_batch(distinct), strict=True)
+        }
+        about = [passages[text] for text in contexts]
+        tokens = self.tokenizer.encode_batch(records.columns["question"])
+        places = [records.place(i) for i in range(len(records))]
+        return Questions(
+            [ids[: self.config.longest_question] for ids in tokens],
+            about,
+            [gold_tokens(*row) for row in zip(about, answers or [[]] * len(about), strict=True)],
+            None if answers is None else [[answer["text"] for answer in given] for given in answers],
+            records.columns.get("id", places),
+            places,
+        )
+
+    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        if isinstance(data, Features):
+            return self.recall(self.examples(data.data, length=length), data)
+        return Windows(self, data, length)
+
+    def windows(self, count: int, room: int) -> list[tuple[int, int]]:
+        """Which of `count` context tokens each row reads, where a row has room for so many."""
+        if count <= room:
+            return [(0, count)]
+        step = min(self.config.stride or max(1, room // 2), room)
+        return [(at, min(at + room, count)) for at in range(0, count - room + step, step)]
+
+    # From batches to numbers
+
+    def scores(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(B, T, 2) log-probability of starting and of ending at a token, and (B, T) True for context tokens."""
+        assert batch.segments is not None
+        context = (batch.segments == 1) & (batch.tokens != self.separator)
+        if batch.padding is not None:
+            context &= ~batch.padding
+        allowed = context.clone()
+        allowed[:, 0] = True  # the opening mark, for "not here"
+        scores = model.heads["span"](self.vectors(model, batch)).float()
+        return scores.masked_fill(~allowed[..., None], -torch.inf).log_softmax(1), context
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        scores, context = self.scores(model, batch)
+        with torch.no_grad():
+            hits, questions = self.hits(scores, context, batch)
+        start, end = (
+            span_loss(scores[..., i], batch.labels[head], smoothing) for i, head in enumerate(("start", "end"))
+        )
+        return {"start": start, "end": end, "hits": hits, "questions": questions}
+
+    def hits(self, scores: Tensor, context: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """How many questions get the first answer's very tokens, chosen as a prediction is, and of how many."""
+        start, end = batch.labels["start"], batch.labels["end"]
+        owners = torch.arange(len(start), device=start.device) if batch.owners is None else batch.owners
+        nobody = scores.new_zeros(len(start))  # (B,): no fewer places than questions
+        first, last, best = best_spans(scores.masked_fill(~context[..., None], -torch.inf), self.config.longest_answer)
+        highest = (nobody - torch.inf).scatter_reduce(0, owners, best, "amax")
+        found = (first == start) & (last == end) & (best == highest[owners])
+        right = nobody.index_add(0, owners, found.float()) > 0
+        real = nobody.index_add(0, owners, (start != IGNORE).float()) > 0
+        if self.config.unanswerable:
+            lowest = (nobody + torch.inf).scatter_reduce(0, owners, scores[:, 0].sum(-1), "amin")
+            without = real & (nobody.index_add(0, owners, (start > 0).float()) == 0)
+            right = torch.where(lowest - highest > self.config.threshold, without, right)
+        return right.sum(), real.sum()
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        loss = sum(self.weight(head) * sums[head] / max(1, counts[head]) for head in ("start", "end"))
+        return {"loss": loss, "accuracy": sums["hits"] / max(1.0, sums["questions"])}
+
+    def merit(self, metrics: Mapping[str, float]) -> float:
+        """Exactly found answers first; among equals, the smaller loss."""
+        return -metrics["accuracy"] + 1e-7 * metrics["loss"] / (1 + metrics["loss"])
+
+    def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
+        """(R, 1 + W, 2) by row of a question its log-probabilities: of no answer, then of each context token.
+
+        Rows that read fewer tokens end in -inf. W is the room that a row had, or else the whole context: so the shape
+        alone tells which tokens these are.
+        """
+        scores, context = self.scores(model, batch)
+        begins, counts = (batch.segments == 0).sum(1).tolist(), context.sum(1).tolist()  # type: ignore[union-attr]
+        owners = list(range(len(scores))) if batch.owners is None else batch.owners.tolist()
+        rows_of: dict[int, list[int]] = {}
+        for row, owner in enumerate(owners):
+            rows_of.setdefault(owner, []).append(row)
+        made = []
+        for rows in rows_of.values():
+            one = scores.new_full((len(rows), 1 + max(counts[row] for row in rows), 2), -torch.inf)
+            for place, row in enumerate(rows):
+                one[place, 0] = scores[row, 0]
+                one[place, 1 : 1 + counts[row]] = scores[row, begins[row] : begins[row] + counts[row]]
+            made.append(one)
+        return made
+
+    def predictions(self, data: Questions, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """The likeliest words with their characters in the context, and how likely their start and end are together."""
+        return [
+            {"id": name, **self.predicted(passage, torch.from_numpy(scores))}
+            for name, passage, scores in zip(data.ids, data.passages, outputs, strict=True)
+        ]
+
+    def predicted(self, passage: Passage, scores: Tensor) -> dict[str, Any]:
+        nothing, best, (begin, end) = self.found(passage, scores)
+        if best == -math.inf or (self.config.unanswerable and nothing - best > self.config.threshold):
+            return {"answer": "", "start": None, "end": None, "score": probability(nothing)}
+        return {"answer": passage.text[begin:end], "start": begin, "end": end, "score": probability(best)}
+
+    def found(self, passage: Passage, scores: Tensor) -> tuple[float, float, tuple[int, int]]:
+        """How likely no answer is, how likely the best one, in logarithms, and its characters."""
+        nothing = float(scores[:, 0].sum(-1).min())  # that one window lacks the answer is no news: all must
+        if passage.blank.all():
+            return nothing, -math.inf, (0, 0)
+        likely = scores[:, 1:].clone()  # (R, W, 2)
+        windows = self.windows(len(passage.tokens), likely.size(1))
+        for row, (begin, end) in enumerate(windows):
+            likely[row, : end - begin][torch.from_numpy(passage.blank[begin:end])] = -torch.inf
+        firsts, lasts, bests = best_spans(likely, self.config.longest_answer)
+        row = int(bests.argmax())
+        offset = windows[row][0]
+        return nothing, float(bests[row]), passage.characters(int(firsts[row]) + offset, int(lasts[row]) + offset)
+
+    def extras(self, data: Questions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        """Where there may be no answer: the threshold that would have been best for F1 on these rows, and that F1."""
+        if not self.config.unanswerable or data.labels is None:
+            return {}
+        every = [self.found(*row) for row in zip(data.passages, map(torch.from_numpy, outputs), strict=True)]
+        margins = np.array([nothing - best for nothing, best, _ in every])
+        said = [passage.text[slice(*where)] for passage, (_, _, where) in zip(data.passages, every, strict=True)]
+        answered = np.array([f1(*row) for row in zip(said, data.labels, strict=True)])
+        silent = np.array([f1("", gold) for gold in data.labels])
+        order = np.argsort(margins, kind="stable")  # those below the threshold are answered
+        totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
+        best = int(totals.argmax())
+        edges = np.concatenate([[margins.min() - 1], margins[order]])
+        return {"best_f1": float(totals[best] / len(said)), "best_threshold": float(edges[best])}
+
+    def tallies(self, data: Questions, outputs: Sequence[np.ndarray]) -> Tallies:
+        assert data.labels is not None
+        said = [row["answer"] for row in self.predictions(data, outputs)]
+        each = {"exact_match": exact_match, "f1": f1}
+        return {
+            name: (np.array([score(*row) for row in zip(said, data.labels, strict=True)], float), np.ones(len(said)))
+            for name, score in each.items()
+        }
+
+
+class Windows:
+    """Questions as rows of tokens, one for each window of their context."""
+
+    def __init__(self, task: Answer, data: Questions, length: int):
+        self.task, self.data = task, data
+        self.rooms = [length - MARKS - len(tokens) for tokens in data.tokens]
+        for i, (room, passage) in enumerate(zip(self.rooms, data.passages, strict=True)):
+            if room < min(LEAST_ROOM, len(passage.tokens)):
+                row = f"a row of {length} tokens leaves {max(0, room)} for the context"
+                hint = "make rows longer (train.length, model.context) or cut questions (task.longest_question)"
+                raise UserError(f"{data.places[i]}: {row} beside a question of {len(data.tokens[i])}; {hint}")
+        self.lengths = np.array([sum(map(self.row_length, self.rows(i))) for i in range(len(data))])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def rows(self, index: int) -> list[tuple[int, int, int]]:
+        """The question, and from which context token to which each of its rows reads."""
+        count = len(self.data.passages[index].tokens)
+        return [(index, begin, end) for begin, end in self.task.windows(count, self.rooms[index])]
+
+    def row_length(self, row: tuple[int, int, int]) -> int:
+        index, begin, end = row
+        return MARKS + len(self.data.tokens[index]) + end - begin
+
+    def row(self, index: int, begin: int, end: int) -> list[int]:
+        question, context = self.data.tokens[index], self.data.passages[index].tokens[begin:end]
+        return [self.task.start, *question, self.task.separator, *context, self.task.separator]
+
+    def label(self, index: int, begin: int, end: int) -> tuple[int, int]:
+        """Where in a row the answer starts and ends: at the opening mark unless the row has all of it."""
+        gold, before = self.data.gold[index], len(self.data.tokens[index]) + 2 - begin
+        if gold is None or gold[0] < begin or gold[1] >= end:
+            return 0, 0
+        return gold[0] + before, gold[1] + before
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        of_each = [self.rows(index) for index in indices]
+        rows = [row for rows in of_each for row in rows]
+        tokens, padding = pad([self.row(*row) for row in rows], self.task.filler)
+        contexts = torch.tensor([len(self.data.tokens[index]) + 2 for index, _, _ in rows])
+        segments = (torch.arange(tokens.size(1))[None] >= contexts[:, None]).long()
+        owners = None
+        if len(rows) > len(of_each):
+            owners = torch.repeat_interleave(torch.tensor([len(rows) for rows in of_each]))
+        labels = {}
+        if self.data.labels is not None:
+            start, end = torch.tensor([self.label(*row) for row in rows]).unbind(1)
+            labels = {"start": start.clone(), "end": end.clone()}
+        return Batch(tokens, padding, segments=segments, owners=owners, labels=labels)
+
+    def name(self, index: int) -> str:
+        return self.data.places[index]
+
+
+def gold_tokens(passage: Passage, answers: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    if not answers:
+        return None
+    return passage.tokens_of(answers[0]["start"], answers[0]["start"] + len(answers[0]["text"]))
+
+
+def best_spans(scores: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) first token, last token and score of the likeliest span of at most `longest` tokens in each (T, 2)."""
+    starts, ends = scores[..., 0], scores[..., 1]
+    within_reach = F.pad(ends, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # (B, T) -> (B, T, longest)
+    end, more = within_reach.max(-1)  # the best end for every start
+    best, first = (starts + end).max(1)
+    return first, first + more.gather(1, first[:, None]).squeeze(1), best
+
+
+def span_loss(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Cross entropy over (B, T) log-probabilities, summed over the rows that count; what cannot be chosen is -inf."""
+    counts = (labels != IGNORE).float()
+    loss = -scores.gather(1, labels.clamp(min=0)[:, None]).squeeze(1)
+    if smoothing:  # some of the weight is spread over all places that can be chosen, and only over those
+        allowed = scores.isfinite()
+        spread = -scores.masked_fill(~allowed, 0).sum(1) / allowed.sum(1)
+        loss = (1 - smoothing) * loss + smoothing * spread
+    return (loss * counts).sum()
+
+
+def probability(logarithm: float) -> float:
+    return float(np.clip(np.exp(logarithm), np.finfo(np.float32).tiny, 1.0))  # never 0, however unlikely

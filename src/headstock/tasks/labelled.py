@@ -1,0 +1,192 @@
+"""What all tasks learned from labelled rows share, so that one fine-tuning, comparison and report serve them all.
+
+B rows read, N examples (one row each unless a long one is read in several), T tokens, D width, L layers.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.errors import UserError
+from headstock.model.batch import Batch
+from headstock.model.features import take_layers
+from headstock.model.model import Model
+from headstock.tasks.task import Examples, Task, opening
+from headstock.text.records import Records
+from headstock.text.tokenizer import Tokenizer
+
+Tallies = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+class Prepared(Protocol):
+    """Rows as a task reads them: cut into tokens, their labels as numbers where they have any."""
+
+    labels: Any  # None where the rows have none
+    places: list[str]
+    bytes: int
+
+    def __len__(self) -> int: ...
+
+
+class LabelledTask(Task):
+    """A task whose labels come from people: its rows have a column for them, and a run of it predicts."""
+
+    target: ClassVar[str]  # the column with what people said
+    headline: str = "accuracy"  # the metric by which models are compared
+    title: ClassVar[str]  # what a model of it is, in words
+    example: ClassVar[str] = '"..."'  # what `headstock predict RUN` is given
+    of_texts: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
+
+    def __init__(self, config: Any, tokenizer: Tokenizer | None):
+        """Without a tokenizer it can read nothing, but still judge what others predict."""
+        super().__init__(config, tokenizer)  # type: ignore[arg-type]
+        if tokenizer is not None:
+            self.start = opening(tokenizer, config.opening)
+            self.filler = tokenizer.padding or 0
+
+    # From files to batches
+
+    @classmethod
+    @abstractmethod
+    def read_file(
+        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+    ) -> Records:
+        """The rows of a file, with the columns that this task wants."""
+
+    @abstractmethod
+    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        """Rows as a program hands them over, such as bare texts, column by column."""
+
+    @classmethod
+    def settle(cls, config: Any, records: Records) -> Any:
+        """The settings with what only the training rows can tell, such as the classes."""
+        return config
+
+    @abstractmethod
+    def check(self, records: Records) -> None:
+        """Refuse labels that this task does not know, each named with its place."""
+
+    @abstractmethod
+    def prepare(self, records: Records, *, labelled: bool = True) -> Any:
+        """Rows as this task reads them."""
+
+    # From batches to answers
+
+    @abstractmethod
+    def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
+        """For each example the numbers its prediction is made from; those of several models may be averaged."""
+
+    @abstractmethod
+    def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """What `predict` says of each row."""
+
+    def as_text(self, prediction: dict[str, Any]) -> str:
+        """A prediction as a person reads it."""
+        return json.dumps(prediction, ensure_ascii=False)
+
+    @abstractmethod
+    def tallies(self, data: Any, outputs: Sequence[np.ndarray]) -> Tallies:
+        """By metric a numerator and a denominator for each row: the metric is the one sum over the other."""
+
+    def class_numbers(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """(N,) what is true, (N,) what is predicted, and how many classes there are, where a row is of one class."""
+        return None
+
+    def extras(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        """Metrics that are no ratio of sums over the rows, such as the mean loss."""
+        return {}
+
+    def vectors(self, model: Model, batch: Batch) -> Tensor:
+        """(B, T, D) of the layers that the settings ask for; (B, T, L + 1, D) where the head mixes them."""
+        if batch.features is not None:
+            return batch.features
+        if self.config.layers == "last":
+            return model(batch).hidden
+        return take_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
+
+    def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
+        """What a frozen backbone makes of each example, to be kept: one tensor a row of it, (T, ...)."""
+        found = self.vectors(model, batch)
+        real = [found.size(1)] * len(found) if batch.padding is None else (~batch.padding).sum(1).tolist()
+        rows = [row[:count] for row, count in zip(found, real, strict=True)]
+        if batch.owners is None:
+            return [[row] for row in rows]
+        kept: list[list[Tensor]] = [[] for _ in range(int(batch.owners[-1]) + 1)]
+        for owner, row in zip(batch.owners.tolist(), rows, strict=True):
+            kept[owner].append(row)
+        return kept
+
+    def recall(self, examples: Examples, kept: "Features") -> Examples:
+        """The examples with what the frozen backbone made of them in the place of what it would read."""
+        return Recalled(examples, kept)
+
+    def tokens(self, batch: Batch) -> int:
+        return batch.tokens.numel() - (0 if batch.padding is None else int(batch.padding.sum()))
+
+
+@dataclass
+class Features:
+    """Rows together with what a frozen backbone made of them, computed once."""
+
+    data: Any  # the rows as the task reads them
+    vectors: Tensor  # all that was kept, end to end
+    parts: list[list[tuple[int, int]]]  # where in it the rows of each example begin and end
+
+    @property
+    def bytes(self) -> int:
+        return self.data.bytes
+
+    @classmethod
+    def of(cls, data: Any, kept: Sequence[Sequence[Tensor]]) -> "Features":
+        parts, at = [], 0
+        for rows in kept:
+            spans = []
+            for row in rows:
+                spans.append((at, at + len(row)))
+                at += len(row)
+            parts.append(spans)
+        return cls(data, torch.cat([row for rows in kept for row in rows]), parts)
+
+
+class Recalled:
+    """Examples whose batches bring the features of their tokens with them."""
+
+    def __init__(self, examples: Examples, kept: Features):
+        self.examples, self.kept, self.name = examples, kept, examples.name
+        if hasattr(examples, "lengths"):  # the same order of reading as without a memory
+            self.lengths = examples.lengths
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        batch = self.examples.batch(indices)
+        spans = [span for index in indices for span in self.kept.parts[index]]
+        vectors = self.kept.vectors
+        features = vectors.new_zeros(*batch.tokens.shape, *vectors.shape[1:])  # (B, T, ...)
+        for row, (begin, end) in enumerate(spans):
+            features[row, : end - begin] = vectors[begin:end]
+        batch.features = features
+        return batch
+
+
+def segments_of(tokens: Tensor, separator: int) -> Tensor:
+    """(B, T) 0 up to and with a row's first separator, 1 after it: which of two texts a token is of."""
+    marks = (tokens == separator).long()
+    marks[:, 0] = 0  # the opening mark, which in some tokenizers (GPT-2's) is the same one
+    return ((marks.cumsum(1) - marks) > 0).long()
+
+
+def separator_of(tokenizer: Tokenizer) -> int:
+    """The mark between two texts: its own, or else the end mark."""
+    found = tokenizer.separator if tokenizer.separator is not None else tokenizer.end
+    if found is None:
+        raise UserError("this tokenizer has no mark to put between two texts ([SEP] or an end mark)")
+    return found

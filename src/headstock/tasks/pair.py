@@ -1,0 +1,76 @@
+"""How two texts stand to each other: entailment, paraphrase, answer or not.  Read as [CLS] A [SEP] B [SEP]."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headstock.errors import UserError
+from headstock.tasks.classify import ClassConfig, Classify, Labelled
+from headstock.tasks.labelled import segments_of, separator_of
+from headstock.tasks.task import TASKS
+from headstock.text.records import Records, read_records
+from headstock.text.tokenizer import Tokenizer
+
+MARKS = 3  # the opening, and a separator after each text
+
+
+@dataclass(frozen=True)
+class PairConfig(ClassConfig):
+    """A pair that is too long for a row loses the end of its longer text."""
+
+
+@TASKS.add("pair")
+class Pair(Classify):
+    """One of several classes for two texts that are read together."""
+
+    Config = PairConfig
+    title = "classifier of pairs"
+    example = "--file pairs.csv"
+    of_texts = False
+
+    def __init__(self, config: PairConfig, tokenizer: Tokenizer | None):
+        super().__init__(config, tokenizer)
+        if tokenizer is not None:
+            self.separator = separator_of(tokenizer)
+
+    @classmethod
+    def read_file(
+        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+    ) -> Records:
+        return read_records(path, columns=columns, wanted=("text", "text_b"), insist=insist)
+
+    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        if any(isinstance(row, str) or len(row) != 2 for row in rows):
+            raise UserError("a row of this run is two texts, such as ('It rains.', 'The street is wet.')")
+        return {"text": [first for first, _ in rows], "text_b": [second for _, second in rows]}
+
+    def prepare(self, records: Records, *, labelled: bool = True) -> Labelled:
+        first, second = records.columns["text"], records.columns["text_b"]
+        cut = self.tokenizer.encode_batch([*first, *second])
+        pairs = list(zip(cut[: len(records)], cut[len(records) :], strict=True))
+        return self.labelled(records, pairs, [*first, *second], labelled=labelled)
+
+    def rows(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
+        first, second = shortened(*tokens, room=length - MARKS)
+        return [[self.start, *first, self.separator, *second, self.separator]]
+
+    def length_of(self, tokens: Sequence[Any], length: int) -> int:
+        return min(sum(map(len, tokens)) + MARKS, length)
+
+    def which_text(self, tokens: Tensor) -> Tensor:
+        return segments_of(tokens, self.separator)
+
+
+def shortened(first: Sequence[int], second: Sequence[int], *, room: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Both texts, the longer one cut until they fit, so that a short one is kept whole."""
+    if len(first) + len(second) <= room:
+        return first, second
+    half = room // 2
+    if len(first) <= half:
+        return first, second[: room - len(first)]
+    if len(second) <= half:
+        return first[: room - len(second)], second
+    return first[: room - half], second[:half]

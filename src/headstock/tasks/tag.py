@@ -1,0 +1,328 @@
+"""Which tag each word of a sentence has: its part of speech, or the entity it is part of.
+
+B rows, N sentences (one row each unless a long one is read in several), T tokens, W words, K words in a whole batch,
+C classes, D width, L layers.  A word is read where its first piece is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headstock.errors import ConfigError, UserError, did_you_mean
+from headstock.model.backbone import Backbone
+from headstock.model.batch import IGNORE, Batch, pad
+from headstock.model.features import feature_width
+from headstock.model.heads import ClassHead
+from headstock.model.model import Model
+from headstock.tasks.classify import listed
+from headstock.tasks.entities import is_entity_scheme
+from headstock.tasks.entities import tallies as entity_tallies
+from headstock.tasks.labelled import Features, LabelledTask, Tallies
+from headstock.tasks.task import TASKS, Examples
+from headstock.text.records import Records
+from headstock.text.running import join_words, word_spans
+from headstock.text.tagged import read_tagged
+from headstock.text.tokenizer import Tokenizer
+
+LEAST = 1e-12  # no probability is taken for smaller, so that its logarithm is a number
+
+
+@dataclass(frozen=True)
+class TagConfig:
+    """A sentence longer than a row is read in rows that overlap by half, each word where most is around it."""
+
+    classes: tuple[str, ...] = ()  # those of the training words unless given
+    layers: str = "last"  # whose vectors are read: last, sum4, concat4, mix, or a layer's number
+    dropout: float = 0.1  # before the head
+    opening: Literal["start", "cls"] = "start"  # the mark before a sentence, which is the pretraining's
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError([("dropout", f"must be from 0 to below 1, not {self.dropout}")])
+
+
+@dataclass
+class Tagged:
+    """Sentences as words and as the pieces they are read in, with their tags as numbers where they have any."""
+
+    words: list[list[str]]
+    pieces: list[list[int]]
+    starts: list[list[int]]  # of each word the place of its first piece
+    labels: list[np.ndarray] | None  # (W,) each
+    places: list[str]
+    bytes: int
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def select(self, rows: Sequence[int]) -> "Tagged":
+        labels = None if self.labels is None else [self.labels[i] for i in rows]
+        words, places = [self.words[i] for i in rows], [self.places[i] for i in rows]
+        pieces, starts = [self.pieces[i] for i in rows], [self.starts[i] for i in rows]
+        return Tagged(words, pieces, starts, labels, places, self.bytes)
+
+
+@TASKS.add("tag")
+class Tag(LabelledTask):
+    """One of several classes for every word."""
+
+    Config: ClassVar[type] = TagConfig
+    target = "tags"
+    title = "tagger of words"
+
+    def __init__(self, config: TagConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.entities = is_entity_scheme(config.classes)
+        self.headline = "f1" if self.entities else "accuracy"
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        width = feature_width(backbone.width, self.config.layers)
+        mixed = backbone.depth + 1 if self.config.layers == "mix" else None
+        return {"tag": ClassHead(width, len(self.config.classes), dropout=self.config.dropout, mixed=mixed)}
+
+    # From records to batches
+
+    @classmethod
+    def read_file(
+        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+    ) -> Records:
+        return read_tagged(path, columns=columns, insist=insist)
+
+    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        """A row is a list of words, taken as it is, or a text, whose words are found."""
+        words = [[row[a:b] for a, b in word_spans(row)] if isinstance(row, str) else list(row) for row in rows]
+        if any(not isinstance(word, str) for sentence in words for word in sentence):
+            raise UserError("a row of this run is a text, or a list of words such as ['It', 'rains', '.']")
+        return {"tokens": words, "running": [row if isinstance(row, str) else None for row in rows]}
+
+    @classmethod
+    def settle(cls, config: Any, records: Records) -> Any:
+        return config if config.classes else replace(config, classes=find_tags(records))
+
+    def check(self, records: Records) -> None:
+        if "tags" in records.columns:
+            tag_numbers(records, self.config.classes)
+
+    def prepare(self, records: Records, *, labelled: bool = True) -> Tagged:
+        words = records.columns["tokens"]
+        running = records.columns.get("running") or [None] * len(words)
+        joined = [
+            join_words(sentence) if text is None else (text, word_spans(text))
+            for sentence, text in zip(words, running, strict=True)
+        ]
+        pieces, starts = [], []
+        for (text, spans), ids in zip(joined, self.tokenizer.encode_batch([text for text, _ in joined]), strict=True):
+            found = with_starts(ids, self.tokenizer.offsets(text), spans, missing=self.missing)
+            pieces.append(found[0])
+            starts.append(found[1])
+        labels = None
+        if labelled and "tags" in records.columns:
+            labels = tag_numbers(records, self.config.classes)
+        places = [records.place(i) for i in range(len(records))]
+        return Tagged(words, pieces, starts, labels, places, sum(len(text.encode()) for text, _ in joined))
+
+    @property
+    def missing(self) -> int:
+        """What stands for a word of which the tokenizer leaves nothing."""
+        return self.start if self.tokenizer.unknown is None else self.tokenizer.unknown
+
+    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        if isinstance(data, Features):
+            return self.recall(Sentences(self, data.data, length), data)
+        return Sentences(self, data, length)
+
+    # From batches to numbers
+
+    def read(self, model: Model, batch: Batch, wanted: Tensor) -> Tensor:
+        """(K, C) the scores of the words that are `wanted`, (B, W), row by row."""
+        rows = wanted.nonzero()[:, 0]
+        vectors = self.vectors(model, batch)[rows, batch.labels["places"][wanted]]  # (B, T, D) -> (K, D)
+        return model.heads["tag"](vectors).float()
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        wanted = batch.labels["tag"] != IGNORE
+        labels = batch.labels["tag"][wanted]  # (K,)
+        scores = self.read(model, batch, wanted)
+        chosen = scores.argmax(-1)
+        loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
+        sums = {"tag": loss, "hits": (chosen == labels).sum()}
+        if self.entities and not model.training:  # not a matter of tensors, so only where it decides something
+            sizes = words_of_each(batch, wanted)
+            hits, either = self.entity_counts(by_sentence(labels, sizes), by_sentence(chosen, sizes))
+            sums |= {"found": labels.new_tensor(hits.sum()), "either": labels.new_tensor(either.sum())}
+        return sums
+
+    def entity_counts(
+        self, labels: Sequence[np.ndarray], chosen: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) twice the entities that were found, (N,) those there are and those that were chosen."""
+        names = self.config.classes
+        true, said = ([[names[i] for i in row] for row in rows] for rows in (labels, chosen))
+        return entity_tallies(said, true)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"tag": int((batch.labels["tag"] != IGNORE).sum())}
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        words = max(1, counts["tag"])
+        metrics = {"loss": sums["tag"] / words, "accuracy": sums["hits"] / words}
+        if "either" in sums:
+            metrics["f1"] = sums["found"] / max(1.0, sums["either"])
+        return metrics
+
+    def merit(self, metrics: Mapping[str, float]) -> float:
+        """The metric that counts first; among equals, the smaller loss."""
+        return -metrics[self.headline] + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # less than a word in a million
+
+    def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
+        """(W, C) for each sentence how likely each tag is for each word."""
+        wanted = batch.labels["places"] != IGNORE
+        likely = self.read(model, batch, wanted).softmax(-1)
+        return list(likely.split(words_of_each(batch, wanted)))
+
+    def predictions(self, data: Tagged, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """The words, their tags, and how likely each of these is."""
+        return [
+            {
+                "tokens": words,
+                "tags": [self.config.classes[i] for i in likely.argmax(-1)],
+                "probabilities": [round(float(p), 6) for p in likely.max(-1)],
+            }
+            for words, likely in zip(data.words, outputs, strict=True)
+        ]
+
+    def as_text(self, prediction: dict[str, Any]) -> str:
+        """As CoNLL has it: a word and its tag a line, and a blank line after the sentence."""
+        return "".join(f"{word}\t{tag}\n" for word, tag in zip(prediction["tokens"], prediction["tags"], strict=True))
+
+    def tallies(self, data: Tagged, outputs: Sequence[np.ndarray]) -> Tallies:
+        assert data.labels is not None
+        chosen = [likely.argmax(-1) for likely in outputs]
+        hits = [float((one == labels).sum()) for one, labels in zip(chosen, data.labels, strict=True)]
+        tallies = {"accuracy": (np.array(hits), np.array([float(len(labels)) for labels in data.labels]))}
+        if self.entities:
+            tallies["f1"] = self.entity_counts(data.labels, chosen)
+        return tallies
+
+    def extras(self, data: Tagged, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        assert data.labels is not None
+        labels = np.concatenate(data.labels)
+        likely = np.concatenate(outputs)[np.arange(len(labels)), labels]
+        return {"loss": float(-np.log(np.maximum(likely, LEAST)).mean())}
+
+
+class Sentences:
+    """Sentences as rows of tokens, with the place of each word and, where it is known, its tag."""
+
+    def __init__(self, task: Tag, data: Tagged, length: int):
+        self.task, self.data, self.room = task, data, length - 1  # the opening mark takes one
+        self.lengths = np.array([sum(end - begin + 1 for begin, end in self.spans(i)) for i in range(len(data))])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def spans(self, index: int) -> list[tuple[int, int]]:
+        """From which piece to which the rows of a sentence go."""
+        count = len(self.data.pieces[index])
+        last = max(0, count - self.room)
+        begins = [*range(0, last, max(1, self.room // 2)), last]
+        return [(begin, min(begin + self.room, count)) for begin in begins]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        rows, places, labels, owners = [], [], [], []
+        for owner, index in enumerate(indices):
+            starts, spans = self.data.starts[index], self.spans(index)
+            homes = roomiest(starts, spans, len(self.data.pieces[index]))
+            for number, (begin, end) in enumerate(spans):
+                mine = np.flatnonzero(homes == number)
+                rows.append([self.task.start, *self.data.pieces[index][begin:end]])
+                places.append([starts[word] - begin + 1 for word in mine])
+                if self.data.labels is not None:
+                    labels.append(self.data.labels[index][mine].tolist())
+                owners.append(owner)
+        tokens, padding = pad(rows, self.task.filler)
+        told = {"places": pad_labels(places)} | ({"tag": pad_labels(labels)} if labels else {})
+        several = torch.tensor(owners) if len(rows) > len(indices) else None
+        return Batch(tokens, padding, owners=several, labels=told)
+
+    def name(self, index: int) -> str:
+        return self.data.places[index]
+
+
+def roomiest(starts: Sequence[int], spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+    """(W,) of each word the row with most text on its scanter side; where the sentence ends nothing is missing."""
+    at = np.asarray(starts, dtype=np.int64)[None]  # (1, W)
+    begin, end = (np.array(edge)[:, None] for edge in zip(*spans, strict=True))  # (rows, 1)
+    before = np.where(begin == 0, count, at - begin)
+    after = np.where(end == count, count, end - 1 - at)
+    inside = (begin <= at) & (at < end)
+    return np.where(inside, np.minimum(before, after), -1).argmax(0)
+
+
+def pad_labels(rows: list[list[int]]) -> Tensor:
+    return pad(rows, IGNORE)[0]
+
+
+def words_of_each(batch: Batch, wanted: Tensor) -> list[int]:
+    """How many words each sentence of a batch has, over all of its rows."""
+    by_row = wanted.sum(1)
+    if batch.owners is None:
+        return by_row.tolist()
+    return by_row.new_zeros(int(batch.owners[-1]) + 1).index_add(0, batch.owners, by_row).tolist()
+
+
+def by_sentence(values: Tensor, sizes: list[int]) -> list[np.ndarray]:
+    return [part.numpy() for part in values.cpu().split(sizes)]
+
+
+def with_starts(
+    ids: list[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], *, missing: int
+) -> tuple[list[int], list[int]]:
+    """A text's pieces, and of each word the place of the piece that holds its first character.
+
+    Two words may share one piece. A word of which the tokenizer leaves nothing gets the piece `missing`.
+    """
+    ends = np.maximum.accumulate(np.array([end for _, end in offsets], dtype=np.int64)) if offsets else np.zeros(0)
+    first = np.searchsorted(ends, [begin for begin, _ in spans], side="right").tolist()
+    lost = [at == len(ids) or offsets[at][0] >= end for at, (_, end) in zip(first, spans, strict=True)]
+    if not any(lost):
+        return ids, first
+    pieces: list[int] = []
+    starts, taken = [], 0
+    for at, gone in zip(first, lost, strict=True):
+        pieces += ids[taken:at]
+        taken = at
+        starts.append(len(pieces))
+        if gone:
+            pieces.append(missing)
+    return pieces + ids[taken:], starts
+
+
+def find_tags(records: Records) -> tuple[str, ...]:
+    """The tags of all words, in their order by letter."""
+    names = sorted({tag for tags in records.columns["tags"] for tag in tags})
+    if len(names) < 2:
+        raise UserError(f"{records.source}: one tag only, {names[0]!r}; there must be at least two to tell apart")
+    return tuple(names)
+
+
+def tag_numbers(records: Records, classes: Sequence[str]) -> list[np.ndarray]:
+    """(W,) for each sentence the numbers of its tags; every tag that is no class is named with its first place."""
+    number = {name: i for i, name in enumerate(classes)}
+    new: dict[str, str] = {}
+    found = []
+    for i, (words, tags) in enumerate(zip(records.columns["tokens"], records.columns["tags"], strict=True)):
+        for place, (word, tag) in enumerate(zip(words, tags, strict=True), 1):
+            if tag not in number:
+                new.setdefault(tag, f"{records.place(i)}: tag {tag!r} of word {place}, {word!r}, is new")
+        found.append(np.array([number.get(tag, IGNORE) for tag in tags], dtype=np.int64))
+    if new:
+        told = [f"{what}; training has {listed(classes)}{did_you_mean(tag, classes)}" for tag, what in new.items()]
+        raise UserError("; ".join([*told[:5], *([f"and {len(told) - 5} more"] if len(told) > 5 else [])]))
+    return found

@@ -1,0 +1,207 @@
+"""A tagger from files to predictions: made, measured, stopped, resumed and used, as a user would."""
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import headstock
+from headstock.cli import main
+from headstock.errors import UserError
+from headstock.train.finetune import finetune
+from headstock.train.run import Run
+from headstock.train.signals import Interrupted
+from tests.conftest import TINY
+
+QUICK = {"least_steps": 0, "epochs": 6, "lr": 2e-2}
+OBJECTIVES = ("causal", "masked", "hybrid")
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def stock(request, corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stocks") / request.param
+    headstock.pretrain(corpus, out=out, objective=request.param, settings=TINY | {"steps": 8, "seed": 5})
+    return out
+
+
+@pytest.fixture(scope="module")
+def causal(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stocks") / "causal"
+    headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 8, "seed": 5})
+    return out
+
+
+def sentences(count, seed, *, longest=3):
+    """Who does what where, with the part of speech of each word."""
+    pick = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        row = []
+        for _ in range(pick.randint(1, longest)):
+            row += [(pick.choice(["Anne", "Ben", "Zoë"]), "NAME"), (pick.choice(["sees", "likes", "finds"]), "VERB")]
+            row += pick.choice([[("Paris", "NAME")], [("the", "DET"), ("sea", "NOUN")], [("home", "NOUN")]])
+            row += [(".", "PUNCT")]
+        rows.append(row)
+    return rows
+
+
+def places(rows):
+    """The same sentences tagged as entities."""
+    kinds = {"Anne": "B-PER", "Ben": "B-PER", "Zoë": "B-PER", "Paris": "B-LOC", "the": "B-LOC", "sea": "I-LOC"}
+    return [[(word, kinds.get(word, "O")) for word, _ in row] for row in rows]
+
+
+def write(path, rows, *, tags=True):
+    lines = ["\n".join(f"{word}\t{tag}" if tags else word for word, tag in row) for row in rows]
+    path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tagged")
+    counts = {"train": 40, "valid": 20, "test": 20}
+    return {name: write(folder / f"{name}.conll", sentences(n, n + len(name))) for name, n in counts.items()}
+
+
+def learn(source, out, files, settings=QUICK, **more):
+    given = {"train": files["train"], "valid": files["valid"]} | more
+    return finetune(source, task="tag", out=out, settings=settings, **given)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """A command as the shell would start it, but in this process, which has torch already."""
+
+    def command(*words, code=0):
+        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert left.value.code == code, err
+        return out, err
+
+    return command
+
+
+def test_a_tagger_learns_is_measured_and_predicts(stock, files, tmp_path):
+    done = learn(stock, tmp_path / "run", files, test=files["test"])
+    assert done["headline"] == "accuracy"
+    assert done["classes"] == ["DET", "NAME", "NOUN", "PUNCT", "VERB"]
+    assert done["test"]["accuracy"] > 0.9
+    assert done["valid_loss"] == done["valid"]["loss"]
+    low, high = done["test"]["intervals"]["accuracy"]
+    assert low <= done["test"]["accuracy"] <= high
+    assert done["epochs"][-1]["valid_accuracy"] >= done["epochs"][0]["valid_accuracy"]
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "A tagger of words (DET, NAME, NOUN, PUNCT, VERB)" in card
+    assert "accuracy" in card
+
+    run = headstock.load(tmp_path / "run")
+    again = run.evaluate(files["test"])
+    assert again["accuracy"] == pytest.approx(done["test"]["accuracy"])
+    assert run.evaluate()["loss"] == pytest.approx(done["test"]["loss"], rel=1e-4)
+    kept = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    gold = sentences(20, 24)
+    assert [row["tokens"] for row in kept] == [[word for word, _ in row] for row in gold]
+    right = [
+        tag == said
+        for row, one in zip(gold, kept, strict=True)
+        for (_, tag), said in zip(row, one["tags"], strict=True)
+    ]
+    assert np.mean(right) == pytest.approx(done["test"]["accuracy"])
+
+    as_text, as_list = run.predict(["Anne sees Paris.", ["Anne", "sees", "Paris", "."]])
+    assert as_text == as_list
+    assert as_text["tokens"] == ["Anne", "sees", "Paris", "."]
+    assert all(0 <= p <= 1 for p in as_text["probabilities"])
+
+
+def test_sentences_longer_than_a_row_are_tagged_whole(causal, files, tmp_path):
+    longer = {
+        name: write(tmp_path / f"{name}.conll", sentences(30, n, longest=9))
+        for n, name in enumerate(["train", "valid"])
+    }
+    done = learn(causal, tmp_path / "run", longer, QUICK | {"length": 12, "epochs": 8})
+    assert done["valid"]["accuracy"] > 0.9
+    run = headstock.load(tmp_path / "run")
+    assert [len(row["tags"]) for row in run.predict([["Anne"] * 70, ["Ben"]])] == [70, 1]
+
+
+def test_frozen_trains_the_head_alone(causal, files, tmp_path):
+    done = learn(causal, tmp_path / "run", files, QUICK | {"layers": "mix"}, freeze=True)
+    own, kept = Run(causal).weights(), Run(tmp_path / "run").weights()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in kept.items() if name.startswith("backbone."))
+    assert kept["heads.tag.mix.weights"].abs().max() > 0  # it learned which layers to read
+    assert done["parameters"]["trainable"] == 5 * 16 + 5 + 3 + 1  # scores and biases, a weight for each layer, a scale
+    assert headstock.load(tmp_path / "run").evaluate(files["valid"])["accuracy"] == pytest.approx(
+        done["valid"]["accuracy"]
+    )
+    assert done["epochs"][done["best_epoch"] - 1]["valid_accuracy"] == pytest.approx(done["valid"]["accuracy"])
+
+
+def test_a_stopped_tagger_goes_on_as_if_never_stopped(causal, files, tmp_path):
+    class Enough(Exception):
+        pass
+
+    def stop(event):
+        if event.kind == "valid" and event.epoch == 3:
+            raise Enough
+
+    learn(causal, tmp_path / "whole", files)
+    with pytest.raises((Enough, Interrupted)):
+        learn(causal, tmp_path / "parts", files, watch=[stop])
+    done = learn(causal, tmp_path / "parts", files, resume=True)
+    assert done["steps"] == Run(tmp_path / "whole").results()["steps"]
+    whole, parts = Run(tmp_path / "whole").weights(), Run(tmp_path / "parts").weights()
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+
+
+def test_entities_are_measured_and_models_averaged(causal, files, tmp_path):
+    tagged = {
+        name: write(tmp_path / f"{name}.conll", places(sentences(30, n))) for n, name in enumerate(["train", "valid"])
+    }
+    done = learn(causal, tmp_path / "run", tagged, QUICK | {"ensemble": 2, "epochs": 14})
+    assert done["headline"] == "f1"
+    assert done["valid"]["f1"] > 0.9
+    assert "F1 " in (tmp_path / "run" / "README.md").read_text()
+    rows = Run(tmp_path / "run").member(0).read_metrics()
+    best = min((row for row in rows if "valid_f1" in row), key=lambda row: (-row["valid_f1"], row["valid_loss"]))
+    assert best["valid_f1"] > 0.9
+    assert best["step"] == Run(tmp_path / "run").results()["best_step"]
+
+
+# The command line
+
+
+def test_the_command_line_makes_and_uses_a_tagger(command, causal, files, tmp_path):
+    bare = write(tmp_path / "bare.conll", sentences(5, 1), tags=False)
+    quick = [f"--set={key}={value}" for key, value in QUICK.items()]
+    named = ["--train", files["train"], "--valid", files["valid"], "--test", bare]
+    out, _ = command("finetune", causal, "--task", "tag", *named, "--out", tmp_path / "run", *quick)
+    assert "valid: accuracy" in out
+    assert (tmp_path / "run" / "report.html").is_file()
+    command("predict", tmp_path / "run", "--file", bare, "--out", tmp_path / "said.jsonl")
+    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    assert said == [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    out, _ = command("predict", tmp_path / "run", "Anne sees Paris.")
+    assert out.splitlines()[0].split("\t")[0] == "Anne"
+    assert len(out.splitlines()) == 5  # a word a line, then a blank one
+
+
+def test_bad_tags_are_refused_before_anything_is_made(command, causal, files, tmp_path):
+    broken = tmp_path / "broken.conll"
+    broken.write_text("Anne\tNAME\nsees\n", encoding="utf-8")
+    _, err = command("finetune", causal, "--task", "tag", "--train", broken, "--out", tmp_path / "run", code=2)
+    assert "broken.conll:2" in err
+    uneven = tmp_path / "uneven.jsonl"
+    uneven.write_text('{"tokens": ["a", "b"], "tags": ["X", "Y"]}\n{"tokens": ["a", "b"], "tags": ["X"]}\n')
+    with pytest.raises(UserError, match=r"uneven.jsonl:2: tags has 1 tags for 2 words"):
+        learn(causal, tmp_path / "run", {"train": uneven, "valid": uneven})
+    new = write(tmp_path / "new.conll", [[("Anne", "NAMES"), ("sees", "VERB")]])
+    with pytest.raises(UserError, match=r"new.conll:1: tag 'NAMES' of word 1, 'Anne', is new.*did you mean 'NAME'"):
+        learn(causal, tmp_path / "run", files | {"valid": new})
+    assert not (tmp_path / "run").exists()

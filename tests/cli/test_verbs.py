@@ -384,7 +384,7 @@ def test_wrong_words_to_a_classifier(classifier, run, call, tmp_path):
         assert list(tmp_path.iterdir()) == []
         return err
 
-    assert "has no head to classify with" in said("predict", run[0], "x", "--out", tmp_path / "out.jsonl")
+    assert "has no head to predict with" in said("predict", run[0], "x", "--out", tmp_path / "out.jsonl")
     assert "not both" in said("predict", folder / "run", "x", "--file", folder / "test.csv")
     assert "'review'" in said("predict", folder / "run", "--file", folder / "test.csv")
     line = said("evaluate", folder / "run", folder / "test.csv", "--columns", "text=review")

@@ -3,10 +3,9 @@
 import pytest
 
 import headstock
-from headstock.model.batch import IGNORE
 from headstock.text.reading import read_corpus
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.loaded import Writer, windows
+from headstock.train.loaded import Writer
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
@@ -21,21 +20,6 @@ def test_what_is_added_to_a_prompt_keeps_its_space(corpus, kind):
         writer.done(whole[len(prompt) : len(prompt) + count])
     assert writer.done(whole[len(prompt) :])
     assert writer.finish(whole[len(prompt) :]) == "".join(told) == " Paris. "
-
-
-@pytest.mark.parametrize(("length", "context"), [(1, 8), (8, 8), (9, 8), (30, 8), (31, 7), (5, 1), (64, 16)])
-def test_windows_want_every_token_once_after_enough_of_the_text(length, context):
-    shown, wanted = list(range(100, 100 + length)), list(range(length))
-    seen = []
-    for at, (part, labels) in enumerate(windows(shown, wanted, context)):
-        assert len(part) == len(labels) <= context
-        kept = [label for label in labels if label != IGNORE]
-        assert labels[-len(kept) :] == kept
-        assert [p - 100 for p in part[-len(kept) :]] == kept
-        if at:
-            assert len(labels) - len(kept) >= context // 2 or context < 2
-        seen += kept
-    assert seen == wanted
 
 
 def test_scores_do_not_depend_on_the_company(corpus, tmp_path, tiny):

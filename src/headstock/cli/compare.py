@@ -18,8 +18,11 @@ def compare(
     train: Train = None,
     valid: Valid = None,
     test: Test = None,
-    task: Annotated[str | None, typer.Option("--task", help="What is learned: classify.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="What is learned: classify, pair, tag or answer.")] = None,
     arms: Annotated[str | None, typer.Option("--arms", help="scratch,pretrained,frozen,tfidf unless given.")] = None,
+    features: Annotated[
+        str | None, typer.Option("--features", help="Frozen arms by layers: last,sum4,concat4,mix or numbers.")
+    ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Numbers of labels, such as 100,400,1600.")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How often everything is repeated; 5.")] = None,
     columns: Columns = None,
@@ -49,7 +52,8 @@ def compare(
             test=test,
             out=out,
             task=task,
-            arms=[name.strip() for name in arms.split(",")] if arms else None,
+            arms=names(arms) if arms else None,
+            features=names(features) if features else None,
             labels=counts(labels) if labels else None,
             seeds=seeds,
             seed=common.seed,
@@ -68,6 +72,10 @@ def compare(
         common.show(line)
     common.show(f"report: {page}")
     return results | {"report": str(page)}
+
+
+def names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def counts(text: str) -> list[int]:

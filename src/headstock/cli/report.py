@@ -31,7 +31,10 @@ def report(
 
 def speaks(run: Any) -> bool:
     """Whether the run is a language model that writes from left to right."""
-    return run.results().get("kind") in (None, "pretrain") and run.config().get("task", {}).get("name") == "causal"
+    from headstock.tasks.task import TASKS
+
+    objective = run.config().get("task", {}).get("name")
+    return run.results().get("kind") in (None, "pretrain") and objective is not None and TASKS.get(objective).generates
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,33 +1,38 @@
 """A run opened for use: text in, text and numbers out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from headstock.errors import UserError
-from headstock.model.batch import IGNORE
 from headstock.model.generate import generate
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling
 from headstock.randomness import number
-from headstock.tasks.causal import Causal
-from headstock.tasks.classify import Classify, label_numbers
-from headstock.tasks.task import Task
+from headstock.tasks.answer import Answer
+from headstock.tasks.classify import Classify
+from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.task import TASKS, Task
+from headstock.text.minimal_pairs import read_pairs
 from headstock.text.reading import read_corpus
-from headstock.text.records import Records, read_records
+from headstock.text.records import Records, stream_texts
 from headstock.text.store import build_store
 from headstock.text.tokenizer import Tokenizer
+from headstock.train.embed import check_pool, embed
 from headstock.train.evaluate import measure
+from headstock.train.fill import Filled, Filler
 from headstock.train.labelled import read_splits, with_labels
+from headstock.train.likelihood import Kind, Score, token_likelihoods
 from headstock.train.loop import row_length
-from headstock.train.metrics import as_predictions, metrics_of
-from headstock.train.predict import probabilities
+from headstock.train.metrics import metrics_of
+from headstock.train.minimal import measure_pairs
+from headstock.train.predict import outputs, together
 from headstock.train.pretrain import build_model, prepare_again
+from headstock.train.rows import marks_of
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.world import World, choose_device
@@ -61,13 +66,14 @@ def members(run: Run, chosen: RunConfig) -> list[Run]:
     return [run] if count == 1 else [run.member(number) for number in range(count)]
 
 
-@dataclass(frozen=True)
-class Score:
-    """How likely a text is; natural logarithms."""
-
-    text: str
-    log_likelihood: float
-    tokens: list[tuple[str, float]]  # each token and its part in the sum
+def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
+    """Rows as their task has them, a few thousand at a time."""
+    if isinstance(rows, Records):
+        yield from (rows.select(range(len(rows))[at : at + AT_ONCE]) for at in range(0, len(rows), AT_ONCE))
+        return
+    waiting = iter(rows)
+    while part := list(islice(waiting, AT_ONCE)):
+        yield Records("row", list(range(1, len(part) + 1)), task.columns_of(part))
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Generated:
 
 
 class Loaded:
-    """What a run can do: generate and score as a language model, predict as a classifier."""
+    """What a run can do: generate, fill and score as a language model, predict as what it was fine-tuned for, embed."""
 
     def __init__(self, run: Run, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
         self.run, self.config, self.tokenizer, self.task = run, config, tokenizer, task
@@ -101,16 +107,17 @@ class Loaded:
         stream: Callable[[str], None] | None = None,
     ) -> list[Generated]:
         """Continue each prompt, `samples` times. `stream` hears the first one's text as it grows."""
-        causal = self.causal()
+        self.need("generates", "generate text")
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         if max_tokens < 0 or samples < 1:
             raise UserError(f"max_tokens must be 0 or more and samples 1 or more, not {max_tokens} and {samples}")
         texts = [prompt for prompt in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(samples)]
         prompted = self.tokenizer.encode_batch(texts)
+        marks = marks_of(self.task, self.tokenizer, left_to_right=True)
         writers = [Writer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)]
         made = generate(
             self.model,
-            [[causal.start, *ids] for ids in prompted],
+            [marks.around(ids) for ids in prompted],
             max_tokens=max_tokens,
             sampling=sampling,
             end=self.tokenizer.end,
@@ -130,60 +137,132 @@ class Loaded:
         special = {t.start, t.padding, t.unknown, t.cls, t.separator, t.mask} - {None, t.end}
         return [*(i for i in special if i is not None), *range(t.vocabulary, self.config.model.vocabulary)]
 
-    def score(self, texts: str | Sequence[str]) -> list[Score]:
-        """How likely each text is, and each of its tokens given those before."""
-        causal = self.causal()
+    def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[Score]:
+        """How likely each text is, and each of its tokens: see `likelihood_kind` for what that means."""
         wanted = [texts] if isinstance(texts, str) else list(texts)
-        context = self.model.backbone.context or 1024
-        rows = [
-            (place, shown, labels)
-            for place, ids in enumerate(self.tokenizer.encode_batch(wanted))
-            for shown, labels in windows([causal.start, *ids[:-1]], ids, context)
-        ]
-        likelihoods: list[list[float]] = [[] for _ in wanted]
-        for at in range(0, len(rows), ROWS):
-            part = rows[at : at + ROWS]
-            found = self.token_likelihoods(causal, [(shown, labels) for _, shown, labels in part])
-            for (place, _, _), values in zip(part, found, strict=True):
-                likelihoods[place] += values
+        found = self.token_likelihoods(self.tokenizer.encode_batch(wanted), pseudo=pseudo)
         return [
-            Score(text, sum(values), list(zip(self.tokenizer.pieces(text), values, strict=True)))
-            for text, values in zip(wanted, likelihoods, strict=True)
+            Score(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
+            for text, values in zip(wanted, found, strict=True)
         ]
 
-    @torch.inference_mode()
-    def token_likelihoods(self, causal: Causal, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
-        """The log-probability of each wanted token, those to be ignored left out."""
-        batch = causal.collate(pairs).to(self.model.device)
-        labels = batch.labels["token"]
-        scores = self.model.heads["token"](self.model(batch).hidden)  # in full precision: small differences count here
-        chosen = scores.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
-        return [row[keep].tolist() for row, keep in zip(chosen, labels != IGNORE, strict=True)]
+    def likelihood_kind(self, pseudo: bool | None = None) -> Kind:
+        """How this run scores text: left to right where it can; `pseudo` asks for each token given all others."""
+        if pseudo:
+            self.need("fills", "tell a token from both its sides, which --pseudo asks for")
+        elif pseudo is False:
+            self.need("generates", "score text from left to right")
+        elif not (self.task.generates or self.task.fills):
+            raise UserError(f"{self.run}: is no language model, so it cannot score text; name the run it was made from")
+        return "pseudo-log-likelihood" if pseudo or not self.task.generates else "log-likelihood"
 
-    def predict(self, texts: str | Iterable[str]) -> list[dict[str, Any]]:
-        """The class of each text, with the probability of every class."""
-        return list(self.predictions([texts] if isinstance(texts, str) else texts))
+    def token_likelihoods(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        pseudo: bool | None = None,
+        watch: Callable[[float], None] | None = None,
+    ) -> list[np.ndarray]:
+        """The log-probability of every token of every row; `watch` hears the share that is done."""
+        ahead = self.likelihood_kind(pseudo) == "pseudo-log-likelihood"
+        return token_likelihoods(
+            self.model,
+            rows,
+            marks=marks_of(self.task, self.tokenizer, left_to_right=not ahead),
+            length=row_length(self.model, self.config.train),
+            mask=self.tokenizer.mask if ahead else None,
+            shift=self.task.shift,
+            watch=watch,
+        )
 
-    def predictions(self, texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """The same one by one, in the order of the texts, however many come: a few thousand are read at a time."""
-        task = self.classifier()
-        waiting = iter(texts)
-        while part := list(islice(waiting, AT_ONCE)):
-            yield from as_predictions(task.config, self.probabilities(part))
+    def fill(
+        self, texts: str | Sequence[str], *, top: int = 5, pieces: int = 3, among: Sequence[str] = ()
+    ) -> list[Filled]:
+        """Words for every [MASK]: the `top` likeliest of up to `pieces` tokens each, or those given as `among`."""
+        self.need("fills", "fill in words")
+        if top < 1 or pieces < 1:
+            raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
+        marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
+        filler = Filler(self.model, self.tokenizer, marks=marks, length=length, shift=self.task.shift)
+        wanted = [texts] if isinstance(texts, str) else list(texts)
+        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in wanted]
+
+    def embed(
+        self, texts: str | Sequence[str], *, layers: str = "last", pool: str | None = None
+    ) -> np.ndarray | list[np.ndarray]:
+        """(N, D) one vector a text; with pool "none" a list that has (T, D) for each text, one vector a token.
+
+        Without `pool` it is the mean where the model looks both ways, the last token where it looks back only.
+        """
+        if len(self.models) > 1:
+            raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
+        how = check_pool(pool, self.model.backbone)
+        rows = self.tokenizer.encode_batch([texts] if isinstance(texts, str) else list(texts))
+        marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
+        found = embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how)
+        return found if how == "none" else np.stack(found) if found else np.zeros((0, self.model.backbone.width))
+
+    def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
+        """What the run's task says of each row: the class of a text, the tags of its words, the answer to a question.
+
+        A row is a text, for pairs `(text, text_b)`, for tags a list of words or a text, for answers
+        `{"question": ..., "context": ...}`.
+        """
+        return list(self.predictions([rows] if isinstance(rows, str) else rows))
+
+    def predictions(self, rows: Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+        """The same one by one, in the order of the rows, however many come: a few thousand are read at a time."""
+        task = self.labelled()
+        for part in in_parts(rows, task):
+            data = task.prepare(part, labelled=False)
+            yield from task.predictions(data, self.outputs(data))
+
+    def rows_of(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:
+        """What `predictions` takes, from a file such as the run was trained on or from standard input (`-`)."""
+        task = self.labelled()
+        if task.of_texts or str(file) == "-":
+            return (text for _, text in stream_texts(file, columns=columns))
+        return task.read_file(file, config=task.config, columns=columns, insist=False)
+
+    def answer(
+        self, questions: str | Sequence[str], *, context: str, threshold: float | None = None
+    ) -> list[dict[str, Any]]:
+        """The words of the context that answer each question: `answer`, its characters `start` to `end`, `score`.
+
+        Where the run was trained on questions without an answer too, "" with no characters says that there is none:
+        where that is likelier than the best answer by more than `threshold`, the run's own unless given.
+        """
+        if not isinstance(self.task, Answer):
+            is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
+            raise UserError(f"{self.run}: {is_now}; to answer, make one with headstock finetune --task answer")
+        if threshold is not None:
+            if not self.task.config.unanswerable:
+                raise UserError(f"{self.run}: all its training questions had an answer, so a threshold has no meaning")
+            self.task.config = replace(self.task.config, threshold=threshold)
+        asked = [questions] if isinstance(questions, str) else questions
+        found = self.predict([{"question": question, "context": context} for question in asked])
+        return [{name: value for name, value in row.items() if name != "id"} for row in found]
+
+    def outputs(self, data: Any) -> list[np.ndarray]:
+        """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
+        length, dtype = row_length(self.model, self.config.train), self.config.train.dtype
+        return together([outputs(model, self.labelled(), data, length=length, dtype=dtype) for model in self.models])
 
     def probabilities(self, texts: Sequence[str] | Records) -> np.ndarray:
-        """(N, C) the probability of every class, averaged over the models of an ensemble."""
+        """(N, C) the probability of every class."""
         task = self.classifier()
-        records = (
-            texts if isinstance(texts, Records) else Records("text", list(range(len(texts))), {"text": list(texts)})
-        )
-        data = task.prepare(records, labelled=False)
-        length, dtype = row_length(self.model, self.config.train), self.config.train.dtype
-        return np.mean([probabilities(model, task, data, length=length, dtype=dtype) for model in self.models], axis=0)
+        rows = texts if isinstance(texts, Records) else Records("text", list(range(len(texts))), task.columns_of(texts))
+        return np.stack(self.outputs(task.prepare(rows, labelled=False)))
 
     def classifier(self) -> Classify:
         if not isinstance(self.task, Classify):
             raise UserError(f"{self.run}: has no head to classify with; make one with headstock finetune")
+        return self.task
+
+    def labelled(self) -> LabelledTask:
+        """The run's task, if it was learned from labels."""
+        if not isinstance(self.task, LabelledTask):
+            raise UserError(f"{self.run}: has no head to predict with; make one with headstock finetune")
         return self.task
 
     def evaluate(
@@ -193,36 +272,40 @@ class Loaded:
         documents: str = "auto",
         columns: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The task's metrics on given text, or on what was held out when the run was made."""
-        if isinstance(self.task, Classify):
+        """The task's metrics on given text or rows, or on what was held out when the run was made."""
+        if isinstance(self.task, LabelledTask):
             files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
             return self.evaluate_rows(files, columns)
         return self.evaluate_text(corpus, documents)
 
     def evaluate_rows(self, files: Sequence[str | Path], columns: dict[str, str] | None) -> dict[str, Any]:
-        """A classifier's metrics with their intervals."""
-        task, data = self.classifier(), self.config.data
+        """The metrics with their intervals."""
+        task = self.labelled()
         if len(files) > 1:
-            raise UserError(f"a classifier is measured on one labelled file at a time, {len(files)} came")
+            raise UserError(f"a {task.title} is measured on one labelled file at a time, {len(files)} came")
         if files:
-            separator = task.config.separator
-            records = with_labels(read_records(files[0], columns=columns, separator=separator), "to measure by")
+            rows = task.read_file(files[0], config=task.config, columns=columns)
+            records = with_labels(rows, task.target, "to measure by")
         else:
-            splits = read_splits(
-                data, separator=task.config.separator, seed=self.config.train.seed, say=lambda line: None
-            )
-            if splits.fingerprint() != self.run.data()["fingerprint"]:
-                changed = "its labelled files are not what they were when it was made"
-                raise UserError(f"{self.run}: {changed}; name the file to measure it on")
-            records = splits.test if splits.test is not None and splits.test.labels else splits.valid
-        labels = label_numbers(records, task.config)
-        return metrics_of(task.config, self.probabilities(records), labels) | {"file": records.source}
+            records = self.held_out()
+        task.check(records)
+        data = task.prepare(records)
+        return metrics_of(task, data, self.outputs(data)) | {"file": records.source}
+
+    def held_out(self) -> Records:
+        """The labelled rows the run was not trained on: its test rows, or else those it was validated on."""
+        task, settings = self.labelled(), self.config.data
+        splits = read_splits(settings, type(task), task.config, seed=self.config.train.seed, say=lambda line: None)
+        if splits.fingerprint() != self.run.data()["fingerprint"]:
+            changed = "its labelled files are not what they were when it was made"
+            raise UserError(f"{self.run}: {changed}; name the file to measure it on")
+        return splits.test if splits.test is not None and splits.test.labelled else splits.valid
 
     def evaluate_text(self, corpus: str | Path | Sequence[str | Path], documents: str) -> dict[str, Any]:
         length = row_length(self.model, self.config.train)
         if corpus:
             text = read_corpus(corpus, documents=documents, column=self.config.data.column)  # type: ignore[arg-type]
-            store = build_store(text, self.tokenizer)
+            store = build_store(text, self.tokenizer, sentences=self.task.sentences)
         else:
             store = prepare_again(self.run, self.config, lambda line: None).valid
         examples = self.task.examples(store, length=length)
@@ -232,25 +315,31 @@ class Loaded:
         )
         return metrics | {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
 
-    def causal(self) -> Causal:
-        """The run as a left-to-right language model, which only some are."""
-        if not self.model.backbone.causal or "token" not in self.model.heads:
-            raise UserError(f"{self.run}: is no left-to-right language model, so it cannot generate or score text")
-        return self.task if isinstance(self.task, Causal) else Causal(Causal.Config(), self.tokenizer)
+    def minimal_pairs(
+        self,
+        files: Sequence[str | Path],
+        *,
+        rows: int | None = None,
+        pseudo: bool | None = None,
+        watch: Callable[[float], None] | None = None,
+    ) -> dict[str, Any]:
+        """In how many minimal pairs the right text is the likelier one."""
+        kind = self.likelihood_kind(pseudo)
+        metrics = measure_pairs(
+            read_pairs(files, rows=rows),
+            self.tokenizer.encode_batch,
+            self.tokenizer.offsets,
+            lambda texts: self.token_likelihoods(texts, pseudo=pseudo, watch=watch),
+        )
+        return metrics | {"kind": kind}
 
-
-def windows(shown: list[int], wanted: list[int], context: int) -> Iterator[tuple[list[int], list[int]]]:
-    """A long text in overlapping windows; every token is wanted once, after at least half a window where it can be."""
-    begin = 0
-    while True:
-        stop = min(begin + context, len(shown))
-        again = 0 if begin == 0 else context - max(1, context // 2)  # already scored by the window before
-        labels = [IGNORE] * again + wanted[begin + again : stop]
-        if labels:
-            yield shown[begin:stop], labels
-        if stop == len(shown):
-            return
-        begin += max(1, context // 2)
+    def need(self, ability: str, what: str) -> None:
+        """Refuse what the run's objective did not teach it, and say which ones do."""
+        if not getattr(self.task, ability):
+            able = ", ".join(name for name in TASKS.names() if getattr(TASKS.get(name), ability))
+            kind = {"generates": "left-to-right", "fills": "masked"}[ability]
+            lacking = f"is no {kind} language model, so it cannot {what}"
+            raise UserError(f"{self.run}: {lacking} (objectives that can: {able})")
 
 
 class Writer:

@@ -1,0 +1,215 @@
+"""Verbs that use a finished run as a language model: generate, score, fill, embed."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstock.cli.options import Columns, RunPath
+from headstock.cli.verb import Common, verb
+
+TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file, one a line; - is stdin.")]
+AT_ONCE = 1024  # texts whose vectors are made before they are written
+
+
+def generate(
+    common: Common,
+    run: RunPath,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="One or more beginnings; nothing starts a new text.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Prompts from a file, one a line.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens to add at the most.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy, 1 as learned.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Only the likeliest that reach probability p.")] = None,
+    min_p: Annotated[float | None, typer.Option("--min-p", help="Only those this share as likely as the best.")] = None,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1: fewer repeats.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    samples: Annotated[int, typer.Option("--samples", help="Continuations of each prompt.")] = 1,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values between tokens.")] = True,
+    stream: Annotated[bool, typer.Option("--stream", help="Show the text as it grows.")] = False,
+) -> dict[str, Any]:
+    """Continue a text."""
+    from headstock.errors import UserError
+    from headstock.train.loaded import load
+
+    prompts = texts_from(prompt, file) if prompt or file else [""]
+    if stream and (len(prompts) > 1 or samples > 1):
+        raise UserError("--stream shows one text: give one prompt and one sample")
+    loaded = load(run, device=common.device)
+    streaming = stream and not common.json
+    if streaming:
+        print(prompts[0], end="", flush=True)
+    made = loaded.generate(
+        prompts,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop or (),
+        samples=samples,
+        seed=common.seed or 0,
+        cache=cache,
+        stream=(lambda text: print(text, end="", flush=True)) if streaming else None,
+    )
+    if streaming:
+        print(flush=True)
+    else:
+        common.show("\n---\n".join(row.text for row in made))
+    if any(row.slid for row in made):
+        common.say(f"longer than the context of {loaded.model.backbone.context} tokens: the window slid on")
+    return {"texts": [row.text for row in made], "ended": [row.ended for row in made]}
+
+
+def score(
+    common: Common,
+    run: RunPath,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts to judge.")] = None,
+    file: TextFile = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show each token's part too.")] = False,
+    pseudo: Annotated[bool, typer.Option("--pseudo", help="Each token given all others, not those before.")] = False,
+) -> dict[str, Any]:
+    """How likely a text is, in all and per token: log-likelihood, or of a masked model pseudo-log-likelihood."""
+    from headstock.train.loaded import load
+
+    loaded = load(run, device=common.device)
+    kind = loaded.likelihood_kind(pseudo or None)
+    scores = loaded.score(texts_from(text, file), pseudo=pseudo or None)
+    common.say(f"{kind} in all, tokens, and per token")
+    for row in scores:
+        count = max(1, len(row.tokens))
+        common.show(
+            f"{row.log_likelihood:10.3f}  {len(row.tokens):5d} tokens  {row.log_likelihood / count:8.3f}  {row.text}"
+        )
+        if tokens:
+            for piece, value in row.tokens:
+                common.show(f"{value:10.3f}    {piece}")
+    return {
+        "kind": kind,
+        "scores": [
+            {
+                "text": row.text,
+                "log_likelihood": row.log_likelihood,
+                "tokens": [{"token": piece, "log_likelihood": value} for piece, value in row.tokens],
+            }
+            for row in scores
+        ],
+    }
+
+
+def fill(
+    common: Common,
+    run: RunPath,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK] where a word is wanted.")] = None,
+    file: TextFile = None,
+    top: Annotated[int, typer.Option("--top", help="So many words for each mask.")] = 5,
+    pieces: Annotated[int, typer.Option("--pieces", help="Words of up to so many tokens.")] = 3,
+    among: Annotated[str | None, typer.Option("--among", help="Rank these words only, such as good,bad.")] = None,
+) -> dict[str, Any]:
+    """Fill in words: the likeliest for each [MASK], with their probabilities."""
+    from dataclasses import asdict
+
+    from headstock.errors import UserError
+    from headstock.train.loaded import load
+
+    words = [word.strip() for word in among.split(",") if word.strip()] if among is not None else []
+    if among is not None and not words:
+        raise UserError("--among: no word; give some, such as --among good,bad")
+    made = load(run, device=common.device).fill(texts_from(text, file), top=top, pieces=pieces, among=words)
+    for row in made:
+        common.show(row.filled)
+        for number, fills in enumerate(row.fills, 1):
+            which = f"{number}: " if len(row.fills) > 1 else ""
+            common.show(f"  {which}" + "  ".join(f"{one.token} {one.probability:.3f}" for one in fills))
+    rows = [asdict(row) for row in made]
+    return {"fills": [fills for row in rows for fills in row["fills"]], "texts": rows}
+
+
+def embed(
+    common: Common,
+    run: RunPath,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts to turn into vectors.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Texts from a file: .txt (one a line) or a table; - is stdin.")
+    ] = None,
+    layers: Annotated[str, typer.Option("--layers", help="last, sum4, concat4, mix, or a layer's number.")] = "last",
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="mean, cls, last, or none for one vector a token; else what suits.")
+    ] = None,
+    words: Annotated[bool, typer.Option("--words", help="One vector a word: the mean of its tokens.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write them here: .npy or .jsonl.")] = None,
+    columns: Columns = None,
+) -> dict[str, Any]:
+    """Texts as vectors: one a text, word or token, from the layers you choose."""
+    from headstock.errors import UserError
+    from headstock.text.records import parse_columns, stream_texts
+    from headstock.train.embed import align, by_word, write_vectors
+    from headstock.train.loaded import load
+
+    if text and file:
+        raise UserError("give texts or --file, not both")
+    if not text and file is None and sys.stdin.isatty():
+        raise UserError("no text: give one, name a --file, or pipe text in")
+    if words and pool not in (None, "none"):
+        raise UserError(f"--words gives one vector a word, which does not go with --pool {pool}")
+    if out is not None and out.suffix not in (".npy", ".jsonl"):
+        raise UserError(f"--out {out}: must end in .npy or .jsonl")
+    loaded = load(run, device=common.device)
+    how = "none" if words else pool
+    named = parse_columns(columns) if columns else None
+    texts: Iterable[str] = text or (row for _, row in stream_texts(file or "-", columns=named))
+
+    def rows() -> Iterator[tuple[dict[str, Any], Any]]:
+        waiting = iter(texts)
+        while part := list(islice(waiting, AT_ONCE)):
+            for one, vectors in zip(part, loaded.embed(part, layers=layers, pool=how), strict=True):
+                if vectors.ndim == 1:
+                    yield {"text": one}, vectors
+                    continue
+                whose = align(loaded.tokenizer, one)
+                if words:
+                    whose, vectors = by_word(whose, vectors)
+                yield whose.as_dict(), vectors
+
+    if out is not None:
+        made = write_vectors(out, rows())
+        common.show(f"{out}: {' x '.join(f'{size:,}' for size in made['shape'])}, {made['texts']:,} texts")
+        return {"out": str(out), "layers": layers} | made
+    found = list(rows())
+    for whose, vectors in found:
+        common.show(f"{' x '.join(map(str, vectors.shape)):>12s}  {whose['text']}")
+    result = {"layers": layers, "texts": len(found), "vectors": [vectors.tolist() for _, vectors in found]}
+    return result | ({"aligned": [whose for whose, _ in found]} if how == "none" else {})
+
+
+def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
+    """Texts named on the command line, in a file, or on standard input."""
+    from headstock.errors import UserError
+
+    if given and file:
+        raise UserError("give texts or --file, not both")
+    if given:
+        return given
+    if file is None and sys.stdin.isatty():
+        raise UserError("no text: give one, name a --file, or pipe text in")
+    try:
+        text = sys.stdin.read() if file is None or str(file) == "-" else file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except UnicodeDecodeError as wrong:
+        raise UserError(f"{file or 'standard input'}: not UTF-8 at byte {wrong.start}") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"{file or 'standard input'}: no text in it")
+    return lines
+
+
+def add_to(app: typer.Typer) -> None:
+    for function in (generate, score, fill, embed):
+        verb(app)(function)

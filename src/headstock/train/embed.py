@@ -1,0 +1,172 @@
+"""Texts as vectors: one for each text, word or token, out of the layers that are asked for.
+
+B rows, T tokens, D width (4 times the model's for concat4), L layers.
+"""
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.errors import UserError, did_you_mean
+from headstock.files import whole_file
+from headstock.model.backbone import Backbone
+from headstock.model.batch import Batch
+from headstock.model.features import Mix, check_layers, feature_width, take_layers
+from headstock.model.heads import pool as pooled
+from headstock.model.model import Model
+from headstock.text.tokenizer import Tokenizer
+from headstock.train.rows import Marks, Part, batch_of, in_batches, parts
+
+Pool = Literal["none", "mean", "cls", "last"]
+WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # letters with hyphens and apostrophes inside, or marks
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Where a text's vectors belong: to its tokens, or to its words."""
+
+    text: str
+    tokens: list[str]
+    words: list[int | None]  # the number of the word that each token is of; None for white space
+    offsets: list[tuple[int, int]]  # the characters of each
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "tokens": self.tokens, "words": self.words, "offsets": self.offsets}
+
+
+def check_pool(pool: str | None, backbone: Backbone) -> Pool:
+    """The way asked for, or the one that suits the model."""
+    if pool is None:
+        return "last" if backbone.causal else "mean"
+    if pool not in get_args(Pool):
+        ways = ", ".join(get_args(Pool))
+        raise UserError(f"pool: must be one of {ways}, not {pool!r}{did_you_mean(pool, get_args(Pool))}")
+    if pool == "cls" and backbone.causal:
+        raise UserError("pool: a causal model's first mark sees no text, so cls says nothing; use last or mean")
+    return pool  # type: ignore[return-value]
+
+
+def embed(
+    model: Model, texts: Sequence[Sequence[int]], *, marks: Marks, length: int, layers: str, pool: Pool
+) -> list[np.ndarray]:
+    """For each text (D,), or with pool none (T, D): one vector a token, without those of the marks around the text.
+
+    Pooling is that of the task heads: mean and last count the marks around a text as they do, padding never. A long
+    text is read in overlapping rows, whose pooled vectors are averaged; a token's vector is from the row where it has
+    most context.
+    """
+    check_layers(layers, model.backbone.depth)
+    width = feature_width(model.backbone.width, layers)
+    found = [np.zeros((len(text), width) if pool == "none" else width, dtype=np.float32) for text in texts]
+    rows = [
+        (i, part)
+        for i, text in enumerate(texts)
+        for part in parts(len(text), marks.room(length), ahead=not model.backbone.causal)
+    ]
+    counts = np.bincount([i for i, _ in rows], minlength=len(texts))
+    rows.sort(key=lambda row: row[1].begin - row[1].end)  # the longest first; rows of one text stay in order
+    for held in in_batches(rows, lambda row: marks.length(row[1]), model.device):
+        shown = [marks.around(texts[i][part.begin : part.end]) for i, part in held]
+        batch = batch_of(shown, marks.filler, model.device)
+        vectors = read(model, batch, layers)  # (B, T, D)
+        if pool != "none":
+            for (i, _), vector in zip(held, pooled(vectors, batch.padding, pool).cpu().numpy(), strict=True):
+                found[i] += vector / counts[i]
+            continue
+        for (i, part), row in zip(held, vectors.cpu().numpy(), strict=True):
+            found[i][part.first : part.last] = row[taken(part, marks)]
+    return found
+
+
+def taken(part: Part, marks: Marks) -> slice:
+    """Where in a row the tokens stand that are taken from it."""
+    lead = len(marks.before) - part.begin
+    return slice(part.first + lead, part.last + lead)
+
+
+@torch.inference_mode()
+def read(model: Model, batch: Batch, layers: str) -> Tensor:
+    """(B, T, D) of the chosen layers; a mix has equal shares of all unless the model's own head has learned others."""
+    output = model(batch, keep_layers=layers != "last")
+    vectors = take_layers(model.backbone, output, layers).float()
+    if layers != "mix":
+        return vectors
+    learned = next((part for part in model.heads.modules() if isinstance(part, Mix)), None)
+    return vectors.mean(-2) if learned is None else learned(vectors)  # (B, T, L + 1, D) -> (B, T, D)
+
+
+# Vectors on disk
+
+
+def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
+    """Write what is known of each text with its vectors, and say how much that was.
+
+    .jsonl has all in one row a text. .npy has the vectors only; where they are of tokens or words, all texts' one after
+    another, and a second file, F.tokens.jsonl, says which `rows` of the array are whose.
+    """
+    with ExitStack() as stack:
+        if out.suffix == ".jsonl":
+            lines = stack.enter_context(stack.enter_context(whole_file(out)).open("w", encoding="utf-8"))
+            count, size, width = 0, 0, 0
+            for whose, vectors in rows:
+                name = "vector" if vectors.ndim == 1 else "vectors"
+                numbers = np.round(vectors.astype(np.float64), 6).tolist()
+                lines.write(json.dumps(whose | {name: numbers}, ensure_ascii=False) + "\n")
+                count, size, width = count + 1, size + len(np.atleast_2d(vectors)), vectors.shape[-1]
+            return {"texts": count, "shape": [size, width]}
+        found = list(rows)
+        several = any(vectors.ndim == 2 for _, vectors in found)
+        if several:
+            lines = stack.enter_context(
+                stack.enter_context(whole_file(out.with_suffix(".tokens.jsonl"))).open("w", encoding="utf-8")
+            )
+            at = 0
+            for whose, vectors in found:
+                lines.write(json.dumps(whose | {"rows": [at, at + len(vectors)]}, ensure_ascii=False) + "\n")
+                at += len(vectors)
+        array = (np.concatenate if several else np.stack)([vectors for _, vectors in found])
+        with stack.enter_context(whole_file(out)).open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+        return {"texts": len(found), "shape": list(array.shape)}
+
+
+# Which vector is whose
+
+
+def align(tokenizer: Tokenizer, text: str) -> Aligned:
+    """A text's tokens with their characters and the words they are of."""
+    offsets = tokenizer.offsets(text)
+    touched = words_touched(offsets, words_in(text))
+    return Aligned(text, tokenizer.pieces(text), [next(iter(words), None) for words in touched], offsets)
+
+
+def by_word(aligned: Aligned, vectors: np.ndarray) -> tuple[Aligned, np.ndarray]:
+    """The mean of the pieces of each word, (T, D) -> (words, D); a piece across two words counts for both."""
+    spans = words_in(aligned.text)
+    pieces: list[list[int]] = [[] for _ in spans]
+    for token, words in enumerate(words_touched(aligned.offsets, spans)):
+        for word in words:
+            pieces[word].append(token)
+    kept = [word for word in range(len(spans)) if pieces[word]]  # a tokenizer may leave out what it takes for no text
+    found = np.stack([vectors[pieces[word]].mean(0) for word in kept]) if kept else vectors[:0]
+    texts = [aligned.text[slice(*spans[word])] for word in kept]
+    return Aligned(aligned.text, texts, list(range(len(kept))), [spans[word] for word in kept]), found
+
+
+def words_in(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in WORD.finditer(text)]
+
+
+def words_touched(offsets: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[range]:
+    """For each token the numbers of the words that it has characters of; both come in the order of the text."""
+    begins, ends = [begin for begin, _ in words], [end for _, end in words]
+    return [range(bisect_right(ends, begin), bisect_left(begins, end)) for begin, end in offsets]

@@ -1,0 +1,149 @@
+"""The verbs of language models as a user meets them: fill, embed, score, and minimal pairs."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import headstock
+from headstock.cli import main
+from tests.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    """A run of each objective, hardly trained: what they say need not be wise here."""
+    folder = tmp_path_factory.mktemp("runs")
+    for objective in ("causal", "masked", "hybrid"):
+        headstock.pretrain(corpus, out=folder / objective, objective=objective, settings=TINY | {"steps": 3})
+    return folder
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command in this process; its stdout and stderr."""
+
+    def call(*words, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert left.value.code == code, err
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def result(call):
+    return lambda *words: json.loads(call(*words, "--json")[0].splitlines()[-1])
+
+
+@pytest.fixture
+def refused(call, tmp_path):
+    """The one line that a wrong call gets; nothing may have been made."""
+
+    def refused(*words) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        _, err = call(*words, "--quiet", code=2)
+        assert len(err.splitlines()) == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return err
+
+    return refused
+
+
+@pytest.mark.parametrize("objective", ["masked", "hybrid"])
+def test_fill_gives_words_for_every_mask(runs, result, call, tmp_path, objective):
+    run = runs / objective
+    made = result("fill", run, "Anne [MASK] the [MASK].", "--top", 3)
+    assert [len(fills) for fills in made["fills"]] == [3, 3]
+    assert all({"token", "probability"} <= fill.keys() for fills in made["fills"] for fill in fills)
+    assert made["texts"][0]["text"] == "Anne [MASK] the [MASK]."
+    first, second = (fills[0]["token"] for fills in made["fills"])
+    assert made["texts"][0]["filled"] == f"Anne {first} the {second}."
+    (tmp_path / "texts.txt").write_text("[MASK] sees Paris.\n\nZoë [MASK] the [MASK].\n", encoding="utf-8")
+    made = result("fill", run, "--file", tmp_path / "texts.txt", "--pieces", 1)
+    assert [len(row["fills"]) for row in made["texts"]] == [1, 2]
+    assert made["fills"] == [fills for row in made["texts"] for fills in row["fills"]]
+    assert result("fill", run, "Zoë [MASK] the [MASK].", "--pieces", 1)["fills"] == made["fills"][1:]
+    (fills,) = result("fill", run, "Anne likes [MASK].", "--among", "home, Paris,the-sea")["fills"]
+    assert {fill["token"] for fill in fills} == {"home", "Paris", "the-sea"}
+    out, _ = call("fill", run, "Anne [MASK] Paris.")
+    assert out.splitlines()[0].startswith("Anne ")
+    assert len(out.splitlines()[1].split()) == 10  # five words, each with its probability
+
+
+def test_wrong_calls_of_fill(runs, refused):
+    assert "no [MASK] in 'Anne'" in refused("fill", runs / "masked", "Anne")
+    assert "objectives that can: hybrid, masked" in refused("fill", runs / "causal", "Anne [MASK]")
+    assert "--among: no word" in refused("fill", runs / "masked", "Anne [MASK]", "--among", " , ")
+    assert "top and pieces must be 1 or more" in refused("fill", runs / "masked", "Anne [MASK]", "--top", 0)
+
+
+def test_score_says_what_kind_of_score_it_is(runs, result, refused):
+    kinds = {
+        objective: result("score", runs / objective, "Anne")["kind"] for objective in ("causal", "masked", "hybrid")
+    }
+    pseudo, plain = "pseudo-log-likelihood", "log-likelihood"
+    assert kinds == {"causal": plain, "masked": pseudo, "hybrid": plain}
+    both = result("score", runs / "hybrid", "Anne likes", "--pseudo")
+    assert both["kind"] == pseudo
+    assert (
+        both["scores"][0]["log_likelihood"]
+        != result("score", runs / "hybrid", "Anne likes")["scores"][0]["log_likelihood"]
+    )
+    assert "which --pseudo asks for" in refused("score", runs / "causal", "Anne", "--pseudo")
+
+
+def test_embed_writes_vectors(runs, result, call, tmp_path):
+    texts = ["Anne sees Paris.", "le café", "Ben likes the sea. " * 20]
+    made = result("embed", runs / "masked", *texts)
+    assert np.array(made["vectors"]).shape == (3, 16)
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    told = result("embed", runs / "masked", "--file", tmp_path / "texts.txt", "--out", tmp_path / "v.npy")
+    assert told["shape"] == [3, 16]
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), made["vectors"], atol=1e-6)
+    call("embed", runs / "causal", *texts, "--pool", "none", "--layers", 1, "--out", tmp_path / "t.jsonl")
+    for text, line in zip(texts, (tmp_path / "t.jsonl").read_text(encoding="utf-8").splitlines(), strict=True):
+        row = json.loads(line)
+        assert row.keys() == {"text", "tokens", "words", "offsets", "vectors"}
+        assert row["text"] == text
+        assert len(row["tokens"]) == len(row["words"]) == len(row["offsets"]) == len(row["vectors"])
+    call("embed", runs / "hybrid", "Anne sees Paris.", "--words", "--out", tmp_path / "w.npy")
+    (row,) = map(json.loads, (tmp_path / "w.tokens.jsonl").read_text(encoding="utf-8").splitlines())
+    assert row["tokens"] == ["Anne", "sees", "Paris", "."]
+    assert np.load(tmp_path / "w.npy").shape == (4, 16)
+    (whose,) = result("embed", runs / "hybrid", "Anne sees Paris.", "--words")["aligned"]
+    assert whose | {"rows": [0, 4]} == row
+    out, _ = call("embed", runs / "hybrid", "Anne sees Paris.", "--words")
+    assert out.split() == ["4", "x", "16", "Anne", "sees", "Paris."]
+
+
+def test_wrong_calls_of_embed(runs, refused, tmp_path):
+    assert "must end in .npy or .jsonl" in refused("embed", runs / "masked", "x", "--out", tmp_path / "v.txt")
+    assert "first mark sees no text" in refused("embed", runs / "causal", "x", "--pool", "cls")
+    assert "--words gives one vector a word" in refused("embed", runs / "masked", "x", "--words", "--pool", "mean")
+    line = refused("embed", runs / "masked", "x", "--layers", "concat4", "--out", tmp_path / "v.npy")
+    assert "concat4 needs 4 layers, this model has 2" in line
+
+
+def test_evaluate_measures_minimal_pairs(runs, result, call, refused, tmp_path):
+    rows = [
+        {"sentence_good": f"Anne likes Paris {i}.", "sentence_bad": f"Anne Paris likes {i}.", "UID": f"order_{i % 2}"}
+        for i in range(12)
+    ]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    for objective in ("causal", "masked"):
+        metrics = result("evaluate", runs / objective, "--minimal-pairs", file)["metrics"]
+        assert {"accuracy", "intervals", "rows", "by"} <= metrics.keys()
+        assert metrics["rows"] == 12
+        assert {name: group["rows"] for name, group in metrics["by"]["UID"].items()} == {"order_0": 6, "order_1": 6}
+    assert result("evaluate", runs / "causal", file, "--minimal-pairs", "--rows", 5)["metrics"]["rows"] == 5
+    out, said = call("evaluate", runs / "hybrid", "--minimal-pairs", file, "--pseudo")
+    assert "by UID, the worst first:" in out
+    assert "95%" in out
+    assert "100% scored" in said
+    assert "--rows is for --minimal-pairs" in refused("evaluate", runs / "causal", file, "--rows", 5)

@@ -1,4 +1,6 @@
-"""What tests of comparisons share: a stock, labelled files, and one whole comparison of all arms."""
+"""What tests of comparisons share: a stock, labelled files, whole comparisons of each task, and a browser."""
+
+import shutil
 
 import pytest
 
@@ -7,7 +9,7 @@ from headstock.study import cells as cells_module
 from headstock.study.compare import compare
 from headstock.study.tfidf import Baseline
 from tests.conftest import TINY
-from tests.study.small import GRID, make_rows, read_rows, write_rows
+from tests.study.small import GRID, MAKERS, SETTINGS, make_rows, read_rows, write_lines, write_rows
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +52,37 @@ def done(stock, files, tmp_path_factory):
 def places_of(path, texts):
     lines = {row["text"]: f"{path}:{line}" for line, row in enumerate(read_rows(path), 2)}
     return {lines[text] for text in texts}
+
+
+@pytest.fixture(scope="session")
+def task_files(tmp_path_factory):
+    """By task its labelled files."""
+    folder, sizes = tmp_path_factory.mktemp("tasks"), {"train": 40, "valid": 16, "test": 30}
+    return {
+        task: {
+            name: write_lines(folder / f"{task}-{name}.jsonl", make(count, name=name)) for name, count in sizes.items()
+        }
+        for task, make in MAKERS.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def compared(stock, task_files, tmp_path_factory):
+    """By task a whole comparison: its results and its folder."""
+    made, settings = {}, SETTINGS | {"epochs": 4, "lr": 0.02}
+    for task, files in task_files.items():
+        out = tmp_path_factory.mktemp("compared") / task
+        made[task] = compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings), out
+    return made
+
+
+@pytest.fixture(scope="session")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no Chromium here")
+    with api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

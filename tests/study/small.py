@@ -10,6 +10,7 @@ from typing import Any
 WORDS = ["Anne", "Ben", "le café", "Zoë", "sees", "home", "the sea", "Paris"]  # the corpus has them too
 TELLING = {"bad": "finds", "good": "likes"}
 HEADER = ("text", "label")
+PEOPLE, DOINGS, PLACES = ["Anne", "Ben", "le café", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
 
 ARMS = ["scratch", "pretrained", "frozen", "tfidf"]
 SETTINGS = {"epochs": 1, "least_steps": 2, "batch": 8}
@@ -27,6 +28,50 @@ def make_rows(count: int, *, name: str) -> list[tuple[str, str]]:
         pick.shuffle(words)
         rows.setdefault(" ".join(words), label)
     return list(rows.items())
+
+
+def make_pairs(count: int, *, name: str) -> list[dict[str, Any]]:
+    """Two sentences, and whether the same person is in both; the corpus has the words in another order."""
+    pick, rows = random.Random(name), []
+    for _ in range(count):
+        first, second = pick.choice(PEOPLE), pick.choice(PEOPLE)
+        text, text_b = (f"{pick.choice(PLACES)} {pick.choice(DOINGS)} {who}." for who in (first, second))
+        rows.append({"text": text, "text_b": text_b, "label": "same" if first == second else "other"})
+    return rows
+
+
+def make_tagged(count: int, *, name: str) -> list[dict[str, Any]]:
+    """Sentences in which people and places are entities, some of them of two words."""
+    pick, rows = random.Random(name), []
+    for _ in range(count):
+        tokens, tags = [], []
+        for part, kind in ((PLACES, "LOC"), (DOINGS, None), (PEOPLE, "PER"), (PLACES, "LOC"))[: pick.randint(3, 4)]:
+            words = pick.choice(part).split()
+            tokens += words
+            tags += ["O"] * len(words) if kind is None else [f"B-{kind}"] + [f"I-{kind}"] * (len(words) - 1)
+        rows.append({"tokens": [*tokens, "."], "tags": [*tags, "O"]})
+    return rows
+
+
+def make_questions(count: int, *, name: str) -> list[dict[str, Any]]:
+    """Who is where; of some nothing is said."""
+    pick, rows = random.Random(name), []
+    for number in range(count):
+        people, places = pick.sample(PEOPLE, 3), pick.sample(PLACES, 2)
+        context = f"{people[0]} finds {places[0]}. {people[1]} finds {places[1]}."
+        asked = pick.choices(range(3), [3, 3, 1])[0]
+        answer = [] if asked == 2 else [{"text": places[asked], "answer_start": context.index(places[asked])}]
+        rows.append({"id": f"{name}{number}", "context": context, "question": f"{people[asked]}?", "answers": answer})
+    return rows
+
+
+MAKERS = {"pair": make_pairs, "tag": make_tagged, "answer": make_questions}
+TARGETS = {"classify": "label", "pair": "label", "tag": "tags", "answer": "answers"}
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def write_rows(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> Path:
@@ -83,24 +128,35 @@ CELL = {
     "arm": str,
     "labels": int,
     "seed": int,
+    "score": SHARE,
     "accuracy": SHARE,
     "macro_f1": SHARE,
     "loss": float,
     "ece": SHARE,
-    "valid_accuracy": SHARE,
+    "valid_score": SHARE,
     "best_epoch": (int, type(None)),
     "seconds": float,
     "tokens_per_second": MAYBE,
     "chosen": (str, type(None)),
     "epochs": [EPOCH],
 }
+# what other tasks tell instead or besides
+CELLS = {
+    "pair": CELL,
+    "tag": CELL | {"f1": SHARE, "macro_f1": type(None)},
+    "answer": CELL | {"f1": SHARE, "exact_match": SHARE, "macro_f1": type(None), "loss": type(None)},
+}
 SUMMARY = {
     "arm": str,
     "labels": int,
     "seeds": int,
-    "accuracy": SHARE,
+    "metric": str,
+    "score": SHARE,
     "low": MAYBE,
     "high": MAYBE,
+    "accuracy": SHARE,
+    "accuracy_low": MAYBE,
+    "accuracy_high": MAYBE,
     "macro_f1": SHARE,
     "macro_f1_low": MAYBE,
     "macro_f1_high": MAYBE,
@@ -136,6 +192,14 @@ ARM_DETAILS = {
         {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [[(str, float)]]}
     ],
 }
+MARKED = {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [str]}
+MARKED |= {"marks": [[(int, str)]]}
+DETAILS = {
+    "pair": ARM_DETAILS,
+    "tag": ARM_DETAILS | {"mistakes": [MARKED | {"subject": str}]},
+    "answer": {key: ARM_DETAILS[key] for key in ("seed", "lengths", "calibration")}
+    | {"mistakes": [MARKED | {"question": str, "f1": SHARE}]},
+}
 DOUBTFUL = {
     "place": str,
     "text": str,
@@ -148,6 +212,7 @@ DOUBTFUL = {
 SCHEMA = {
     "kind": str,
     "task": str,
+    "metric": str,
     "title": str,
     "versions": {ANY: str},
     "device": str,
@@ -178,6 +243,21 @@ SCHEMA = {
     "notes": [str],
     "details": {"labels": int, "arms": {ANY: ARM_DETAILS}, "label_errors": [DOUBTFUL]},
 }
+
+
+def schema(task: str) -> dict[str, Any]:
+    """What the results of a comparison of this task must look like."""
+    if task == "classify":
+        return SCHEMA
+    more = [metric for metric in ("f1", "exact_match") if metric in CELLS[task]]
+    summary = SUMMARY | {f"{metric}{end}": MAYBE for metric in more for end in ("", "_low", "_high")}
+    summary |= {"macro_f1": MAYBE}
+    if "exact_match" in more:  # which is its accuracy, and has the interval
+        summary = {key: value for key, value in summary.items() if key not in ("accuracy_low", "accuracy_high")}
+    details = {"labels": int, "arms": {ANY: DETAILS[task]}}
+    details |= {"label_errors": [DOUBTFUL]} if task == "pair" else {}
+    data = {ANY: {"file": str, "rows": int, "classes": ({ANY: int}, type(None))}}
+    return SCHEMA | {"cells": [CELLS[task]], "summary": [summary], "details": details, "data": data}
 
 
 def faults(value: Any, wanted: Any, at: str = "results") -> list[str]:

@@ -19,7 +19,8 @@ from headstock.study.arms import Arm
 from headstock.study.compare import compare
 from headstock.study.leaks import Leaks
 from headstock.study.settings import CompareSettings, Plan
-from headstock.tasks.classify import ClassifyConfig
+from headstock.study.told import tell
+from headstock.tasks.classify import Classify, ClassifyConfig, label_numbers
 from headstock.text.records import Records
 from headstock.train.intervals import difference
 from headstock.train.labelled import Splits
@@ -115,9 +116,10 @@ def test_a_cell_says_what_its_probabilities_say(done, files):
 def test_a_near_tie_is_counted_as_it_is_stored():
     """Probabilities are stored with few digits; what is told must follow from what is stored."""
     rows = Records("test.csv", [2, 3, 4], {"text": ["a", "b", "c"], "label": ["yes", "yes", "yes"]})
-    ground = cells_module.Ground("classify", None, rows, ClassifyConfig(classes=("no", "yes")), {}, None, None)
+    task = Classify(ClassifyConfig(classes=("no", "yes")), None)
+    data = cells_module.Known(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
-    told = cells_module.scores(ground, near)
+    told = cells_module.scores(task, data, list(near))
     assert told["accuracy"] == np.mean(np.array(told["probabilities"]).argmax(1) == 1)
     assert told["accuracy"] == pytest.approx(1 / 3)
     assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # though not by their rounding
@@ -147,8 +149,10 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     """Two scratch arms, one pretrained arm; which rows each seed gets right is chosen here."""
     truth = ["no", "no", "no", "yes"]
     rows = Records("rows.csv", [2, 3, 4, 5], {"text": ["a", "b", "c", "d"], "label": truth})
+    judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
+    known = cells_module.Known(label_numbers(rows, judge.config))
     ground = cells_module.Ground(
-        "classify", Splits(rows, rows, rows), rows, ClassifyConfig(classes=("no", "yes")), {}, tmp_path, World("cpu")
+        Classify, Splits(rows, rows, rows), rows, judge.config, {}, tmp_path, World("cpu"), judge
     )
     right = {
         "scratch large": [[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]],
@@ -161,11 +165,14 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
         for name, seeds in right.items():
             said = [bool(good) == (label == "yes") for good, label in zip(seeds[seed], truth, strict=True)]
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
-            cell |= {"accuracy": sum(seeds[seed]) / 4, "parameters": None}
-            made.append(cell | {"probabilities": [[0.2, 0.8] if yes else [0.8, 0.2] for yes in said]})
+            found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
+            cell |= cells_module.scores(judge, known, found) | {"parameters": None}
+            made.append(cell | {"told": tell(judge, rows, known, found)})
     plan = Plan(CompareSettings(seeds=3), {}, {}, {})
     results = answer(plan, ground, arms, made, Leaks(), seconds=0.0)
     assert [row["accuracy"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
+    assert [row["score"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
+    assert results["metric"] == "accuracy"
     gaps = {(pair["a"], pair["b"]): pair["difference"] for pair in results["pairs"]}
     assert gaps == {
         ("scratch large", "scratch small"): pytest.approx(6 / 12),
@@ -241,7 +248,7 @@ def test_the_kept_run_is_a_real_one(done, files):
         assert loaded.evaluate(files["test"])["accuracy"] == pytest.approx(kept["accuracy"])
         with pytest.raises(UserError, match="name the file to measure it on"):  # never on rows it learned from
             loaded.evaluate()
-        assert loaded.run.results()["valid"]["accuracy"] == pytest.approx(kept["valid_accuracy"])
+        assert loaded.run.results()["valid"]["accuracy"] == pytest.approx(kept["valid_score"])
 
 
 # Several runs, one seed
@@ -341,6 +348,8 @@ def test_the_command_refuses_in_one_line(stock, files, tmp_path, capsys):
         "did you mean 'frozen'": [stock, "--out", tmp_path / "out", "--arms", "frosen"],
         "must be 1 or more": [stock, "--out", tmp_path / "out", "--seeds", 0],
         "no run to compare": ["--out", tmp_path / "out"],
+        "sum4 needs 4 layers": [stock, "--out", tmp_path / "out", "--features", "last, sum4"],
+        "is an objective of pretraining": [stock, "--out", tmp_path / "out", "--task", "masked"],
     }
     for message, words in wrong.items():
         code, out, said = command(capsys, "compare", *words, *options, "--json", "--quiet")

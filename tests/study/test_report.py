@@ -5,9 +5,7 @@ import json
 import math
 import random
 import re
-import shutil
 import warnings
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from headstock.errors import UserError
 from headstock.study.report import write_compare_report, write_report, write_run_report
 from headstock.study.report.pieces import cut, lay_over, passage, readable, strongest
 from headstock.train.run import Run
+from tests.study.browsing import Outline, check_sound, look_at
 
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
 WORDS = STORY.split()
@@ -263,49 +262,6 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     return made | {"grown": run.report}
 
 
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("there is no Chromium here")
-    with api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
-SIZES = """() => [...document.querySelectorAll('svg[data-chart]')]
-    .map(e => [e.dataset.chart, e.getBoundingClientRect()]).map(([name, box]) => [name, box.width, box.height])"""
-COLOURS = """() => ['body', 'svg[data-chart] text', 'svg[data-chart] path[style*=var]'].map(name => {
-    const look = getComputedStyle(document.querySelector(name));
-    return [look.color, look.backgroundColor, look.fill, look.stroke].join(' ') })"""
-
-
-def look_at(browser, page: Path, *, width: int, scheme: str, javascript: bool = True) -> dict:
-    """Open the page as a reader would; everything in it is unfolded before it is measured."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=javascript
-    )
-    tab, wrong, asked = context.new_page(), [], []
-    tab.on("console", lambda message: wrong.append(message.text))
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.on("dialog", lambda dialog: wrong.append(dialog.message))
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.goto(page.as_uri())
-    for folded in tab.locator("details").all():
-        folded.evaluate("node => { node.open = true }")
-    arms = []
-    for choice in tab.locator(".tabs > label").all():
-        choice.click()
-        arms.append({name for name, wide, high in tab.evaluate(SIZES) if wide > 50 and high > 50})
-    seen = {name for name, wide, high in tab.evaluate(SIZES) if wide > 50 and high > 50}.union(*arms)
-    colours = tab.evaluate(COLOURS) if seen else []
-    overflow = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    context.close()
-    return {"wrong": wrong, "asked": asked, "seen": seen, "arms": arms, "colours": colours, "overflow": overflow}
-
-
 NAMES = ("full", "one", "bare", "many", "crowd", "hostile", "tuned", "thin", "grown")
 
 
@@ -351,50 +307,9 @@ def test_the_same_results_make_the_same_page(tmp_path):
     assert pictures[0] == pictures[1]
 
 
-class Outline(HTMLParser):
-    """What a page is made of: its tags with their attributes, its ids, its text, and whether all tags are closed."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "input"})
-
-    def __init__(self, page: Path):
-        super().__init__()
-        self.tags: list[tuple[str, dict]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(page.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, (tag, self.getpos())
-
-    def handle_data(self, data):
-        self.text += data
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_is_sound_and_can_be_read_aloud(pages, name):
-    page = Outline(pages[name])
-    assert page.open == []
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    inside = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
-    assert all(link.startswith("#") and link[1:] in ids for link in inside)
-    named = {attributes[key] for _, attributes in page.tags for key in ("aria-labelledby", "for") if key in attributes}
-    assert named <= set(ids)
-    for tag, attributes in page.tags:
-        assert tag not in ("script", "img", "iframe")
-        assert not any(key.startswith("on") for key in attributes)
-        if tag == "svg":
-            assert attributes.get("aria-label") or attributes.get("aria-hidden") == "true"
-    count = [tag for tag, _ in page.tags]
-    assert count.count("table") == count.count("caption")
+    check_sound(Outline(pages[name]))
 
 
 def test_what_was_found_is_said(pages):

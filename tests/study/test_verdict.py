@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.study.verdict import sentence
+from headstock.study.verdict import best_features, sentence
 
 ARMS = {"pretrained": "pretrained", "scratch": "scratch", "frozen": "frozen", "tfidf": "tfidf"}
 
@@ -18,7 +18,7 @@ def verdict(scores: dict[str, float], gaps: dict[tuple[str, str], tuple], *, lab
         {
             "arm": name,
             "labels": labels,
-            "accuracy": score / 100,
+            "score": score / 100,
             "low": spread[0] and score / 100 + spread[0],
             "high": spread[1] and score / 100 + spread[1],
         }
@@ -141,7 +141,7 @@ def test_a_run_is_measured_against_the_scratch_model_made_like_it():
         {"name": "pretrained small", "kind": "pretrained", "run": "small"},
     ]
     summary = [
-        {"arm": arm["name"], "labels": 9, "accuracy": score, "low": score - 0.01, "high": score + 0.01}
+        {"arm": arm["name"], "labels": 9, "score": score, "low": score - 0.01, "high": score + 0.01}
         for arm, score in zip(arms, (0.8, 0.7, 0.75), strict=True)
     ]
     pairs = [
@@ -195,3 +195,39 @@ def test_without_intervals_no_claim_is_made(over_scratch, over_tfidf):
     said = verdict({**TWO, "tfidf": 75.0}, gaps, seeds=1)
     assert not re.search(r"adds|costs|enough|better|clear", said)
     assert said.endswith("one seed only, so no interval.")
+
+
+# Which layers are the best features
+
+
+def of_layers(scores: dict[str, float], gaps: dict[str, tuple], **more) -> str:
+    """Scores of layers in points, and by how much the best of them, `mix`, is ahead of the others."""
+    rows = [{"arm": f"frozen {layers}", "labels": 50, "score": score / 100} for layers, score in scores.items()]
+    for row in rows:
+        row |= {"low": row["score"] - 0.02, "high": row["score"] + 0.02, **more}
+    pairs = []
+    for layers, values in gaps.items():  # the other way round, as it is stored where the best came later
+        gap, low, high = (None if value is None else -value / 100 for value in values)
+        pairs.append({"labels": 50, "a": f"frozen {layers}", "b": "frozen mix", "difference": gap, "low": high})
+        pairs[-1]["high"] = low
+    arms = [{"name": row["arm"], "kind": "frozen"} for row in rows]
+    return best_features(50, rows, pairs, arms)
+
+
+def test_the_best_layers_are_named_with_what_they_clearly_beat():
+    said = of_layers(
+        {"last": 70.0, "mix": 80.0, "0": 60.0, "sum4": 79.0},
+        {"last": (10, 7, 13), "0": (20, 15, 25), "sum4": (1, -1, 3)},
+    )
+    assert said == (
+        "As features with 50 labels, mix reaches 80.0% (78.0 to 82.0): 10.0 points (7.0 to 13.0) over last, "
+        "20.0 points (15.0 to 25.0) over layer 0; not clearly better than sum4 (+1.0 points, -1.0 to 3.0)."
+    )
+    assert "reaches F1 80.0%" in of_layers({"mix": 80.0}, {}, metric="f1")
+
+
+def test_one_seed_compares_layers_without_a_claim():
+    said = of_layers({"last": 70.0, "mix": 80.0}, {"last": (10, None, None)}, low=None, high=None)
+    assert said == (
+        "As features with 50 labels, mix reaches 80.0%; not clearly better than last (+10.0 points, no interval)."
+    )

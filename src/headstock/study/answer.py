@@ -17,16 +17,16 @@ from headstock.study.leakage import overlap
 from headstock.study.leaks import Leaks
 from headstock.study.mistakes import label_errors
 from headstock.study.settings import Plan
-from headstock.study.told import shown_of, told_of
-from headstock.study.verdict import sentence
+from headstock.study.told import shown_of
+from headstock.study.verdict import best_features, sentence
 from headstock.tasks.classify import label_numbers
 from headstock.text.catalog import PREFIX
+from headstock.text.records import Records
 from headstock.train.intervals import difference, interval, macro_f1_interval
-from headstock.train.metrics import as_predictions
 
 Cell = dict[str, Any]
 TOLD = (
-    "arm", "labels", "seed", "accuracy", "macro_f1", "loss", "ece", "valid_accuracy", "best_epoch", "seconds",
+    "arm", "labels", "seed", "score", "accuracy", "macro_f1", "loss", "ece", "valid_score", "best_epoch", "seconds",
     "tokens_per_second", "chosen", "epochs",
 )  # fmt: skip
 VERSIONS = ("headstock", "torch", "tokenizers", "scikit-learn", "numpy")
@@ -40,17 +40,18 @@ def answer(
     by_arm = {
         (arm.name, n): [c for c in cells if (c["arm"], c["labels"]) == (arm.name, n)] for arm in arms for n in counts
     }
-    truth = label_numbers(ground.measured, ground.config)
-    summary = [summarise(ground, truth, arm.name, n, by_arm[arm.name, n]) for n in counts for arm in arms]
+    metric = ground.judge.headline
+    summary = [summarise(ground, arm.name, n, by_arm[arm.name, n]) for n in counts for arm in arms]
     pairs = [
-        compare_pair(truth, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
+        compare_pair(metric, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
         for n in counts
         for a, b in combinations(arms, 2)
     ]
     described = [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms]
     results = {
         "kind": "compare",
-        "task": ground.task,
+        "task": ground.task.name,
+        "metric": metric,
         "title": title_of(ground, arms),
         "versions": versions(),
         "device": str(ground.world.device),
@@ -58,26 +59,52 @@ def answer(
         "seed": plan.compare.seed,
         "settings": settings_of(plan),
         "data": ground.splits.describe(),
-        "classes": list(ground.config.classes),
+        "classes": list(getattr(ground.config, "classes", ())),
         "measured_on": "valid" if ground.measured_is_valid else "test",
         "measured_rows": len(ground.measured),
         "leakage": leaks.runs,
-        "train_overlap": len(overlap(ground.measured.plain, ground.splits.train.plain)),
+        "train_overlap": len(overlap(whole(ground.measured), whole(ground.splits.train))),
         "arms": described,
         "labels": counts,
         "seeds": sorted({made["seed"] for made in cells}),
-        "cells": [{name: made[name] for name in TOLD} for made in cells],
+        "cells": [{name: made[name] for name in (*TOLD, *made["tallies"])} for made in cells],
         "summary": summary,
         "pairs": pairs,
-        "verdicts": [sentence(n, summary, pairs, described) for n in counts],
+        "verdicts": verdicts(plan, counts, summary, pairs, described),
         "notes": notes(plan, ground, leaks),
-        "details": details(ground, truth, arms, by_arm, counts[-1]),
+        "details": details(ground, arms, by_arm, counts[-1]),
     }
     write_json(ground.folder / "results.json", results)
     if ground.unlabelled is not None:
         for arm in arms:
             write_predictions(ground, arm, by_arm[arm.name, counts[-1]])
     return results
+
+
+def verdicts(
+    plan: Plan,
+    counts: list[int],
+    summary: list[dict[str, Any]],
+    pairs: list[dict[str, Any]],
+    arms: list[dict[str, Any]],
+) -> list[str]:
+    """What pays at each number of labels; where choices of layers were compared, which is best."""
+    named = tuple(f"frozen {layers} " for layers in plan.compare.features)  # and a run, where there are several
+    tried = [arm for arm in arms if f"{arm['name']} ".startswith(named)] if named else []
+    others = [arm for arm in arms if arm not in tried]
+    said = []
+    for n in counts:
+        if others:
+            said.append(sentence(n, summary, pairs, others))
+        if tried:
+            said.append(best_features(n, summary, pairs, tried))
+    return said
+
+
+def whole(records: Records) -> list[str]:
+    """All that a row says: the same question on another text is another one."""
+    contexts = records.columns.get("context", [""] * len(records))
+    return [f"{context} {text}" for context, text in zip(contexts, records.plain, strict=True)]
 
 
 def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -111,16 +138,21 @@ def predicted(cells: list[Cell]) -> np.ndarray:
     return np.array([made["probabilities"] for made in cells])
 
 
-def right(cells: list[Cell], truth: np.ndarray) -> np.ndarray:
-    """(S, N) whether each seed's model is right on each row."""
-    found = predicted(cells)
-    return found.argmax(-1) == truth if truth.ndim == 1 else ((found > 0.5) == truth.astype(bool)).all(-1)
+def tallied(cells: list[Cell], metric: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """(S, N) what each seed's model got right of each row, and what that is a share of; None if of one each."""
+    hits, of = (np.array([made["tallies"][metric][part] for made in cells]) for part in (0, 1))
+    return hits, None if (of == 1).all() else of
 
 
-def summarise(ground: Ground, truth: np.ndarray, arm: str, labels: int, cells: list[Cell]) -> dict[str, Any]:
-    mean = interval(right(cells, truth), key=("accuracy",))
-    f1 = {"macro_f1": float(np.mean([made["macro_f1"] for made in cells])), "macro_f1_low": None, "macro_f1_high": None}
-    if truth.ndim == 1:
+def summarise(ground: Ground, arm: str, labels: int, cells: list[Cell]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for metric in cells[0]["tallies"]:
+        around = interval(*tallied(cells, metric), key=("accuracy",))
+        found |= {metric: around.mean, f"{metric}_low": around.low, f"{metric}_high": around.high}
+    metric = ground.judge.headline
+    means = [made["macro_f1"] for made in cells if made["macro_f1"] is not None]
+    f1 = {"macro_f1": float(np.mean(means)) if means else None, "macro_f1_low": None, "macro_f1_high": None}
+    if cells[0]["probabilities"] is not None and (truth := label_numbers(ground.measured, ground.config)).ndim == 1:
         around = macro_f1_interval(truth, predicted(cells).argmax(-1), len(ground.config.classes))
         f1 = {"macro_f1": around.mean, "macro_f1_low": around.low, "macro_f1_high": around.high}
     speeds = [made["tokens_per_second"] for made in cells if made["tokens_per_second"]]
@@ -128,19 +160,21 @@ def summarise(ground: Ground, truth: np.ndarray, arm: str, labels: int, cells: l
         "arm": arm,
         "labels": labels,
         "seeds": len(cells),
-        "accuracy": mean.mean,
-        "low": mean.low,
-        "high": mean.high,
+        "metric": metric,
+        "score": found[metric],
+        "low": found[f"{metric}_low"],
+        "high": found[f"{metric}_high"],
+        "accuracy": found.get("accuracy", found.get("exact_match")),
+        **found,
         **f1,
         "seconds": float(np.mean([made["seconds"] for made in cells])),
         "tokens_per_second": float(np.mean(speeds)) if speeds else None,
     }
 
 
-def compare_pair(
-    truth: np.ndarray, a: str, b: str, labels: int, ours: list[Cell], theirs: list[Cell]
-) -> dict[str, Any]:
-    gap = difference(right(ours, truth), right(theirs, truth))
+def compare_pair(metric: str, a: str, b: str, labels: int, ours: list[Cell], theirs: list[Cell]) -> dict[str, Any]:
+    (hits, of), (other_hits, other_of) = tallied(ours, metric), tallied(theirs, metric)
+    gap = difference(hits, other_hits, of, other_of)
     return {"labels": labels, "a": a, "b": b, "difference": gap.mean, "low": gap.low, "high": gap.high}
 
 
@@ -176,21 +210,22 @@ def notes(plan: Plan, ground: Ground, leaks: Leaks) -> list[str]:
     return said
 
 
-def details(
-    ground: Ground, truth: np.ndarray, arms: list[Arm], by_arm: dict[tuple[str, int], list[Cell]], labels: int
-) -> dict[str, Any]:
+def details(ground: Ground, arms: list[Arm], by_arm: dict[tuple[str, int], list[Cell]], labels: int) -> dict[str, Any]:
     """What the models of the first seed get wrong where they had the most labels, and which labels look wrong."""
-    if truth.ndim > 1:  # several classes at once have no confusion matrix
+    told = {arm.name: by_arm[arm.name, labels][0] for arm in arms}
+    found = {name: {"seed": made["seed"], **made["told"]} for name, made in told.items() if made.get("told")}
+    if not found:  # several classes at once have no confusion matrix
         return {}
-    classes, told = ground.config.classes, {}
-    for arm in arms:
-        made = by_arm[arm.name, labels][0]
-        found, explained = np.array(made["probabilities"]), made.get("explained", {})
-        told[arm.name] = {"seed": made["seed"], **told_of(ground.measured, truth, found, classes, explained)}
     judges = [arm for arm in arms if arm.kind != "scratch"] or arms
-    every = np.concatenate([predicted(by_arm[arm.name, labels]) for arm in judges])
-    doubtful = label_errors(every, truth, **shown_of(ground.measured, classes))
-    return {"labels": labels, "arms": told, "label_errors": doubtful}
+    kept = [made for arm in judges for made in by_arm[arm.name, labels]]
+    doubts = {} if kept[0]["probabilities"] is None else {"label_errors": doubtful(ground, kept)}
+    return {"labels": labels, "arms": found, **doubts}
+
+
+def doubtful(ground: Ground, kept: list[Cell]) -> list[dict[str, Any]]:
+    """Rows whose one label is probably wrong."""
+    truth = label_numbers(ground.measured, ground.config)
+    return label_errors(predicted(kept), truth, **shown_of(ground.measured, ground.config.classes))
 
 
 def valid_loss(made: Cell) -> float:
@@ -200,7 +235,7 @@ def valid_loss(made: Cell) -> float:
 
 def write_predictions(ground: Ground, arm: Arm, cells: list[Cell]) -> None:
     """The test rows as the seed says that did best on validation rows; among equals, the one that lost least there."""
-    best = max(cells, key=lambda made: (made["valid_accuracy"], -valid_loss(made)))
-    rows = as_predictions(ground.config, np.array(best["predicted"]))
+    best = max(cells, key=lambda made: (made["valid_score"], -valid_loss(made)))
+    rows = best["predicted"]
     path = ground.folder / "predictions" / f"{arm.name.replace(' ', '-').replace('/', '-')}.jsonl"
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -10,49 +10,52 @@ from typing import Any
 
 import numpy as np
 
-from headstock import __version__
+from headstock import __version__, config
 from headstock.files import sha256, write_json
 from headstock.study.arms import Arm
-from headstock.study.mistakes import calibration
+from headstock.study.mistakes import reliability
 from headstock.study.tfidf import Baseline
-from headstock.study.told import explain_mistakes
-from headstock.tasks.classify import Classify, ClassifyConfig, label_numbers
+from headstock.study.told import confidences, tell
+from headstock.tasks.classify import Classify, label_numbers
+from headstock.tasks.labelled import LabelledTask
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.finetune import keep_fitted, sizes
 from headstock.train.fit import Data, Fitted, fit
+from headstock.train.intervals import macro_f1
 from headstock.train.labelled import Splits, subset
 from headstock.train.loop import Watch
-from headstock.train.metrics import metrics_of
 from headstock.train.run import Run
 from headstock.train.settings import RunConfig
 from headstock.train.transfer import gather_config, settle
 from headstock.train.world import World
 
 DIGITS = 5  # of probabilities in a cell's file
+SHARED = ("classes", "separator", "unanswerable")  # what the whole training file says, also to a cell of few rows
 
 
 @dataclass(frozen=True)
 class Ground:
     """What all cells share: the rows, what they are measured on, and common settings."""
 
-    task: str
+    task: type[LabelledTask]
     splits: Splits
     measured: Records  # labelled: the test rows, or the validation rows where those have no labels
-    config: ClassifyConfig  # the classes, the same for all
+    config: Any  # the task's settings that are the same for all, such as the classes
     settings: dict[str, Any]  # of every arm that is fine-tuned
     folder: Path
     world: World
+    judge: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
 
     @property
     def unlabelled(self) -> Records | None:
         """Test rows to predict."""
         test = self.splits.test
-        return test if test is not None and test.labels is None else None
+        return test if test is not None and not test.labelled else None
 
     @property
     def measured_is_valid(self) -> bool:
-        return self.splits.test is None or self.splits.test.labels is None
+        return self.splits.test is None or not self.splits.test.labelled
 
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
         """The same training rows for every arm, and at most as many to choose the epoch by: those are labels too."""
@@ -97,9 +100,10 @@ def settings_of(ground: Ground, place: Place, train: Records) -> RunConfig | Non
     if place.arm.run is None:
         return None
     given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
-    given |= {"task.classes": list(ground.config.classes), "task.separator": ground.config.separator}
+    shared = {name: getattr(ground.config, name, None) for name in SHARED}
+    given |= {f"task.{name}": config.plain(value) for name, value in shared.items() if value}
     given |= {"data.train": ground.splits.train.source}
-    return settle(gather_config(place.arm.run, ground.task, None, given), train)
+    return settle(gather_config(place.arm.run, ground.task.name, None, given), train)
 
 
 def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: Records, valid: Records) -> str:
@@ -111,8 +115,8 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
     parts = {
         "version": __version__,
         "rows": Splits(train, valid, ground.measured).fingerprint(),
-        "unlabelled": ground.unlabelled.texts if ground.unlabelled else None,
-        "classes": ground.config.classes,
+        "unlabelled": ground.unlabelled.columns if ground.unlabelled else None,
+        "task": [ground.task.name, config.plain(ground.config)],
         "settings": settings,
         "tokenizer": run.data()["tokenizer"] if run else None,
         "weights": sha256(run.weights_file) if run and place.arm.kind != "scratch" else None,
@@ -127,39 +131,77 @@ def read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def scores(ground: Ground, probabilities: np.ndarray) -> dict[str, Any]:
+def scores(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """What a cell says of the measured rows."""
-    labels = label_numbers(ground.measured, ground.config)
-    kept = rounded(probabilities)
-    found = metrics_of(ground.config, kept, labels)  # near ties count as they are kept, so that all tables agree
-    one = ground.config.separator is None
+    of_classes = isinstance(task, Classify)
+    kept = list(rounded(np.stack(outputs))) if of_classes else outputs  # near ties count as they are kept
+    tallies, sure = task.tallies(data, kept), confidences(task, data, kept)
+    found = task.extras(data, kept) | {name: share(*tally) for name, tally in tallies.items()}
+    if (numbers := task.class_numbers(data, kept)) is not None:
+        found["macro_f1"] = macro_f1(*numbers)
     return {
-        **{name: found[name] for name in ("accuracy", "macro_f1")},
-        "loss": metrics_of(ground.config, probabilities, labels)["loss"],  # rounded, the improbable were impossible
-        "ece": calibration(kept, labels)["ece"] if one else None,
-        "probabilities": kept.tolist(),
+        "score": found[task.headline],
+        "accuracy": found["accuracy"] if "accuracy" in found else found["exact_match"],
+        **{name: found[name] for name in tallies},
+        "macro_f1": found.get("macro_f1"),
+        "loss": task.extras(data, outputs).get("loss"),  # rounded, the improbable were impossible
+        "ece": None if sure is None else reliability(*sure)["ece"],
+        "tallies": {name: [brief(hits), brief(of)] for name, (hits, of) in tallies.items()},
+        "probabilities": np.stack(kept).tolist() if of_classes else None,
     }
+
+
+def share(hits: np.ndarray, of: np.ndarray) -> float:
+    return float(hits.sum() / max(of.sum(), 1e-9))
 
 
 def rounded(probabilities: np.ndarray) -> np.ndarray:
     return probabilities.astype(np.float64).round(DIGITS)
 
 
+def brief(values: np.ndarray) -> list[float]:
+    """Whole numbers as such, others rounded: a cell is kept as text."""
+    return [int(value) if value == int(value) else round(float(value), DIGITS) for value in values]
+
+
 def baseline(ground: Ground, place: Place, train: Records, valid: Records) -> dict[str, Any]:
     """TF-IDF and a linear classifier, on the words as a person reads them."""
-    numbers = [label_numbers(rows, ground.config) for rows in (train, valid)]
-    fitted = Baseline(ground.config.classes).fit(train.plain, numbers[0], valid.plain, numbers[1], seed=place.seed)
-    predicted = None if ground.unlabelled is None else fitted.probabilities(ground.unlabelled.plain)
-    return {
-        **scores(ground, fitted.probabilities(ground.measured.plain)),
-        "valid_accuracy": fitted.valid_accuracy,
+    task = ground.judge
+    assert isinstance(task, Classify)
+    known = [label_numbers(rows, ground.config) for rows in (train, valid, ground.measured)]
+    fitted = Baseline(ground.config.classes).fit(
+        told_apart(train), known[0], told_apart(valid), known[1], seed=place.seed
+    )
+    found = fitted.probabilities(told_apart(ground.measured))
+    data = Known(known[2])
+    made = {
+        **scores(task, data, list(found)),
+        "valid_score": fitted.valid_accuracy,
         "best_epoch": None,
         "tokens_per_second": None,
         "chosen": fitted.chosen,
         "epochs": [],
         "parameters": None,
-        "predicted": None if predicted is None else rounded(predicted).tolist(),
+        "predicted": None,
     }
+    if ground.unlabelled is not None:
+        made["predicted"] = task.predictions(None, list(rounded(fitted.probabilities(told_apart(ground.unlabelled)))))
+    if place.shown:
+        made["told"] = tell(task, ground.measured, data, list(rounded(found)))
+    return made
+
+
+@dataclass(frozen=True)
+class Known:
+    """Rows that are not cut into tokens, as TF-IDF reads them: their labels alone."""
+
+    labels: np.ndarray
+
+
+def told_apart(records: Records) -> list[Any]:
+    """Texts as a person reads them; the two of a pair stay two."""
+    columns = records.columns
+    return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.plain
 
 
 def trained(
@@ -169,30 +211,38 @@ def trained(
     run = place.arm.run
     assert run is not None
     tokenizer = run.tokenizer()
-    task = Classify(chosen.task, tokenizer)
+    task = ground.task(chosen.task, tokenizer)
     data = Data(task.prepare(train), task.prepare(valid))
     weights = None if place.arm.kind == "scratch" else run.weights()
     fitted = fit(chosen, tokenizer, weights, data, run=None, world=ground.world, watch=watch)
     measured = task.prepare(ground.measured)
-    found = fitted.probabilities(measured, dtype=chosen.train.dtype)
+    found = fitted.outputs(measured, dtype=chosen.train.dtype)
     predicted = None
     if ground.unlabelled is not None:
-        predicted = fitted.probabilities(task.prepare(ground.unlabelled), dtype=chosen.train.dtype)
+        rows = task.prepare(ground.unlabelled)
+        predicted = task.predictions(rows, fitted.outputs(rows, dtype=chosen.train.dtype))
     made = {
-        **scores(ground, found),
-        "valid_accuracy": next(r["valid_accuracy"] for r in fitted.epochs if r["step"] == fitted.progress.best_step),
+        **scores(task, measured, found),
+        "valid_score": valid_score(fitted, data.valid, chosen),
         "best_epoch": fitted.best_epoch,
         "tokens_per_second": None if chosen.transfer.freeze else speed(fitted),  # frozen, no token is read in training
         "chosen": None,
         "epochs": fitted.epochs,
         "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze),
-        "predicted": None if predicted is None else rounded(predicted).tolist(),
+        "predicted": predicted,
     }
     if place.shown:
-        if not task.several:
-            made["explained"] = explain_mistakes(fitted.model, task, measured, rounded(found), length=fitted.length)
+        made["told"] = tell(task, ground.measured, measured, found, model=fitted.model, length=fitted.length)
         keep(ground, place, chosen, tokenizer, fitted, Splits(train, valid, None))
     return made
+
+
+def valid_score(fitted: Fitted, valid: Any, chosen: RunConfig) -> float:
+    """Of the epoch that was chosen; what is not known of every epoch is measured again."""
+    if fitted.task.headline == "accuracy":
+        return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.progress.best_step)
+    found = fitted.outputs(valid, dtype=chosen.train.dtype)
+    return share(*fitted.task.tallies(valid, found)[fitted.task.headline])
 
 
 def speed(fitted: Fitted) -> float:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
 from headstock.study.leaks import Leaks, look_for_leaks
 from headstock.study.settings import CompareSettings, Plan, make_plan
-from headstock.tasks.classify import ClassifyConfig, find_classes, label_numbers
 from headstock.text.records import Records
 from headstock.train.labelled import read_splits, spread
 from headstock.train.loop import Watch
@@ -21,6 +20,7 @@ from headstock.train.pretrain import pretrain, same_settings
 from headstock.train.run import Run
 from headstock.train.settings import LabelledSettings
 from headstock.train.signals import Interrupted
+from headstock.train.transfer import labelled_task
 from headstock.train.world import World, choose_device
 
 Say = Callable[[str], None]
@@ -35,6 +35,7 @@ def compare(
     out: str | Path,
     task: str | None = None,
     arms: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
     labels: Sequence[int] | None = None,
     seeds: int | None = None,
     seed: int | None = None,
@@ -47,7 +48,9 @@ def compare(
     watch: Sequence[Watch] = (),
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Compare arms on labelled texts; returns what results.json in the folder `out` holds.
+    """Compare arms on labelled rows; returns what results.json in the folder `out` holds.
+
+    `features` asks for a frozen arm for each choice of layers, such as `["last", "sum4", "concat4", "mix"]`.
 
     Every cell (an arm, so many labels, a seed) is kept in the folder: the same call goes on where it was stopped.
     `settings` are those of `finetune`, for all arms; a file may set them for one arm alone.
@@ -59,6 +62,7 @@ def compare(
     options = {
         "task": task,
         "arms": arms,
+        "features": features,
         "labels": labels,
         "seeds": seeds,
         "seed": seed,
@@ -87,21 +91,33 @@ def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
     """Read the files and find everything that is wrong with them before any work is done."""
     asked = plan.compare
     check_names(asked.arms, plan.arms)
-    if asked.separator is not None and "tfidf" in (kind_of(name, plan.arms) for name in asked.arms):
-        raise UserError("--arms: TF-IDF cannot learn several labels a text; leave tfidf out of --arms for these rows")
+    task = labelled_task(asked.task)
+    if "tfidf" in (kind_of(name, plan.arms) for name in asked.arms) and (why := beyond_tfidf(asked)):
+        raise UserError(f"--arms: TF-IDF {why}; leave tfidf out of --arms for these rows")
+    if asked.separator is not None and "separator" not in {part.name for part in fields(task.Config)}:
+        raise UserError(f"separator: a row of {asked.task} has one label, so there is nothing to separate")
     files = LabelledSettings(asked.train, asked.valid, asked.test, asked.columns)
-    splits = read_splits(files, separator=asked.separator, seed=asked.seed, say=say)
-    classes = ClassifyConfig(classes=find_classes(splits.train, asked.separator), separator=asked.separator)
-    measured = splits.test if splits.test is not None and splits.test.labels is not None else splits.valid
+    bare = task.Config(separator=asked.separator) if asked.separator is not None else task.Config()
+    splits = read_splits(files, task, bare, seed=asked.seed, say=say)
+    settled = task.settle(bare, splits.train)
+    judge = task(settled, None)
+    measured = splits.test if splits.test is not None and splits.test.labelled else splits.valid
     for records in (splits.train, splits.valid, measured):
-        label_numbers(records, classes)
+        judge.check(records)
     too_many = [count for count in asked.labels if count > len(splits.train)]
     if too_many:
         wanted = ", ".join(f"{count:,}" for count in too_many)
         raise UserError(f"--labels {wanted}: {splits.train.source} has only {len(splits.train):,} rows")
     if asked.seeds < 2:
         say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
-    return Ground(asked.task, splits, measured, classes, plan.settings, folder, world)
+    return Ground(task, splits, measured, settled, plan.settings, folder, world, judge)
+
+
+def beyond_tfidf(asked: CompareSettings) -> str | None:
+    """Why TF-IDF cannot learn what is asked, if it cannot."""
+    if asked.separator is not None:
+        return "cannot learn several labels a text"
+    return None if asked.task in ("classify", "pair") else f"says one thing of a whole text, which is no {asked.task}"
 
 
 def grown(plan: Plan, folder: Path, device: str, watch: Sequence[Watch], say: Say) -> Run:
@@ -130,7 +146,7 @@ def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Record
     kept = measured.select(rows)
     if asked.rows is None or asked.rows >= len(rows):
         return kept
-    return kept.select(sorted(spread(kept.labels or [], seed=asked.seed)[: asked.rows]))
+    return kept.select(sorted(spread(kept.strata, seed=asked.seed)[: asked.rows]))
 
 
 def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
@@ -155,6 +171,6 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
                 stop.exit_code - 128,
             ) from None
         cells.append(made)
-        told = f"{made['accuracy']:6.1%}  {made['seconds']:5.1f} s" if new else f"{made['accuracy']:6.1%}  (kept)"
+        told = f"{made['score']:6.1%}  {made['seconds']:5.1f} s" if new else f"{made['score']:6.1%}  (kept)"
         say(f"{number:3d}/{len(places)}  {place.labels:6,} labels  seed {place.seed}  {place.arm.name:20s} {told}")
     return cells

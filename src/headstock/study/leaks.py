@@ -54,7 +54,7 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
         return unchecked(run, "the run does not say what it was pretrained on")
     try:
         corpus = read_corpus(settings["corpus"], documents=settings["documents"], column=settings["column"])
-        key = hashlib.sha256(json.dumps([corpus.fingerprint(), measured.texts]).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps([corpus.fingerprint(), measured.plain]).encode()).hexdigest()
         path = folder / "leakage" / f"{run.path.name}.json"
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))

@@ -25,11 +25,16 @@ def confusion(true: Integers, predicted: Integers, classes: int) -> list[list[in
 
 
 def calibration(probabilities: Floats, true: Integers) -> dict[str, Any]:
-    """How often the model is right when it says it is p sure, in ten equal bins of p; empty bins are left out.
+    """`reliability` of the likeliest class."""
+    return reliability(probabilities.max(1), probabilities.argmax(1) == true)
+
+
+def reliability(confidence: Floats, right: NDArray) -> dict[str, Any]:
+    """How often the model is right when it says it is p sure, (N,) each, in ten equal bins of p; empty
+    bins are left out.
 
     `ece` is the expected calibration error: the mean gap between confidence and accuracy, weighted by the bins' rows.
     """
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == true
     bin_of = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)  # a bin holds its upper edge, so 1.0 too
     bins, gap = [], 0.0
     for number in np.unique(bin_of):
@@ -38,13 +43,15 @@ def calibration(probabilities: Floats, true: Integers) -> dict[str, Any]:
         edges = {"low": float(number) / BINS, "high": float(number + 1) / BINS}
         bins.append({**edges, "count": int(inside.sum()), "confidence": mean, "accuracy": share})
         gap += int(inside.sum()) * abs(mean - share)
-    return {"bins": bins, "ece": gap / len(true)}
+    return {"bins": bins, "ece": gap / len(right)}
 
 
-def length_effect(right: Sequence[int], wrong: Sequence[int]) -> dict[str, Any]:
-    """Does length matter? Mann-Whitney's test of the lengths of rightly and wrongly classified texts.
+def length_effect(
+    right: Sequence[int], wrong: Sequence[int], *, called: str = "wrongly classified texts"
+) -> dict[str, Any]:
+    """Does length matter? Mann-Whitney's test of the lengths of what was predicted right and of what was not.
 
-    `probability` is that of a wrong text being longer than a right one, ties counting half.
+    `probability` is that of a wrong one being longer than a right one, ties counting half.
     """
     from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]
 
@@ -63,9 +70,9 @@ def length_effect(right: Sequence[int], wrong: Sequence[int]) -> dict[str, Any]:
     matters = p < SIGNIFICANT
     if matters:
         side = "longer" if probability > 0.5 else "shorter"
-        text = f"Yes: wrongly classified texts tend to be {side} than the others {numbers}."
+        text = f"Yes: {called} tend to be {side} than the others {numbers}."
     else:
-        text = f"No: wrongly classified texts are neither clearly longer nor clearly shorter than the others {numbers}."
+        text = f"No: {called} are neither clearly longer nor clearly shorter than the others {numbers}."
     return {**found, "matters": matters, "text": text}
 
 

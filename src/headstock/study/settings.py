@@ -1,6 +1,6 @@
 """What a comparison is asked to do: a recipe file and options as one checked whole."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,13 +10,14 @@ from headstock.errors import ConfigError
 
 @dataclass(frozen=True)
 class CompareSettings:
-    task: Literal["classify"] = "classify"
+    task: str = "classify"  # or pair, tag, answer
     train: str = ""
     valid: str | None = None
     test: str | None = None
     columns: tuple[str, ...] = ()
     separator: str | None = None  # between the classes of one label
-    arms: tuple[str, ...] = ("scratch", "pretrained", "frozen", "tfidf")
+    arms: tuple[str, ...] = ()  # all that the task has a use for unless given
+    features: tuple[str, ...] = ()  # a frozen arm for each of these choices of layers: last, sum4, concat4, mix, N
     labels: tuple[int, ...] = ()  # numbers of training rows; all of them unless given
     seeds: int = 5
     seed: int = 0  # the first of them
@@ -32,8 +33,8 @@ class CompareSettings:
         problems += [("labels", f"must be 2 or more, not {count}") for count in self.labels if count < 2]
         if len(set(self.labels)) < len(self.labels):
             problems.append(("labels", "names a number twice"))
-        if not self.arms:
-            problems.append(("arms", "names none"))
+        if len(set(self.features)) < len(self.features):
+            problems.append(("features", "names a choice twice"))
         if problems:
             raise ConfigError(problems)
 
@@ -77,4 +78,13 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
         raise ConfigError(problems)
     separators = [finetune.pop(key) for key in ("separator", "task.separator") if key in finetune]
     merged = tables["compare"] | ({"separator": separators[0]} if separators else {}) | given
-    return Plan(config.build(CompareSettings, merged, at="compare"), finetune, arms, tables["pretrain"])
+    asked = config.build(CompareSettings, merged, at="compare")
+    tried = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in asked.features}
+    names = asked.arms or (() if tried else usual_arms(asked))
+    return Plan(replace(asked, arms=(*names, *tried)), finetune, arms | tried, tables["pretrain"])
+
+
+def usual_arms(asked: CompareSettings) -> tuple[str, ...]:
+    """All ways to learn a task; TF-IDF has a use for whole texts of one class only."""
+    of_texts = asked.task in ("classify", "pair") and asked.separator is None
+    return ("scratch", "pretrained", "frozen", *(["tfidf"] if of_texts else []))

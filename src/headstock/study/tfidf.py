@@ -24,6 +24,8 @@ CANDIDATES = (
 class Baseline:
     """Words 1-2 and characters 2-5, each by sublinear TF-IDF, then the best of a few linear classifiers.
 
+    Texts may come in pairs: then both are counted by themselves, and what they share and do not share beside them.
+
     >>> baseline = Baseline(["negative", "positive"]).fit(texts, labels, valid_texts, valid_labels, seed=0)
     >>> baseline.chosen, baseline.valid_accuracy
     ('linear SVM, C=1', 0.8525)
@@ -37,7 +39,7 @@ class Baseline:
     _sharpness: float = field(default=1.0, init=False, repr=False)
 
     def fit(
-        self, texts: Sequence[str], labels: Any, valid_texts: Sequence[str], valid_labels: Any, *, seed: int
+        self, texts: Sequence[Any], labels: Any, valid_texts: Sequence[Any], valid_labels: Any, *, seed: int
     ) -> "Baseline":
         """Learn from the training rows, choose on the validation rows; labels are numbers into `classes`."""
         true, valid_true = _class_numbers(labels), _class_numbers(valid_labels)
@@ -46,7 +48,8 @@ class Baseline:
         if len(present := np.unique(true)) < 2:
             got = ", ".join(repr(self.classes[number]) for number in present) or "none"
             raise UserError(f"TF-IDF arm: the training rows must hold two classes or more, got {got}")
-        self._counters, rows = _count(texts)
+        self._counters = _counters([text for row in texts for text in row] if _paired(texts) else texts)
+        rows = self._features(texts)
         valid_rows = self._features(valid_texts)
         best = -1.0
         for name, strength in CANDIDATES:
@@ -58,17 +61,23 @@ class Baseline:
         self._sharpness = _fitted_sharpness(self._decisions(valid_rows), valid_true, self._classifier.classes_)
         return self
 
-    def probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
+    def probabilities(self, texts: Sequence[Any]) -> NDArray[np.float64]:
         """(N, C); 0 for a class that no training row had. The likeliest class is always the classifier's own choice."""
         every = np.zeros((len(texts), len(self.classes)))
         if len(texts):
             every[:, self._classifier.classes_] = _softmax(self._sharpness * self._decisions(self._features(texts)))
         return every
 
-    def _features(self, texts: Sequence[str]) -> Any:
+    def _features(self, texts: Sequence[Any]) -> Any:
         from scipy.sparse import hstack  # type: ignore[import-untyped]
 
-        return hstack([counter.transform(texts) for counter in self._counters]).tocsr()
+        if not _paired(texts):
+            return hstack([counter.transform(texts) for counter in self._counters]).tocsr()
+        parts = []
+        for counter in self._counters:
+            first, second = (counter.transform([row[side] for row in texts]) for side in (0, 1))
+            parts += [first, second, first.multiply(second), abs(first - second)]
+        return hstack(parts).tocsr()
 
     def _decisions(self, rows: Any) -> NDArray[np.float64]:
         """(N, K) the decision value of each of the K classes seen in training."""
@@ -85,25 +94,27 @@ def _class_numbers(labels: Any) -> NDArray[np.integer]:
     return np.asarray(labels, dtype=np.int64)
 
 
-def _count(texts: Sequence[str]) -> tuple[list[Any], Any]:
-    """The counters of words and of characters that find something in `texts`, and what they find."""
-    from scipy.sparse import hstack
+def _paired(texts: Sequence[Any]) -> bool:
+    return bool(len(texts)) and not isinstance(texts[0], str)
+
+
+def _counters(texts: Sequence[str]) -> list[Any]:
+    """The counters of words and of characters that find something in `texts`."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    counters, found = [], []
+    counters = []
     for counter in (
         TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
         TfidfVectorizer(analyzer="char", ngram_range=(2, 5), sublinear_tf=True),
     ):
         try:
-            found.append(counter.fit_transform(texts))
-            counters.append(counter)
+            counters.append(counter.fit(texts))
         except ValueError as wrong:
             if "empty vocabulary" not in str(wrong):  # texts of one-letter words have one, and characters still serve
                 raise
     if not counters:
         raise UserError("TF-IDF arm: the training texts hold no word and no two characters in a row")
-    return counters, hstack(found).tocsr()
+    return counters
 
 
 def _classifier(name: str, strength: float, seed: int) -> Any:

@@ -65,7 +65,7 @@ class Results:
     def of_kind(self, kind: str) -> list[str]:
         """The arms of a kind, the most accurate first."""
         names = [arm["name"] for arm in self.arms if arm["kind"] == kind]
-        return sorted(names, key=lambda name: -self.scores[name]["accuracy"])
+        return sorted(names, key=lambda name: -self.scores[name]["score"])
 
     def scratch_beside(self, name: str) -> str | None:
         """The scratch arm to measure `name` against: the one made like its run where each run has its own."""
@@ -79,12 +79,13 @@ class Results:
             return Gap(_points(pair["difference"]), _edge(pair["low"]), _edge(pair["high"]))
         if (b, a) in self.pairs:
             return self.gap(b, a).turned()
-        return Gap(_points(self.scores[a]["accuracy"] - self.scores[b]["accuracy"]), None, None)
+        return Gap(_points(self.scores[a]["score"] - self.scores[b]["score"]), None, None)
 
     def reaches(self, name: str) -> str:
-        """`reaches 71.0% (68.9 to 73.2)`."""
+        """`reaches 71.0% (68.9 to 73.2)`, or of another metric `reaches F1 71.0% (68.9 to 73.2)`."""
         row = self.scores[name]
-        reached = f"reaches {_points(row['accuracy']):.1f}%"
+        called = {"accuracy": "", "f1": "F1 "}[row.get("metric", "accuracy")]
+        reached = f"reaches {called}{_points(row['score']):.1f}%"
         return reached if row["low"] is None else f"{reached} ({_points(row['low']):.1f} to {_points(row['high']):.1f})"
 
 
@@ -115,6 +116,39 @@ def sentence(
     if results.scores and all(row["low"] is None for row in results.scores.values()):
         text += "; one seed only, so no interval"
     return f"{opening}{text}."
+
+
+def best_features(
+    labels: int,
+    summary: Iterable[Mapping[str, Any]],
+    pairs: Iterable[Mapping[str, Any]],
+    arms: Sequence[Mapping[str, Any]],
+) -> str:
+    """The verdict on frozen arms that differ in their layers: which is best, and is that clear?"""
+    results = Results(labels, summary, pairs, arms)
+    best, *others = results.of_kind("frozen")
+    text = f"As features with {labels:,} labels, {_layers(best)} {results.reaches(best)}"
+    gaps = {name: results.gap(best, name) for name in others}
+    clear = [name for name, gap in gaps.items() if gap.above]
+    close = [name for name in others if name not in clear]
+    said = [f"{gaps[name].size()} over {_layers(name)}" for name in clear]
+    if said:
+        text += f": {', '.join(said)}"
+    if close:
+        shown = (
+            f"{_layers(name)} ({gaps[name].signed()})"
+            if gaps[name].low is not None
+            else f"{_layers(name)} ({gaps[name].points:+.1f} points, no interval)"
+            for name in close
+        )
+        text += f"; not clearly better than {', '.join(shown)}"
+    return f"{text}."
+
+
+def _layers(name: str) -> str:
+    """What a frozen arm reads, in words."""
+    layers = name.removeprefix("frozen ")
+    return f"layer {layers}" if layers[:1].isdecimal() else layers
 
 
 def _pretraining(results: Results, names: list[str], *, frozen: bool) -> str:

@@ -1,4 +1,4 @@
-"""Paints each chart of the reports: accuracy by labels, training, lengths, calibration, confusion, loss."""
+"""Paints each chart of the reports: scores by labels, training, lengths, calibration, confusion, loss."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,30 +32,32 @@ def reach(row: dict[str, Any]) -> tuple[float, float] | None:
     """How far the interval goes below and above; None where there is none."""
     if not (is_known(row.get("low")) and is_known(row.get("high"))):
         return None
-    return max(0.0, row["accuracy"] - row["low"]), max(0.0, row["high"] - row["accuracy"])
+    return max(0.0, row["score"] - row["low"]), max(0.0, row["high"] - row["score"])
 
 
-def accuracy_by_labels(looks: Sequence[Style], summary: Rows, labels: list[int], *, wide: bool) -> "Figure":
+def score_by_labels(
+    looks: Sequence[Style], summary: Rows, labels: list[int], *, wide: bool, metric: str, rows: str
+) -> "Figure":
     """One line an arm with its intervals; arms stand a little apart, so that none hides another."""
     spread = max(labels) > 4 * min(labels) and min(labels) > 0
     places = np.log(labels) if spread else np.asarray(labels, dtype=float)
-    hidden = any(reach(row) for row in summary if is_known(row.get("accuracy")))
+    hidden = any(reach(row) for row in summary if is_known(row.get("score")))
     gap = min(np.diff(places).min() * min(0.055, 0.3 / len(looks)), 0.02 * np.ptp(places)) if hidden else 0.0
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         ends = []
         for number, style in enumerate(looks):
-            rows = [row for row in summary if row["arm"] == style.name and is_known(row.get("accuracy"))]
-            rows.sort(key=lambda row: row["labels"])
-            if not rows:
+            mine = [row for row in summary if row["arm"] == style.name and is_known(row.get("score"))]
+            mine.sort(key=lambda row: row["labels"])
+            if not mine:
                 continue
-            x = [places[labels.index(row["labels"])] + gap * (number - (len(looks) - 1) / 2) for row in rows]
-            line_with_intervals(axes, style, x, rows)
-            ends.append((rows[-1]["accuracy"], style))
+            x = [places[labels.index(row["labels"])] + gap * (number - (len(looks) - 1) / 2) for row in mine]
+            line_with_intervals(axes, style, x, mine)
+            ends.append((mine[-1]["score"], style))
         axes.set_xticks(places, [f"{count:,}" for count in labels])
-        axes.set_xlabel("labelled texts for training" + (" (log scale)" if spread else ""))
-        axes.set_ylabel("accuracy")
+        axes.set_xlabel(f"labelled {rows} for training" + (" (log scale)" if spread else ""))
+        axes.set_ylabel(metric)
         percent_axis(axes.yaxis)
         axes.grid(axis="y")
         axes.margins(x=0.06, y=0.08)
@@ -72,7 +74,7 @@ def long_names(looks: Sequence[Style]) -> bool:
 
 
 def line_with_intervals(axes: "Axes", style: Style, x: list[float], rows: Rows) -> None:
-    y = [row["accuracy"] for row in rows]
+    y = [row["score"] for row in rows]
     reaches = [reach(row) for row in rows]
     with_interval = [i for i, span in enumerate(reaches) if span]
     if with_interval:
@@ -111,9 +113,9 @@ def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, Style]]) -
         )
 
 
-def accuracy_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool) -> "Figure":
+def score_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool, metric: str) -> "Figure":
     """With one number of labels: a dot and an interval for each arm."""
-    rows = {row["arm"]: row for row in summary if is_known(row.get("accuracy"))}
+    rows = {row["arm"]: row for row in summary if is_known(row.get("score"))}
     shown = [style for style in looks if style.name in rows]
 
     def paint(figure: "Figure") -> None:
@@ -122,7 +124,7 @@ def accuracy_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool) -> "F
             row = rows[style.name]
             span = reach(row)
             axes.errorbar(
-                row["accuracy"],
+                row["score"],
                 height,
                 xerr=None if span is None else np.array([span]).T,
                 color=style.colour,
@@ -132,12 +134,12 @@ def accuracy_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool) -> "F
                 elinewidth=2,
                 capsize=5,
             )
-            value = f"{100 * row['accuracy']:.1f}%"
-            axes.annotate(value, (row["accuracy"], height), (0, 11), textcoords="offset points", ha="center", color=INK)
+            value = f"{100 * row['score']:.1f}%"
+            axes.annotate(value, (row["score"], height), (0, 11), textcoords="offset points", ha="center", color=INK)
         axes.set_yticks(range(len(shown)), [shorten(style.name, 30 if wide else 18) for style in reversed(shown)])
         axes.set_ylim(-0.6, len(shown) - 0.3)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("accuracy")
+        axes.set_xlabel(metric)
         percent_axis(axes.xaxis)
         axes.margins(x=0.15)
         axes.spines["left"].set_visible(False)
@@ -190,34 +192,36 @@ def accuracy_limits(runs: list[Rows]) -> tuple[float, float]:
     return low - room, min(1.0, high) + room
 
 
-def training(panels: list[tuple[Style, list[Rows]]]) -> "Figure":
-    """Accuracy by epoch, one panel an arm, all on one scale."""
+def training(panels: list[tuple[Style, list[Rows]]], learned: str = "accuracy") -> "Figure":
+    """Accuracy by epoch, one panel an arm, all on one scale; `learned` is what it is the accuracy of."""
     limits = accuracy_limits([epochs for _, runs in panels for epochs in runs])
 
     def paint(figure: "Figure") -> None:
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (style, runs) in zip(grid, panels, strict=True):
             training_panel(axes, style, runs, limits)
-        grid[0].set_ylabel("accuracy")
+        grid[0].set_ylabel(learned)
         grid[-1].legend(loc="best", fontsize=10)
 
     return draw(paint, SMALL * len(panels), 270)
 
 
-def training_alone(style: Style, runs: list[Rows], limits: tuple[float, float], *, size: int = SMALL) -> "Figure":
+def training_alone(
+    style: Style, runs: list[Rows], limits: tuple[float, float], *, learned: str = "accuracy", size: int = SMALL
+) -> "Figure":
     """One arm's panel, on the scale it shares with the others."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         training_panel(axes, style, runs, limits)
-        axes.set_ylabel("accuracy")
+        axes.set_ylabel(learned)
         axes.legend(loc="best", fontsize=10)
 
     return draw(paint, size, 270 if size < WIDE else 330)
 
 
-def lengths(right: list[int], wrong: list[int], unit: str) -> "Figure":
-    """How long the texts are that were predicted right and wrong, each as a density, with the medians marked."""
+def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure":
+    """How long what was read is where a prediction is right and where it is wrong: densities, the medians marked."""
     everything = np.array([*right, *wrong], dtype=float)
     low, high = max(1.0, everything.min()), max(2.0, everything.max())
     log = high > 8 * max(1.0, float(np.median(everything)) / 2) and high > 20
@@ -250,7 +254,7 @@ def lengths(right: list[int], wrong: list[int], unit: str) -> "Figure":
             plain_log_ticks(axes, low, high)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.set_xlabel(f"length of the text in {unit}" + (" (log scale)" if log else ""))
+        axes.set_xlabel(f"length of the {read} in {unit}" + (" (log scale)" if log else ""))
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         figure.legend(loc="outside upper left", ncols=2, fontsize=10)
@@ -270,7 +274,7 @@ def plain_log_ticks(axes: "Axes", low: float, high: float) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def reliability(bins: Rows, style: Style) -> "Figure":
+def reliability(bins: Rows, style: Style, judged: str) -> "Figure":
     """How often the model is right when it says how sure it is, above the counts behind each point."""
     shown = [row for row in bins if row.get("count") and is_known(row.get("confidence")) and is_known(row["accuracy"])]
 
@@ -295,7 +299,7 @@ def reliability(bins: Rows, style: Style) -> "Figure":
             )  # fmt: skip
         below.set_yticks([])
         below.spines["left"].set_visible(False)
-        below.set_ylabel("texts")
+        below.set_ylabel(f"{judged}s")
         below.margins(y=0.3)
         below.set_xlabel("confidence of the prediction")
         percent_axis(below.xaxis)

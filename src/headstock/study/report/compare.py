@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
+from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
 from headstock.study.report.figures import Gallery, Style, file_name, styles
 from headstock.study.report.page import percent, render
@@ -20,11 +21,12 @@ def write_compare_report(folder: Path) -> Path:
     missing = [key for key in NEEDED if not results.get(key)]
     if missing:
         raise UserError(f"{folder}: its results.json lacks {', '.join(missing)}; run headstock compare again")
+    fill_in(results)
     gallery = Gallery(folder / "figures")
     looks = styles(results["arms"])
     found = results.get("details") or {}
     parts = {
-        "accuracy": accuracy_charts(results, looks, gallery),
+        "score": score_charts(results, looks, gallery),
         "training": training_charts(results, looks, gallery),
         "arms": arm_details(results, looks, gallery),
         "label_errors": label_errors(found),
@@ -34,7 +36,11 @@ def write_compare_report(folder: Path) -> Path:
         results=results,
         looks=looks,
         chosen=chosen_classifiers(results["cells"]),
-        grid=accuracy_grid(results),
+        grid=score_grid(results),
+        nouns=nouns_of(results.get("task")),
+        metric=METRICS[results["metric"]],
+        of_layers=len(results["arms"]) > 1 and all("task.layers" in (a.get("settings") or {}) for a in results["arms"]),
+        metrics=metrics_told(results),
         pairs=described_pairs(results.get("pairs") or []),
         commonest=commonest_class(results),
         detail_labels=found.get("labels") or max(results["labels"]),
@@ -44,29 +50,49 @@ def write_compare_report(folder: Path) -> Path:
     return run.report
 
 
-def accuracy_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> dict[str, Any]:
+def fill_in(results: dict[str, Any]) -> None:
+    """What was made before there were other metrics compares accuracies."""
+    results.setdefault("metric", "accuracy")
+    for row in [*results["summary"], *results["cells"]]:
+        row.setdefault("score", row.get("accuracy"))
+    for row in results["summary"]:
+        row.setdefault(f"{results['metric']}_low", row.get("low"))
+        row.setdefault(f"{results['metric']}_high", row.get("high"))
+    for row in results["cells"]:
+        row.setdefault("valid_score", row.get("valid_accuracy"))
+
+
+def metrics_told(results: dict[str, Any]) -> dict[str, str]:
+    """The metrics there are, the one that counts first; an exact match is also called accuracy, and is told once."""
+    known = [key for key in METRICS if any(charts.is_known(row.get(key)) for row in results["summary"])]
+    known.sort(key=lambda key: key != results["metric"])
+    return {key: METRICS[key] for key in known if key != "accuracy" or "exact_match" not in known}
+
+
+def score_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> dict[str, Any]:
     """The chart of the first screen, once for a page's width and once for a telephone's."""
+    metric, rows = METRICS[results["metric"]], nouns_of(results.get("task")).rows
     labels, summary, shown = sorted(results["labels"]), results["summary"], list(looks.values())
     said = "; ".join(
-        f"{row['arm']} {percent(row.get('accuracy'))} with {row['labels']:,}"
+        f"{row['arm']} {percent(row.get('score'))} with {row['labels']:,}"
         for row in sorted(summary, key=lambda row: (list(looks).index(row["arm"]), row["labels"]))
     )
-    label = f"Accuracy by number of labelled texts: {said}"
+    label = f"{metric[0].upper()}{metric[1:]} by number of labelled {rows}: {said}"
     several = len(labels) > 1
     both = {}
     for width in ("wide", "narrow"):
         if several:
-            figure = charts.accuracy_by_labels(shown, summary, labels, wide=width == "wide")
+            figure = charts.score_by_labels(shown, summary, labels, wide=width == "wide", metric=metric, rows=rows)
         else:
-            figure = charts.accuracy_of_arms(shown, summary, wide=width == "wide")
-        name = "accuracy" if width == "wide" else "accuracy-narrow"
+            figure = charts.score_of_arms(shown, summary, wide=width == "wide", metric=metric)
+        name = results["metric"] if width == "wide" else f"{results['metric']}-narrow"
         both[width] = gallery.show(name, figure, label, keep=width == "wide")
-    return both | {"several": several, "intervals": any(charts.reach(row) for row in summary if row.get("accuracy"))}
+    return both | {"several": several, "intervals": any(charts.reach(row) for row in summary if row.get("score"))}
 
 
 def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
     """For each number of labels, the largest first: a chart an arm that has epochs."""
-    groups = []
+    groups, learned = [], nouns_of(results.get("task")).learned
     for labels in sorted(results["labels"], reverse=True):
         panels = []
         for style in looks.values():
@@ -77,13 +103,13 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
         if not panels:
             continue
         name = f"training-{labels}"
-        gallery.keep(gallery.own(name), charts.training(panels))
+        gallery.keep(gallery.own(name), charts.training(panels, learned))
         limits = charts.accuracy_limits([epochs for _, runs in panels for epochs in runs])
         shown = [
             gallery.show(
                 file_name(name, style.name),
-                charts.training_alone(style, runs, limits),
-                f"{style.name} with {labels:,} labels: training and validation accuracy by epoch",
+                charts.training_alone(style, runs, limits, learned=learned),
+                f"{style.name} with {labels:,} labels: {learned} in training and validation by epoch",
                 keep=False,
             )
             for style, runs in panels
@@ -93,7 +119,7 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
 
 
 def arm_details(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
-    found = (results.get("details") or {}).get("arms") or {}
+    found, nouns = (results.get("details") or {}).get("arms") or {}, nouns_of(results.get("task"))
     room = details.room_for(sum(len(arm.get("mistakes") or []) for arm in found.values()))
     names = [name for name in looks if name in found]
     kinds = {arm["name"]: arm.get("kind") for arm in results["arms"]}
@@ -102,7 +128,7 @@ def arm_details(results: dict[str, Any], looks: dict[str, Style], gallery: Galle
         {
             "style": looks[name],
             "first": name == first,  # the one that is open: what the reader came for
-            **details.describe(found[name], results.get("classes") or [], looks[name], gallery, room),
+            **details.describe(found[name], results.get("classes") or [], looks[name], gallery, room, nouns),
         }
         for name in names
     ]
@@ -114,11 +140,11 @@ def label_errors(found: dict[str, Any]) -> dict[str, Any]:
     return {"rows": shown, "left_out": len(rows) - len(shown), "searched": "label_errors" in found}
 
 
-def accuracy_grid(results: dict[str, Any]) -> dict[str, Any]:
-    """The summary by arm and by number of labels, and the best accuracy of each number."""
+def score_grid(results: dict[str, Any]) -> dict[str, Any]:
+    """The summary by arm and by number of labels, and the best score of each number."""
     cells = {(row["arm"], row["labels"]): row for row in results["summary"]}
     best = {
-        labels: max((row["accuracy"] for row in results["summary"] if row["labels"] == labels), default=None)
+        labels: max((row["score"] for row in results["summary"] if row["labels"] == labels), default=None)
         for labels in results["labels"]
     }
     return {"cells": cells, "best": best, "labels": sorted(results["labels"])}

@@ -1,8 +1,9 @@
-"""What one classifier got right and wrong, ready for the page: confusion, lengths, calibration, mistakes."""
+"""What one model got right and wrong, ready for the page: confusion, lengths, calibration, mistakes."""
 
 from statistics import median
 from typing import Any
 
+from headstock.study.names import Nouns
 from headstock.study.report import charts
 from headstock.study.report.figures import Gallery, Style, file_name
 from headstock.study.report.page import counted, percent
@@ -18,17 +19,21 @@ def room_for(texts: int) -> int:
     return max(300, min(6000, TEXT_BUDGET // max(1, texts)))
 
 
-def describe(detail: dict[str, Any], classes: list[str], style: Style, gallery: Gallery, room: int) -> dict[str, Any]:
+def describe(
+    detail: dict[str, Any], classes: list[str], style: Style, gallery: Gallery, room: int, nouns: Nouns
+) -> dict[str, Any]:
     """The parts of one arm that are there; what is missing is None."""
     mistakes = detail.get("mistakes") or []
     weighted = sum(bool(row.get("tokens")) for row in mistakes[:MOST_MISTAKES])
     return {
         "seed": detail.get("seed"),
+        "nouns": nouns,
         "confusion": confusion(detail.get("confusion") or [], classes, style, gallery),
-        "lengths": lengths(detail.get("lengths") or {}, style, gallery),
-        "calibration": calibration(detail.get("calibration") or {}, style, gallery),
+        "lengths": lengths(detail.get("lengths") or {}, style, gallery, nouns),
+        "calibration": calibration(detail.get("calibration") or {}, style, gallery, nouns),
         "mistakes": [mistake(row, room) for row in mistakes[:MOST_MISTAKES]],
         "mistakes_left_out": max(0, len(mistakes) - MOST_MISTAKES),
+        "marked": any(row.get("marks") for row in mistakes[:MOST_MISTAKES]),
         "weighted": "all" if weighted == len(mistakes[:MOST_MISTAKES]) else "some" if weighted else "none",
     }
 
@@ -59,7 +64,7 @@ def confusion(matrix: list[list[int]], classes: list[str], style: Style, gallery
     }
 
 
-def lengths(found: dict[str, Any], style: Style, gallery: Gallery) -> dict[str, Any] | None:
+def lengths(found: dict[str, Any], style: Style, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
     right, wrong, unit = found.get("right") or [], found.get("wrong") or [], found.get("unit") or "words"
     if not right and not wrong:
         return None
@@ -68,23 +73,23 @@ def lengths(found: dict[str, Any], style: Style, gallery: Gallery) -> dict[str, 
         for word, values in (("right", right), ("wrong", wrong))
         if values
     )
-    label = f"{style.name}: lengths of texts predicted right and wrong; the median is {medians}"
+    label = f"{style.name}: lengths of {nouns.read}s, predictions right and wrong; the median is {medians}"
     said = (found.get("statistic") or {}).get("text")
     return {
-        "chart": gallery.show(file_name("lengths", style.name), charts.lengths(right, wrong, unit), label),
+        "chart": gallery.show(file_name("lengths", style.name), charts.lengths(right, wrong, unit, nouns.read), label),
         "text": said or f"The median is {medians}.",
         "matters": (found.get("statistic") or {}).get("matters"),
         "p": (found.get("statistic") or {}).get("p"),
     }
 
 
-def calibration(found: dict[str, Any], style: Style, gallery: Gallery) -> dict[str, Any] | None:
+def calibration(found: dict[str, Any], style: Style, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
     bins = found.get("bins") or []
     if not any(row.get("count") for row in bins):
         return None
     error = percent(found.get("ece"))
     label = f"{style.name}: share of right predictions by confidence; the expected calibration error is {error}"
-    figure = charts.reliability(bins, style)
+    figure = charts.reliability(bins, style, nouns.judged)
     return {"chart": gallery.show(file_name("reliability", style.name), figure, label), "ece": found.get("ece")}
 
 
@@ -93,10 +98,13 @@ def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
     named = strongest(pieces)
     return {
         "place": row.get("place"),
+        "question": row.get("question"),
+        "subject": row.get("subject"),
+        "overlap": row.get("f1"),
         "label": row.get("label"),
         "predicted": row.get("predicted"),
         "confidence": row.get("confidence"),
-        "passage": passage(row.get("text") or "", pieces, room=room),
+        "passage": passage(row.get("text") or "", pieces, marks=row.get("marks") or [], room=room),
         "towards": [word for word in named if word[1] > 0],
         "against": [word for word in named if word[1] < 0],
     }

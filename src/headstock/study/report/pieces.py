@@ -3,9 +3,10 @@
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -16,6 +17,7 @@ SPECIAL = re.compile(r"\[[A-Z]+\]|<\|?[a-z_]+\|?>|</s>")
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SHADES = 5  # strengths of a mark; more could not be told apart
 FAINT = 0.08  # of the strongest weight; less is not marked, so that the eye finds what matters
+KINDS = ("said", "true")  # of what is pointed out
 REACH = 60  # characters in which the next piece is looked for: more than an unknown word, less than a sentence
 
 
@@ -25,6 +27,7 @@ class Span:
 
     text: str
     weight: float | None = None
+    kind: str | None = None  # what is pointed out here: what the model said, or what is true
 
 
 def readable(pieces: Sequence[Sequence]) -> Weighted:
@@ -111,6 +114,19 @@ def lay_over(text: str, pieces: Weighted) -> list[Span]:
     return [*spans, Span(text[at:])] if at < len(text) else spans
 
 
+def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[Span]:
+    """The text in spans, those of `marks` (begin, end, kind) pointed out; the first of two that overlap goes before."""
+    kinds: list[str | None] = [None] * len(text)
+    for begin, end, kind in reversed(marks):
+        kinds[begin:end] = [kind] * len(kinds[begin:end])
+    spans, at = [], 0
+    for kind, letters in groupby(kinds):
+        end = at + len(list(letters))
+        spans.append(Span(text[at:end], kind=kind))
+        at = end
+    return spans
+
+
 def cut(spans: list[Span], first: int, room: int) -> tuple[list[Span], list[Span], int]:
     """What is shown at once, what is folded away, and how many characters are left out beyond `room`."""
     shown: list[Span] = []
@@ -120,7 +136,7 @@ def cut(spans: list[Span], first: int, room: int) -> tuple[list[Span], list[Span
         for start, end, part in ((0, first, shown), (first, room, folded_away)):
             piece = span.text[max(0, start - used) : max(0, end - used)]
             if piece:
-                part.append(Span(piece, span.weight))
+                part.append(replace(span, text=piece))
         used += len(span.text)
     return shown, folded_away, max(0, used - room)
 
@@ -137,11 +153,14 @@ def strongest(pieces: Weighted, number: int = 10) -> list[tuple[str, float, int]
 
 
 def mark(spans: list[Span], heaviest: float) -> "Markup":
-    """The spans as HTML: towards the predicted class `t1` to `t5`, against it `a1` to `a5`."""
+    """The spans as HTML: towards the predicted class `t1` to `t5`, against it `a1` to `a5`, pointed out by kind."""
     from markupsafe import Markup, escape
 
     parts = []
     for span in spans:
+        if span.kind in KINDS:
+            parts.append(f'<mark class="{span.kind}">{escape(span.text)}</mark>')
+            continue
         share = abs(span.weight or 0.0) / heaviest if heaviest else 0.0
         if share < FAINT or not span.text.strip():
             parts.append(str(escape(span.text)))
@@ -162,10 +181,13 @@ class Passage:
     left_out: int
 
 
-def passage(text: str, pieces: Weighted = (), *, first: int = 600, room: int = 4000) -> Passage:  # type: ignore[assignment]
-    """The passage of a text, with its pieces marked where there are any."""
+def passage(
+    text: str, pieces: Sequence[tuple[str, float]] = (), *, marks: Sequence = (), first: int = 600, room: int = 4000
+) -> Passage:
+    """The passage of a text, with its pieces marked where there are any, or else what `marks` point out."""
     if first < len(text) <= first + 100:
         first = len(text)  # a fold that hides a few words only gets in the way
-    shown, rest, left_out = cut(lay_over(text, list(pieces)), first, max(first, room))
+    spans = point_out(text, marks) if marks else lay_over(text, list(pieces))
+    shown, rest, left_out = cut(spans, first, max(first, room))
     heaviest = max((abs(weight) for _, weight in pieces), default=0.0)
     return Passage(mark(shown, heaviest), mark(rest, heaviest), sum(len(span.text) for span in rest), left_out)

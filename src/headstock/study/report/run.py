@@ -1,9 +1,10 @@
-"""The reports of single runs: a language model with its curve and voice, a fine-tuned one with its accuracy."""
+"""The reports of single runs: a language model with its curve and voice, a fine-tuned one with its scores."""
 
 from collections.abc import Callable
 from typing import Any
 
 from headstock.errors import UserError
+from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
 from headstock.study.report.figures import Gallery, styles
 from headstock.study.report.page import percent, render
@@ -28,14 +29,14 @@ def write_run_report(run: Run, samples: list[str]) -> None:
 
 
 def write_finetune_report(run: Run) -> None:
-    """Make report.html of a fine-tuned run: accuracy by epoch, its numbers, and its mistakes where it wrote them."""
+    """Make report.html of a fine-tuned run: its numbers, accuracy by epoch, and its mistakes where it wrote them."""
     results = run.results()
     settings = settings_of(run)
     transfer = settings.get("transfer", {})
     kind = "frozen" if transfer.get("freeze") else transfer.get("init") or "pretrained"
     style = styles([{"name": run.path.name, "kind": kind}])[run.path.name]
     gallery, rows = Gallery(), run.read_metrics()
-    found = results.get("details") or {}
+    found, nouns = results.get("details") or {}, nouns_of(results.get("task"))
     room = details.room_for(len(found.get("mistakes") or []))
     classes = list(map(str, results.get("classes") or found.get("classes") or []))
     page = render(
@@ -45,9 +46,10 @@ def write_finetune_report(run: Run) -> None:
         measured=measured(results),
         data=flat(if_there(run.data)),
         settings=settings,
-        accuracy=accuracy_charts([*rows, *(results.get("epochs") or [])], style, gallery),
+        nouns=nouns,
+        accuracy=accuracy_charts([*rows, *(results.get("epochs") or [])], style, gallery, nouns.learned),
         loss=loss_charts(rows, gallery),
-        arm={"style": style, **details.describe(found, classes, style, gallery, room)} if found else None,
+        arm={"style": style, **details.describe(found, classes, style, gallery, room, nouns)} if found else None,
     )
     run.write_report(page)
 
@@ -78,7 +80,7 @@ def loss_charts(rows: Rows, gallery: Gallery) -> dict[str, Any] | None:
     }
 
 
-def accuracy_charts(rows: Rows, style: Any, gallery: Gallery) -> dict[str, Any] | None:
+def accuracy_charts(rows: Rows, style: Any, gallery: Gallery, learned: str) -> dict[str, Any] | None:
     """Accuracy by epoch, as far as the metrics tell; several rows may speak of one epoch, the last one counts."""
     by_epoch: dict[float, dict[str, Any]] = {}
     for row in rows:
@@ -89,14 +91,15 @@ def accuracy_charts(rows: Rows, style: Any, gallery: Gallery) -> dict[str, Any] 
     epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
     if not epochs:
         return None
-    label = "Training and validation accuracy by epoch"
+    label = f"{learned[0].upper()}{learned[1:]} in training and validation by epoch"
     if "valid_accuracy" in epochs[-1]:
         label += f"; at the end validation is at {percent(epochs[-1]['valid_accuracy'])}"
     limits = charts.accuracy_limits([epochs])
-    return {
-        width: gallery.show(f"accuracy-{width}", charts.training_alone(style, [epochs], limits, size=size), label)
-        for width, size in (("wide", charts.WIDE), ("narrow", charts.NARROW))
-    }
+    both = {}
+    for width, size in (("wide", charts.WIDE), ("narrow", charts.NARROW)):
+        figure = charts.training_alone(style, [epochs], limits, learned=learned, size=size)
+        both[width] = gallery.show(f"accuracy-{width}", figure, label)
+    return both
 
 
 def flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -111,17 +114,9 @@ def flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
     return rows
 
 
-SHARES = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "f1": "F1",
-    "exact_match": "exact match",
-}
-
-
 def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each metric of the test and validation rows, those that are shares of the rows first."""
+    """Each metric of the test and validation rows: the one that counts first, then others that are shares."""
+    order = sorted(METRICS, key=lambda key: key != results.get("headline"))
     sides = {"test": results.get("test"), "validation": results.get("valid")}
     known = {side: values for side, values in sides.items() if isinstance(values, dict)}
     known = known or {"": results.get("metrics") or {}}
@@ -129,13 +124,13 @@ def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
     for side, metrics in known.items():
         intervals = metrics.get("intervals") or {}
         shares = [
-            {"name": name, "value": metrics[key], "low": low, "high": high}
-            for key, name in SHARES.items()
+            {"name": METRICS[key], "value": metrics[key], "low": low, "high": high}
+            for key in order
             if charts.is_known(metrics.get(key))
             for low, high in [intervals.get(key) or (None, None)]
         ]
         others = {key: value for key, value in flat(metrics).items() if not key.startswith("intervals")}
-        others = {key: value for key, value in others.items() if key.replace(" ", "_") not in SHARES}
+        others = {key: value for key, value in others.items() if key.replace(" ", "_") not in METRICS}
         if shares or others:
             described.append({"side": side, "shares": shares, "others": others})
     return described

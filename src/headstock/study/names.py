@@ -1,0 +1,54 @@
+"""What people call the metrics, and what the rows of each task are to them."""
+
+from dataclasses import dataclass
+
+METRICS = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "f1": "F1",
+    "exact_match": "exact match",
+}
+
+
+@dataclass(frozen=True)
+class Nouns:
+    """What a task's rows are, what each of its predictions is of, and what is so long or short that it may matter."""
+
+    row: str
+    judged: str
+    read: str
+    wrong: str  # those of which a prediction was wrong
+    learned: str  # what the curves of training count
+    right: str = ""  # what counts as right in lengths and calibration, where that is not plain
+
+    @property
+    def rows(self) -> str:
+        return f"{self.row}s"
+
+
+NOUNS = {
+    "classify": Nouns("text", "text", "text", "wrongly classified texts", "accuracy"),
+    "pair": Nouns("pair", "pair", "pair", "wrongly classified pairs", "accuracy"),
+    "tag": Nouns(
+        "sentence",
+        "word",
+        "sentence",
+        "sentences with a wrong tag",
+        "share of words tagged right",
+        "Calibration looks at each word; of lengths, a sentence is right if all its tags are.",
+    ),
+    "answer": Nouns(
+        "question",
+        "question",
+        "context",
+        "contexts of wrong answers",
+        "share of answers found exactly",
+        "An answer is right here if it is just what one of the true answers is.",
+    ),
+}
+
+
+def nouns_of(task: str | None) -> Nouns:
+    """The words of a task; those of texts where it is not named, as in what was made before there were others."""
+    return NOUNS.get(task or "classify", NOUNS["classify"])

@@ -1,0 +1,79 @@
+"""How tests look at a page: opened in a browser, or taken apart."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+SIZES = """() => [...document.querySelectorAll('svg[data-chart]')]
+    .map(e => [e.dataset.chart, e.getBoundingClientRect()]).map(([name, box]) => [name, box.width, box.height])"""
+COLOURS = """() => ['body', 'svg[data-chart] text', 'svg[data-chart] path[style*=var]'].map(name => {
+    const look = getComputedStyle(document.querySelector(name));
+    return [look.color, look.backgroundColor, look.fill, look.stroke].join(' ') })"""
+
+
+def look_at(browser, page: Path, *, width: int, scheme: str, javascript: bool = True) -> dict:
+    """Open the page as a reader would; everything in it is unfolded before it is measured."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=javascript
+    )
+    tab, wrong, asked = context.new_page(), [], []
+    tab.on("console", lambda message: wrong.append(message.text))
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on("dialog", lambda dialog: wrong.append(dialog.message))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(page.as_uri())
+    for folded in tab.locator("details").all():
+        folded.evaluate("node => { node.open = true }")
+    arms = []
+    for choice in tab.locator(".tabs > label").all():
+        choice.click()
+        arms.append({name for name, wide, high in tab.evaluate(SIZES) if wide > 50 and high > 50})
+    seen = {name for name, wide, high in tab.evaluate(SIZES) if wide > 50 and high > 50}.union(*arms)
+    colours = tab.evaluate(COLOURS) if seen else []
+    overflow = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    context.close()
+    return {"wrong": wrong, "asked": asked, "seen": seen, "arms": arms, "colours": colours, "overflow": overflow}
+
+
+class Outline(HTMLParser):
+    """What a page is made of: its tags with their attributes, its ids, its text, and whether all tags are closed."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input"})
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check_sound(page: Outline) -> None:
+    """Whatever links, labels and captions point at is there, and nothing of the page acts."""
+    assert page.open == []
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    inside = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert all(link.startswith("#") and link[1:] in ids for link in inside)
+    named = {attributes[key] for _, attributes in page.tags for key in ("aria-labelledby", "for") if key in attributes}
+    assert named <= set(ids)
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "img", "iframe")
+        assert not any(key.startswith("on") for key in attributes)
+        if tag == "svg":
+            assert attributes.get("aria-label") or attributes.get("aria-hidden") == "true"
+    count = [tag for tag, _ in page.tags]
+    assert count.count("table") == count.count("caption")

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,19 @@ TINY = {
 def tiny() -> dict:
     """Settings of a model that trains in about a second."""
     return dict(TINY)
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """The command line in this process, without the seconds that one of its own takes to start: stdout and stderr."""
+    from headstock.cli.app import main
+
+    def call(*words, code: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        assert left.value.code == code, err
+        return out, err
+
+    return call

@@ -1,13 +1,11 @@
 """The verbs of language models as a user meets them: fill, embed, score, and minimal pairs."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 import headstock
-from headstock.cli import main
 from tests.conftest import TINY
 
 
@@ -18,21 +16,6 @@ def runs(corpus, tmp_path_factory):
     for objective in ("causal", "masked", "hybrid"):
         headstock.pretrain(corpus, out=folder / objective, objective=objective, settings=TINY | {"steps": 3})
     return folder
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Run a command in this process; its stdout and stderr."""
-
-    def call(*words, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert left.value.code == code, err
-        return out, err
-
-    return call
 
 
 @pytest.fixture

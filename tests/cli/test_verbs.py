@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from headstock.cli import main
-
 
 def headstock(*words, stdin: str | bytes | None = None, code: int = 0):
     """Run a real command; its stdout, stderr and exit code."""
@@ -312,21 +310,6 @@ def classifier(run, tmp_path_factory):
     test = write(folder / "test.csv", [(text,) for text, _ in REVIEWS[:5]], header="review")
     files = ["--train", train, "--valid", train, "--test", test, "--columns", "text=review,label=stars"]
     return folder, result("finetune", run[0], "--out", folder / "run", *files, *QUICK, "--pool", "mean", "--seed", 2)
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """The command line without the seconds that a process of its own takes to start."""
-
-    def call(*words, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert left.value.code == code, err
-        return out, err
-
-    return call
 
 
 def test_finetune_says_what_the_contract_promises(classifier):

@@ -2,14 +2,12 @@
 
 import json
 import random
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 import headstock
-from headstock.cli import main
 from headstock.errors import UserError
 from headstock.train.finetune import finetune
 from headstock.train.run import Run
@@ -70,21 +68,6 @@ def files(tmp_path_factory):
 def learn(source, out, files, settings=QUICK, **more):
     given = {"train": files["train"], "valid": files["valid"]} | more
     return finetune(source, task="tag", out=out, settings=settings, **given)
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """A command as the shell would start it, but in this process, which has torch already."""
-
-    def command(*words, code=0):
-        monkeypatch.setattr(sys, "argv", ["headstock", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        assert left.value.code == code, err
-        return out, err
-
-    return command
 
 
 def test_a_tagger_learns_is_measured_and_predicts(stock, files, tmp_path):
@@ -177,25 +160,25 @@ def test_entities_are_measured_and_models_averaged(causal, files, tmp_path):
 # The command line
 
 
-def test_the_command_line_makes_and_uses_a_tagger(command, causal, files, tmp_path):
+def test_the_command_line_makes_and_uses_a_tagger(call, causal, files, tmp_path):
     bare = write(tmp_path / "bare.conll", sentences(5, 1), tags=False)
     quick = [f"--set={key}={value}" for key, value in QUICK.items()]
     named = ["--train", files["train"], "--valid", files["valid"], "--test", bare]
-    out, _ = command("finetune", causal, "--task", "tag", *named, "--out", tmp_path / "run", *quick)
+    out, _ = call("finetune", causal, "--task", "tag", *named, "--out", tmp_path / "run", *quick)
     assert "valid: accuracy" in out
     assert (tmp_path / "run" / "report.html").is_file()
-    command("predict", tmp_path / "run", "--file", bare, "--out", tmp_path / "said.jsonl")
+    call("predict", tmp_path / "run", "--file", bare, "--out", tmp_path / "said.jsonl")
     said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert said == [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
-    out, _ = command("predict", tmp_path / "run", "Anne sees Paris.")
+    out, _ = call("predict", tmp_path / "run", "Anne sees Paris.")
     assert out.splitlines()[0].split("\t")[0] == "Anne"
     assert len(out.splitlines()) == 5  # a word a line, then a blank one
 
 
-def test_bad_tags_are_refused_before_anything_is_made(command, causal, files, tmp_path):
+def test_bad_tags_are_refused_before_anything_is_made(call, causal, files, tmp_path):
     broken = tmp_path / "broken.conll"
     broken.write_text("Anne\tNAME\nsees\n", encoding="utf-8")
-    _, err = command("finetune", causal, "--task", "tag", "--train", broken, "--out", tmp_path / "run", code=2)
+    _, err = call("finetune", causal, "--task", "tag", "--train", broken, "--out", tmp_path / "run", code=2)
     assert "broken.conll:2" in err
     uneven = tmp_path / "uneven.jsonl"
     uneven.write_text('{"tokens": ["a", "b"], "tags": ["X", "Y"]}\n{"tokens": ["a", "b"], "tags": ["X"]}\n')

@@ -40,7 +40,7 @@ def compare(
     from headstock.config import parse_setting
     from headstock.study.compare import compare as work
     from headstock.study.report import write_report
-    from headstock.study.table import table
+    from headstock.study.table import runs_table, table
     from headstock.text.records import parse_columns
     from headstock.train.watch import one_line
 
@@ -68,6 +68,8 @@ def compare(
         )
     page = write_report(out)
     common.show(table(results))
+    if results["runs"]:
+        common.show(runs_table(results["runs"]))
     for line in [*results["verdicts"], *results["notes"]]:
         common.show(line)
     common.show(f"report: {page}")

@@ -13,6 +13,7 @@ from headstock import config
 from headstock.files import write_json, write_text
 from headstock.study.arms import Arm
 from headstock.study.cells import Ground
+from headstock.study.families import describe_runs, differences
 from headstock.study.leakage import overlap
 from headstock.study.leaks import Leaks
 from headstock.study.mistakes import label_errors
@@ -48,6 +49,7 @@ def answer(
         for a, b in combinations(arms, 2)
     ]
     described = [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms]
+    runs = describe_runs(arms, summary)
     results = {
         "kind": "compare",
         "task": ground.task.name,
@@ -65,13 +67,14 @@ def answer(
         "leakage": leaks.runs,
         "train_overlap": len(overlap(whole(ground.measured), whole(ground.splits.train))),
         "arms": described,
+        "runs": runs,
         "labels": counts,
         "seeds": sorted({made["seed"] for made in cells}),
         "cells": [{name: made[name] for name in (*TOLD, *made["tallies"])} for made in cells],
         "summary": summary,
         "pairs": pairs,
         "verdicts": verdicts(plan, counts, summary, pairs, described),
-        "notes": notes(plan, ground, leaks),
+        "notes": [*notes(plan, ground, leaks), *differences(runs)],
         "details": details(ground, arms, by_arm, counts[-1]),
     }
     write_json(ground.folder / "results.json", results)

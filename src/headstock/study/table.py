@@ -27,3 +27,28 @@ def shown(row: dict[str, Any], best: bool) -> str:
     number = f"{100 * row['score']:.1f}"
     around = "" if row["low"] is None else f" ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
     return f"[bold]{number}[/bold]{around}" if best else f"{number}{around}"
+
+
+def runs_table(runs: list[dict[str, Any]]) -> Any:
+    """What the pretrained runs are and what they learned of their text: one row each."""
+    from rich.table import Table
+
+    made = Table(title="the runs side by side")
+    for name in ("run", "objective", "parameters", "tokens", "tokens/s", "perplexity", "bits/byte"):
+        made.add_column(name, justify="left" if name in ("run", "objective") else "right")
+    for run in runs:
+        made.add_row(
+            run["run"].rpartition("/")[2],
+            run["objective"] or "",
+            *(brief(run[name]) for name in ("parameters", "tokens", "tokens_per_second")),
+            *(f"{run[name]:,.3f}" if run[name] else "" for name in ("perplexity", "bits_per_byte")),
+        )
+    return made
+
+
+def brief(number: float | None) -> str:
+    """`40.3M`, `812k`, `96`; nothing for what is not known."""
+    if number is None:
+        return ""
+    unit, size = next(((unit, size) for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if number >= size), ("", 1))
+    return f"{number / size:.1f}{unit}" if unit else f"{number:.0f}"

@@ -6,10 +6,12 @@ from typing import Any
 from headstock.errors import UserError
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
+from headstock.study.report.families import scores_of_runs
 from headstock.study.report.figures import Gallery, Style, file_name, styles
 from headstock.study.report.page import percent, render
 from headstock.train.run import Run
 
+KINDS = ("scratch", "pretrained", "frozen")
 NEEDED = ("arms", "labels", "cells", "summary")
 MOST_LABEL_ERRORS = 40
 
@@ -27,6 +29,7 @@ def write_compare_report(folder: Path) -> Path:
     found = results.get("details") or {}
     parts = {
         "score": score_charts(results, looks, gallery),
+        "runs": run_charts(results, gallery),
         "training": training_charts(results, looks, gallery),
         "arms": arm_details(results, looks, gallery),
         "label_errors": label_errors(found),
@@ -41,6 +44,7 @@ def write_compare_report(folder: Path) -> Path:
         metric=METRICS[results["metric"]],
         of_layers=len(results["arms"]) > 1 and all("task.layers" in (a.get("settings") or {}) for a in results["arms"]),
         metrics=metrics_told(results),
+        run_kinds=kinds_of_runs(results),
         pairs=described_pairs(results.get("pairs") or []),
         commonest=commonest_class(results),
         detail_labels=found.get("labels") or max(results["labels"]),
@@ -88,6 +92,30 @@ def score_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gall
         name = results["metric"] if width == "wide" else f"{results['metric']}-narrow"
         both[width] = gallery.show(name, figure, label, keep=width == "wide")
     return both | {"several": several, "intervals": any(charts.reach(row) for row in summary if row.get("score"))}
+
+
+def kinds_of_runs(results: dict[str, Any]) -> list[str]:
+    """The ways in which the runs' scores were had, where several runs stand side by side."""
+    return [kind for kind in KINDS if any(kind in run["scores"] for run in results.get("runs") or [])]
+
+
+def run_charts(results: dict[str, Any], gallery: Gallery) -> dict[str, Any] | None:
+    """The runs as dots with their intervals, one line each; None where there is but one run."""
+    runs, metric = results.get("runs") or [], METRICS[results["metric"]]
+    if not runs:
+        return None
+    label = "; ".join(
+        f"{run['run']} {kind} {percent(run['scores'][kind]['score'])}" for run in runs for kind in run["scores"]
+    )
+    return {
+        width: gallery.show(
+            f"runs-{width}",
+            scores_of_runs(runs, kinds_of_runs(results), metric=metric, wide=width == "wide"),
+            f"The runs by {metric}: {label}",
+            keep=width == "wide",
+        )
+        for width in ("wide", "narrow")
+    }
 
 
 def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:

@@ -17,9 +17,12 @@ class Backbone(nn.Module):
     config: Any
     width: int
     depth: int  # how many layers it has
-    causal: bool  # a token's vector never depends on what follows it
+    causal: bool  # a token's vector never depends on what follows it; of the class, where no setting decides it
     context: int | None  # the longest row it was made for; None if it has no limit
     tokens: nn.Embedding
+    carries: ClassVar[bool] = False  # what it read before a row is worth bringing along: see `Batch.before`
+    both_ways: ClassVar[bool] = False  # it reads forward and backward apart: the halves of its vectors predict each way
+    reads_source: ClassVar[bool] = False  # it is an encoder-decoder: batches bring the source that a target goes with
 
     @abstractmethod
     def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:

@@ -30,6 +30,7 @@ class Batch:
     segments: Tensor | None = None  # (B, T) which of two texts a token is of
     causal: Tensor | bool | None = None  # (B,) True for rows read left to right, or one for all; None: as the backbone
     source: "Batch | None" = None  # what an encoder-decoder reads
+    before: "Batch | None" = None  # what stands before the rows in their first documents, to know what they go on from
     owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
     features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE where nothing is predicted

@@ -22,6 +22,8 @@ class Cache:
         # a layer's keys, then its values, for all layers in one tensor: cut once for all of them, not once for each
         self.kept = torch.zeros(2 * depth, *shape, device=device, dtype=dtype)  # (2 depth, B, H, C, K)
         self.memory: list[tuple[Tensor, Tensor]] = []  # cross-attention's keys and values; these never change
+        self.memory_padding: Tensor | None = None  # (B, S) True where the memory has no token
+        self.sources = torch.arange(rows, device=device)  # (B,) whose memory each row looks at
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.longest = 0
         self.even = True  # every row has the same length, so a plain slice replaces the scatter
@@ -64,7 +66,16 @@ class Cache:
         if stop > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens a row, {stop} came")
         self.all = self.kept.narrow(3, 0, stop).unbind(0)
-        self.next = self.kept.narrow(3, self.longest, new).unbind(0)
+        ahead = self.kept.narrow(3, self.longest, new)
+        if not self.even:
+            ahead.zero_()  # shorter rows do not fill it, and even what is not looked at must be a number
+        self.next = ahead.unbind(0)
+
+    def padding_of(self, given: Tensor | None) -> Tensor | None:
+        """The memory's padding: as given with the memory, and from then on as it is kept beside its keys."""
+        if not self.memory:
+            self.memory_padding = given
+        return self.memory_padding
 
     def advance(self, batch: Batch) -> None:
         """Count the batch as read, once every layer has kept its part."""
@@ -79,13 +90,26 @@ class Cache:
     def select(self, rows: Tensor) -> "Cache":
         chosen = object.__new__(Cache)
         chosen.capacity, chosen.even = self.capacity, self.even
-        chosen.kept = self.kept[:, rows]
-        chosen.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
+        depth, _, *shape = self.kept.shape
+        chosen.kept = self.kept.new_empty(depth, len(rows), *shape)
+        chosen.kept[..., : self.longest, :] = self.kept[..., : self.longest, :][:, rows]
+        chosen.memory, chosen.memory_padding, chosen.sources = list(self.memory), self.memory_padding, self.sources
+        if self.memory:
+            chosen._look_at(rows)
         chosen.lengths = self.lengths[rows]
         chosen.longest = self.longest
         if not self.even:
             chosen._measure()
         return chosen
+
+    def _look_at(self, rows: Tensor) -> None:
+        """Go on with other rows' memory; beams of one source that swap places have it in common already."""
+        before, self.sources = self.sources, self.sources[rows]
+        if torch.equal(before, self.sources):
+            return
+        self.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
+        if self.memory_padding is not None:
+            self.memory_padding = self.memory_padding[rows]
 
     def _measure(self) -> None:
         """Look at the lengths again; rows whose shorter or longer neighbours left may be even now."""

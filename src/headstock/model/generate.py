@@ -30,6 +30,7 @@ class _Row:
     text: list[int]  # prompt and continuation
     luck: list[float]  # one number from [0, 1) for each token to come
     made: Continuation
+    source: Sequence[int] | None = None  # what an encoder-decoder reads beside it
 
     def window(self, context: int | None) -> list[int]:
         """What the model is shown: all of it, or after that the end, moved on by half a context at a time.
@@ -54,23 +55,25 @@ def generate(
     end: int | None = None,
     seeds: Sequence[int] | None = None,
     forbidden: Sequence[int] = (),
+    sources: Sequence[Sequence[int]] | None = None,
     stop: Callable[[int, list[int]], bool] | None = None,
     watch: Callable[[int, int], None] | None = None,
     cache: bool = True,
 ) -> list[Continuation]:
     """Continue every prompt by up to `max_tokens` tokens.
 
-    `seeds` are one a prompt, so that a prompt's continuation does not depend on its neighbours. `stop(row, tokens)`
-    says whether a row is done, `watch(row, token)` hears each token as it comes.
+    `seeds` are one a prompt, so that a prompt's continuation does not depend on its neighbours. So are `sources`, which
+    an encoder-decoder reads and no other does. `stop(row, tokens)` says whether a row is done, `watch(row, token)`
+    hears each token as it comes.
     """
     model.eval()
+    check_rows(model, prompts, sources)
     draw = [torch.Generator().manual_seed(seed) for seed in seeds or [0] * len(prompts)]
+    beside: Sequence[Sequence[int] | None] = sources or [None] * len(prompts)
     rows = [
-        _Row(list(prompt), torch.rand(max_tokens, generator=generator).tolist(), Continuation())
-        for prompt, generator in zip(prompts, draw, strict=True)
+        _Row(list(prompt), torch.rand(max_tokens, generator=generator).tolist(), Continuation(), source)
+        for prompt, generator, source in zip(prompts, draw, beside, strict=True)
     ]
-    if not all(row.text for row in rows):
-        raise ValueError("a prompt needs at least one token to continue from")
     reader = _Reader(model, cache=cache)
     banned = torch.tensor(list(forbidden), dtype=torch.long, device=model.device)
     seen = _seen(rows, model) if sampling.repetition_penalty != 1.0 else None
@@ -127,12 +130,10 @@ class _Reader:
         else:
             for row, window in zip(rows, windows, strict=True):
                 row.made.slid = window is not row.text
-            tokens, padding = pad(windows, filler=0)
-            batch = Batch(tokens, padding, causal=True).to(self.device)  # whatever else the backbone can do
+            batch = whole(windows, [row.source for row in rows if row.source is not None]).to(self.device)
             state = self.new_state(len(rows), self.room(rows)) if self.cache else None
             output = self.backbone(batch, state)
-            ends = torch.tensor(self.read, device=self.device) - 1
-            last = output.hidden[torch.arange(len(rows), device=self.device), ends]
+            last = ends_of(output.hidden, windows)
         self.state = output.state
         return self.head(last)
 
@@ -146,6 +147,29 @@ class _Reader:
         self.read = [self.read[place] for place in places]
         if self.state is not None:
             self.state = self.state.select(torch.tensor(places, device=self.device))
+
+
+def check_rows(model: Model, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None) -> None:
+    """Refuse rows that cannot be continued."""
+    if not all(prompts):
+        raise ValueError("a prompt needs at least one token to continue from")
+    if model.backbone.reads_source != (sources is not None):
+        raise ValueError("an encoder-decoder needs a source for every prompt, and no other model reads any")
+    if sources is not None and (len(sources) != len(prompts) or not all(sources)):
+        raise ValueError("every prompt needs a source of its own, of at least one token")
+
+
+def whole(rows: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None) -> Batch:
+    """Rows to be read from their beginning and then continued, with their sources if they have some."""
+    tokens, padding = pad([list(row) for row in rows], filler=0)
+    source = Batch(*pad([list(row) for row in sources], filler=0)) if sources else None
+    return Batch(tokens, padding, source=source, causal=True)  # left to right, whatever else the backbone can do
+
+
+def ends_of(hidden: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+    """(B, D) out of (B, T, D): the vector of each row's last token."""
+    last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
+    return hidden[torch.arange(len(rows), device=hidden.device), last]
 
 
 def _seen(rows: list[_Row], model: Model) -> Tensor:

@@ -25,7 +25,8 @@ class TokenHead(nn.Module):
             self.weight = backbone.tokens.weight
             self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if transform else None
         else:
-            linear = nn.Linear(backbone.width, config.vocabulary, bias=config.bias or transform)
+            bias = transform or getattr(config, "bias", True)  # not every family has it for a setting
+            linear = nn.Linear(backbone.tokens.embedding_dim, config.vocabulary, bias=bias)
             self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
@@ -63,6 +63,10 @@ class Causal(Task):
         padding = torch.arange(longest) >= lengths[:, None]
         return Batch(tokens, padding if bool(padding.any()) else None, labels={"token": labels})
 
+    def before(self, texts: Sequence[Sequence[int]]) -> Batch | None:
+        """What was shown before rows that go on in the middle of a document; None where all begin with one."""
+        return Batch(*pad([list(text) for text in texts], self.filler)) if any(texts) else None
+
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden = model(batch).hidden
         return {"token": cross_entropy(model.heads["token"](hidden), batch.labels["token"], smoothing=smoothing)}
@@ -85,14 +89,16 @@ class Packed:
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = self.windows.rows(indices)
         labels = {"token": torch.from_numpy(np.where(rows.padding, IGNORE, rows.wanted))}
+        before = self.task.before(self.windows.before(indices)) if self.task.carries else None
         # the causal mask keeps real tokens from the padding at their right, so nothing else need say where it is;
         # a stream of one document needs no document mask either, and every batch of a run has the same parts
         if self.windows.store.documents == 1:
-            return Batch(torch.from_numpy(rows.shown), labels=labels)
+            return Batch(torch.from_numpy(rows.shown), before=before, labels=labels)
         return Batch(
             torch.from_numpy(rows.shown),
             documents=torch.from_numpy(rows.documents),
             positions=torch.from_numpy(rows.positions),
+            before=before,
             labels=labels,
         )
 
@@ -114,12 +120,16 @@ class Pieces:
         return document, index - int(self.ends[document] - self.pieces[document])
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        pairs = []
+        pairs, before = [], []
         for document, piece in map(self.locate, indices):
             text = self.store.document(document).tolist()
-            here = slice(piece * self.length, (piece + 1) * self.length)
+            begin = piece * self.length
+            here = slice(begin, begin + self.length)
             pairs.append(([self.task.start, *text][here], [*text, self.task.end][here]))
-        return self.task.collate(pairs)
+            before.append([self.task.start, *text][max(0, begin - self.length) : begin])
+        batch = self.task.collate(pairs)
+        batch.before = self.task.before(before) if self.task.carries else None
+        return batch
 
     def name(self, index: int) -> str:
         return self.store.place(self.locate(index)[0])

@@ -44,6 +44,9 @@ class Task(ABC):
     sentences: bool = False  # it reads text whose sentences are marked apart
     done: float = 0.0  # the share of the run that is over, told by the loop before it asks for batches
     causal: ClassVar[bool | None] = None  # whether the backbone must look back only; None leaves it as it is
+    needs_source: ClassVar[bool] = False  # its rows bring a source, so the backbone must be one that reads it
+    both_ways: ClassVar[bool] = False  # the backbone must read forward and backward apart
+    carries: bool = False  # batches bring what stands before a row in its document, told when a model is made for it
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer

@@ -39,9 +39,13 @@ class Windows:
     def __len__(self) -> int:
         return self.count
 
+    def begin(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(B,) the position of the stream where each window begins."""
+        return np.maximum(np.asarray(indices, dtype=np.int64) * self.length - self.shift, 0)
+
     def rows(self, indices: Sequence[int] | np.ndarray) -> Rows:
         at = np.asarray(indices, dtype=np.int64)
-        begin = np.maximum(at * self.length - self.shift, 0)
+        begin = self.begin(at)
         sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
         # position p is shown S[p-1], and S[p] follows; before the stream's first document there is an end mark too
         stream = self.store.gather(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
@@ -57,8 +61,18 @@ class Windows:
         shown[padding] = self.filler
         return Rows(shown, wanted, documents, place - newest, padding)
 
+    def before(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
+        """For each window what was shown before it of the document it begins in, up to a window's length of it."""
+        stream = self.store.gather(self.begin(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
+        found = []
+        for row in stream:
+            ends = np.flatnonzero(row == self.end)  # the last one opens the document; at the very end, the window does
+            shown = row[ends[-1] if len(ends) else 0 : -1].tolist()
+            found.append([self.start, *shown[1:]] if len(ends) and shown else shown)
+        return found
+
     def name(self, index: int) -> str:
-        begin = max(index * self.length - self.shift, 0)
+        begin = int(self.begin([index])[0])
         last = min(begin + self.length, self.store.tokens) - 1
         first, final = self.store.document_at(begin), self.store.document_at(last)
         names = self.store.place(first)

@@ -75,12 +75,13 @@ def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     trainable = {id(p): p for p in model.parameters() if p.requires_grad}
     optimizers: list[Optimizer] = []
     if settings.optimizer == "muon":
-        thirds = {id(m.inputs.weight) for m in model.modules() if isinstance(m, Attention)}
+        parts = parts_of(model)
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         inner = [p for p in model.backbone.parameters() if id(p) in trainable and p.dim() == 2 and id(p) not in tables]
         groups = [
-            *by_depth([p for p in inner if id(p) not in thirds], model, settings, parts=1),
-            *by_depth([p for p in inner if id(p) in thirds], model, settings, parts=3),  # queries, keys and values
+            group
+            for count in sorted({parts.get(id(p), 1) for p in inner})
+            for group in by_depth([p for p in inner if parts.get(id(p), 1) == count], model, settings, parts=count)
         ]
         if groups:
             muon = Muon(groups, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)  # type: ignore[arg-type]
@@ -96,6 +97,13 @@ def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     if adam_groups:
         optimizers.append(AdamW(adam_groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=True))
     return optimizers
+
+
+def parts_of(model: Model) -> dict[int, int]:
+    """How many matrices lie on top of each other in one: queries, keys and values, or the gates of cells."""
+    parts = {id(m.inputs.weight): 3 for m in model.modules() if isinstance(m, Attention)}
+    cells = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
+    return parts | {id(p): len(p) // m.hidden_size for m in cells for p in m.parameters() if p.dim() == 2}
 
 
 def by_depth(

@@ -136,6 +136,8 @@ class Transformer(Backbone):
         x = self.embed(batch, places, longest)
         rotation = self.rotation(places, longest) if self.config.positions == "rotary" else None
         mask = mask_for(batch, causal=self.causal) if state is None else state.mask(length)
+        if self.config.cross and state is not None:
+            memory_padding = state.padding_of(memory_padding)
         memory_mask = Mask(hide(memory_padding)) if self.config.cross else None
         layers = [x]
         for i, block in enumerate(self.blocks):

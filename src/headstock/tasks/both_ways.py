@@ -1,0 +1,89 @@
+"""Two language models in one: what follows a token, told by what was read up to it, and what precedes it, from the end.
+
+B rows, T tokens, W width of each direction.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headstock.errors import UserError
+from headstock.model.backbone import Backbone
+from headstock.model.batch import IGNORE, Batch
+from headstock.model.heads import TokenHead
+from headstock.model.model import Model
+from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
+from headstock.tasks.windows import Windows
+from headstock.text.store import Store
+from headstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class BothWaysConfig:
+    """Nothing to set."""
+
+
+@TASKS.add("both-ways")
+class BothWays(Task):
+    """ELMo's objective: the losses of a forward and a backward language model, added up."""
+
+    Config = BothWaysConfig
+    causal = False
+    both_ways = True
+
+    def __init__(self, config: BothWaysConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if tokenizer.end is None:
+            raise UserError("this tokenizer has no end mark, which a language model must learn to give")
+        self.end = tokenizer.end
+        self.start = opening(tokenizer, "start")
+        self.filler = tokenizer.padding or 0
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        return {"token": TokenHead(backbone)}
+
+    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        marks = {"start": self.start, "end": self.end, "filler": self.filler}
+        return Rows(Windows(data, length, **marks, seed=seed, epoch=epoch))
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        found = {}
+        halves = model(batch).hidden.chunk(2, -1)  # (B, T, 2 W) -> (B, T, W) twice
+        for way, hidden in zip(("forward", "backward"), halves, strict=True):
+            labels = batch.labels[way]
+            found[way] = cross_entropy(model.heads["token"](hidden), labels, smoothing=smoothing)
+        return found
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        """`loss` is that of both added up; `perplexity` that of the text read forward, the usual one."""
+        loss = {way: sums[way] / max(1, counts[way]) for way in ("forward", "backward")}
+        ppl = {f"{way}_perplexity": math.exp(min(value, 700.0)) for way, value in loss.items()}
+        bits = {"bits_per_byte": sums["forward"] / math.log(2) / size} if size else {}
+        return {"loss": sum(loss.values()), "perplexity": ppl["forward_perplexity"], **ppl, **bits}
+
+
+class Rows:
+    """Windows of the stream, each position of which must give both its neighbours."""
+
+    def __init__(self, windows: Windows):
+        self.windows, self.name = windows, windows.name
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        rows = self.windows.rows(indices)
+        same = rows.documents[:, 1:] == rows.documents[:, :-1]  # the token before is of the same document
+        preceding = np.full_like(rows.shown, IGNORE)
+        preceding[:, 1:] = np.where(same & ~rows.padding[:, 1:], rows.shown[:, :-1], IGNORE)
+        following = np.where(rows.padding, IGNORE, rows.wanted)
+        return Batch(
+            torch.from_numpy(rows.shown),
+            documents=torch.from_numpy(rows.documents),  # padding is of none
+            positions=torch.from_numpy(rows.positions),
+            labels={"forward": torch.from_numpy(following), "backward": torch.from_numpy(preceding)},
+        )

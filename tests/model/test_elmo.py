@@ -1,0 +1,90 @@
+"""ELMo's two directions: neither sees what lies ahead of it, and each is a language model of its own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headstock.model.backbones.elmo import Elmo, ElmoConfig
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
+from headstock.model.batch import Batch, pad
+from headstock.model.features import Mix, take_layers
+from tests.model.small import some_tokens, stir
+
+SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 9}
+
+
+def small(**given) -> Elmo:
+    torch.manual_seed(0)
+    backbone = Elmo(ElmoConfig(**(SIZES | given)))
+    stir(backbone)
+    return backbone.eval()
+
+
+def one_way(elmo: Elmo, way: str) -> Recurrent:
+    """A recurrent model with the weights of one direction."""
+    single = Recurrent(RecurrentConfig(**vars(elmo.config)))
+    single.tokens.load_state_dict(elmo.tokens.state_dict())
+    single.stack.load_state_dict(getattr(elmo, way).state_dict())
+    return single.eval()
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])])
+@pytest.mark.parametrize("place", [0, 3, 4, 8])
+def test_a_token_changes_no_forward_state_before_it_and_no_backward_state_after_it(documents, place):
+    backbone, tokens = small(), some_tokens(1, 9)
+    other = tokens.clone()
+    other[0, place] = (other[0, place] + 1) % 13
+    one, two = (backbone(Batch(t, documents=documents), keep_layers=True).layers for t in (tokens, other))
+    first, last = (0, 9) if documents is None else (0, 4) if place < 4 else (4, 9)
+    for before, after in zip(one[1:], two[1:], strict=True):
+        moved = (before - after)[0].abs().view(9, 2, -1).amax(-1) > 0  # (T, way)
+        expected = torch.zeros(9, 2, dtype=torch.bool)
+        expected[place:last, 0] = True
+        expected[first : place + 1, 1] = True
+        assert torch.equal(moved, expected)
+
+
+def test_each_direction_is_a_recurrent_model():
+    backbone, tokens = small(), some_tokens(3, 7)
+    layers = backbone(Batch(tokens), keep_layers=True).layers
+    ahead = one_way(backbone, "ahead")(Batch(tokens), keep_layers=True).layers
+    back = one_way(backbone, "back")(Batch(tokens.flip(1)), keep_layers=True).layers
+    for both, one, other in zip(layers, ahead, back, strict=True):
+        close(both, torch.cat([one, other.flip(1)], -1))
+
+
+def test_padding_is_read_by_neither_direction():
+    backbone = small()
+    texts = [some_tokens(n, seed=n).tolist() for n in (5, 1, 3)]
+    together = backbone(Batch(*pad(texts, filler=0)), keep_layers=True).layers
+    for row, text in enumerate(texts):
+        alone = backbone(Batch(torch.tensor([text])), keep_layers=True).layers
+        for one, other in zip(together, alone, strict=True):
+            close(one[row, : len(text)], other[0])
+
+
+def test_layers_are_twice_as_wide_and_can_be_mixed():
+    backbone, tokens = small(), some_tokens(2, 5)
+    output = backbone(Batch(tokens), keep_layers=True)
+    assert backbone.width == 12
+    assert not backbone.causal
+    assert [layer.shape for layer in output.layers] == [(2, 5, 12)] * 3
+    assert torch.equal(take_layers(backbone, output, "2"), output.hidden)
+    mixed = Mix(3)(take_layers(backbone, output, "mix"))
+    close(mixed, sum(output.layers) / 3)
+
+
+def test_it_has_no_state_to_go_on_from():
+    with pytest.raises(ValueError, match="reads backward"):
+        small().new_state(1, 1)
+
+
+def test_every_weight_is_in_exactly_one_stage():
+    backbone = small()
+    stages = [id(p) for stage in backbone.stages() for p in stage]
+    assert sorted(stages) == sorted(id(p) for p in backbone.parameters())
+    assert [len(stage) for stage in backbone.stages()] == [1, 12, 12]

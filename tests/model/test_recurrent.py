@@ -1,0 +1,277 @@
+"""LSTM and GRU language models: equal to torch's own, documents apart, and a state that padding never reaches."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from headstock.errors import ConfigError
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig, alike, cut
+from headstock.model.batch import Batch, pad
+from headstock.model.features import take_layers
+from headstock.model.generate import generate
+from headstock.model.heads import TokenHead
+from headstock.model.light import light
+from headstock.model.model import Model
+from headstock.model.sampling import Sampling
+from tests.model.small import some_tokens, stir
+
+SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 6}
+KINDS = [(cell, hidden) for cell in ("lstm", "gru") for hidden in (6, 9)]
+
+
+def small(cell="lstm", **given) -> Recurrent:
+    torch.manual_seed(0)
+    backbone = Recurrent(RecurrentConfig(**(SIZES | {"cell": cell} | given)))
+    stir(backbone)
+    return backbone.eval()
+
+
+def model_of(backbone: Recurrent) -> Model:
+    return Model(backbone, {"token": TokenHead(backbone)}).eval()
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+class Plain(nn.Module):
+    """The textbook's language model: an embedding, one nn.LSTM or nn.GRU of all layers, and scores of all tokens."""
+
+    def __init__(self, backbone: Recurrent):
+        super().__init__()
+        kind = nn.LSTM if backbone.config.cell == "lstm" else nn.GRU
+        self.cells = kind(backbone.width, backbone.config.hidden, num_layers=backbone.depth, batch_first=True)
+        for number, layer in enumerate(backbone.stack.layers):
+            for name, weights in layer.cells.named_parameters():
+                getattr(self.cells, name.replace("l0", f"l{number}")).data.copy_(weights)
+        self.table = backbone.tokens.weight.detach().clone()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.cells(self.table[tokens])[0] @ self.table.T
+
+
+# Equal to torch's own
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_it_is_the_plain_language_model(cell):
+    model = model_of(small(cell))
+    tokens = some_tokens(3, 11)
+    close(model.heads["token"](model(Batch(tokens)).hidden), Plain(model.backbone)(tokens))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_packed_documents_are_what_the_plain_model_makes_of_each(cell):
+    model, sizes = model_of(small(cell)), [[4, 1, 6], [11], [2, 9]]
+    plain, tokens = Plain(model.backbone), some_tokens(3, 11)
+    documents = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in sizes])
+    scores = model.heads["token"](model(Batch(tokens, documents=documents)).hidden)
+    for row, parts in enumerate(sizes):
+        ends = [0, *torch.tensor(parts).cumsum(0).tolist()]
+        for begin, end in pairwise(ends):
+            close(scores[row, begin:end], plain(tokens[row : row + 1, begin:end])[0])
+    whole = plain(tokens)  # a control: where the state goes on from document to document, the numbers are others
+    assert (whole[0, 4:] - scores[0, 4:]).abs().amax(-1).min() > 1e-3
+    close(whole[1], scores[1])
+
+
+@pytest.mark.parametrize(("cell", "hidden"), KINDS)
+def test_gradients_are_the_same_packed_or_alone(cell, hidden):
+    backbone, tokens = small(cell, hidden=hidden).train(), some_tokens(1, 9)
+    documents = torch.tensor([[0] * 4 + [1] * 5])
+    backbone(Batch(tokens, documents=documents)).hidden.square().sum().backward()
+    packed = {name: p.grad.clone() for name, p in backbone.named_parameters()}
+    backbone.zero_grad()
+    for part in (tokens[:, :4], tokens[:, 4:]):
+        backbone(Batch(part)).hidden.square().sum().backward()
+    for name, parameter in backbone.named_parameters():
+        torch.testing.assert_close(packed[name], parameter.grad, atol=1e-5, rtol=1e-4)
+
+
+# Documents
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=5), min_size=1, max_size=4), backward=st.booleans()
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_every_token_is_cut_out_once_and_finds_back(rows, backward):
+    length = max(map(sum, rows))
+    documents = torch.full((len(rows), length), -1)
+    for row, sizes in enumerate(rows):
+        documents[row, : sum(sizes)] = torch.repeat_interleave(torch.tensor(sizes))
+    tokens = torch.arange(documents.numel()).view_as(documents)
+    stretches, home = cut(Batch(tokens, documents=documents), backward=backward)
+    laid_out = torch.cat([*(part.places.flatten() for part in stretches), torch.tensor([-1])])
+    wanted = torch.where(documents.flatten() < 0, -1, tokens.flatten())
+    assert torch.equal(laid_out[home], wanted)
+    found = {
+        tuple(dict.fromkeys(places.tolist())): bool(first)  # what fills up a shorter one stands there already
+        for part in stretches
+        for places, first in zip(part.places, part.first, strict=True)
+    }
+    expected = {}
+    for row, sizes in enumerate(rows):
+        ends = [row * length + end for end in (0, *torch.tensor(sizes).cumsum(0).tolist())]
+        for place, (begin, end) in enumerate(pairwise(ends)):
+            span = tuple(range(begin, end))
+            expected[span[::-1] if backward else span] = place == 0
+    assert found == expected
+
+
+@given(sizes=st.lists(st.integers(1, 300), max_size=60))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_groups_hold_all_and_little_padding(sizes):
+    sizes = sorted(sizes, reverse=True)
+    groups = [sizes[part] for part in alike(sizes)]
+    assert [size for group in groups for size in group] == sizes
+    assert all(sum(group) >= 0.5 * group[0] * len(group) for group in groups)
+
+
+# Padding and state
+
+
+@pytest.mark.parametrize(("cell", "hidden"), KINDS)
+def test_padding_never_touches_the_state(cell, hidden):
+    backbone = small(cell, hidden=hidden)
+    texts = [some_tokens(n, seed=n).tolist() for n in (5, 1, 3)]
+    output = backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 0))
+    without = backbone(Batch(*pad(texts, filler=0)), keep_layers=True)
+    assert output.state.lengths.tolist() == [5, 1, 3]
+    for row, text in enumerate(texts):
+        alone = backbone(Batch(torch.tensor([text])), backbone.new_state(1, 0), keep_layers=True)
+        close(output.hidden[row, : len(text)], alone.hidden[0])
+        for together, single in zip(without.layers, alone.layers, strict=True):
+            close(together[row, : len(text)], single[0])
+        for together, single in zip(output.state.held, alone.state.held, strict=True):
+            for part, other in zip(together, single, strict=True):
+                close(part[:, row], other[:, 0])
+
+
+@pytest.mark.parametrize(("cell", "hidden"), KINDS)
+def test_step_by_step_is_the_full_pass(cell, hidden):
+    backbone, tokens = small(cell, hidden=hidden), some_tokens(3, 9)
+    state, steps = backbone.new_state(3, 0), []
+    for begin, end in [(0, 1), (1, 2), (2, 6), (6, 9)]:
+        output = backbone(Batch(tokens[:, begin:end]), state)
+        state = output.state
+        steps.append(output.hidden)
+    close(torch.cat(steps, 1), backbone(Batch(tokens)).hidden)
+    assert state.lengths.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize("chosen", [[2, 0], [1, 1, 2, 0, 0], [1]])
+def test_select_reorders_drops_and_repeats_rows(chosen):
+    backbone = small()
+    texts = [some_tokens(n, seed=n).tolist() for n in (5, 2, 4)]
+    before = backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 0)).state
+    state = before.select(torch.tensor(chosen))
+    assert state.lengths.tolist() == [len(texts[row]) for row in chosen]
+    more = some_tokens(len(chosen), 2, seed=9)
+    hidden = backbone(Batch(more), state).hidden
+    for place, row in enumerate(chosen):
+        alone = torch.tensor([texts[row] + more[place].tolist()])
+        close(hidden[place], backbone(Batch(alone)).hidden[0, -2:])
+    assert before.lengths.tolist() == [5, 2, 4]
+
+
+def test_a_row_without_tokens_keeps_its_state():
+    backbone, texts = small(), [[3, 4, 5], [6]]
+    state = backbone(Batch(torch.tensor([[1], [2]])), backbone.new_state(2, 0)).state
+    for padding in ([[False] * 3, [True] * 3], [[True] * 3, [True] * 3]):
+        after = backbone(Batch(torch.tensor([texts[0], [0, 0, 0]]), torch.tensor(padding)), state).state
+        close(after.held[1][1][:, 1], state.held[1][1][:, 1])
+        assert after.lengths[1] == 1
+
+
+# What stands before a row
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_row_goes_on_from_what_stands_before_it(cell):
+    backbone, tokens = small(cell), some_tokens(2, 12)
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0] * 7])
+    before = Batch(*pad([tokens[0, :5].tolist(), tokens[1, 3:5].tolist()], filler=0))
+    hidden = backbone(Batch(tokens[:, 5:], documents=documents, before=before)).hidden
+    close(hidden[0, :4], backbone(Batch(tokens[:1, :9])).hidden[0, 5:])
+    close(hidden[0, 4:], backbone(Batch(tokens[:1, 9:])).hidden[0])  # the second document knows of nothing
+    close(hidden[1], backbone(Batch(tokens[1:, 3:])).hidden[0, 2:])
+    plain = backbone(Batch(tokens[:, 5:], before=before)).hidden  # rows of one document need not say so
+    close(plain[1], hidden[1])
+
+
+def test_no_gradient_goes_through_what_stands_before():
+    backbone = small().train()
+    before = Batch(torch.tensor([[11, 12]]))
+    backbone(Batch(torch.tensor([[1, 2, 3]]), before=before)).hidden.sum().backward()
+    moved = backbone.tokens.weight.grad.abs().sum(1) > 0
+    assert moved.nonzero().squeeze(1).tolist() == [1, 2, 3]
+
+
+# Use
+
+
+@pytest.mark.parametrize(("cell", "hidden"), KINDS)
+def test_generating_with_a_state_is_generating_without(cell, hidden):
+    model = model_of(small(cell, hidden=hidden))
+    prompts = [[1, 2, 3, 4], [5], [6, 7]]
+    sampling = Sampling(temperature=5.0)
+    made = [
+        generate(model, prompts, max_tokens=30, sampling=sampling, seeds=[1, 2, 3], end=0, cache=cache)
+        for cache in (True, False)
+    ]
+    assert made[0] == made[1]
+    assert max(len(row.tokens) for row in made[0]) > 5
+    alone = [
+        generate(model, [prompt], max_tokens=30, sampling=sampling, seeds=[seed], end=0)[0]
+        for seed, prompt in enumerate(prompts, 1)
+    ]
+    assert made[0] == alone
+    assert not any(row.slid for row in made[0])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_light_twin_gives_the_same(cell):
+    backbone, tokens = small(cell, hidden=9), some_tokens(2, 5)
+    twin = light(backbone)
+    assert not isinstance(twin, nn.Module)
+    close(twin(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
+
+
+def test_layers_are_features_by_their_number():
+    backbone = small(hidden=9, depth=4)
+    output = backbone(Batch(some_tokens(2, 5), documents=torch.tensor([[0, 0, 1, 1, 1]] * 2)), keep_layers=True)
+    assert len(output.layers) == 5
+    assert torch.equal(take_layers(backbone, output, "4"), output.hidden)
+    close(take_layers(backbone, output, "0"), backbone.tokens(some_tokens(2, 5)))
+    close(take_layers(backbone, output, "sum4"), sum(output.layers[1:]))
+
+
+def test_every_weight_is_in_exactly_one_stage():
+    backbone = small(hidden=9)
+    stages = [id(p) for stage in backbone.stages() for p in stage]
+    assert sorted(stages) == sorted(id(p) for p in backbone.parameters())
+    assert [len(stage) for stage in backbone.stages()] == [1, 6, 6]
+
+
+# Dropout
+
+
+def test_locked_dropout_leaves_out_the_same_at_every_step():
+    torch.manual_seed(0)
+    for kind, same in (("locked", True), ("plain", False)):
+        dropout = small(dropout=0.5, dropout_kind=kind).train().dropout
+        out = dropout(torch.ones(4, 30, 16)) == 0
+        assert 0.2 < out.float().mean() < 0.8
+        assert bool((out == out[:, :1]).all()) is same
+        assert not bool((out[0] == out[1]).all())  # but other features of other rows
+        assert torch.equal(dropout.eval()(torch.ones(1, 2, 3)), torch.ones(1, 2, 3))
+
+
+def test_wrong_settings_are_named_together():
+    with pytest.raises(ConfigError, match=r"depth(?s:.)*hidden(?s:.)*dropout"):
+        RecurrentConfig(vocabulary=5, depth=0, hidden=0, dropout=1.0)

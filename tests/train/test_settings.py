@@ -1,19 +1,23 @@
 """Presets, files and options become one checked whole."""
 
 import math
+from dataclasses import fields
 
 import pytest
 
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
+from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.task import TASKS
 from headstock.text.reading import read_corpus
 from headstock.text.store import build_store
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.pretrain import build_model, gather_config, with_vocabulary
+from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
 from headstock.train.settings import make_config, place_settings, preset_names, read_preset
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
-OBJECTIVES = ["causal", "masked", "hybrid"]
+OBJECTIVES = [name for name in TASKS.names() if not issubclass(TASKS.get(name), LabelledTask)]
+PAIRS = [(name, objective) for name in preset_names() for objective in OBJECTIVES]
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -37,10 +41,27 @@ def stores(corpus):
     return {kind: (tokenizer, build_store(text, tokenizer)) for kind, tokenizer in tokenizers.items()}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", preset_names())
-def test_every_preset_goes_with_every_objective(stores, name, objective):
-    given = {"data.corpus": ["text.txt"], "task.name": objective, "vocabulary": 300, **REDUCED}
+def family_of(name):
+    return read_preset(name)["model"]["family"]
+
+
+def test_every_preset_has_an_objective_and_every_objective_a_preset():
+    able = [pair for pair in PAIRS if fits(family_of(pair[0]), pair[1])]
+    assert {name for name, _ in able} == set(preset_names())
+    assert {objective for _, objective in able} == set(OBJECTIVES)
+
+
+@pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if not fits(family_of(pair[0]), pair[1])])
+def test_an_objective_that_a_preset_cannot_learn_is_refused_and_the_others_named(name, objective):
+    with pytest.raises(UserError, match=rf"cannot learn the objective '{objective}' \(families that can: \w+"):
+        gather_config(name, None, {"data.corpus": ["text.txt"], "task.name": objective})
+
+
+@pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if fits(family_of(pair[0]), pair[1])])
+def test_every_preset_goes_with_every_objective_of_its_family(stores, name, objective):
+    own = {part.name for part in fields(BACKBONES.get(family_of(name)).Config)}
+    small = {key: value for key, value in REDUCED.items() if key.removeprefix("model.") in own}
+    given = {"data.corpus": ["text.txt"], "task.name": objective, "vocabulary": 300, "length": 32, **small}
     chosen = gather_config(name, None, given)
     assert chosen.objective == objective
     tokenizer, store = stores[chosen.tokenizer.kind]

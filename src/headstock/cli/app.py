@@ -6,7 +6,20 @@ from typing import Any
 
 import typer
 
-from headstock.cli import answer, compare, data, demo, finetune, language, pretrain, report, tokenizer, use
+from headstock.cli import (
+    answer,
+    compare,
+    data,
+    demo,
+    finetune,
+    language,
+    pretrain,
+    report,
+    sweep,
+    tokenizer,
+    translate,
+    use,
+)
 from headstock.cli.verb import Common, fail
 from headstock.errors import did_you_mean
 
@@ -27,7 +40,7 @@ def about(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-for part in (demo, data, tokenizer, pretrain, finetune, compare, language, use, answer, report):
+for part in (demo, data, tokenizer, pretrain, finetune, compare, sweep, language, use, answer, translate, report):
     part.add_to(app)
 
 

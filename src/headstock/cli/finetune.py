@@ -11,12 +11,17 @@ from headstock.cli.verb import Common, leads, verb
 
 def finetune(
     common: Common,
-    run: Annotated[Path, typer.Argument(help="The pretrained run, or a stock that ships with Headstock (reviews-en).")],
     out: Annotated[Path, typer.Option("--out", help="The run folder to make, such as runs/reviews.")],
+    run: Annotated[
+        Path | None, typer.Argument(help="The pretrained run, or a stock that ships with Headstock (reviews-en).")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="Without a run: what a new model is made like (seq2seq-mini).")
+    ] = None,
     train: Train = None,
     valid: Valid = None,
     test: Test = None,
-    task: Annotated[str, typer.Option("--task", help="What is learned: classify, pair, tag or answer.")] = "classify",
+    task: Annotated[str, typer.Option("--task", help="classify, pair, tag, answer or translate.")] = "classify",
     init: Annotated[str | None, typer.Option("--init", help="Begin with pretrained weights or from scratch.")] = None,
     freeze: Annotated[bool, typer.Option("--freeze", help="Train the head alone.")] = False,
     pool: Annotated[str | None, typer.Option("--pool", help="last, cls, mean, max or concat.")] = None,
@@ -63,6 +68,7 @@ def finetune(
     with on_screen(quiet=common.quiet) as watch:
         results = work(
             run,
+            preset=preset,
             train=train,
             valid=valid,
             test=test,
@@ -87,7 +93,8 @@ def finetune(
     for side in ("valid", "test"):
         if side in results:
             common.show(f"{side}: {with_intervals(results[side])}")
-    common.show(f"report: {Run(out).report}; try: headstock predict {results['run']} {labelled_task(task).example}")
+    learned = labelled_task(task)
+    common.show(f"report: {Run(out).report}; try: headstock {learned.use} {results['run']} {learned.example}")
     return results
 
 

@@ -32,6 +32,9 @@ def generate(
     samples: Annotated[int, typer.Option("--samples", help="Continuations of each prompt.")] = 1,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values between tokens.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Show the text as it grows.")] = False,
+    beams: Annotated[int | None, typer.Option("--beams", help="The likeliest text that so many rows find.")] = None,
+    length_penalty: Annotated[float, typer.Option("--length-penalty", help="Above 1: longer, with beams.")] = 1.0,
+    no_repeat: Annotated[int, typer.Option("--no-repeat", help="No so many tokens twice, with beams.")] = 0,
 ) -> dict[str, Any]:
     """Continue a text."""
     from headstock.errors import UserError
@@ -40,6 +43,8 @@ def generate(
     prompts = texts_from(prompt, file) if prompt or file else [""]
     if stream and (len(prompts) > 1 or samples > 1):
         raise UserError("--stream shows one text: give one prompt and one sample")
+    if stream and beams is not None:
+        raise UserError("--stream shows a text as it grows, and --beams know theirs only in the end")
     loaded = load(run, device=common.device)
     streaming = stream and not common.json
     if streaming:
@@ -57,6 +62,9 @@ def generate(
         seed=common.seed or 0,
         cache=cache,
         stream=(lambda text: print(text, end="", flush=True)) if streaming else None,
+        beams=beams,
+        length_penalty=length_penalty,
+        no_repeat=no_repeat,
     )
     if streaming:
         print(flush=True)

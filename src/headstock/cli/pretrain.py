@@ -15,7 +15,8 @@ def pretrain(
     corpus: Annotated[list[str] | None, typer.Argument(help="Files, folders, globs, or - for standard input.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help="Where to start: gpt-nano, modern-mini, ...")] = None,
     objective: Annotated[
-        str | None, typer.Option("--objective", help="What is learned: causal (go on), masked (fill) or hybrid (both).")
+        str | None,
+        typer.Option("--objective", help="What is learned: causal (go on), masked (fill), hybrid (both) or both-ways."),
     ] = None,
     nsp: Annotated[
         bool | None, typer.Option("--nsp/--no-nsp", help="Masked: also tell whether one text follows another.")

@@ -17,10 +17,12 @@ from headstock.study.families import describe_runs, differences
 from headstock.study.leakage import overlap
 from headstock.study.leaks import Leaks
 from headstock.study.mistakes import label_errors
+from headstock.study.names import METRICS
 from headstock.study.settings import Plan
 from headstock.study.told import shown_of
 from headstock.study.verdict import best_features, sentence
 from headstock.tasks.classify import label_numbers
+from headstock.tasks.labelled import LabelledTask, Statistics
 from headstock.text.catalog import PREFIX
 from headstock.text.records import Records
 from headstock.train.intervals import difference, interval, macro_f1_interval
@@ -44,7 +46,7 @@ def answer(
     metric = ground.judge.headline
     summary = [summarise(ground, arm.name, n, by_arm[arm.name, n]) for n in counts for arm in arms]
     pairs = [
-        compare_pair(metric, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
+        compare_pair(ground.judge, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
         for n in counts
         for a, b in combinations(arms, 2)
     ]
@@ -105,8 +107,8 @@ def verdicts(
 
 
 def whole(records: Records) -> list[str]:
-    """All that a row says: the same question on another text is another one."""
-    contexts = records.columns.get("context", [""] * len(records))
+    """All that a row says: the same question on another text is another one, and so is another translation."""
+    contexts = records.columns.get("context", records.columns.get("target", [""] * len(records)))
     return [f"{context} {text}" for context, text in zip(contexts, records.plain, strict=True)]
 
 
@@ -141,8 +143,13 @@ def predicted(cells: list[Cell]) -> np.ndarray:
     return np.array([made["probabilities"] for made in cells])
 
 
-def tallied(cells: list[Cell], metric: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """(S, N) what each seed's model got right of each row, and what that is a share of; None if of one each."""
+def tallied(judge: LabelledTask, cells: list[Cell], metric: str) -> tuple[np.ndarray | Statistics, np.ndarray | None]:
+    """(S, N) what each seed's model got right of each row, and what that is a share of; None if of one each.
+
+    Of a metric that is no share, such as BLEU, the (S, N, K) counts that it is made from.
+    """
+    if metric in judge.formulas:
+        return Statistics(np.array([made["tallies"][metric] for made in cells]), judge.formulas[metric]), None
     hits, of = (np.array([made["tallies"][metric][part] for made in cells]) for part in (0, 1))
     return hits, None if (of == 1).all() else of
 
@@ -150,7 +157,7 @@ def tallied(cells: list[Cell], metric: str) -> tuple[np.ndarray, np.ndarray | No
 def summarise(ground: Ground, arm: str, labels: int, cells: list[Cell]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for metric in cells[0]["tallies"]:
-        around = interval(*tallied(cells, metric), key=("accuracy",))
+        around = interval(*tallied(ground.judge, cells, metric), key=("accuracy",))
         found |= {metric: around.mean, f"{metric}_low": around.low, f"{metric}_high": around.high}
     metric = ground.judge.headline
     means = [made["macro_f1"] for made in cells if made["macro_f1"] is not None]
@@ -175,8 +182,10 @@ def summarise(ground: Ground, arm: str, labels: int, cells: list[Cell]) -> dict[
     }
 
 
-def compare_pair(metric: str, a: str, b: str, labels: int, ours: list[Cell], theirs: list[Cell]) -> dict[str, Any]:
-    (hits, of), (other_hits, other_of) = tallied(ours, metric), tallied(theirs, metric)
+def compare_pair(
+    judge: LabelledTask, a: str, b: str, labels: int, ours: list[Cell], theirs: list[Cell]
+) -> dict[str, Any]:
+    (hits, of), (other_hits, other_of) = (tallied(judge, cells, judge.headline) for cells in (ours, theirs))
     gap = difference(hits, other_hits, of, other_of)
     return {"labels": labels, "a": a, "b": b, "difference": gap.mean, "low": gap.low, "high": gap.high}
 
@@ -195,6 +204,7 @@ def describe_arm(arm: Arm, made: Cell) -> dict[str, Any]:
 
 def notes(plan: Plan, ground: Ground, leaks: Leaks) -> list[str]:
     said = ["Each arm chose its epoch or classifier on at most as many validation rows as it had training rows."]
+    said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.judge.signatures().items()]
     if plan.compare.seeds < 2:
         said.append("One seed only: nothing is known of how much another would differ, so intervals are left out.")
     if ground.measured_is_valid:

@@ -17,7 +17,7 @@ from headstock.study.mistakes import reliability
 from headstock.study.tfidf import Baseline
 from headstock.study.told import confidences, tell
 from headstock.tasks.classify import Classify, label_numbers
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import LabelledTask, Statistics, Tally, share
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.finetune import keep_fitted, sizes
@@ -136,23 +136,24 @@ def scores(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict
     of_classes = isinstance(task, Classify)
     kept = list(rounded(np.stack(outputs))) if of_classes else outputs  # near ties count as they are kept
     tallies, sure = task.tallies(data, kept), confidences(task, data, kept)
-    found = task.extras(data, kept) | {name: share(*tally) for name, tally in tallies.items()}
+    found = task.extras(data, kept) | {name: share(tally) for name, tally in tallies.items()}
     if (numbers := task.class_numbers(data, kept)) is not None:
         found["macro_f1"] = macro_f1(*numbers)
     return {
         "score": found[task.headline],
-        "accuracy": found["accuracy"] if "accuracy" in found else found["exact_match"],
+        "accuracy": found.get("accuracy", found.get("exact_match")),  # a translation has neither
         **{name: found[name] for name in tallies},
         "macro_f1": found.get("macro_f1"),
         "loss": task.extras(data, outputs).get("loss"),  # rounded, the improbable were impossible
         "ece": None if sure is None else reliability(*sure)["ece"],
-        "tallies": {name: [brief(hits), brief(of)] for name, (hits, of) in tallies.items()},
+        "tallies": {name: kept_tally(tally) for name, tally in tallies.items()},
         "probabilities": np.stack(kept).tolist() if of_classes else None,
     }
 
 
-def share(hits: np.ndarray, of: np.ndarray) -> float:
-    return float(hits.sum() / max(of.sum(), 1e-9))
+def kept_tally(tally: Tally) -> list[list[float]]:
+    """As text: a numerator and a denominator for each row, or the counts of each row."""
+    return [brief(values) for values in (tally.values if isinstance(tally, Statistics) else tally)]
 
 
 def rounded(probabilities: np.ndarray) -> np.ndarray:
@@ -242,7 +243,7 @@ def valid_score(fitted: Fitted, valid: Any, chosen: RunConfig) -> float:
     if fitted.task.headline == "accuracy":
         return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.progress.best_step)
     found = fitted.outputs(valid, dtype=chosen.train.dtype)
-    return share(*fitted.task.tallies(valid, found)[fitted.task.headline])
+    return share(fitted.task.tallies(valid, found)[fitted.task.headline])
 
 
 def speed(fitted: Fitted) -> float:

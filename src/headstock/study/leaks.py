@@ -54,7 +54,8 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
         return unchecked(run, "the run does not say what it was pretrained on")
     try:
         corpus = read_corpus(settings["corpus"], documents=settings["documents"], column=settings["column"])
-        key = hashlib.sha256(json.dumps([corpus.fingerprint(), measured.plain]).encode()).hexdigest()
+        texts = [*measured.plain, *measured.columns.get("target", [])]  # what is to be written may have been read too
+        key = hashlib.sha256(json.dumps([corpus.fingerprint(), texts]).encode()).hexdigest()
         path = folder / "leakage" / f"{run.path.name}.json"
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -62,7 +63,7 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
             kept = {}
         if kept.get("key") != key:
             say(f"looking for {len(measured):,} texts in what {run} was pretrained on")
-            found = asdict(search(measured.plain, corpus, say=say))
+            found = asdict(search(texts, corpus, say=say))
             kept = {"key": key, "names": list(corpus.names()), **found}
             write_json(path, kept)
     except HeadstockError as wrong:
@@ -70,8 +71,8 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
         return unchecked(run, f"its pretraining text cannot be read here ({wrong})")
     examples = [
         {
-            "place": measured.place(hit["row"]),
-            "text": measured.plain[hit["row"]],
+            "place": measured.place(hit["row"] % len(measured)),
+            "text": texts[hit["row"]],
             "found": hit["where"],
             "share": hit["share"],
         }
@@ -88,7 +89,7 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
         "exact": kinds.count("exact"),
         "near": kinds.count("near"),
         "examples": examples,
-        "rows": [hit["row"] for hit in kept["found"]],
+        "rows": sorted({hit["row"] % len(measured) for hit in kept["found"]}),
     }
 
 

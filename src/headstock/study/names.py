@@ -8,6 +8,8 @@ METRICS = {
     "micro_f1": "micro F1",
     "f1": "F1",
     "exact_match": "exact match",
+    "bleu": "BLEU",
+    "chrf": "chrF",
 }
 
 
@@ -46,6 +48,7 @@ NOUNS = {
         "share of answers found exactly",
         "An answer is right here if it is just what one of the true answers is.",
     ),
+    "translate": Nouns("sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right"),
 }
 
 

@@ -10,7 +10,7 @@ from headstock.errors import ConfigError
 
 @dataclass(frozen=True)
 class CompareSettings:
-    task: str = "classify"  # or pair, tag, answer
+    task: str = "classify"  # or pair, tag, answer, translate
     train: str = ""
     valid: str | None = None
     test: str | None = None
@@ -87,4 +87,5 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
 def usual_arms(asked: CompareSettings) -> tuple[str, ...]:
     """All ways to learn a task; TF-IDF has a use for whole texts of one class only."""
     of_texts = asked.task in ("classify", "pair") and asked.separator is None
-    return ("scratch", "pretrained", "frozen", *(["tfidf"] if of_texts else []))
+    frozen = ["frozen"] if asked.task not in ("translate",) else []  # a translator has no head of its own
+    return ("scratch", "pretrained", *frozen, *(["tfidf"] if of_texts else []))

@@ -14,6 +14,8 @@ from headstock.tasks.classify import Classify, Labelled
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.span_scores import exact_match, f1
 from headstock.tasks.tag import Tag, Tagged
+from headstock.tasks.translate import Sentences, Translate
+from headstock.tasks.translation_scores import chrf, chrf_counts
 from headstock.text.records import Records
 from headstock.text.running import join_words
 from headstock.train.loaded import load
@@ -40,6 +42,8 @@ def tell(
         return tell_tags(task, data, outputs)
     if isinstance(task, Answer):
         return tell_answers(task, rows, data, outputs)
+    if isinstance(task, Translate):
+        return {"mistakes": worst_translations(task, rows, data, outputs)}
     assert isinstance(task, Classify)
     if task.several:
         return {}
@@ -49,7 +53,9 @@ def tell(
 
 
 def confidences(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-    """How sure the model is of each prediction, and whether it is right; None where several classes may be true."""
+    """How sure the model is of each prediction, and whether it is right; None where that is no question of right."""
+    if isinstance(task, Translate):
+        return None
     if isinstance(task, Answer):
         said = task.predictions(data, outputs)
         right = [exact_match(row["answer"], gold) for row, gold in zip(said, data.labels, strict=True)]
@@ -205,6 +211,30 @@ def excerpt(text: str, said: Mapping[str, Any], gold: Sequence[Mapping[str, Any]
     moved = len(before) - begin
     inside = [[first + moved, last + moved, kind] for first, last, kind in spans if begin <= first and last <= end]
     return f"{before}{text[begin:end]}{after}", inside
+
+
+# Translations
+
+
+def worst_translations(
+    task: Translate, rows: Records, data: Sentences, outputs: Sequence[np.ndarray]
+) -> list[dict[str, Any]]:
+    """The sentences that are furthest from what they should be, by the chrF of each alone."""
+    assert data.labels is not None
+    said = [row["text"] for row in task.predictions(data, outputs)]
+    close = chrf(chrf_counts(said, data.labels))
+    return [
+        {
+            "place": data.places[row],
+            "text": rows.plain[row],
+            "label": data.labels[row],
+            "predicted": said[row],
+            "confidence": None,
+            "chrf": round(float(close[row]), 5),
+            "tokens": [],
+        }
+        for row in np.argsort(close, kind="stable")[:SHOWN].tolist()
+    ]
 
 
 def tell_run(run: Run, *, device: str = "auto") -> None:

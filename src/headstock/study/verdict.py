@@ -82,10 +82,10 @@ class Results:
         return Gap(_points(self.scores[a]["score"] - self.scores[b]["score"]), None, None)
 
     def reaches(self, name: str) -> str:
-        """`reaches 71.0% (68.9 to 73.2)`, or of another metric `reaches F1 71.0% (68.9 to 73.2)`."""
+        """`reaches 71.0% (68.9 to 73.2)`, or of other metrics `reaches F1 71.0% (...)`, `reaches BLEU 21.0 (...)`."""
         row = self.scores[name]
-        called = {"accuracy": "", "f1": "F1 "}[row.get("metric", "accuracy")]
-        reached = f"reaches {called}{_points(row['score']):.1f}%"
+        called, unit = {"accuracy": ("", "%"), "f1": ("F1 ", "%"), "bleu": ("BLEU ", "")}[row.get("metric", "accuracy")]
+        reached = f"reaches {called}{_points(row['score']):.1f}{unit}"
         return reached if row["low"] is None else f"{reached} ({_points(row['low']):.1f} to {_points(row['high']):.1f})"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE
 from headstock.randomness import uniforms
+from headstock.tasks.cuts import Cuts
 from headstock.text.store import Store
 
 MARKS = 3  # the opening, one after each text
@@ -52,19 +53,9 @@ class Following:
     def __init__(self, store: Store, length: int, *, seed: int | None, epoch: int):
         assert store.separator is not None
         self.store, self.size, self.separator = store, length - MARKS, store.separator
-        lengths = store.lengths - 1  # without the end mark
-        counts = -(-lengths // self.size)  # pieces of each document
-        self.firsts = np.concatenate([[0], counts.cumsum()])  # each document's first piece
-        shift = np.zeros(len(lengths), np.int64)
-        if seed is not None:  # long documents are cut at other places in every pass, into as many pieces
-            draws = uniforms(seed, epoch, "cut", rows=np.arange(len(lengths)), count=1)[:, 0]
-            shift = (draws * (counts * self.size - lengths + 1)).astype(np.int64)
-        self.documents = np.repeat(np.arange(len(lengths)), counts)
-        nth = np.arange(len(self.documents)) - self.firsts[self.documents]
-        shift, whole = shift[self.documents], lengths[self.documents]
-        self.begins = np.maximum(nth * self.size - shift, 0)
-        self.stops = np.minimum((nth + 1) * self.size - shift, whole)
-        self.lengths = self.stops - self.begins + MARKS
+        cuts = Cuts(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the end mark
+        self.firsts, self.documents, self.begins, self.stops = cuts.firsts, cuts.documents, cuts.begins, cuts.stops
+        self.lengths = cuts.lengths + MARKS
 
     def name(self, index: int) -> str:
         return self.store.place(int(self.documents[index]))

@@ -5,7 +5,7 @@ B rows read, N examples (one row each unless a long one is read in several), T t
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -22,7 +22,29 @@ from headstock.tasks.task import Examples, Task, opening
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 
-Tallies = dict[str, tuple[np.ndarray, np.ndarray]]
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a metric that is no ratio of sums is made from: counts of each row, scored when they are summed."""
+
+    values: np.ndarray  # (N, K); of S models (S, N, K)
+    score: Callable[[np.ndarray], np.ndarray]  # (..., K) sums -> (...) scores from 0 to 1
+
+    def total(self) -> np.ndarray:
+        """The score over all rows: one number, or of S models (S,)."""
+        return self.score(self.values.sum(-2))
+
+
+Tally = tuple[np.ndarray, np.ndarray] | Statistics
+Tallies = Mapping[str, Tally]
+
+
+def share(tally: Tally) -> float:
+    """A metric over all rows."""
+    if isinstance(tally, Statistics):
+        return float(tally.total())
+    hits, of = tally
+    return float(hits.sum() / max(of.sum(), 1e-9))
 
 
 class Prepared(Protocol):
@@ -41,14 +63,20 @@ class LabelledTask(Task):
     target: ClassVar[str]  # the column with what people said
     headline: str = "accuracy"  # the metric by which models are compared
     title: ClassVar[str]  # what a model of it is, in words
-    example: ClassVar[str] = '"..."'  # what `headstock predict RUN` is given
+    use: ClassVar[str] = "predict"  # the verb that a run of it is for,
+    example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
     of_texts: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
+    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of metrics that are no ratio of sums
+    averages: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
+    freezes: ClassVar[bool] = True  # there is a head to be trained alone
+    inherits: ClassVar[bool] = False  # the run it begins from has a head of the same use, which is taken over
+    training: ClassVar[dict[str, Any]] = {}  # settings of training that suit it, where those of all others do not
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
         """Without a tokenizer it can read nothing, but still judge what others predict."""
         super().__init__(config, tokenizer)  # type: ignore[arg-type]
         if tokenizer is not None:
-            self.start = opening(tokenizer, config.opening)
+            self.start = opening(tokenizer, getattr(config, "opening", self.opening))
             self.filler = tokenizer.padding or 0
 
     # From files to batches
@@ -93,15 +121,26 @@ class LabelledTask(Task):
 
     @abstractmethod
     def tallies(self, data: Any, outputs: Sequence[np.ndarray]) -> Tallies:
-        """By metric a numerator and a denominator for each row: the metric is the one sum over the other."""
+        """By metric a numerator and a denominator for each row: the metric is the one sum over the other.
+
+        A metric of `formulas` has Statistics instead.
+        """
 
     def class_numbers(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
         """(N,) what is true, (N,) what is predicted, and how many classes there are, where a row is of one class."""
         return None
 
-    def extras(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+    def extras(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         """Metrics that are no ratio of sums over the rows, such as the mean loss."""
         return {}
+
+    def signatures(self) -> dict[str, str]:
+        """By metric, how it was counted, where a name alone does not say it."""
+        return {}
+
+    def remarks(self, data: Any, *, length: int) -> list[str]:
+        """What a user should know of how rows are read, such as that some were cut."""
+        return []
 
     def vectors(self, model: Model, batch: Batch) -> Tensor:
         """(B, T, D) of the layers that the settings ask for; (B, T, L + 1, D) where the head mixes them."""

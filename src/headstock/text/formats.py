@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import lzma
+import re
 import sys
 import tempfile
 import zlib
@@ -21,6 +22,7 @@ PLAIN = ".txt"
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 FORMATS = (PLAIN, *TABLES)
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+LANGUAGE = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # how a file of plain text in one language often ends
 READ_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16  # a packed stretch can grow a hundredfold, so less of it is taken at a time
 SAMPLE_LINES = 1000
@@ -43,6 +45,15 @@ def source_of(path: Path, name: str | None = None) -> Source | None:
     if not suffixes or suffixes[-1] not in FORMATS:
         return None
     return Source(path, name or str(path), suffixes[-1], packing)
+
+
+def language_source(path: Path, name: str) -> Source | None:
+    """How a file is read that is named for its language, such as corpus.fr or corpus.pt-br.gz; None for others."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packing = suffixes.pop() if suffixes and suffixes[-1] in PACKINGS else ""
+    if not suffixes or not LANGUAGE.fullmatch(suffixes[-1]):
+        return None
+    return Source(path, name, PLAIN, packing)
 
 
 # Bytes

@@ -24,6 +24,7 @@ from headstock.text.formats import (
     Source,
     cells,
     columns,
+    language_source,
     no_column,
     source_of,
     text_chunks,
@@ -216,7 +217,7 @@ def _expanded(given: str) -> list[Source]:
             raise UserError(f"{given}: no readable files in this folder (wanted {readable})")
         return inside
     if path.exists():
-        source = source_of(path, "-" if _is_spooled(path) else given)
+        source = source_of(path, "-" if _is_spooled(path) else given) or language_source(path, given)
         if source is None:
             raise UserError(f"{given}: cannot tell what is in a {path.suffix or 'nameless'} file (wanted {readable})")
         return [source]

@@ -16,7 +16,7 @@ from headstock.text import catalog, formats
 from headstock.text.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv_rows, source_of, table_rows, text_lines
 
 TEXT, TEXT_B, LABEL = "text", "text_b", "label"
-TARGETS = (LABEL, "tags", "answers")  # the columns in which people say what is true of a row
+TARGETS = (LABEL, "tags", "answers", "target")  # the columns in which people say what is true of a row
 LABELS = ".label"  # what the file with one label a line is called, beside the file with one text a line
 PIECES = ".spm"  # what a file of texts that are cut into SentencePiece pieces is called
 LAB_TEXTS = ".review.spm"  # what the course lab calls the texts whose labels are in X.label
@@ -58,18 +58,20 @@ class Records:
     @property
     def plain(self) -> list[str]:
         """What a person reads of each row: its text, also where that is already cut into pieces; of an answer's row
-        the question."""
+        the question, of a translation's the source."""
         columns = self.columns
         if TEXT_B in columns:
             return [f"{first} {second}" for first, second in zip(columns[TEXT], columns[TEXT_B], strict=True)]
         if TEXT in columns:
             return [_uncut(text) for text in columns[TEXT]]
-        return [" ".join(words) for words in columns["tokens"]] if "tokens" in columns else columns["question"]
+        if "tokens" in columns:
+            return [" ".join(words) for words in columns["tokens"]]
+        return columns["source"] if "source" in columns else columns["question"]
 
     @property
     def documents(self) -> list[str]:
         """All the text there is in the rows, each once: what a language model can learn from."""
-        every = [*self.plain, *self.columns.get("context", [])]
+        every = [*self.plain, *self.columns.get("context", []), *self.columns.get("target", [])]
         return list(dict.fromkeys(every)) if "context" in self.columns else every
 
     def place(self, index: int) -> str:

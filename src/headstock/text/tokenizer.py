@@ -52,6 +52,7 @@ class Tokenizer:
         self.cls = engine.roles.get("cls")
         self.separator = engine.roles.get("separator")
         self.mask = engine.roles.get("mask")
+        self.source: Tokenizer | None = None  # what cuts the texts an encoder-decoder reads, where that is another
         self._forged = engine.special - {self.unknown}  # unknown is a fair answer to plain text, the others are not
 
     def __repr__(self) -> str:

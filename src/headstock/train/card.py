@@ -36,14 +36,14 @@ FINETUNED = """# {name}
 | | |
 |---|---|
 | labelled texts | {train} to train ({rows:,} rows), {valid} to validate |
-| model | {total:,} parameters, {trainable:,} of them trained; {models}{reads} |
+| model | {total:,} parameters, {trainable:,} of them trained{models}{reads} |
 | training | {steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s on {device}, seed {seed}; best epoch {best} |
 {measured}
 
 The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not. Intervals are 95%,
 over the rows alone: another seed would give another model.
 
-    headstock predict {name} {example}
+    headstock {use} {name} {example}
     headstock evaluate {name} FILE
 """
 
@@ -62,21 +62,22 @@ def finetuned_card(run: Run) -> str:
     ]
     task, classes = labelled_task(results["task"]), results["classes"]
     named = ", ".join(classes[:12]) + (f" and {len(classes) - 12} more" if len(classes) > 12 else "")
-    pool, layers = settings["task"].get("pool"), settings["task"].get("layers", "last")
+    pool, layers = settings["task"].get("pool"), settings["task"].get("layers")
     return FINETUNED.format(
         name=run.path.name,
         title=f"A {task.title}" + (f" ({named})" if classes else ""),
+        use=task.use,
         example=task.example,
         version=results["versions"]["headstock"],
-        source=transfer["run"],
+        source=transfer["run"] or f"the preset {transfer['preset']}",
         how=how.get(kind, "its weights stayed as they were, and a new head learned"),
         train=data["train"]["file"],
         rows=data["train"]["rows"],
         valid=data["valid"]["file"],
         total=results["parameters"]["total"],
         trainable=results["parameters"]["trainable"],
-        models=f"{transfer['ensemble']} models averaged, " if transfer["ensemble"] > 1 else "",
-        reads=", ".join([f"layers {layers}", *([f"pooling {pool}"] if pool else [])]),
+        models=f"; {transfer['ensemble']} models averaged" if transfer["ensemble"] > 1 else "",
+        reads=(f"; layers {layers}" if layers else "") + (f", pooling {pool}" if pool else ""),
         steps=results["steps"],
         tokens=results["tokens"],
         seconds=results["seconds"],
@@ -90,11 +91,13 @@ def finetuned_card(run: Run) -> str:
 def with_intervals(metrics: dict[str, Any]) -> str:
     """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
     told = []
-    for name in ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1"):
+    for name in ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1", "bleu", "chrf"):
         if name in metrics:
             low, high = metrics["intervals"].get(name, (None, None))
             around = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
-            told.append(f"{name.replace('f1', 'F1').replace('_', ' ')} {100 * metrics[name]:.1f}%{around}")
+            called = {"bleu": "BLEU", "chrf": "chrF"}.get(name, name.replace("f1", "F1").replace("_", " "))
+            unit = "" if name in ("bleu", "chrf") else "%"
+            told.append(f"{called} {100 * metrics[name]:.1f}{unit}{around}")
     loss = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     return ", ".join([*told, *loss, f"{metrics['rows']:,} rows"])
 
@@ -128,5 +131,5 @@ def pretrained_card(run: Run) -> str:
         device=results["device"],
         seed=settings["train"]["seed"],
         metrics=summary(results["metrics"]).replace(" | ", ", "),
-        use="\n    ".join(use),
+        use="\n    ".join(use or [f'headstock embed {name} "..."']),
     )

@@ -16,15 +16,15 @@ from headstock.errors import UserError
 from headstock.files import write_text
 from headstock.model.model import Model
 from headstock.text.records import Records
-from headstock.text.tokenizer import Tokenizer
+from headstock.text.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.train.card import write_card
 from headstock.train.fit import Data, Fitted, fit_in
 from headstock.train.labelled import Splits, read_splits
 from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
 from headstock.train.predict import together
-from headstock.train.pretrain import check_folder, pretrain, same_settings, start_settings
-from headstock.train.run import Run, open_run
+from headstock.train.pretrain import check_folder, pretrain, same_settings, start_settings, with_vocabulary
+from headstock.train.run import Run, fingerprints, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.transfer import gather_config, labelled_task, settle
 from headstock.train.world import World, join_world, leave_world
@@ -33,8 +33,9 @@ Say = Callable[[str], None]
 
 
 def finetune(
-    run: str | Path,
+    run: str | Path | None = None,
     *,
+    preset: str | None = None,
     train: str | Path | None = None,
     out: str | Path,
     task: str = "classify",
@@ -55,24 +56,35 @@ def finetune(
 
     `init="scratch"` takes the architecture without the weights, `freeze` trains the head alone. All else is a
     setting, such as `{"pool": "mean", "lr": 2e-4, "layer_decay": 0.8, "ensemble": 3}`.
+
+    Without a run, `preset` says what a new model is made like, and its tokenizer is learned from the training texts.
     """
-    target, source = Run(Path(out)), open_run(run)
+    if run is not None and preset is not None:
+        raise UserError(f"--preset {preset}: the model is that of {run}; name a run or a preset")
+    target, source = Run(Path(out)), None if run is None else open_run(run)
     files = {"data.train": train, "data.valid": valid, "data.test": test}
     given = {key: str(value) for key, value in files.items() if value is not None} | (settings or {})
     given |= {"data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
     given |= {"transfer.init": init} if init else {}
     given |= {"transfer.freeze": freeze} if freeze is not None else {}
+    given |= {"transfer.preset": preset} if preset is not None else {}
     check_folder(target, resume=resume, overwrite=overwrite)
     going_on = resume and target.exists()
     world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
     try:
         if going_on:
             asked = make_config(same_settings(target, given))
+            source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
         else:
-            asked = gather_config(source, task, config_file, given)
+            asked = gather_config(source, task, config_file, given, preset=preset)
         splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
         chosen = settle(asked, splits.train)
-        tokenizer, weights = check(source, chosen, splits)
+        if source is None:
+            tokenizer = target.tokenizer() if going_on else learn_tokenizers(chosen, splits.train, say)
+            chosen = with_vocabularies(chosen, tokenizer)
+        else:
+            tokenizer = source.tokenizer()
+        weights = check(source, chosen, tokenizer, splits)
         if going_on and target.data()["fingerprint"] != splits.fingerprint():
             changed = "the labelled files are not what they were when the run began"
             raise UserError(f"{target}: {changed}, so it cannot go on")
@@ -80,27 +92,49 @@ def finetune(
             say(f"{target} is finished: nothing to resume")
             return target.results()
         if world.leads and not going_on:
-            card = {"fingerprint": splits.fingerprint(), "tokenizer": tokenizer.fingerprint, **splits.describe()}
+            card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
             # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
             target.begin(replace(chosen, train=asked.train).plain(), tokenizer, card)
         world.wait()
-        if chosen.transfer.adapt_steps:
+        if chosen.transfer.adapt_steps and source is not None:
             weights = adapt(target, source, chosen, splits.train, device, watch, say)
         return work(target, chosen, tokenizer, weights, splits, world, watch, say)
     finally:
         leave_world(world)
 
 
-def check(source: Run, chosen: RunConfig, splits: Splits) -> tuple[Tokenizer, dict[str, Tensor] | None]:
-    """What is taken over from the source; what is wrong with it or with a label is found before anything is made."""
-    tokenizer = source.tokenizer()
+def learn_tokenizers(chosen: RunConfig, records: Records, say: Say) -> Tokenizer:
+    """A tokenizer of the training texts; where the two sides have their own, that of the sources is its `source`."""
+    settings = chosen.tokenizer
+    if settings.file:
+        return open_tokenizer(Path(settings.file))
+    say(f"training a {settings.kind} tokenizer of at most {settings.vocabulary:,} entries")
+    if not getattr(chosen.task, "two_tokenizers", False):
+        return train_tokenizer(records.documents, settings)
+    found = train_tokenizer(records.columns["target"], settings)
+    found.source = train_tokenizer(records.columns["source"], settings)
+    return found
+
+
+def with_vocabularies(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """A new model has the vocabulary of its tokenizer, and of its second one where there are two."""
+    chosen = with_vocabulary(chosen, tokenizer)
+    if tokenizer.source is None:
+        return chosen
+    return replace(chosen, model=replace(chosen.model, source_vocabulary=tokenizer.source.vocabulary))
+
+
+def check(source: Run | None, chosen: RunConfig, tokenizer: Tokenizer, splits: Splits) -> dict[str, Tensor] | None:
+    """The weights to begin with; what is wrong with the source or with a label is found before anything is made."""
     task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     for records in (splits.train, splits.valid, splits.test):
         if records is not None:
             task.check(records)
+    if source is None:
+        return None
     if chosen.transfer.adapt_steps:
         start_settings(source)
-    return tokenizer, None if chosen.transfer.init == "scratch" else source.weights()
+    return None if chosen.transfer.init == "scratch" else source.weights()
 
 
 def adapt(
@@ -144,6 +178,9 @@ def work(
     began = time.monotonic()
     task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     data = Data(task.prepare(splits.train), task.prepare(splits.valid))
+    if length := chosen.train.length or getattr(chosen.model, "context", None):
+        for line in [*task.remarks(data.train, length=length), *task.remarks(data.valid, length=length)]:
+            say(line)
     count = chosen.transfer.ensemble
     fitted: list[Fitted] = []
     for number in range(count):
@@ -196,7 +233,7 @@ def describe(
         "kind": "finetune",
         "run": str(target),
         "task": task.name,
-        "from": chosen.transfer.run,
+        "from": chosen.transfer.run or chosen.transfer.preset,
         "steps": sum(f.progress.step for f in fitted),
         "best_step": first.progress.best_step,
         "best_epoch": first.best_epoch,
@@ -224,7 +261,7 @@ def keep_fitted(
     run: Run, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits, world: World
 ) -> None:
     """Make a run folder of a model that was trained without one."""
-    card = {"fingerprint": splits.fingerprint(), "tokenizer": tokenizer.fingerprint, **splits.describe()}
+    card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
     run.begin(chosen.plain(), tokenizer, card)
     run.save_weights(fitted.model.tensors())
     data = Data(fitted.task.prepare(splits.train), fitted.task.prepare(splits.valid))

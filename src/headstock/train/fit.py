@@ -16,7 +16,7 @@ from headstock.text.tokenizer import Tokenizer
 from headstock.train import watch as watching
 from headstock.train.loop import Event, Watch, row_length, train
 from headstock.train.predict import features, outputs
-from headstock.train.pretrain import build_model
+from headstock.train.pretrain import build_model, taken_over
 from headstock.train.progress import Progress
 from headstock.train.run import Run
 from headstock.train.settings import RunConfig
@@ -89,7 +89,10 @@ def fit(
     model, task = build_model(chosen, tokenizer)
     assert isinstance(task, LabelledTask)
     if weights is not None:
-        model.load_backbone(weights, source=chosen.transfer.run)
+        if task.inherits:
+            model.load_tensors(taken_over(model, weights), source=chosen.transfer.run)
+        else:
+            model.load_backbone(weights, source=chosen.transfer.run)
     model.to(world.device)
     length, settings = row_length(model, chosen.train), chosen.train
     epochs: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
 """How sure a score is: 95% intervals over the seeds that trained the models and the rows that tested them.
 
-Shapes: S seeds, N items (tested rows), U kinds of item, R resamples, C classes.
+Shapes: S seeds, N items (tested rows), U kinds of item, R resamples, C classes, K counts of an item.
 
 Both the seeds and the items are a sample of what could have been, and both count. Items are many, so they are
 resampled (bootstrap). Seeds are few, and three of them resampled hold the truth only 80 to 90 times of 100 where
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstock.randomness import generator
+from headstock.tasks.labelled import Statistics
 
 RESAMPLES = 2000
 TAILS = (0.025, 0.975)
@@ -41,24 +42,29 @@ def macro_f1(true: Integers, predicted: Integers, classes: int) -> float:
     return float(_macro_f1(np.ones((1, len(true))), true, predicted, classes)[0])
 
 
-def interval(hits: NDArray, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()) -> Interval:
+def interval(hits: NDArray | Statistics, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()) -> Interval:
     """The mean score of S models on the same N items. `hits` is (S, N): for accuracy, 1 where a model is right.
 
     Where items weigh differently a score is a ratio, and `of` (S, N) is what the sum of the hits is divided by: the
-    words of each sentence, or for F1 (twice the hits) the entities that a model or the truth names in it.
+    words of each sentence, or for F1 (twice the hits) the entities that a model or the truth names in it. A score that
+    is no ratio at all, such as BLEU, comes as Statistics of (S, N, K) counts.
     """
-    return _over_seeds(*_resampled_scores(hits, of, key), items=hits.shape[1], bounds=(0.0, 1.0), key=key)
+    items = _shape(hits)[1]
+    return _over_seeds(*_resampled_scores(hits, of, key), items=items, bounds=(0.0, 1.0), key=key)
 
 
 def difference(
-    a: NDArray,
-    b: NDArray,
+    a: NDArray | Statistics,
+    b: NDArray | Statistics,
     of_a: NDArray | None = None,
     of_b: NDArray | None = None,
     *,
     key: tuple[int | str, ...] = (),
 ) -> Interval:
     """The score of `a` minus that of `b`, all (S, N): paired by seed and by item, so shared difficulty cancels."""
+    if isinstance(a, Statistics) and isinstance(b, Statistics):
+        return _difference_of_statistics(a, b, key)
+    assert isinstance(a, np.ndarray) and isinstance(b, np.ndarray), "a score is compared with one of its own kind"
     if a.shape != b.shape:
         raise ValueError(f"a pair needs the same seeds and items, not {a.shape} and {b.shape}")
     if of_a is None or of_b is None:
@@ -70,6 +76,15 @@ def difference(
     return _over_seeds(*scores, items=a.shape[1], bounds=(-1.0, 1.0), key=key)
 
 
+def _difference_of_statistics(a: Statistics, b: Statistics, key: tuple[int | str, ...]) -> Interval:
+    if a.values.shape != b.values.shape:
+        raise ValueError(f"a pair needs the same seeds and items, not {a.values.shape} and {b.values.shape}")
+    both, resampled = _resampled_scores(Statistics(np.concatenate([a.values, b.values]), a.score), None, key)
+    seeds = len(a.values)
+    scores = both[:seeds] - both[seeds:], resampled[:, :seeds] - resampled[:, seeds:]
+    return _over_seeds(*scores, items=a.values.shape[1], bounds=(-1.0, 1.0), key=key)
+
+
 def macro_f1_interval(
     true: Integers, predicted: Integers, classes: int, *, key: tuple[int | str, ...] = ()
 ) -> Interval:
@@ -77,10 +92,13 @@ def macro_f1_interval(
     return _over_seeds(*_resampled_f1(true, predicted, classes, key), items=len(true), bounds=(0.0, 1.0), key=key)
 
 
-def item_interval(hits: NDArray, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()) -> Interval:
+def item_interval(
+    hits: NDArray | Statistics, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()
+) -> Interval:
     """The score of one finished model; both are (N,). Says nothing of what another seed would have given."""
-    (mean,), resampled = _resampled_scores(hits[None], None if of is None else of[None], key)
-    return _over_items(float(mean), resampled[:, 0], items=len(hits), bounds=(0.0, 1.0))
+    one = Statistics(hits.values[None], hits.score) if isinstance(hits, Statistics) else hits[None]
+    (mean,), resampled = _resampled_scores(one, None if of is None else of[None], key)
+    return _over_items(float(mean), resampled[:, 0], items=_shape(one)[1], bounds=(0.0, 1.0))
 
 
 def macro_f1_item_interval(
@@ -120,8 +138,16 @@ def _over_items(mean: float, resampled: Floats, *, items: int, bounds: tuple[flo
     return Interval(mean, max(min(low, mean), bounds[0]), min(max(high, mean), bounds[1]))
 
 
-def _resampled_scores(hits: NDArray, of: NDArray | None, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
+def _shape(hits: NDArray | Statistics) -> tuple[int, ...]:
+    return hits.values.shape if isinstance(hits, Statistics) else hits.shape
+
+
+def _resampled_scores(
+    hits: NDArray | Statistics, of: NDArray | None, key: tuple[int | str, ...]
+) -> tuple[Floats, Floats]:
     """Each row's score of (S, N) hits, (S,), and those of every resample of the items, (R, S)."""
+    if isinstance(hits, Statistics):
+        return _resampled_statistics(hits, key)
     hits = np.asarray(hits)
     if of is None:
         kinds, weights = _resample(hits, key)
@@ -129,6 +155,16 @@ def _resampled_scores(hits: NDArray, of: NDArray | None, key: tuple[int | str, .
     kinds, weights = _resample(np.vstack([hits, of]), key)
     above, below = (weights @ part.T.astype(np.float32) for part in (kinds[: len(hits)], kinds[len(hits) :]))
     return hits.sum(1) / np.maximum(np.asarray(of).sum(1), 1e-9), above / np.maximum(below, 1e-9)
+
+
+def _resampled_statistics(found: Statistics, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
+    """The same of (S, N, K) counts, of which hardly two items have the same; a resample's are summed, then scored."""
+    seeds, items, counts = found.values.shape
+    random = generator("interval", "items", *key)
+    weights = np.stack([np.bincount(random.integers(items, size=items), minlength=items) for _ in range(RESAMPLES)])
+    every = found.values.transpose(1, 0, 2).reshape(items, seeds * counts)
+    sums = weights.astype(np.float64) @ every.astype(np.float64)  # (R, N) @ (N, S K)
+    return found.total(), found.score(sums.reshape(RESAMPLES, seeds, counts))
 
 
 def _resampled_f1(

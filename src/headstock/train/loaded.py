@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headstock.errors import UserError
+from headstock.model.beam import Hypothesis, beam_search, check_beams
 from headstock.model.generate import generate
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling
@@ -17,6 +18,7 @@ from headstock.tasks.answer import Answer
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS, Task
+from headstock.tasks.translate import Translate
 from headstock.text.minimal_pairs import read_pairs
 from headstock.text.reading import read_corpus
 from headstock.text.records import Records, stream_texts
@@ -33,9 +35,11 @@ from headstock.train.minimal import measure_pairs
 from headstock.train.predict import outputs, together
 from headstock.train.pretrain import build_model, prepare_again
 from headstock.train.rows import marks_of
-from headstock.train.run import Run, open_run
+from headstock.train.run import Run, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
+from headstock.train.translation import Alignment, align, prepared, translations
 from headstock.train.world import World, choose_device
+from headstock.train.writer import Writer
 
 ROWS = 16  # texts read at once
 AT_ONCE = 4096  # texts that are sorted by length together when many are classified
@@ -46,11 +50,7 @@ def load(run: str | Path, *, device: str = "auto") -> "Loaded":
     found = open_run(run)
     chosen = make_config(found.config())
     tokenizer = found.tokenizer()
-    if tokenizer.fingerprint != found.data()["tokenizer"]:
-        raise UserError(
-            f"{found}: its tokenizer.json ({tokenizer.vocabulary} entries) does not belong to this run: "
-            "it is not the one the model was trained with"
-        )
+    check_tokenizers(found, tokenizer)
     where = choose_device(device)
     models = []
     for part in members(found, chosen):
@@ -105,8 +105,15 @@ class Loaded:
         seed: int = 0,
         cache: bool = True,
         stream: Callable[[str], None] | None = None,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
     ) -> list[Generated]:
-        """Continue each prompt, `samples` times. `stream` hears the first one's text as it grows."""
+        """Continue each prompt, `samples` times. `stream` hears the first one's text as it grows.
+
+        With `beams` it is the likeliest text that so many rows side by side find, its log-probability divided by its
+        length to the power of `length_penalty`, in which no `no_repeat` tokens come twice in the same order.
+        """
         self.need("generates", "generate text")
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         if max_tokens < 0 or samples < 1:
@@ -115,9 +122,21 @@ class Loaded:
         prompted = self.tokenizer.encode_batch(texts)
         marks = marks_of(self.task, self.tokenizer, left_to_right=True)
         writers = [Writer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)]
+        rows = [marks.around(ids) for ids in prompted]
+        if beams is not None:
+            check_beams(sampling, samples=samples, stream=stream, cache=cache)
+            found = self.likeliest(
+                rows, beams=beams, max_tokens=max_tokens, length_penalty=length_penalty, no_repeat=no_repeat
+            )
+            return [
+                Generated(text + writer.finish(best.tokens), "stop" if writer.stops(best.tokens) else best.ended, False)
+                for text, writer, best in zip(texts, writers, found, strict=True)
+            ]
+        if length_penalty != 1.0 or no_repeat:
+            raise UserError("length_penalty and no_repeat are for a search with beams; say how many beams")
         made = generate(
             self.model,
-            [marks.around(ids) for ids in prompted],
+            rows,
             max_tokens=max_tokens,
             sampling=sampling,
             end=self.tokenizer.end,
@@ -129,6 +148,15 @@ class Loaded:
         return [
             Generated(text + writer.finish(row.tokens), row.ended, row.slid)
             for text, writer, row in zip(texts, writers, made, strict=True)
+        ]
+
+    def likeliest(self, rows: Sequence[Sequence[int]], **options: Any) -> list[Hypothesis]:
+        """The best continuation that beam search finds for each row."""
+        end, forbidden, parts = self.tokenizer.end, self.unspoken(), range(0, len(rows), ROWS)
+        return [
+            found[0]
+            for at in parts
+            for found in beam_search(self.model, rows[at : at + ROWS], end=end, forbidden=forbidden, **options)
         ]
 
     def unspoken(self) -> list[int]:
@@ -153,6 +181,8 @@ class Loaded:
         elif pseudo is False:
             self.need("generates", "score text from left to right")
         elif not (self.task.generates or self.task.fills):
+            if not isinstance(self.task, LabelledTask):
+                self.need("generates", "score text from left to right")
             raise UserError(f"{self.run}: is no language model, so it cannot score text; name the run it was made from")
         return "pseudo-log-likelihood" if pseudo or not self.task.generates else "log-likelihood"
 
@@ -196,6 +226,8 @@ class Loaded:
         """
         if len(self.models) > 1:
             raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
+        if self.model.backbone.reads_source:
+            raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
         how = check_pool(pool, self.model.backbone)
         rows = self.tokenizer.encode_batch([texts] if isinstance(texts, str) else list(texts))
         marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
@@ -242,6 +274,29 @@ class Loaded:
         asked = [questions] if isinstance(questions, str) else questions
         found = self.predict([{"question": question, "context": context} for question in asked])
         return [{name: value for name, value in row.items() if name != "id"} for row in found]
+
+    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
+        """The translation of each text; options are `beams`, `length_penalty`, `no_repeat`, `max_tokens`, `long`."""
+        task, wanted = self.translator(**options), [texts] if isinstance(texts, str) else list(texts)
+        length = row_length(self.model, self.config.train)
+        return translations(self.model, task, wanted, length=length, dtype=self.config.train.dtype)
+
+    def remarks(self, texts: Sequence[str]) -> list[str]:
+        """What should be known of how texts to be translated are read, such as that some are cut."""
+        task = self.translator()
+        return task.remarks(prepared(task, texts), length=row_length(self.model, self.config.train))
+
+    def align(self, text: str, **options: Any) -> Alignment:
+        """What each token of a text's translation looked at."""
+        return align(self.model, self.translator(**options), text, length=row_length(self.model, self.config.train))
+
+    def translator(self, **options: Any) -> Translate:
+        """The run's task, if it translates, with other options than its own."""
+        if not isinstance(self.task, Translate):
+            is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
+            raise UserError(f"{self.run}: {is_now}; to translate, make a run with headstock finetune --task translate")
+        given = {name: value for name, value in options.items() if value is not None}
+        return Translate(replace(self.task.config, **given), self.tokenizer) if given else self.task
 
     def outputs(self, data: Any) -> list[np.ndarray]:
         """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
@@ -340,41 +395,3 @@ class Loaded:
             kind = {"generates": "left-to-right", "fills": "masked"}[ability]
             lacking = f"is no {kind} language model, so it cannot {what}"
             raise UserError(f"{self.run}: {lacking} (objectives that can: {able})")
-
-
-class Writer:
-    """Turns a growing row of tokens into text, watching for where it must stop."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str], stream: Callable[[str], None] | None
-    ):
-        self.tokenizer, self.prompt, self.before = tokenizer, prompt, tokenizer.decode(prompt)
-        self.stop, self.stream = [s for s in stop if s], stream
-        self.told = 0  # characters already given to the stream
-
-    def text(self, tokens: list[int]) -> str:
-        """What the tokens add to the prompt. They are read together with it: many tokenizers drop a first space."""
-        whole = self.tokenizer.decode([*self.prompt, *tokens])
-        return whole[len(self.before) :] if whole.startswith(self.before) else self.tokenizer.decode(tokens)
-
-    def done(self, tokens: list[int]) -> bool:
-        text = self.text(tokens)
-        cut = self.cut(text)
-        # what may still change stays back: half a character, or the beginning of a stop string
-        settled = len(text.rstrip("\ufffd")) - max((len(s) - 1 for s in self.stop), default=0)
-        self.tell(text[: settled if cut is None else cut])
-        return cut is not None
-
-    def finish(self, tokens: list[int]) -> str:
-        text = self.text(tokens)
-        text = text[: self.cut(text)]
-        self.tell(text)
-        return text
-
-    def cut(self, text: str) -> int | None:
-        return min((place for s in self.stop if (place := text.find(s)) >= 0), default=None)
-
-    def tell(self, text: str) -> None:
-        if self.stream is not None and len(text) > self.told:
-            self.stream(text[self.told :])
-            self.told = len(text)

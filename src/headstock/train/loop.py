@@ -75,7 +75,14 @@ def train(
     run nothing is written, and the best weights are kept in memory.
     """
     length = row_length(model, settings)
-    order = Order(task, data.train, length=length, batch=settings.batch, seed=settings.seed)
+    order = Order(
+        task,
+        data.train,
+        length=length,
+        batch=settings.batch,
+        batch_tokens=settings.batch_tokens,
+        seed=settings.seed,
+    )
     budget = Budget.of(settings, order.steps_per_epoch)
     check_shares(settings, world)
     model.to(world.device)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import LabelledTask, Statistics
 from headstock.train.intervals import item_interval, macro_f1_item_interval
 
 
@@ -13,8 +13,12 @@ def metrics_of(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> 
     """The task's metrics, each with its 95% interval over the rows where one can be had."""
     metrics: dict[str, Any] = {}
     intervals: dict[str, list[float | None]] = {}
-    for name, (hits, of) in task.tallies(data, outputs).items():
-        found = item_interval(hits, None if (of == 1).all() else of)
+    for name, tally in task.tallies(data, outputs).items():
+        if isinstance(tally, Statistics):
+            found = item_interval(tally)
+        else:
+            hits, of = tally
+            found = item_interval(hits, None if (of == 1).all() else of)
         metrics[name], intervals[name] = found.mean, [found.low, found.high]
     if (numbers := task.class_numbers(data, outputs)) is not None:
         f1 = macro_f1_item_interval(*numbers)

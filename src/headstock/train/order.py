@@ -15,11 +15,12 @@ POOL = 64  # steps whose examples are sorted by length together
 class Order:
     """Passes over the data, each in an order of its own, cut into steps of `batch` examples."""
 
-    def __init__(self, task: Task, data: Any, *, length: int, batch: int, seed: int):
+    def __init__(self, task: Task, data: Any, *, length: int, batch: int, seed: int, batch_tokens: int | None = None):
         self.task, self.data, self.length, self.batch, self.seed = task, data, length, batch, seed
+        self.batch_tokens = batch_tokens
         self.epoch = -1
         self.enter(0)
-        self.steps_per_epoch = math.ceil(len(self.examples) / batch)
+        self.steps_per_epoch = len(self.cuts) - 1
 
     def enter(self, epoch: int) -> None:
         if epoch == self.epoch:
@@ -29,14 +30,21 @@ class Order:
         count = np.arange(len(self.examples), dtype=np.uint32)
         draw = generator(self.seed, epoch, "order")
         self.order = draw.permutation(count)
-        if (lengths := getattr(self.examples, "lengths", None)) is not None:
-            self.order = by_length(self.order, np.asarray(lengths), self.batch, draw)
+        lengths = getattr(self.examples, "lengths", None)
+        sizes = np.full(len(count), self.length) if lengths is None else np.asarray(lengths)  # rows are full else
+        if self.batch_tokens is not None:
+            steps = getattr(self, "steps_per_epoch", None)  # as many in every pass as in the first
+            self.order, self.cuts = by_tokens(self.order, sizes, self.batch_tokens, draw, steps)
+            return
+        if lengths is not None:
+            self.order = by_length(self.order, sizes, self.batch, draw)
+        self.cuts = np.minimum(np.arange(math.ceil(len(count) / self.batch) + 1) * self.batch, len(count))
 
     def indices(self, step: int) -> list[int]:
         """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""
         epoch, place = divmod(step, self.steps_per_epoch)
         self.enter(epoch)
-        return self.order[place * self.batch : (place + 1) * self.batch].tolist()
+        return self.order[self.cuts[place] : self.cuts[place + 1]].tolist()
 
     def micro_batches(self, step: int, *, size: int | None, rank: int, world: int, full: bool = False) -> list[Batch]:
         """One process's part of a step, cut to `size` rows at a time; every process gets as many parts.
@@ -45,6 +53,7 @@ class Order:
         rows are added whose labels do not count.
         """
         everyone = self.indices(step)
+        full = full and self.batch_tokens is None  # steps of so many tokens have rows as they come
         most = math.ceil((self.batch if full else len(everyone)) / world)
         size = size or most
         mine = everyone[rank::world]
@@ -71,3 +80,45 @@ def by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.rando
     ordered = [pool[np.argsort(lengths[pool] * draw.uniform(0.95, 1.05, len(pool)), kind="stable")] for pool in pools]
     steps = np.concatenate([*ordered, order[:0]]).reshape(-1, batch)
     return np.concatenate([steps[draw.permutation(len(steps))].reshape(-1), order[full:]])
+
+
+def by_tokens(
+    order: np.ndarray, lengths: np.ndarray, tokens: int, draw: np.random.Generator, steps: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same examples in steps of at most so many tokens, padding too, and where the steps begin and end.
+
+    Examples of one length meet others in every pass. Where there must be just so many `steps`, as in the passes after
+    the first, and lengths have changed, the limit gives way.
+    """
+    alike = order[np.argsort(lengths[order], kind="stable")]
+    sizes = lengths[alike]
+    cuts = cut(sizes, tokens)
+    if steps is not None and len(cuts) - 1 != steps:
+        cuts = cut_into(sizes, steps)
+    parts = np.split(alike, cuts[1:-1])
+    turn = draw.permutation(len(parts))
+    return np.concatenate([parts[i] for i in turn]), np.concatenate([[0], np.cumsum([len(parts[i]) for i in turn])])
+
+
+def cut(sizes: np.ndarray, tokens: int) -> np.ndarray:
+    """Where steps begin and end among examples of rising length, each filled as far as the limit allows."""
+    cuts = [0]
+    while (at := cuts[-1]) < len(sizes):
+        near = sizes[at : at + max(1, tokens // max(1, int(sizes[at])))]
+        padded = np.arange(1, len(near) + 1) * near  # all are as long as the last
+        cuts.append(at + max(1, int(np.searchsorted(padded, tokens, side="right"))))
+    return np.array(cuts)
+
+
+def cut_into(sizes: np.ndarray, steps: int) -> np.ndarray:
+    """The same into so many steps: by the least limit that makes no more, and then the fullest ones in two."""
+    low, high = 1, int(sizes[-1]) * len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(sizes, middle)) - 1 <= steps else (middle + 1, high)
+    cuts = cut(sizes, low).tolist()
+    while len(cuts) - 1 < steps:
+        rows = np.diff(cuts)
+        widest = int(rows.argmax())
+        cuts.insert(widest + 1, cuts[widest] + int(rows[widest]) // 2)
+    return np.array(cuts)

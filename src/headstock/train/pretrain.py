@@ -17,6 +17,7 @@ from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
 from headstock.randomness import number
+from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS, Task
 from headstock.text.reading import Corpus, read_corpus
 from headstock.text.samples import first, sampled
@@ -132,7 +133,7 @@ def over(tree: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def start_settings(source: Run) -> dict[str, Any]:
     """What a run that begins with another's weights takes over from it: all but its text and its length."""
     tree = source.config()
-    if "tokenizer" not in tree:
+    if "transfer" in tree:
         raise UserError(f"{source}: is a fine-tuned run, which cannot go on as a language model")
     source.weights()  # there must be some
     del tree["data"]
@@ -144,14 +145,31 @@ def start_settings(source: Run) -> dict[str, Any]:
 
 def with_direction(tree: dict[str, Any]) -> dict[str, Any]:
     """A model that must see both sides of a token, or only one, is built so unless that was set by hand."""
-    causal = TASKS.get(tree.get("task", {}).get("name", "causal")).causal
-    if causal is None:
+    name = tree.get("task", {}).get("name", "causal")
+    family, causal = tree.get("model", {}).get("family", "transformer"), TASKS.get(name).causal
+    if not fits(family, name):
+        able = ", ".join(other for other in BACKBONES.names() if fits(other, name))
+        learns = ", ".join(
+            other for other in TASKS.names() if not issubclass(TASKS.get(other), LabelledTask) and fits(family, other)
+        )
+        raise UserError(
+            f"model.family: {family!r} cannot learn the objective {name!r} (families that can: {able}; "
+            f"objectives for {family!r}: {learns})"
+        )
+    if causal is None or hasattr(BACKBONES.get(family), "causal"):
         return tree
     asked = tree.get("model", {}).get("causal", causal)
     if asked != causal:
-        name = tree["task"]["name"]
         raise UserError(f"model.causal: must be {str(causal).lower()} for the objective {name!r}, not {asked}")
     return config.merge(tree, {"model": {"causal": causal}})
+
+
+def fits(family: str, objective: str) -> bool:
+    """Whether models of a family read in the way, or can be told to, that an objective asks for."""
+    backbone, task = BACKBONES.get(family), TASKS.get(objective)
+    direction = getattr(backbone, "causal", None)  # None where a setting decides it
+    alike = backbone.both_ways == task.both_ways and backbone.reads_source == task.needs_source
+    return alike and (None in (direction, task.causal) or direction == task.causal)
 
 
 def with_segments(chosen: RunConfig, tree: dict[str, Any]) -> RunConfig:
@@ -241,7 +259,7 @@ def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Co
         valid_fraction=data.valid_fraction,
         deduplicate=data.deduplicate,
         sentences=task.sentences,
-        seed=chosen.train.seed,
+        seed=data.split_seed,
         say=say,
     )
 
@@ -270,6 +288,7 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
     torch.manual_seed(number(chosen.train.seed, "weights"))
     backbone = BACKBONES.get(chosen.family)(chosen.model)
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
+    task.carries = backbone.carries
     return Model(backbone, task.heads(backbone)), task
 
 
@@ -321,8 +340,8 @@ def describe_results(
     run: Run, done: Progress, metrics: dict[str, float], sizes: dict[str, int], world: World
 ) -> dict[str, Any]:
     named = {"valid_loss": metrics["loss"]}
-    told = ("perplexity", "causal_perplexity", "masked_perplexity", "bits_per_byte", "next_accuracy")
-    named |= {key: metrics[key] for key in told if key in metrics}
+    told = [name for name in metrics if name.endswith("perplexity")]
+    named |= {key: metrics[key] for key in (*told, "bits_per_byte", "next_accuracy") if key in metrics}
     return {
         "run": str(run),
         "steps": done.step,

@@ -62,6 +62,8 @@ class Run:
             beginning.write("config.json", settings)
             beginning.write("data.json", data)
             tokenizer.save(beginning.tokenizer_file)
+            if tokenizer.source is not None:
+                tokenizer.source.save(beginning.source_tokenizer_file)
 
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
@@ -104,10 +106,18 @@ class Run:
     def tokenizer_file(self) -> Path:
         return self.path / "tokenizer.json"
 
+    @property
+    def source_tokenizer_file(self) -> Path:
+        """There only where what a model reads is cut otherwise than what it writes."""
+        return self.path / "source_tokenizer.json"
+
     def tokenizer(self) -> Tokenizer:
         if not self.tokenizer_file.is_file():
             raise UserError(f"{self}: its tokenizer.json is missing, so its model cannot be used")
-        return open_tokenizer(self.tokenizer_file)
+        found = open_tokenizer(self.tokenizer_file)
+        if self.source_tokenizer_file.is_file():
+            found.source = open_tokenizer(self.source_tokenizer_file)
+        return found
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
         sweep(self.path)
@@ -141,12 +151,29 @@ class Run:
         return rows
 
 
+def fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
+    """By which a run knows its tokenizers again."""
+    own = {"tokenizer": tokenizer.fingerprint}
+    return own if tokenizer.source is None else own | {"source_tokenizer": tokenizer.source.fingerprint}
+
+
+def check_tokenizers(run: Run, tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that is not the one the model was trained with."""
+    known, own = run.data(), fingerprints(tokenizer)
+    for name, found in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source)):
+        if known.get(name) != own.get(name):
+            there = f"({found.vocabulary} entries) does not belong to this run" if found else "is missing"
+            raise UserError(f"{run}: its {name}.json {there}: it is not the one the model was trained with")
+
+
 def stock_names() -> list[str]:
     return sorted(folder.name for folder in STOCKS.glob("*") if Run(folder).exists())
 
 
 def open_run(path: str | Path) -> Run:
     """A run that is there, or a stock by its name; otherwise says which are."""
+    if not str(path):
+        raise UserError("no run is named")
     run = Run(Path(path))
     if run.exists():
         return run

@@ -20,6 +20,7 @@ class DataSettings:
     documents: Literal["auto", "line", "block", "file"] = "auto"
     column: str = "text"  # where the text is in .csv, .tsv, .jsonl and .parquet
     valid_fraction: float = 0.05
+    split_seed: int = 0  # which documents those are; not the run's own seed, so that runs are measured on the same text
     deduplicate: bool = True
 
     def __post_init__(self) -> None:
@@ -42,7 +43,8 @@ class LabelledSettings:
 
 @dataclass(frozen=True)
 class TransferSettings:
-    run: str  # whose backbone it is
+    run: str = ""  # whose backbone it is,
+    preset: str | None = None  # or what it is made like, where nothing was pretrained
     init: Literal["pretrained", "scratch"] = "pretrained"  # its weights, or only its architecture
     freeze: bool = False  # train the head alone, on features that are computed once
     bidirectional: bool | None = None  # read a causal backbone with (false) or without (true) its mask
@@ -68,7 +70,8 @@ class TrainSettings:
     steps: int | None = None
     epochs: float | None = None
     minutes: float | None = None
-    batch: int = 32  # rows in one step, over all processes
+    batch: int = 32  # rows in one step, over all processes;
+    batch_tokens: int | None = None  # or as many rows as have about so many tokens, which are then not counted
     micro_batch: int | None = None  # rows a process reads at once; the rest is accumulated
     length: int | None = None  # tokens in a row; the model's context unless given
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -110,6 +113,7 @@ class TrainSettings:
             "epochs",
             "minutes",
             "micro_batch",
+            "batch_tokens",
             "length",
             "validate_every",
             "checkpoint_every",
@@ -137,7 +141,7 @@ class TrainSettings:
 class RunConfig:
     """All settings of a run. `model` and `task` are of the class that their family or name asks for.
 
-    A pretraining run has the sections of PRETRAINING, a fine-tuned one those of TRANSFER.
+    A pretraining run has the sections of PRETRAINING, a fine-tuned one those of TRANSFER or GROWN.
     """
 
     family: str
@@ -153,16 +157,20 @@ class RunConfig:
         return {
             "model": {"family": self.family, **config.plain(self.model)},
             "task": {"name": self.objective, **config.plain(self.task)},
-            **{name: config.plain(getattr(self, name)) for name in (PRETRAINING if self.tokenizer else TRANSFER)},
+            **{name: config.plain(getattr(self, name)) for name in self.sections()},
         }
+
+    def sections(self) -> dict[str, type]:
+        return PRETRAINING if self.transfer is None else GROWN if self.tokenizer else TRANSFER
 
 
 PRETRAINING: dict[str, type] = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}
 TRANSFER: dict[str, type] = {"data": LabelledSettings, "transfer": TransferSettings, "train": TrainSettings}
+GROWN: dict[str, type] = {"tokenizer": TokenizerSettings, **TRANSFER}  # of a fine-tuned run that began from nothing
 
 
 def sections_of(tree: dict[str, Any]) -> dict[str, type]:
-    return TRANSFER if "transfer" in tree else PRETRAINING
+    return PRETRAINING if "transfer" not in tree else GROWN if "tokenizer" in tree else TRANSFER
 
 
 def make_config(tree: dict[str, Any]) -> RunConfig:
@@ -184,6 +192,12 @@ def make_config(tree: dict[str, Any]) -> RunConfig:
     return RunConfig(family=family, objective=objective, **parts)
 
 
+def looks_back_only(model: dict[str, Any]) -> bool:
+    """Whether a model of these settings never sees what follows a token, by its family or by its own setting."""
+    family = BACKBONES.get(model.get("family", "transformer"))
+    return getattr(family, "causal", model.get("causal", True))
+
+
 def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     """Put `depth=4` or `model.depth=4` where it belongs.
 
@@ -194,7 +208,8 @@ def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, 
     own = sections_of(tree)
     parts = {"model": BACKBONES.get(family).Config, "task": TASKS.get(objective).Config}
     if "transfer" in own:  # the model is given, so its settings come last: `dropout` alone is the head's
-        sections = {"transfer": own["transfer"], "task": parts["task"], "train": own["train"], **own, **parts}
+        grown = {name: own[name] for name in ("tokenizer",) if name in own}
+        sections = {**grown, "transfer": own["transfer"], "task": parts["task"], "train": own["train"], **own, **parts}
     else:
         sections = {"tokenizer": own["tokenizer"], **parts, "train": own["train"], **own}
     names = {name: {part.name for part in fields(section)} for name, section in sections.items()}

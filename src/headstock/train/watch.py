@@ -149,7 +149,8 @@ def summary(metrics: dict[str, float]) -> str:
     """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`: one number once, by its fullest name."""
     short = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
     short |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl", "next_accuracy": "next accuracy"}
-    twice = {"perplexity"} if "causal_perplexity" in metrics else set()
+    short |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
+    twice = {"perplexity"} if {"causal_perplexity", "forward_perplexity"} & metrics.keys() else set()
     shown = {name: value for name, value in metrics.items() if name not in twice | {"next_loss"}}
     return " | ".join(f"{short.get(name, name)} {value:.3f}" for name, value in shown.items())
 

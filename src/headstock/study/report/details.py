@@ -100,7 +100,7 @@ def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
         "place": row.get("place"),
         "question": row.get("question"),
         "subject": row.get("subject"),
-        "overlap": row.get("f1"),
+        "overlap": row.get("f1", row.get("chrf")),
         "label": row.get("label"),
         "predicted": row.get("predicted"),
         "confidence": row.get("confidence"),

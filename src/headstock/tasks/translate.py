@@ -1,0 +1,266 @@
+"""From a sentence to its translation: an encoder reads the one, a decoder writes the other, token by token.
+
+N sentences, K counts of each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headstock.errors import ConfigError, UserError
+from headstock.model.backbone import Backbone
+from headstock.model.batch import IGNORE, Batch
+from headstock.model.beam import beam_search
+from headstock.model.heads import TokenHead
+from headstock.model.model import Model
+from headstock.tasks.forcing import both_sides, forced, token_losses, token_score
+from headstock.tasks.labelled import LabelledTask, Statistics, Tallies
+from headstock.tasks.task import TASKS, Examples
+from headstock.tasks.translation_scores import bleu, bleu_counts, chrf, chrf_counts, signatures
+from headstock.text.parallel import SOURCE, TARGET, read_parallel
+from headstock.text.records import Records
+from headstock.text.tokenizer import Tokenizer
+
+SHORTEST_LIMIT = 32  # tokens; a translation may be so long, or twice as long as its source and some
+
+
+@dataclass(frozen=True)
+class TranslateConfig:
+    beams: int = 4  # rows side by side in the search for a translation; 1 is greedy
+    length_penalty: float = 1.0  # the log-probability of a translation is divided by its length to this power
+    no_repeat: int = 0  # no so many tokens come twice in the same order; 0 lets them
+    max_tokens: int | None = None  # in a translation; about twice those of its source unless given
+    long: Literal["cut", "refuse"] = "cut"  # what becomes of a sentence that is longer than a row
+    two_tokenizers: bool = False  # each side has its own, where a model is made from a preset
+    validate_bleu: bool = False  # choose the best weights by the BLEU of greedy translations, not by the loss
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, least in (("beams", 1), ("no_repeat", 0), ("max_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                problems.append((name, f"must be {least} or more, not {value}"))
+        if not np.isfinite(self.length_penalty):
+            problems.append(("length_penalty", f"must be a number, not {self.length_penalty}"))
+        if problems:
+            raise ConfigError(problems)
+
+
+@dataclass
+class Sentences:
+    """Sentences as tokens, and what people made of them."""
+
+    sources: list[list[int]]
+    targets: list[list[int]] | None
+    labels: list[str] | None  # the translations as they were written
+    places: list[str]
+    bytes: int
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def select(self, rows: Sequence[int]) -> "Sentences":
+        def chosen(values: list[Any] | None) -> Any:
+            return None if values is None else [values[i] for i in rows]
+
+        sides = chosen(self.sources), chosen(self.targets), chosen(self.labels)
+        return Sentences(*sides, chosen(self.places), self.bytes)
+
+
+@TASKS.add("translate")
+class Translate(LabelledTask):
+    """The likeliest translation that a search with some beams finds."""
+
+    Config: ClassVar[type] = TranslateConfig
+    target = TARGET
+    headline = "bleu"
+    title = "translator"
+    use = "translate"
+    needs_source = True
+    of_tokens = True
+    averages = False
+    freezes = False
+    inherits = True
+    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {"bleu": bleu, "chrf": chrf}
+    training: ClassVar[dict[str, Any]] = {
+        "batch_tokens": 4096,
+        "label_smoothing": 0.1,
+        "schedule": "cosine",
+        "beta2": 0.98,
+        "lr": 1e-3,
+        "epochs": 10.0,
+    }
+
+    def __init__(self, config: TranslateConfig, tokenizer: Tokenizer | None):
+        super().__init__(config, tokenizer)
+        if tokenizer is None:
+            return
+        self.reader = tokenizer.source or tokenizer  # what cuts the sources
+        if tokenizer.end is None or self.reader.end is None:
+            raise UserError("this tokenizer has no end mark, which a translation must end with")
+        if config.two_tokenizers and tokenizer.source is None:
+            raise UserError("task.two_tokenizers: the run to begin from has one tokenizer for both sides")
+        self.end, self.source_end = tokenizer.end, self.reader.end
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        return {"token": TokenHead(backbone)}
+
+    # From files to batches
+
+    @classmethod
+    def read_file(
+        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+    ) -> Records:
+        return read_parallel(path, columns=columns, insist=insist)
+
+    def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        return {SOURCE: list(rows)}
+
+    def check(self, records: Records) -> None:
+        """Nothing to refuse: any text may be a translation."""
+
+    def prepare(self, records: Records, *, labelled: bool = True) -> Sentences:
+        sources, wanted = records.columns[SOURCE], records.columns.get(TARGET) if labelled else None
+        return Sentences(
+            self.reader.encode_batch(sources),
+            None if wanted is None else self.tokenizer.encode_batch(wanted),
+            wanted,
+            [records.place(i) for i in range(len(records))],
+            sum(len(text.encode()) for text in (sources if wanted is None else wanted)),
+        )
+
+    def examples(self, data: Sentences, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        if self.config.long == "refuse" and (found := too_long(data, length)):
+            named = "; ".join(f"{data.places[i]} has {count} tokens" for i, count in found[:5])
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            raise UserError(f"longer than a row of {length} tokens with its mark: {named}{more} (set long=cut to cut)")
+        return Pairs(self, data, length)
+
+    def remarks(self, data: Sentences, *, length: int) -> list[str]:
+        found = too_long(data, length)
+        if not found:
+            return []
+        one = "1 sentence is" if len(found) == 1 else f"{len(found):,} sentences are"
+        return [f"{one} longer than a row of {length} tokens with its mark and cut, first {data.places[found[0][0]]}"]
+
+    # From batches to numbers
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        sums = token_losses(model, batch, smoothing=smoothing)
+        return sums | self.bleu_of(model, batch) if self.config.validate_bleu and not model.training else sums
+
+    def bleu_of(self, model: Model, batch: Batch) -> dict[str, Tensor]:
+        """The counts that BLEU is made from, of greedy translations of these sentences: `bleu 0`, `bleu 1`, ..."""
+        real = [row for row in batch.labels["token"].tolist() if any(token != IGNORE for token in row)]
+        wanted = [self.tokenizer.decode(token for token in row if token != IGNORE) for row in real]
+        found = self.search(model, batch, beams=1)[: len(wanted)]  # rows that count for nothing are the last
+        counts = bleu_counts([self.tokenizer.decode(tokens) for tokens in found], wanted).sum(0)
+        return {f"bleu {place}": torch.tensor(float(count)) for place, count in enumerate(counts)}
+
+    def tokens(self, batch: Batch) -> int:
+        return both_sides(batch)
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        metrics = token_score(sums, counts)
+        found = [sums[name] for place in range(len(sums)) if (name := f"bleu {place}") in sums]
+        return metrics | ({"bleu": float(bleu(np.array(found)))} if found else {})
+
+    def merit(self, metrics: Mapping[str, float]) -> float:
+        return -metrics["bleu"] if self.config.validate_bleu else metrics["loss"]
+
+    def search(self, model: Model, batch: Batch, *, beams: int) -> list[list[int]]:
+        """The tokens of each row's translation.
+
+        How long one may be depends on its own source alone, so that a batch gives what its rows alone would.
+        """
+        assert batch.source is not None
+        padding = batch.source.padding
+        counts = [batch.source.tokens.size(1)] * len(batch.source.tokens)
+        counts = counts if padding is None else (~padding).sum(1).tolist()
+        sources = [row[:count] for row, count in zip(batch.source.tokens.tolist(), counts, strict=True)]
+        by_limit: dict[int, list[int]] = {}
+        for row, count in enumerate(counts):
+            by_limit.setdefault(self.limit(count), []).append(row)
+        found: list[list[int]] = [[] for _ in sources]
+        for limit, rows in by_limit.items():
+            best = beam_search(
+                model,
+                [[self.start]] * len(rows),
+                beams=beams,
+                max_tokens=limit,
+                end=self.end,
+                length_penalty=self.config.length_penalty,
+                no_repeat=self.config.no_repeat,
+                forbidden=self.unspoken(model.backbone.config.vocabulary),
+                sources=[sources[row] for row in rows],
+            )
+            for row, hypotheses in zip(rows, best, strict=True):
+                found[row] = hypotheses[0].tokens
+        return found
+
+    def limit(self, count: int) -> int:
+        """How many tokens the translation of so many may have: a power of two, so that like ones go together."""
+        if self.config.max_tokens is not None:
+            return self.config.max_tokens
+        return 1 << (max(SHORTEST_LIMIT, 2 * count + 8) - 1).bit_length()
+
+    def unspoken(self, vocabulary: int) -> list[int]:
+        """Entries that are no part of a text."""
+        special = (number for number in self.tokenizer.engine.special if number != self.end)
+        return [*special, *range(self.tokenizer.vocabulary, vocabulary)]
+
+    def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
+        """The tokens of each translation, which several models cannot average."""
+        return [torch.tensor(tokens, dtype=torch.long) for tokens in self.search(model, batch, beams=self.config.beams)]
+
+    def predictions(self, data: Sentences, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        return [{"text": self.tokenizer.decode(int(token) for token in tokens)} for tokens in outputs]
+
+    def as_text(self, prediction: dict[str, Any]) -> str:
+        return prediction["text"]
+
+    def tallies(self, data: Sentences, outputs: Sequence[np.ndarray]) -> Tallies:
+        assert data.labels is not None
+        said = [row["text"] for row in self.predictions(data, outputs)]
+        counted = {"bleu": bleu_counts(said, data.labels), "chrf": chrf_counts(said, data.labels)}
+        return {name: Statistics(counts, self.formulas[name]) for name, counts in counted.items()}
+
+    def extras(self, data: Sentences, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        return {"signature": self.signatures()}
+
+    def signatures(self) -> dict[str, str]:
+        return signatures()
+
+
+def too_long(data: Sentences, length: int) -> list[tuple[int, int]]:
+    """The sentences of which a side and its mark do not fit into a row, with how many tokens it has."""
+    sides = zip(data.sources, data.targets or data.sources, strict=True)
+    longest = (max(len(source), len(target)) for source, target in sides)
+    return [(row, count) for row, count in enumerate(longest) if count >= length]
+
+
+class Pairs:
+    """Sentences beside their translations."""
+
+    def __init__(self, task: Translate, data: Sentences, length: int):
+        self.task, self.data, self.length = task, data, length
+        sides = [data.sources] if data.targets is None else [data.sources, data.targets]
+        # as many as are read, marks with them
+        self.lengths = np.sum([[min(len(row) + 1, length) for row in side] for side in sides], axis=0)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        data, task = self.data, self.task
+        rows = [(data.sources[i], None if data.targets is None else data.targets[i]) for i in indices]
+        marks = {"start": task.start, "end": task.end, "source_end": task.source_end, "filler": task.filler}
+        return forced(rows, **marks, length=self.length)
+
+    def name(self, index: int) -> str:
+        return self.data.places[index]

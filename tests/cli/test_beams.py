@@ -1,0 +1,65 @@
+"""Generating with beams as a user meets it."""
+
+import json
+
+import pytest
+
+import headstock
+from headstock.errors import UserError
+from tests.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "causal"
+    headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 40, "lr": 5e-3})
+    return out
+
+
+def test_beams_on_the_command_line_and_in_python(run, call):
+    loaded, prompts = headstock.load(run), ["Anne sees", "Zoë", "Ben"]
+    options = {"max_tokens": 8, "length_penalty": 0.0}
+    greedy = loaded.generate(prompts, max_tokens=8, temperature=0.0)
+    assert [row.text for row in loaded.generate(prompts, beams=1, **options)] == [row.text for row in greedy]
+    made = loaded.generate(prompts, beams=6, **options)
+    assert all(row.text.startswith(prompt) for row, prompt in zip(made, prompts, strict=True))
+    alone = [loaded.generate(prompt, beams=6, **options)[0] for prompt in prompts]
+    assert [row.text for row in alone] == [row.text for row in made]
+    words = ["generate", run, *prompts, "--beams", 6, "--max-tokens", 8, "--length-penalty", 0]
+    told = json.loads(call(*words, "--json")[0].splitlines()[-1])
+    assert told == {"texts": [row.text for row in made], "ended": [row.ended for row in made]}
+
+
+def test_no_repeat_and_stop(run):
+    loaded = headstock.load(run)
+    (free,), (held,) = (loaded.generate("Anne", beams=3, max_tokens=24, no_repeat=n) for n in (0, 1))
+    tokens = loaded.tokenizer.encode(held.text)
+    assert len(tokens) == len(set(tokens)) and held.text != free.text
+    added = free.text.removeprefix("Anne")
+    (cut,) = loaded.generate("Anne", beams=3, max_tokens=24, stop=[added[4]])
+    assert cut.text == "Anne" + added[: added.index(added[4])] and cut.ended == "stop"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--beams", 0], "beams: must be 1 or more, not 0"),
+        (["--beams", -2, "--no-repeat", -1], "no_repeat: must be 0"),
+        (["--beams", 2, "--temperature", 0.5, "--top-k", 3], "temperature, top_k cannot be set together with beams"),
+        (["--beams", 2, "--repetition-penalty", 1.2], "so none is drawn: repetition_penalty cannot"),
+        (["--beams", 2, "--samples", 3], "samples cannot be set together with beams"),
+        (["--beams", 2, "--stream"], "--beams know theirs only in the end"),
+        (["--beams", 2, "--no-cache"], "cannot do without the cache"),
+        (["--length-penalty", 0.6], "are for a search with beams"),
+        (["--no-repeat", 3], "are for a search with beams"),
+    ],
+)
+def test_wrong_calls(run, call, words, told):
+    out, err = call("generate", run, "Anne", *words, code=2)
+    assert told in err
+    assert out == ""
+
+
+def test_a_prompt_must_fit(run):
+    with pytest.raises(UserError, match="does not fit into the model's context of 32"):
+        headstock.load(run).generate("Anne sees Paris. " * 20, beams=2)

@@ -1,0 +1,43 @@
+"""A made-up language: every word has one translation, and sentences are written the other way round."""
+
+import random
+from pathlib import Path
+
+import torch
+
+from headstock.model.backbones.seq2seq import Seq2Seq, Seq2SeqConfig
+from headstock.model.model import Model
+from headstock.tasks.task import Task
+
+WHO = {"anne": "ana", "ben": "beni", "zoe": "zoi"}
+DOES = {"sees": "vidas", "likes": "amas", "finds": "trovas"}
+WHICH = {"the": "la", "a": "un"}
+LOOKS = {"red": "ruga", "blue": "blua"}
+WHAT = {"cat": "kato", "dog": "hundo", "house": "domo", "tree": "arbo"}
+WORDS = WHO | DOES | WHICH | LOOKS | WHAT
+
+
+def sentences(count: int, name: str) -> list[tuple[str, str]]:
+    """Sources and their translations, of four or five words and a full stop."""
+    pick, rows = random.Random(name), []
+    for _ in range(count):
+        parts = (WHO, DOES, WHICH, LOOKS, WHAT) if pick.random() < 0.6 else (WHO, DOES, WHICH, WHAT)
+        words = [pick.choice(list(part)) for part in parts]
+        rows.append((" ".join([*words, "."]), " ".join([*(WORDS[word] for word in reversed(words)), "."])))
+    return rows
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> Path:
+    path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in rows), encoding="utf-8")
+    return path
+
+
+SMALL = {"depth": 1, "encoder_depth": 1, "width": 32, "heads": 2, "hidden": 64, "context": 32, "model.dropout": 0.0}
+QUICK = SMALL | {"vocabulary": 300, "batch_tokens": 400, "lr": 1e-2, "label_smoothing": 0.0}
+
+
+def model_for(task: Task, *, context: int = 32, seed: int = 0, source: int | None = None) -> Model:
+    torch.manual_seed(seed)
+    sizes = {"vocabulary": task.tokenizer.vocabulary, "depth": 1, "width": 16, "heads": 2, "hidden": 32}
+    backbone = Seq2Seq(Seq2SeqConfig(**sizes, source_vocabulary=source, context=context))
+    return Model(backbone, task.heads(backbone)).eval()

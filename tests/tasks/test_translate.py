@@ -1,0 +1,157 @@
+"""Translation as a task: what a batch holds, what it loses, what is searched for and how it is judged."""
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+
+from headstock.errors import ConfigError, UserError
+from headstock.model.batch import IGNORE
+from headstock.model.beam import beam_search
+from headstock.tasks.labelled import share
+from headstock.tasks.task import filled
+from headstock.tasks.translate import Translate, TranslateConfig
+from headstock.text.records import Records
+from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.predict import outputs
+from tests.tasks.parallel import model_for, sentences
+
+ROWS = sentences(30, "rows")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([text for row in ROWS for text in row], TokenizerSettings(vocabulary=300))
+
+
+@pytest.fixture(scope="module")
+def task(tokenizer):
+    return Translate(TranslateConfig(), tokenizer)
+
+
+def records(rows=ROWS):
+    sources, targets = map(list, zip(*rows, strict=True))
+    return Records("rows.tsv", list(range(2, len(rows) + 2)), {"source": sources, "target": targets})
+
+
+def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
+    data = task.prepare(records())
+    examples = task.examples(data, length=32)
+    batch = examples.batch([0, 5])
+    for row, index in enumerate([0, 5]):
+        source, target = data.sources[index], data.targets[index]
+        assert batch.source.tokens[row].tolist()[: len(source) + 1] == [*source, tokenizer.end]
+        assert batch.tokens[row].tolist()[: len(target) + 1] == [tokenizer.start, *target]
+        labels = batch.labels["token"][row]
+        assert labels[labels != IGNORE].tolist() == [*target, tokenizer.end]
+    assert tokenizer.decode(data.targets[3]) == ROWS[3][1]
+    real = sum(len(side[i]) + 1 for side in (data.sources, data.targets) for i in (0, 5))
+    assert task.tokens(batch) == real and examples.lengths[[0, 5]].sum() == real
+    assert examples.name(0) == "rows.tsv:2"
+    padded = filled(examples, [0], 3)
+    assert task.counts(padded)["token"] == len(data.targets[0]) + 1
+
+
+def test_the_target_never_sees_its_own_future_and_always_its_source(task):
+    model = model_for(task)
+    data = task.prepare(records())
+    batch = task.examples(data, length=32).batch([0])
+    before = model(batch).hidden
+    batch.tokens[0, -1] += 1
+    assert torch.allclose(model(batch).hidden[:, :-1], before[:, :-1])
+    batch.tokens[0, -1] -= 1
+    batch.source.tokens[0, 0] += 1
+    assert not torch.allclose(model(batch).hidden[:, 0], before[:, 0])
+
+
+def test_long_sentences_are_cut_and_said_or_refused(task, tokenizer):
+    rows = [*ROWS[:2], (" ".join([ROWS[0][0]] * 8), ROWS[0][1])]
+    data = task.prepare(records(rows))
+    length = len(data.sources[2])
+    assert task.remarks(task.prepare(records()), length=32) == []
+    assert task.remarks(data, length=length) == [
+        f"1 sentence is longer than a row of {length} tokens with its mark and cut, first rows.tsv:4"
+    ]
+    assert task.remarks(data, length=length + 1) == []
+    batch = task.examples(data, length=length).batch([2])
+    assert batch.source.tokens.tolist() == [[*data.sources[2][: length - 1], tokenizer.end]]
+    cut = task.examples(data, length=4).batch([0])
+    assert cut.labels["token"].tolist() == [data.targets[0][:4]]  # not taught to end where it was cut
+    strict = Translate(TranslateConfig(long="refuse"), tokenizer)
+    with pytest.raises(UserError, match=f"rows.tsv:4 has {length} tokens"):
+        strict.examples(data, length=length)
+    strict.examples(data, length=length + 1)
+
+
+def test_a_batch_is_translated_as_its_rows_alone(task):
+    model = model_for(task)
+    data = task.prepare(records(), labelled=False)
+    assert data.targets is None
+    together = outputs(model, task, data, length=32)
+    for row in (0, 7, 19):
+        (alone,) = outputs(model, task, data.select([row]), length=32)
+        assert np.array_equal(alone, together[row])
+
+
+def test_one_beam_is_greedy_and_more_find_no_worse(tokenizer):
+    greedy, wide = (Translate(TranslateConfig(beams=beams, max_tokens=9), tokenizer) for beams in (1, 4))
+    model = model_for(greedy)
+    data = greedy.prepare(records(ROWS[:6]))
+    source = [[*data.sources[0], tokenizer.end]]
+    rules = {"end": tokenizer.end, "forbidden": greedy.unspoken(tokenizer.vocabulary), "sources": source}
+    scores = []
+    for task, beams in ((greedy, 1), (wide, 4)):
+        found = outputs(model, task, data, length=32)
+        assert max(map(len, found)) <= 9
+        best = beam_search(model, [[tokenizer.start]], beams=beams, max_tokens=9, **rules)[0][0]
+        assert found[0].astype(int).tolist() == best.tokens
+        scores.append(best.score)
+        assert not set(found[0].astype(int)) & (tokenizer.engine.special - {tokenizer.unknown})
+    assert scores[1] >= scores[0]
+
+
+def test_its_metrics_are_sacrebleus(task):
+    data = task.prepare(records())
+    said = [row[1] for row in ROWS[:20]] + [row[1] for row in ROWS[1:11]]  # the last ten are others' translations
+    found = [np.array(task.tokenizer.encode(text), dtype=np.float32) for text in said]
+    assert [row["text"] for row in task.predictions(data, found)] == said
+    wanted = [row[1] for row in ROWS]
+    tallies = task.tallies(data, found)
+    assert share(tallies["bleu"]) == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score / 100)
+    assert share(tallies["chrf"]) == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score / 100)
+    assert 0.5 < share(tallies["bleu"]) < 1
+    assert "tok:13a" in task.extras(data, found)["signature"]["bleu"]
+
+
+def test_the_best_weights_may_be_chosen_by_bleu(tokenizer):
+    task = Translate(TranslateConfig(validate_bleu=True), tokenizer)
+    model = model_for(task)
+    data = task.prepare(records(ROWS[:5]))
+    batch = filled(task.examples(data, length=32), range(5), 7)
+    with torch.no_grad():
+        sums = task.losses(model, batch)
+    metrics = task.score({name: float(value) for name, value in sums.items()}, task.counts(batch), size=0)
+    greedy = Translate(TranslateConfig(beams=1), tokenizer)
+    said = [row["text"] for row in greedy.predictions(data, outputs(model, greedy, data, length=32))]
+    assert metrics["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[row[1] for row in ROWS[:5]]]).score / 100)
+    assert task.merit({"bleu": 0.3, "loss": 9.0}) < task.merit({"bleu": 0.2, "loss": 1.0})
+    assert "bleu 0" not in task.losses(model.train(), batch)  # nothing is decoded while it learns
+
+
+def test_two_tokenizers_cut_each_side_their_own_way():
+    sources, targets = map(list, zip(*ROWS, strict=True))
+    mine = train_tokenizer(targets, TokenizerSettings(vocabulary=290))
+    with pytest.raises(UserError, match="two_tokenizers"):
+        Translate(TranslateConfig(two_tokenizers=True), mine)
+    mine.source = train_tokenizer(sources, TokenizerSettings(vocabulary=320))
+    task = Translate(TranslateConfig(two_tokenizers=True), mine)
+    data = task.prepare(records())
+    assert data.sources[0] == mine.source.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
+    model = model_for(task, source=mine.source.vocabulary)
+    assert len(outputs(model, task, data, length=32)) == len(ROWS)
+
+
+def test_settings_that_make_no_sense_are_refused():
+    for wrong in ({"beams": 0}, {"no_repeat": -1}, {"max_tokens": 0}, {"length_penalty": float("nan")}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            TranslateConfig(**wrong)

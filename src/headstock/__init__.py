@@ -13,6 +13,7 @@ _HOMES = {
     "pretrain": "headstock.train.pretrain",
     "finetune": "headstock.train.finetune",
     "compare": "headstock.study.compare",
+    "sweep": "headstock.study.sweep",
     "load": "headstock.train.loaded",
     "Loaded": "headstock.train.loaded",
     "read_corpus": "headstock.text.reading",

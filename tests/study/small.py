@@ -234,6 +234,7 @@ SCHEMA = {
             "settings": {ANY: object},
         }
     ],
+    "runs": [{ANY: object}],
     "labels": [int],
     "seeds": [int],
     "cells": [CELL],

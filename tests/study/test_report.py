@@ -368,8 +368,8 @@ def test_a_folder_without_results_says_what_makes_them(tmp_path):
         write_report(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="'sweep'"):
-        write_report(put(tmp_path / "sweep", {"kind": "sweep"}))
+    with pytest.raises(UserError, match="'survey'"):
+        write_report(put(tmp_path / "sweep", {"kind": "survey"}))
     with pytest.raises(UserError, match="lacks labels, cells, summary"):
         write_report(put(tmp_path / "half", {"kind": "compare", "arms": [{"name": "a", "kind": "tfidf"}]}))
 

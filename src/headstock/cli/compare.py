@@ -18,7 +18,7 @@ def compare(
     train: Train = None,
     valid: Valid = None,
     test: Test = None,
-    task: Annotated[str | None, typer.Option("--task", help="What is learned: classify, pair, tag or answer.")] = None,
+    task: Annotated[str | None, typer.Option("--task", help="classify, pair, tag, answer or translate.")] = None,
     arms: Annotated[str | None, typer.Option("--arms", help="scratch,pretrained,frozen,tfidf unless given.")] = None,
     features: Annotated[
         str | None, typer.Option("--features", help="Frozen arms by layers: last,sum4,concat4,mix or numbers.")

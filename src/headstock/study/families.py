@@ -17,7 +17,7 @@ TOLD = ("perplexity", "masked_perplexity", "forward_perplexity", "backward_perpl
 
 def describe_runs(arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a pretrained run, in the order they were named; nothing where there is only one."""
-    runs = list({arm.run.path: arm.run for arm in arms if arm.run is not None}.values())
+    runs = list({arm.run.path: arm.run for arm in arms if arm.run is not None and arm.run.exists()}.values())
     if len(runs) < 2:
         return []
     return [describe_run(run, arms, summary) for run in runs]

@@ -22,7 +22,7 @@ types: $(VENV)/.all
 	$(BIN)/mypy
 
 tests: $(VENV)/.all
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # torch goes first and alone, at the version in constraints.txt, so that no other requirement can pull another build of it
 $(VENV)/.torch: constraints.txt

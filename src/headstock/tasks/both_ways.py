@@ -9,17 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headstock.errors import UserError
-from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch
-from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
-from headstock.tasks.windows import Windows
+from headstock.tasks.task import TASKS, Examples, cross_entropy
+from headstock.tasks.windows import StreamTask, Windows
 from headstock.text.store import Store
-from headstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -28,27 +24,15 @@ class BothWaysConfig:
 
 
 @TASKS.add("both-ways")
-class BothWays(Task):
+class BothWays(StreamTask):
     """ELMo's objective: the losses of a forward and a backward language model, added up."""
 
     Config = BothWaysConfig
     causal = False
     both_ways = True
 
-    def __init__(self, config: BothWaysConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        if tokenizer.end is None:
-            raise UserError("this tokenizer has no end mark, which a language model must learn to give")
-        self.end = tokenizer.end
-        self.start = opening(tokenizer, "start")
-        self.filler = tokenizer.padding or 0
-
-    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone)}
-
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        marks = {"start": self.start, "end": self.end, "filler": self.filler}
-        return Rows(Windows(data, length, **marks, seed=seed, epoch=epoch))
+        return Rows(self.windows(data, length, seed=seed, epoch=epoch))
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         found = {}

@@ -7,17 +7,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headstock.errors import UserError
-from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, pad
-from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
-from headstock.tasks.windows import Windows
+from headstock.tasks.task import TASKS, Examples, cross_entropy
+from headstock.tasks.windows import StreamTask, Windows
 from headstock.text.store import Store
-from headstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,7 @@ class CausalConfig:
 
 
 @TASKS.add("causal")
-class Causal(Task):
+class Causal(StreamTask):
     """A language model that never sees what it must predict."""
 
     Config = CausalConfig
@@ -34,22 +30,10 @@ class Causal(Task):
     of_tokens = True
     generates = True
 
-    def __init__(self, config: CausalConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        if tokenizer.end is None:
-            raise UserError("this tokenizer has no end mark, which a language model must learn to give")
-        self.end = tokenizer.end
-        self.start = opening(tokenizer, "start")
-        self.filler = tokenizer.padding or 0
-
-    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone)}
-
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.rows == "padded":
             return Pieces(self, data, length)
-        marks = {"start": self.start, "end": self.end, "filler": self.filler}
-        return Packed(self, Windows(data, length, **marks, seed=seed, epoch=epoch))
+        return Packed(self, self.windows(data, length, seed=seed, epoch=epoch))
 
     def collate(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
         """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE."""

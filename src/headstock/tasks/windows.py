@@ -5,11 +5,18 @@ B rows, T positions in a row, S the stream: all documents end to end, each close
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch import nn
 
+from headstock.errors import UserError
+from headstock.model.backbone import Backbone
+from headstock.model.heads import TokenHead
 from headstock.randomness import generator
+from headstock.tasks.task import Task, opening
 from headstock.text.store import Store
+from headstock.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -77,3 +84,22 @@ class Windows:
         first, final = self.store.document_at(begin), self.store.document_at(last)
         names = self.store.place(first)
         return names if first == final else f"{names} to {self.store.place(final)}"
+
+
+class StreamTask(Task):
+    """A language model that reads the stream in windows and gives the tokens beside those it sees."""
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if tokenizer.end is None:
+            raise UserError("this tokenizer has no end mark, which a language model must learn to give")
+        self.end = tokenizer.end
+        self.start = opening(tokenizer, "start")
+        self.filler = tokenizer.padding or 0
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        return {"token": TokenHead(backbone)}
+
+    def windows(self, data: Store, length: int, *, seed: int | None, epoch: int) -> Windows:
+        marks = {"start": self.start, "end": self.end, "filler": self.filler}
+        return Windows(data, length, **marks, seed=seed, epoch=epoch)

@@ -10,7 +10,7 @@ import headstock
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
     {"errors", "config", "registry", "files", "randomness"},
-    {"text", "model"},
+    {"text", "model", "page"},
     {"tasks"},
     {"train"},
     {"study", "explain", "exchange", "serve"},

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from headstock.cli.report import report
 from headstock.cli.verb import Common
 from headstock.errors import UserError
+from headstock.page.pieces import cut, lay_over, passage, readable, strongest
 from headstock.study.report import write_compare_report, write_report, write_run_report
-from headstock.study.report.pieces import cut, lay_over, passage, readable, strongest
 from headstock.train.run import Run
 from tests.study.browsing import Outline, check_sound, look_at
 

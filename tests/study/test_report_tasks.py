@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import headstock
+from headstock.page.pieces import passage
 from headstock.study.compare import compare
 from headstock.study.report import write_report
 from headstock.study.report.compare import fill_in, metrics_told
-from headstock.study.report.pieces import passage
 from headstock.study.told import tell_run
 from headstock.train.run import Run
 from tests.study.browsing import Outline, check_sound, look_at

@@ -5,7 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstock.study.report.figures import GRID, INK, PAPER, RIGHT, SOFT, WRONG, Style, draw
+from headstock.page.figures import (
+    GRID,
+    INK,
+    NARROW,
+    PAPER,
+    RIGHT,
+    SMALL,
+    SOFT,
+    WIDE,
+    WRONG,
+    Style,
+    draw,
+    percent_axis,
+)
+from headstock.page.render import is_known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,19 +27,6 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 Curve = list[tuple[float, float]]
-
-WIDE, NARROW, SMALL = 600, 350, 340  # pixels: a page's column, a telephone, one of several in a row
-
-
-def percent_axis(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%" if -0.001 <= value <= 1.001 else ""))
-
-
-def is_known(value: Any) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(value))
 
 
 def reach(row: dict[str, Any]) -> tuple[float, float] | None:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
+from headstock.page.figures import Gallery, Style, file_name, styles
+from headstock.page.render import is_known, percent, render
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
 from headstock.study.report.families import scores_of_runs
-from headstock.study.report.figures import Gallery, Style, file_name, styles
-from headstock.study.report.page import percent, render
 from headstock.train.run import Run
 
 KINDS = ("scratch", "pretrained", "frozen")
@@ -35,6 +35,7 @@ def write_compare_report(folder: Path) -> Path:
         "label_errors": label_errors(found),
     }
     page = render(
+        __package__,
         "compare.html",
         results=results,
         looks=looks,
@@ -68,7 +69,7 @@ def fill_in(results: dict[str, Any]) -> None:
 
 def metrics_told(results: dict[str, Any]) -> dict[str, str]:
     """The metrics there are, the one that counts first; an exact match is also called accuracy, and is told once."""
-    known = [key for key in METRICS if any(charts.is_known(row.get(key)) for row in results["summary"])]
+    known = [key for key in METRICS if any(is_known(row.get(key)) for row in results["summary"])]
     known.sort(key=lambda key: key != results["metric"])
     return {key: METRICS[key] for key in known if key != "accuracy" or "exact_match" not in known}
 
@@ -189,15 +190,13 @@ def chosen_classifiers(cells: list[dict[str, Any]]) -> dict[tuple[str, int], str
 
 def described_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each difference with whether it is decided, and its place on a scale all of them share."""
-    reaches = [abs(pair[key]) for pair in pairs for key in ("difference", "low", "high") if charts.is_known(pair[key])]
+    reaches = [abs(pair[key]) for pair in pairs for key in ("difference", "low", "high") if is_known(pair[key])]
     scale = max(reaches, default=0.0) or 1.0
     described = []
     for pair in pairs:
-        known = charts.is_known(pair["low"]) and charts.is_known(pair["high"])
+        known = is_known(pair["low"]) and is_known(pair["high"])
         decided = known and (pair["low"] > 0 or pair["high"] < 0)
-        places = {
-            key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if charts.is_known(pair[key])
-        }
+        places = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_known(pair[key])}
         described.append({**pair, "known": known, "decided": decided, "places": places})
     return described
 

@@ -3,11 +3,11 @@
 from statistics import median
 from typing import Any
 
+from headstock.page.figures import Gallery, Style, file_name
+from headstock.page.pieces import passage, readable, strongest
+from headstock.page.render import counted, percent
 from headstock.study.names import Nouns
 from headstock.study.report import charts
-from headstock.study.report.figures import Gallery, Style, file_name
-from headstock.study.report.page import counted, percent
-from headstock.study.report.pieces import passage, readable, strongest
 
 MOST_CLASSES = 20  # a larger matrix is no longer read; its largest entries are listed instead
 MOST_MISTAKES = 20

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstock.study.report.charts import NARROW, WIDE, percent_axis, reach, shorten
-from headstock.study.report.figures import Style, draw, styles
+from headstock.page.figures import NARROW, WIDE, Style, draw, percent_axis, styles
+from headstock.study.report.charts import reach, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headstock.errors import UserError
+from headstock.page.figures import NARROW, WIDE, Gallery, styles
+from headstock.page.render import is_known, percent, render
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
-from headstock.study.report.figures import Gallery, styles
-from headstock.study.report.page import percent, render
 from headstock.train.run import Run
 
 Rows = list[dict[str, Any]]
@@ -17,6 +17,7 @@ def write_run_report(run: Run, samples: list[str]) -> None:
     """Make report.html of a pretraining run; `samples` are texts it generated."""
     results = run.results()
     page = render(
+        __package__,
         "run.html",
         name=run.path.name,
         results=results,
@@ -40,6 +41,7 @@ def write_finetune_report(run: Run) -> None:
     room = details.room_for(len(found.get("mistakes") or []))
     classes = list(map(str, results.get("classes") or found.get("classes") or []))
     page = render(
+        __package__,
         "finetune.html",
         name=run.path.name,
         results=results,
@@ -68,8 +70,8 @@ def settings_of(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def loss_charts(rows: Rows, gallery: Gallery) -> dict[str, Any] | None:
-    train = [(row["step"], row["loss"]) for row in rows if charts.is_known(row.get("loss"))]
-    valid = [(row["step"], row["valid_loss"]) for row in rows if charts.is_known(row.get("valid_loss"))]
+    train = [(row["step"], row["loss"]) for row in rows if is_known(row.get("loss"))]
+    valid = [(row["step"], row["valid_loss"]) for row in rows if is_known(row.get("valid_loss"))]
     if not train and not valid:
         return None
     last = (valid or train)[-1]
@@ -85,7 +87,7 @@ def accuracy_charts(rows: Rows, style: Any, gallery: Gallery, learned: str) -> d
     by_epoch: dict[float, dict[str, Any]] = {}
     for row in rows:
         epoch = row.get("epoch", row.get("step"))
-        known = {key: row[key] for key in ("train_accuracy", "valid_accuracy") if charts.is_known(row.get(key))}
+        known = {key: row[key] for key in ("train_accuracy", "valid_accuracy") if is_known(row.get(key))}
         if known and epoch is not None:
             by_epoch.setdefault(epoch, {"epoch": epoch}).update(known)
     epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
@@ -96,7 +98,7 @@ def accuracy_charts(rows: Rows, style: Any, gallery: Gallery, learned: str) -> d
         label += f"; at the end validation is at {percent(epochs[-1]['valid_accuracy'])}"
     limits = charts.accuracy_limits([epochs])
     both = {}
-    for width, size in (("wide", charts.WIDE), ("narrow", charts.NARROW)):
+    for width, size in (("wide", WIDE), ("narrow", NARROW)):
         figure = charts.training_alone(style, [epochs], limits, learned=learned, size=size)
         both[width] = gallery.show(f"accuracy-{width}", figure, label)
     return both
@@ -126,7 +128,7 @@ def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
         shares = [
             {"name": METRICS[key], "value": metrics[key], "low": low, "high": high}
             for key in order
-            if charts.is_known(metrics.get(key))
+            if is_known(metrics.get(key))
             for low, high in [intervals.get(key) or (None, None)]
         ]
         others = {key: value for key, value in flat(metrics).items() if not key.startswith("intervals")}

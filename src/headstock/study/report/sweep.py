@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
+from headstock.page.figures import NARROW, SMALL, WIDE, Gallery, Style, file_name, styles
+from headstock.page.render import is_known, render
 from headstock.study.grid import Point, label, mark, values_of
 from headstock.study.ranking import CALLED, around, behind, leaves_out_zero, number, spreads
 from headstock.study.report import sweep_charts
-from headstock.study.report.charts import NARROW, SMALL, WIDE, Curve, is_known, mean_curve
-from headstock.study.report.figures import Gallery, Style, file_name, styles
-from headstock.study.report.page import render
+from headstock.study.report.charts import Curve, mean_curve
 from headstock.train.run import Run
 
 NEEDED = ("points", "cells", "metric", "better", "marginals")
@@ -31,6 +31,7 @@ def write_sweep_report(folder: Path) -> Path:
     varied = list(results["marginals"])
     heat = heat_map(results, varied) if len(varied) == 2 else None
     page = render(
+        __package__,
         "sweep.html",
         results=results,
         called=CALLED[results["metric"]],

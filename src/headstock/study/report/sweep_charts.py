@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headstock.page.figures import GRID, NARROW, SOFT, WIDE, Style, draw, percent_axis
+from headstock.page.render import is_known
 from headstock.study.grid import is_number, mark, shown
 from headstock.study.names import METRICS
-from headstock.study.report.charts import NARROW, WIDE, Curve, Rows, is_known, percent_axis, plain_log_ticks
-from headstock.study.report.figures import GRID, SOFT, Style, draw
+from headstock.study.report.charts import Curve, Rows, plain_log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

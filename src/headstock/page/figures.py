@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 INK, SOFT, PAPER, GRID = "#1c2128", "#62676f", "#fdfcfa", "#8a8f98"
 RIGHT, WRONG = "#64748b", "#b8325a"
+WIDE, NARROW, SMALL = 600, 350, 340  # pixels: a page's column, a telephone, one of several in a row
 
 # Each kind of arm keeps its hue (Okabe and Ito's, told apart by colour-blind readers) and its marker in every chart;
 # a second and third arm of one kind, such as another run's, gets another shade. Light page first, then dark.
@@ -119,6 +120,13 @@ def draw(paint: Callable[["Figure"], None], width: float, height: float) -> "Fig
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
         paint(figure)
     return figure
+
+
+def percent_axis(axis: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%" if -0.001 <= value <= 1.001 else ""))
 
 
 def svg_of(figure: "Figure") -> str:

@@ -1,15 +1,19 @@
-"""Puts a report's parts into its template, everything escaped, and writes numbers the way people read them."""
+"""Puts a page's parts into its template, everything escaped, and writes numbers the way people read them."""
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
-from headstock.study.report.charts import is_known
-from headstock.study.report.figures import colour_variables
+from headstock.page.figures import colour_variables
 
 if TYPE_CHECKING:
     import jinja2
 
 NONE = "–"
+
+
+def is_known(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def percent(value: Any, digits: int = 1) -> str:
@@ -76,11 +80,12 @@ def setting(value: Any) -> str:
 
 
 @functools.cache
-def environment() -> "jinja2.Environment":
+def environment(package: str) -> "jinja2.Environment":
+    """The templates of a package, which stand on the page that all have in common."""
     import jinja2
 
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("headstock.study.report", "templates"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package), jinja2.PackageLoader("headstock.page")]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -91,6 +96,7 @@ def environment() -> "jinja2.Environment":
     return made
 
 
-def render(template: str, **parts: Any) -> str:
+def render(package: str, template: str, **parts: Any) -> str:
+    """A template of a package (it has a folder `templates`) filled in, as a page that needs nothing else."""
     light, dark = colour_variables()
-    return environment().get_template(template).render(light=light, dark=dark, **parts)
+    return environment(package).get_template(template).render(light=light, dark=dark, **parts)

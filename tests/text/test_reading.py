@@ -137,6 +137,8 @@ def test_table_rows(tmp_path):
     assert [(row.text, row.line) for row in rows] == [('a, b\nand "c"', 2), ("x" * 200_000, 4)]
     path = write(tmp_path, "c.tsv", 'n\ttext\n1\t"Open quote only\n2\tsaid "no"\n')
     assert texts(read_corpus(path)) == ['"Open quote only', 'said "no"']
+    late = "".join(f"{i}\tplain\n" for i in range(500)) + '9\t"Else?" "No."\n'
+    assert texts(read_corpus(write(tmp_path, "late.tsv", "n\ttext\n" + late)))[-1] == '"Else?" "No."'
 
 
 def test_folders_and_globs(tmp_path):

@@ -13,10 +13,10 @@ from headstock.text.reading import read_corpus
 from headstock.text.store import build_store
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
-from headstock.train.settings import make_config, place_settings, preset_names, read_preset
+from headstock.train.settings import make_config, place_settings, preset_names, read_preset, with_options
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
-OBJECTIVES = [name for name in TASKS.names() if not issubclass(TASKS.get(name), LabelledTask)]
+OBJECTIVES = [one for one in TASKS.names() if not issubclass(TASKS.get(one), LabelledTask) and TASKS.get(one).learns]
 PAIRS = [(name, objective) for name in preset_names() for objective in OBJECTIVES]
 
 
@@ -146,3 +146,17 @@ def test_file_over_preset_and_option_over_file(tmp_path):
 def test_without_text_there_is_nothing_to_do():
     with pytest.raises(UserError, match="no text to train on"):
         gather_config("gpt-nano", None, {})
+
+
+def test_a_length_on_the_command_line_takes_the_place_of_the_file_s():
+    tree = {"train": {"epochs": 8, "lr": 2e-3}}
+    assert with_options(tree, {"train.steps": 5})["train"] == {"lr": 2e-3, "steps": 5}
+    assert with_options(tree, {"lr": 1e-3})["train"] == {"epochs": 8, "lr": 1e-3}
+    with pytest.raises(ConfigError, match="cannot be set together"):
+        make_config(with_options(tree, {"train.steps": 5, "train.minutes": 1}))
+
+
+def test_another_family_leaves_the_preset_s_model_aside():
+    chosen = gather_config("gpt-nano", None, {"model.family": "recurrent", "model.hidden": 24, "data.corpus": ["x"]})
+    assert chosen.family == "recurrent" and chosen.model.hidden == 24
+    assert chosen.model.width == BACKBONES.get("recurrent").Config(vocabulary=5).width

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from headstock import config
 from headstock.errors import ConfigError, UserError
 from headstock.randomness import generator
+from headstock.train.settings import replaced
 
 Point = dict[str, Any]  # the settings of the grid, each with one of its values
 
@@ -122,7 +123,9 @@ def make_plan(
     base = flat(tables.get("finetune" if chosen.run else "pretrain", {}))
     preset, objective = preset or base.pop("preset", None), objective or base.pop("objective", None)
     values = read_grid({**own_grid, **grid}, sampled=chosen.sample is not None)
-    return Plan(chosen, values, base | dict(settings), preset, objective, Path(file) if file and not recipe else None)
+    return Plan(
+        chosen, values, replaced(base, settings), preset, objective, Path(file) if file and not recipe else None
+    )
 
 
 def flat(tables: Mapping[str, Any]) -> dict[str, Any]:

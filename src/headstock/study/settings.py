@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from headstock import config
 from headstock.errors import ConfigError
+from headstock.train.settings import replaced
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
     problems += [(name, "must be a table") for name, table in tables.items() if not isinstance(table, dict)]
     if problems:
         raise ConfigError(problems)
-    finetune = tables["finetune"] | settings
+    finetune = replaced(tables["finetune"], settings)
     for where, table in {"finetune": finetune, **{f"arms.{name}": table for name, table in arms.items()}}.items():
         named = ((key, DECIDED.get(key.rpartition(".")[2])) for key in table)
         problems += [(f"{where}.{key}", f"cannot be set: {why}") for key, why in named if why]

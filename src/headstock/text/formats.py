@@ -260,6 +260,8 @@ def _dialect(source: Source) -> tuple[str, Any]:
     if source.format == ".csv":
         header = next((line for line in sample if line.strip()), "")
         return max(",;\t", key=header.count), csv.QUOTE_MINIMAL
+    if any(_speaks(line) for _, line in text_lines(source)):
+        return "\t", csv.QUOTE_NONE
     try:
         rows = list(csv.reader(sample, delimiter="\t", strict=True))
     except csv.Error as wrong:
@@ -268,6 +270,17 @@ def _dialect(source: Source) -> tuple[str, Any]:
         return "\t", csv.QUOTE_MINIMAL if cut else csv.QUOTE_NONE
     widths = {len(row) for row in rows if row}
     return "\t", csv.QUOTE_MINIMAL if len(widths) <= 1 else csv.QUOTE_NONE
+
+
+def _speaks(line: str) -> bool:
+    """Whether a row of a .tsv has a quote that quotes nothing: something follows it before the field ends."""
+    if not line.startswith('"') and '\t"' not in line:
+        return False
+    try:
+        list(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error as wrong:
+        return "unexpected end" not in str(wrong)  # which may be a text with a line end in it
+    return False
 
 
 def json_rows(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:

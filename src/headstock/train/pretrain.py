@@ -27,8 +27,9 @@ from headstock.train import watch as watching
 from headstock.train.card import write_card
 from headstock.train.evaluate import measure
 from headstock.train.loop import Progress, Watch, row_length, train
+from headstock.train.peak import begin_peak, peak_bytes
 from headstock.train.run import Run, open_run
-from headstock.train.settings import RunConfig, make_config, place_settings, read_preset
+from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
 from headstock.train.world import World, join_world, leave_world
 
 Say = Callable[[str], None]
@@ -95,7 +96,17 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
 def gather_config(
     preset: str | None, file: str | Path | None, given: dict[str, Any], *, start: str | Path | None = None
 ) -> RunConfig:
-    """Preset, file and options as one checked whole."""
+    """Preset, file and options as one checked whole, with text to learn from."""
+    chosen = join_config(preset, file, given, start=start)
+    if not chosen.data.corpus:
+        raise UserError("no text to train on: name a file, folder or glob, or - for standard input")
+    return chosen
+
+
+def join_config(
+    preset: str | None, file: str | Path | None, given: dict[str, Any], *, start: str | Path | None = None
+) -> RunConfig:
+    """The same of a run that need not have text, such as one that is only to be looked at."""
     written = config.read_settings(Path(file)) if file else {}
     if start is not None:
         if preset or given.get("tokenizer.file"):
@@ -107,13 +118,14 @@ def gather_config(
     objective = given.pop("task.name", None)
     if objective:
         tree = over(tree, {"task": {"name": objective}})
-    tree = config.merge(tree, place_settings(without_nsp(given, tree), tree))
+    family = given.pop("model.family", None)
+    if family and family != tree.get("model", {}).get("family", "transformer"):
+        tree = tree | {"model": {"family": family}}  # what another family's model is made like says nothing of this one
+    tree = with_options(tree, without_nsp(given, tree))
     tree = with_direction(tree)
     wish = tree.get("tokenizer", {}).get("vocabulary", 8000)
     tree = config.merge({"model": {"vocabulary": wish}}, tree)  # checked now, settled when the tokenizer is there
     chosen = with_segments(make_config(tree), tree)
-    if not chosen.data.corpus:
-        raise UserError("no text to train on: name a file, folder or glob, or - for standard input")
     row, context = chosen.train.length, getattr(chosen.model, "context", None)
     if row and context and row > context:
         raise UserError(f"train.length: {row} is longer than model.context {context}")
@@ -147,6 +159,9 @@ def with_direction(tree: dict[str, Any]) -> dict[str, Any]:
     """A model that must see both sides of a token, or only one, is built so unless that was set by hand."""
     name = tree.get("task", {}).get("name", "causal")
     family, causal = tree.get("model", {}).get("family", "transformer"), TASKS.get(name).causal
+    if not TASKS.get(name).learns:
+        able = ", ".join(o for o in TASKS.names() if TASKS.get(o).learns and not issubclass(TASKS.get(o), LabelledTask))
+        raise UserError(f"--objective {name}: predicts nothing, so there is nothing to learn (objectives: {able})")
     if not fits(family, name):
         able = ", ".join(other for other in BACKBONES.names() if fits(other, name))
         learns = ", ".join(
@@ -169,7 +184,7 @@ def fits(family: str, objective: str) -> bool:
     backbone, task = BACKBONES.get(family), TASKS.get(objective)
     direction = getattr(backbone, "causal", None)  # None where a setting decides it
     alike = backbone.both_ways == task.both_ways and backbone.reads_source == task.needs_source
-    return alike and (None in (direction, task.causal) or direction == task.causal)
+    return alike and task.learns and (None in (direction, task.causal) or direction == task.causal)
 
 
 def with_segments(chosen: RunConfig, tree: dict[str, Any]) -> RunConfig:
@@ -304,6 +319,7 @@ def work(
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
     say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
     watchers: Iterable[Watch] = ()
+    begin_peak(world.device)
     with ExitStack() as stack:
         if world.leads:
             watchers = [watching.log_metrics(run), *watch]
@@ -350,6 +366,7 @@ def describe_results(
         "seconds": round(done.seconds, 3),
         "tokens_per_second": round(done.tokens / max(1e-9, done.seconds - done.aside), 1),
         "train_loss": done.loss,
+        "peak_bytes": peak_bytes(world.device),
         **named,
         "metrics": metrics,
         "parameters": sizes,

@@ -1,5 +1,6 @@
 """Everything a run is made from: the sections of config.json, and how presets, files and --set are joined."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -65,6 +66,9 @@ class TransferSettings:
             raise ConfigError(problems)
 
 
+LENGTHS = ("steps", "epochs", "minutes")  # how long a run is may be said in one of these
+
+
 @dataclass(frozen=True)
 class TrainSettings:
     steps: int | None = None
@@ -105,7 +109,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         problems = []
-        given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) > 1:
             problems.append((given[1], f"cannot be set together with {given[0]}: a run has one length"))
         for name in (
@@ -228,6 +232,20 @@ def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, 
     if problems:
         raise ConfigError(problems)
     return placed
+
+
+def with_options(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of files with those of options above them: a length in steps takes the place of one in epochs."""
+    placed = place_settings(given, tree)
+    return config.merge(tree, placed) | {"train": replaced(tree.get("train", {}), placed.get("train", {}))}
+
+
+def replaced(settings: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, bare or such as `train.lr`, with others above them: a run has one length, and the later one it is."""
+    lengths = [key for key in settings if key.rpartition(".")[2] in LENGTHS]
+    if any(key.rpartition(".")[2] in LENGTHS for key in above):
+        settings = {key: value for key, value in settings.items() if key not in lengths}
+    return {**settings, **above}
 
 
 @cache

@@ -13,7 +13,7 @@ from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS
 from headstock.text.records import Records
 from headstock.train.run import Run
-from headstock.train.settings import RunConfig, looks_back_only, make_config, place_settings, read_preset
+from headstock.train.settings import RunConfig, looks_back_only, make_config, read_preset, with_options
 
 COMMON = {"batch": 16, "schedule": "linear", "warmup": 0.1, "beta2": 0.999, "weight_decay": 0.01}
 COMMON |= {"valid_tokens": 10**12, "log_every": 10**9, "keep": 1, "tensorboard": False}
@@ -49,17 +49,18 @@ def gather_config(
     if source is None:
         return from_preset(preset, task, file, given)
     theirs = source.config()
-    has_opening = "opening" in {part.name for part in fields(labelled_task(task).Config)}
+    known = {part.name for part in fields(labelled_task(task).Config)}
     opening = theirs["task"].get("opening") or TASKS.get(theirs["task"]["name"]).opening
+    marks = {"opening": opening, "closed": theirs["task"].get("closed", False)}
     tree: dict[str, Any] = {
         "model": theirs["model"],
-        "task": {"name": task} | ({"opening": opening} if has_opening else {}),
+        "task": {"name": task} | {name: mark for name, mark in marks.items() if name in known},
         "data": {},
         "transfer": {"run": str(source)},
         "train": {} if theirs["model"].get("context") else {"length": theirs["train"].get("length")},
     }
     tree = config.merge(tree, config.read_settings(Path(file)) if file else {}, {"transfer": {"run": str(source)}})
-    return complete(config.merge(tree, place_settings(given, tree)))
+    return complete(with_options(tree, given))
 
 
 def from_preset(preset: str | None, task: str, file: str | Path | None, given: dict[str, Any]) -> RunConfig:
@@ -75,7 +76,7 @@ def from_preset(preset: str | None, task: str, file: str | Path | None, given: d
     base = read_preset(name)
     vocabulary = base.get("tokenizer", {}).get("vocabulary", 8000)
     tree: dict[str, Any] = {
-        "model": base["model"],
+        "model": reading_of(base),
         "tokenizer": base.get("tokenizer", {}),
         "task": {"name": task},
         "data": {},
@@ -83,9 +84,17 @@ def from_preset(preset: str | None, task: str, file: str | Path | None, given: d
         "train": {},
     }
     tree = config.merge(tree, written, {"transfer": begins | {"preset": name}})
-    tree = config.merge(tree, place_settings(given, tree))
+    tree = with_options(tree, given)
     vocabulary = tree["tokenizer"].get("vocabulary", vocabulary)
     return complete(config.merge({"model": {"vocabulary": vocabulary}}, tree))  # settled when the tokenizer is there
+
+
+def reading_of(preset: dict[str, Any]) -> dict[str, Any]:
+    """A preset's model, which looks back only or both ways as its objective would have it."""
+    model = preset["model"]
+    causal = TASKS.get(preset.get("task", {}).get("name", "causal")).causal
+    told = causal is None or hasattr(BACKBONES.get(model.get("family", "transformer")), "causal")
+    return model if told else {"causal": causal} | model
 
 
 def defaults_of(task: type[LabelledTask], kind: str, asked: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""Every recipe is settings that the program understands: a claim whose recipe no longer loads cannot be made again."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headstock.errors import ConfigError
+from headstock.study import grid, settings
+from headstock.train.pretrain import gather_config
+from headstock.train.run import open_run
+from headstock.train.transfer import gather_config as transfer_config
+
+FOLDER = Path(__file__).parent.parent / "recipes"
+RECIPES = sorted(FOLDER.glob("*.toml"))
+
+
+def load(path: Path) -> None:
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "sweep" in written:
+        plan = grid.make_plan(path, {}, {}, {})
+        given = {"data.corpus": list(plan.sweep.corpus), **plan.settings}
+        gather_config(plan.preset, None, given | {key: values[0] for key, values in plan.grid.items()})
+    elif "compare" in written:
+        plan = settings.make_plan(path, {}, {})
+        if plan.compare.task != "translate":  # for which no stock ships
+            transfer_config(open_run("reviews-en"), plan.compare.task, None, dict(plan.settings))
+        if plan.pretrain:
+            asked = grid.flat({key: value for key, value in plan.pretrain.items() if key != "preset"})
+            gather_config(plan.pretrain.get("preset"), None, asked)
+    elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
+        source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")
+        transfer_config(source, task, path, {})
+    else:
+        gather_config(None, path, {})
+
+
+def test_there_are_recipes():
+    assert len(RECIPES) > 20
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_loads(path):
+    load(path)
+
+
+def test_a_recipe_with_a_slip_does_not(tmp_path):
+    slip = (FOLDER / "reviews-en.toml").read_text(encoding="utf-8").replace("depth", "dept")
+    (tmp_path / "slip.toml").write_text(slip, encoding="utf-8")
+    with pytest.raises(ConfigError, match="did you mean 'depth'"):
+        load(tmp_path / "slip.toml")
+
+
+def test_a_result_has_its_recipe():
+    """A folder of results belongs to a recipe: of its own name, or of the comparison or run its name begins with."""
+    stems = {path.stem for path in RECIPES}
+    for folder in (FOLDER / "results").iterdir():
+        assert any(folder.name == stem or folder.name.startswith(f"{stem}-") for stem in stems), folder.name
+        for file in folder.glob("results.json"):
+            assert json.loads(file.read_text(encoding="utf-8"))

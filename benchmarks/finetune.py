@@ -50,7 +50,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
 
 from headstock.errors import HeadstockError
-from headstock.tasks.classify import Classify, Labelled, find_classes
+from headstock.tasks.classes import find_classes
+from headstock.tasks.classify import Classify, Labelled
 from headstock.text.records import read_records
 from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.train.fit import Data, fit

@@ -1,7 +1,8 @@
-"""What all tests share: a cache of their own and a small text that can be learned."""
+"""What all tests share: a cache of their own, a small text that can be learned, and a browser."""
 
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -65,3 +66,15 @@ def call(capsys, monkeypatch):
         return out, err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no Chromium here")
+    with api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()

@@ -10,10 +10,13 @@ __version__ = "0.1.0"
 
 # found on first use: `import headstock` must not cost the seconds that torch takes
 _HOMES = {
+    "plan": "headstock.study.plan",
     "pretrain": "headstock.train.pretrain",
     "finetune": "headstock.train.finetune",
     "compare": "headstock.study.compare",
     "sweep": "headstock.study.sweep",
+    "export_run": "headstock.exchange",
+    "import_run": "headstock.exchange",
     "load": "headstock.train.loaded",
     "Loaded": "headstock.train.loaded",
     "read_corpus": "headstock.text.reading",

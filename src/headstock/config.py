@@ -58,7 +58,8 @@ def _value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         if raw not in arguments:
-            near = did_you_mean(raw, arguments) if isinstance(raw, str) else ""
+            words = [word for word in arguments if isinstance(word, str)]
+            near = did_you_mean(raw, words) if isinstance(raw, str) else ""
             problems.append((path, f"must be one of {', '.join(map(repr, arguments))}, not {raw!r}{near}"))
         return raw
     if origin is tuple:

@@ -14,6 +14,10 @@ class WorkError(HeadstockError):
     """The input was right but the work could not be finished: a full disk, no network, a loss that is not a number."""
 
 
+class Diverged(WorkError):
+    """The loss is no longer a number, mostly because the learning rate is too high."""
+
+
 class UserError(HeadstockError):
     """A mistake the user can fix; says where, what was wanted and what came."""
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headstock.exchange.huggingface.architectures.bert import Bert
+from headstock.exchange.huggingface.table import to_theirs
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import NextHead, TokenHead
@@ -20,20 +22,6 @@ BertConfig = pytest.importorskip("transformers.models.bert.configuration_bert").
 SMALL = {"width": 16, "depth": 3, "heads": 4, "hidden": 24, "context": 12, "vocabulary": 40}
 PADDING = torch.arange(9)[None] >= torch.tensor([9, 6, 2])[:, None]
 SEGMENTS = (torch.arange(9)[None] >= torch.tensor([4, 3, 1])[:, None]).long()
-NAMES = {  # theirs: ours
-    "bert.embeddings.word_embeddings": "backbone.tokens",
-    "bert.embeddings.position_embeddings": "backbone.positions",
-    "bert.embeddings.token_type_embeddings": "backbone.segments",
-    "bert.embeddings.LayerNorm": "backbone.embed_norm",
-    "bert.encoder.layer.{}.attention.output.dense": "backbone.blocks.{}.attention.output",
-    "bert.encoder.layer.{}.attention.output.LayerNorm": "backbone.blocks.{}.around_attention.norm",
-    "bert.encoder.layer.{}.intermediate.dense": "backbone.blocks.{}.feed.up",
-    "bert.encoder.layer.{}.output.dense": "backbone.blocks.{}.feed.down",
-    "bert.encoder.layer.{}.output.LayerNorm": "backbone.blocks.{}.around_feed.norm",
-    "bert.pooler.dense": "heads.next.pooler",
-    "cls.predictions.transform.dense": "heads.token.transform.dense",
-    "cls.predictions.transform.LayerNorm": "heads.token.transform.norm",
-}
 
 
 def settings_of(preset: str, **settings: int) -> RunConfig:
@@ -54,44 +42,19 @@ def ours() -> Model:
     return model
 
 
-def as_theirs(ours: Model, *, thirds: tuple[str, ...] = ("query", "key", "value")) -> dict[str, Tensor]:
+def as_theirs(ours: Model) -> dict[str, Tensor]:
     """Our weights under their names."""
-    mine = dict(ours.tensors())
-    theirs = {}
-    for name, own in NAMES.items():
-        for layer in range(ours.backbone.config.depth if "{}" in name else 1):
-            for part in ("weight", "bias"):
-                if (key := f"{own.format(layer)}.{part}") in mine:
-                    theirs[f"{name.format(layer)}.{part}"] = mine.pop(key)
-    for layer in range(ours.backbone.config.depth):
-        for part in ("weight", "bias"):
-            stacked = mine.pop(f"backbone.blocks.{layer}.attention.inputs.{part}")
-            for third, tensor in zip(thirds, stacked.chunk(3), strict=True):
-                theirs[f"bert.encoder.layer.{layer}.attention.self.{third}.{part}"] = tensor
-    theirs["cls.predictions.decoder.weight"] = theirs["bert.embeddings.word_embeddings.weight"]
-    theirs["cls.predictions.bias"] = theirs["cls.predictions.decoder.bias"] = mine.pop("heads.token.bias")
-    for part in ("weight", "bias"):  # their class 0 says that the second text follows, ours is 1
-        theirs[f"cls.seq_relationship.{part}"] = mine.pop(f"heads.next.linear.{part}").flip(0)
-    assert not mine, f"no name for {list(mine)}"
-    return theirs
+    chosen = settings_of("bert-nano", **SMALL, nsp=True)
+    return to_theirs(Bert.rows(chosen, Bert.export(chosen)), ours.tensors())
 
 
-def make_theirs(kind: type[nn.Module], ours: Model, tensors: dict[str, Tensor]) -> nn.Module:
-    c = ours.backbone.config
-    model = kind(
-        BertConfig(
-            vocab_size=c.vocabulary,
-            hidden_size=c.width,
-            num_hidden_layers=c.depth,
-            num_attention_heads=c.heads,
-            intermediate_size=c.hidden,
-            max_position_embeddings=c.context,
-            type_vocab_size=c.segments,
-            layer_norm_eps=1e-5,
-        )
-    )
-    wanted = model.state_dict().keys()
-    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in wanted}, strict=True)
+def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
+    model = kind(BertConfig(**Bert.export(settings_of("bert-nano", **SMALL)).config))
+    wanted = model.state_dict()
+    kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    missing, unknown = model.load_state_dict(kept, strict=False)
+    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} and not unknown
+    model.tie_weights()
     return model.eval()
 
 
@@ -112,7 +75,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def test_every_layer_reads_what_berts_does(ours):
     tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
-    theirs, mine = read(make_theirs(bert.BertModel, ours, tensors)), read(ours)
+    theirs, mine = read(make_theirs(bert.BertModel, tensors)), read(ours)
     assert len(theirs.hidden_states) == len(mine.layers) == SMALL["depth"] + 1
     assert max(map(distance, mine.layers, theirs.hidden_states)) < 1e-5
     assert distance(mine.hidden, theirs.last_hidden_state) < 1e-5
@@ -120,7 +83,7 @@ def test_every_layer_reads_what_berts_does(ours):
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
 def test_the_heads_say_what_berts_do(ours, kind):
-    theirs, mine = read(make_theirs(getattr(bert, kind), ours, as_theirs(ours))), read(ours)
+    theirs, mine = read(make_theirs(getattr(bert, kind), as_theirs(ours))), read(ours)
     token, following = ours.heads["token"](mine.hidden).detach(), ours.heads["next"](mine.hidden[:, 0]).detach()
     assert distance(token, theirs.logits if kind == "BertForMaskedLM" else theirs.prediction_logits) < 1e-5
     assert token.std() > 0.1
@@ -129,13 +92,21 @@ def test_the_heads_say_what_berts_do(ours, kind):
         assert not torch.allclose(following, theirs.seq_relationship_logits, atol=1e-3)  # 0 and 1 do not mean the same
 
 
+def exchange(name: str) -> str:
+    """Queries under the name of keys, and keys under that of queries."""
+    other = {"query": "key", "key": "query"}
+    return ".".join(other.get(part, part) for part in name.split("."))
+
+
 def test_one_wrong_thing_shows(ours):
     """The controls: each of them must not pass for BERT."""
-    theirs = read(make_theirs(bert.BertForPreTraining, ours, as_theirs(ours)))
+    theirs = read(make_theirs(bert.BertForPreTraining, as_theirs(ours)))
     last = theirs.hidden_states[-1]
     assert distance(read(ours).hidden, last) < 1e-5
     assert distance(read(ours, segments=1 - SEGMENTS).hidden, last) > 1e-3
-    exchanged = make_theirs(bert.BertForPreTraining, ours, as_theirs(ours, thirds=("key", "query", "value")))
+    exchanged = make_theirs(
+        bert.BertForPreTraining, {exchange(name): tensor for name, tensor in as_theirs(ours).items()}
+    )
     assert distance(read(ours).hidden, read(exchanged).hidden_states[-1]) > 1e-3
     chosen = settings_of("bert-nano", **SMALL)
     first = make_model(replace(chosen, model=replace(chosen.model, norm="pre")))

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstock.model import generate as generation
 from headstock.model.batch import Batch
 from headstock.model.generate import Continuation, generate
 from headstock.model.sampling import Sampling
@@ -166,3 +167,49 @@ def test_a_prompt_is_not_changed():
     prompt = [1, 2, 3]
     generate(small_model(), [prompt], max_tokens=3, sampling=GREEDY)
     assert prompt == [1, 2, 3]
+
+
+MANY = [some_tokens(1 + n % 6, seed=n).tolist() for n in range(13)]
+
+
+def held_fast(backbone, state, steps):
+    """What a GPU does with a state before it records a step; on a CPU the step is then simply done again."""
+    return state is not None and state.fix()
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(repetition_penalty=1.3)])
+def test_looking_seldom_as_for_a_gpu_changes_no_text(monkeypatch, recorded, positions, sampling):
+    """Rows end at different times and some slide, while several tokens are made before anyone looks."""
+    model = small_model(positions=positions, context=11)
+    options = {"max_tokens": 40, "sampling": sampling, "seeds": list(range(13))}
+    free = [c.tokens for c in generate(model, MANY, **options)]
+    places = {token: {row.index(token) for row in free if token in row} for row in free for token in row}
+    options["end"] = max(places, key=lambda token: len(places[token]))  # what ends rows at as many times as may be
+    often = generate(model, MANY, **options)
+    alone = one_by_one(model, MANY, **options)
+    assert [c.tokens for c in often] == [c.tokens for c in alone]
+    monkeypatch.setattr(generation, "STRETCH", {})
+    if recorded:
+        monkeypatch.setattr(generation, "can_record", held_fast)
+        monkeypatch.setattr(generation, "record", lambda step, tokens: step)
+    assert generate(model, MANY, **options) == often
+    assert len({len(c.tokens) for c in often}) > 3
+    assert any(c.slid for c in often)
+
+
+def test_rows_that_are_done_are_not_read_for_long(monkeypatch):
+    """Each row stops at a token of its own number; those that have are left out once they are a quarter."""
+    model, read = small_model(), []
+    one_more = generation._Reader.one_more
+    monkeypatch.setattr(
+        generation._Reader, "one_more", lambda self, tokens: read.append(len(tokens)) or one_more(self, tokens)
+    )
+    made = generate(
+        model, MANY[:12], max_tokens=30, sampling=GREEDY, stop=lambda row, tokens: len(tokens) == 1 + 2 * row
+    )
+    assert [len(c.tokens) for c in made] == [1 + 2 * row for row in range(12)]
+    going = [sum(1 + 2 * row > step for row in range(12)) for step in range(1, 23)]
+    assert len(read) == len(going)
+    assert all(wanted <= taken < 4 / 3 * wanted + 1 for taken, wanted in zip(read, going, strict=True))

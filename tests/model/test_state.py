@@ -155,3 +155,26 @@ def test_a_state_is_not_for_learning():
     backbone = small_backbone()
     with pytest.raises(ValueError, match="for reading, not for learning"):
         backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("lengths", [[5, 2, 4], [4, 4, 4]])
+def test_a_fixed_state_goes_on_as_a_free_one_and_never_changes_its_shapes(positions, lengths):
+    backbone = small_backbone(positions=positions, context=12)
+    texts = [some_tokens(n, seed=n + i).tolist() for i, n in enumerate(lengths)]
+    more = some_tokens(3, 7, seed=9)
+    free, fixed = (backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 12)).state for _ in range(2))
+    fixed.kept[..., max(lengths) :, :] = torch.nan  # as memory that nobody has written to may be
+    assert fixed.fix()
+    held = fixed.kept.data_ptr(), fixed.lengths.data_ptr()
+    for place in range(4):
+        batch = Batch(more[:, place : place + 1])
+        assert fixed.mask(1).allowed.shape == (3, 1, 1, 12)
+        close(backbone(batch, fixed).hidden, backbone(batch, free).hidden)
+        assert (fixed.kept.data_ptr(), fixed.lengths.data_ptr()) == held  # a recorded step finds them there
+    order = torch.tensor([2, 0])
+    free, fixed, more = free.select(order), fixed.select(order), more[order]
+    for place in range(4, 7):
+        batch = Batch(more[:, place : place + 1])
+        close(backbone(batch, fixed).hidden, backbone(batch, free).hidden)
+    assert fixed.lengths.tolist() == [lengths[2] + 7, lengths[0] + 7]

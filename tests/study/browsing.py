@@ -1,7 +1,10 @@
 """How tests look at a page: opened in a browser, or taken apart."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 SIZES = """() => [...document.querySelectorAll('svg[data-chart]')]
     .map(e => [e.dataset.chart, e.getBoundingClientRect()]).map(([name, box]) => [name, box.width, box.height])"""
@@ -12,14 +15,31 @@ COLOURS = """() => ['body', 'svg[data-chart] text', 'svg[data-chart] path[style*
 
 def look_at(browser, page: Path, *, width: int, scheme: str, javascript: bool = True) -> dict:
     """Open the page as a reader would; everything in it is unfolded before it is measured."""
+    with screen(browser, width=width, scheme=scheme, javascript=javascript) as tab:
+        return look(tab, page)
+
+
+@contextmanager
+def screen(browser, *, width: int, scheme: str, javascript: bool = True) -> Iterator[Any]:
+    """A tab for several pages one after the other: a browser takes longer to open one than to show a page."""
     context = browser.new_context(
         viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=javascript
     )
-    tab, wrong, asked = context.new_page(), [], []
-    tab.on("console", lambda message: wrong.append(message.text))
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.on("dialog", lambda dialog: wrong.append(dialog.message))
-    tab.on("request", lambda request: asked.append(request.url))
+    yield context.new_page()
+    context.close()
+
+
+def look(tab, page: Path) -> dict:
+    """What a page does and how large it is; the tab stays open on it."""
+    wrong, asked = [], []
+    hear = {
+        "console": lambda message: wrong.append(message.text),
+        "pageerror": lambda error: wrong.append(str(error)),
+        "dialog": lambda dialog: wrong.append(dialog.message),
+        "request": lambda request: asked.append(request.url),
+    }
+    for event, keep in hear.items():
+        tab.on(event, keep)
     tab.goto(page.as_uri())
     for folded in tab.locator("details").all():
         folded.evaluate("node => { node.open = true }")
@@ -30,7 +50,8 @@ def look_at(browser, page: Path, *, width: int, scheme: str, javascript: bool = 
     seen = {name for name, wide, high in tab.evaluate(SIZES) if wide > 50 and high > 50}.union(*arms)
     colours = tab.evaluate(COLOURS) if seen else []
     overflow = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    context.close()
+    for event, keep in hear.items():
+        tab.remove_listener(event, keep)
     return {"wrong": wrong, "asked": asked, "seen": seen, "arms": arms, "colours": colours, "overflow": overflow}
 
 

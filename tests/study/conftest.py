@@ -1,6 +1,4 @@
-"""What tests of comparisons share: a stock, labelled files, whole comparisons of each task, and a browser."""
-
-import shutil
+"""What tests of comparisons share: a stock, labelled files and whole comparisons of each task."""
 
 import pytest
 
@@ -74,15 +72,3 @@ def compared(stock, task_files, tmp_path_factory):
         out = tmp_path_factory.mktemp("compared") / task
         made[task] = compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings), out
     return made
-
-
-@pytest.fixture(scope="session")
-def browser():
-    api = pytest.importorskip("playwright.sync_api")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("there is no Chromium here")
-    with api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()

@@ -20,7 +20,8 @@ from headstock.study.compare import compare
 from headstock.study.leaks import Leaks
 from headstock.study.settings import CompareSettings, Plan
 from headstock.study.told import tell
-from headstock.tasks.classify import Classify, ClassifyConfig, label_numbers
+from headstock.tasks.classes import label_numbers
+from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.text.records import Records
 from headstock.train.intervals import difference
 from headstock.train.labelled import Splits

@@ -16,14 +16,8 @@ from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.heads import pool
 from headstock.model.model import Model
-from headstock.tasks.classify import (
-    Classify,
-    ClassifyConfig,
-    Labelled,
-    balanced_weights,
-    find_classes,
-    label_numbers,
-)
+from headstock.tasks.classes import balanced_weights, find_classes, label_numbers
+from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
 from headstock.tasks.task import filled
 from headstock.text.records import Records, read_records
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer

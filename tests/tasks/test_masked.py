@@ -168,7 +168,9 @@ def test_the_head_reads_only_what_is_hidden_and_loses_the_same(stores):
     watching = model.heads["token"].register_forward_hook(lambda head, given, made: read.append(given[0].shape))
     for smoothing in (0.0, 0.2):
         sums = task.losses(model, batch, smoothing=smoothing)
-        assert read.pop() == (task.counts(batch)["token"], 16)
+        rows, width = read.pop()
+        asked = task.counts(batch)["token"]
+        assert width == 16 and asked <= rows < asked + max(8, wanted.numel() // 64)  # a few more, for an even number
         with torch.no_grad():
             everywhere = model.heads["token"](model(batch).hidden)
         read.clear()

@@ -256,6 +256,14 @@ def test_pooling_follows_the_direction_unless_given(causal, masked):
 # How it learns
 
 
+@pytest.mark.parametrize(("preset", "causal"), [("bert-nano", False), ("gpt-nano", True), ("classic", True)])
+def test_a_preset_that_was_never_pretrained_looks_as_its_objective_would_have_it(preset, causal):
+    classes = {"task.classes": ["bad", "good"]}
+    assert gather_config(None, "classify", None, dict(classes), preset=preset).model.causal == causal
+    other = gather_config(None, "classify", None, classes | {"model.causal": not causal}, preset=preset)
+    assert other.model.causal != causal  # what is set by hand goes before
+
+
 def test_settings_of_learning_are_recorded_and_do_what_they_say(causal, learn, tmp_path):
     before = backbone(causal)
     top = next(name for name in before if ".1." in name and before[name].dim() == 2)  # of the second of two blocks

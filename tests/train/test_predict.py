@@ -19,7 +19,7 @@ from headstock.errors import UserError
 from headstock.model.batch import Batch
 from headstock.train import loaded
 from headstock.train.finetune import finetune
-from headstock.train.predict import TOKENS, by_size
+from headstock.train.predict import by_size
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 4, "lr": 0.01}
@@ -99,13 +99,13 @@ def test_an_empty_text_is_told_from_the_opening_mark_alone(run):
     assert model.predict("")[0] == row
 
 
-@given(st.lists(st.integers(1, 3 * TOKENS), max_size=200))
+@given(st.lists(st.integers(1, 3000), max_size=200))
 def test_parts_hold_every_text_once_and_not_too_many_tokens(lengths):
-    parts = list(by_size(np.array(lengths, dtype=np.int64)))
+    parts = list(by_size(np.array(lengths, dtype=np.int64), 1000))
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     longest = [max(lengths[index] for index in part) for part in parts]
     assert longest == sorted(longest, reverse=True)
-    assert all(len(part) * most <= TOKENS or len(part) == 1 for part, most in zip(parts, longest, strict=True))
+    assert all(len(part) * most <= 1000 or len(part) == 1 for part, most in zip(parts, longest, strict=True))
 
 
 MEMORY = """

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.train.rows import Marks, in_batches, parts
+from headstock.train.rows import TOKENS, Marks, in_batches, parts
 
 
 @given(st.integers(0, 90), st.integers(1, 17), st.booleans())
@@ -34,7 +34,7 @@ def test_batches_keep_the_order_and_the_limit(lengths):
     batches = list(in_batches(range(len(lengths)), lengths.__getitem__, torch.device("cpu")))
     assert [row for batch in batches for row in batch] == list(range(len(lengths)))
     for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= 8192
+        assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= TOKENS["cpu"]
 
 
 @pytest.mark.parametrize(("after", "room"), [((), 7), ((3,), 6)])

@@ -11,11 +11,11 @@ import torch
 
 import headstock
 from headstock.errors import UserError
+from headstock.model.looking import looking
 from headstock.study.alignment import as_svg
 from headstock.train.finetune import finetune
 from headstock.train.run import Run
 from headstock.train.signals import Interrupted
-from headstock.train.translation import attention_of, looking
 from tests.tasks.parallel import QUICK, SMALL, sentences, write
 
 LONG = QUICK | {"epochs": 16.0}
@@ -203,23 +203,23 @@ def test_looking_changes_nothing_and_its_weights_give_the_layers_own_output(made
     task, model = loaded.translator(), loaded.model
     data = task.prepare(task.read_file(loaded.config.data.valid, config=task.config).select([0]))
     batch = task.examples(data, length=32).batch([0])
-    block, memory = model.backbone.decoder.blocks[-1], model.backbone.encode(batch.source)
-    mixed = []
+    block, memory, seen, across = model.backbone.decoder.blocks[-1], model.backbone.encode(batch.source), [], []
     with torch.no_grad():
         before = model(batch).hidden
-        hook = block.around_cross.register_forward_pre_hook(lambda module, given: mixed.append(given))
-        with looking(model) as seen:
+        hook = block.around_cross.register_forward_pre_hook(lambda module, given: across.append(given))
+        with looking(model, seen.append):
             during = model(batch).hidden
         hook.remove()
         assert torch.equal(before, during) and torch.equal(model(batch).hidden, before)
-        (x, across), cross = mixed[0], block.cross
+        (x, sublayer), cross = across[0], block.cross
         h = x if block.around_cross.post else block.around_cross.norm(x)
-        weights = attention_of(cross, h, memory)
-        _, values = cross.remember(memory)
+        keys, values = cross.remember(memory)
+        (queries,) = cross.split(torch.nn.functional.linear(h, cross.inputs.weight[:32], cross.inputs.bias[:32]), 1)
+        weights = (queries @ keys.transpose(-1, -2) / 16**0.5).softmax(-1)  # width 32, two heads
         again = cross.output((weights @ values).transpose(1, 2).flatten(2))
-        assert torch.allclose(again, across(h), atol=1e-5)
-        assert torch.allclose(weights.mean(1), seen[0])
-    assert len(seen) == 1  # nothing is written down any more
+        assert torch.allclose(again, sublayer(h), atol=1e-5)
+        assert torch.allclose(weights, seen[-1].weights, atol=1e-6)
+    assert [(look.where, look.layer) for look in seen] == [("encoder", 1), ("decoder", 1), ("cross", 1)]
 
 
 def test_the_picture_has_a_square_for_every_pair_and_two_looks(made):

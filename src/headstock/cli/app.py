@@ -8,11 +8,16 @@ import typer
 
 from headstock.cli import (
     answer,
+    bench,
     compare,
     data,
     demo,
+    explain,
+    export,
     finetune,
+    importing,
     language,
+    plan,
     pretrain,
     report,
     sweep,
@@ -27,7 +32,7 @@ app = typer.Typer(
     name="headstock",
     help="Grow a language model from raw text, graft task heads onto it, and say with numbers whether that paid.",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["--help", "-h"]},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
 )
 
 
@@ -40,7 +45,8 @@ def about(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-for part in (demo, data, tokenizer, pretrain, finetune, compare, sweep, language, use, answer, translate, report):
+verbs = (demo, data, tokenizer, plan, pretrain, finetune, compare, sweep, language, use, answer, translate, report)
+for part in (*verbs, explain, export, importing, bench):
     part.add_to(app)
 
 
@@ -53,17 +59,19 @@ def main() -> None:
     # them many times slower, and a short spin costs nothing measurable. Read when torch is imported, so set before.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        app.rich_markup_mode = None  # what draws the frames takes as long to import as all the rest
     try:
         sys.exit(app(standalone_mode=False))
     except UsageError as wrong:
-        sys.exit(explain(wrong))
+        sys.exit(misspelled(wrong))
     except typer.Abort:
         sys.exit(130)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
 
 
-def explain(wrong: Any) -> int:
+def misspelled(wrong: Any) -> int:
     """A call that was spelled wrong, in one line; a call of nothing at all gets the help it needs."""
     message = wrong.format_message()
     if type(wrong).__name__ == "NoArgsIsHelpError":

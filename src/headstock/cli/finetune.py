@@ -93,7 +93,7 @@ def finetune(
     for side in ("valid", "test"):
         if side in results:
             common.show(f"{side}: {with_intervals(results[side])}")
-    learned = labelled_task(task)
+    learned = labelled_task(results["task"])
     common.show(f"report: {Run(out).report}; try: headstock {learned.use} {results['run']} {learned.example}")
     return results
 

@@ -1,8 +1,8 @@
 """Verbs that use a finished run as a language model: generate, score, fill, embed."""
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,6 @@ from headstock.cli.options import Columns, RunPath
 from headstock.cli.verb import Common, verb
 
 TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file, one a line; - is stdin.")]
-AT_ONCE = 1024  # texts whose vectors are made before they are written
 
 
 def generate(
@@ -174,16 +173,22 @@ def embed(
     texts: Iterable[str] = text or (row for _, row in stream_texts(file or "-", columns=named))
 
     def rows() -> Iterator[tuple[dict[str, Any], Any]]:
-        waiting = iter(texts)
-        while part := list(islice(waiting, AT_ONCE)):
-            for one, vectors in zip(part, loaded.embed(part, layers=layers, pool=how), strict=True):
-                if vectors.ndim == 1:
-                    yield {"text": one}, vectors
-                    continue
-                whose = align(loaded.tokenizer, one)
-                if words:
-                    whose, vectors = by_word(whose, vectors)
-                yield whose.as_dict(), vectors
+        read: deque[str] = deque()  # those whose vectors are still to come: they are read ahead
+
+        def noted() -> Iterator[str]:
+            for one in texts:
+                read.append(one)
+                yield one
+
+        for vectors in loaded.embeddings(noted(), layers=layers, pool=how):
+            one = read.popleft()
+            if vectors.ndim == 1:
+                yield {"text": one}, vectors
+                continue
+            whose = align(loaded.tokenizer, one)
+            if words:
+                whose, vectors = by_word(whose, vectors)
+            yield whose.as_dict(), vectors
 
     if out is not None:
         made = write_vectors(out, rows())

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 RunPath = Annotated[Path, typer.Argument(help="A run folder, or a stock that ships.", show_default=False)]
+RunName = Annotated[str | None, typer.Argument(help="A run folder, or a stock that ships.", show_default=False)]
+Preset = Annotated[str | None, typer.Option("--preset", help="A preset instead of a run, with fresh weights.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; may be repeated.")
 ]

@@ -57,6 +57,8 @@ def pretrain(
         "data.column": column,
     }
     settings |= {key: value for key, value in options.items() if value is not None}
+    if minutes and corpus and not (preset or config or start or tokenizer or (resume and out.exists())):
+        settings = sized(corpus, minutes, objective, settings, common)
     with on_screen(quiet=common.quiet) as watch:
         results = work(
             corpus or (),
@@ -85,6 +87,30 @@ def pretrain(
     if task.fills:
         common.show(f'try: headstock fill {results["run"]} "Once [MASK] a time"')
     return results
+
+
+def sized(
+    corpus: list[str], minutes: float, objective: str | None, settings: dict[str, Any], common: Common
+) -> dict[str, Any]:
+    """The settings of a plan under those that were named; as they were where a size was named among them."""
+    from headstock.study.plan import flat, plan
+    from headstock.study.plan_told import why
+
+    size = ("model.", "tokenizer.", "task.", "vocabulary", "depth", "width", "context", "heads", "hidden", "family")
+    if "-" in corpus or any(key.startswith(size) for key in settings) or not leads():
+        return settings
+    made = plan(
+        corpus,
+        device=common.device,
+        minutes=minutes,
+        objective=objective,
+        documents=settings.get("data.documents"),
+        column=settings.get("data.column"),
+    )
+    common.say(why(made))
+    chosen = {key: value for key, value in flat(made.tree).items() if key not in ("train.steps", "data.corpus")}
+    bare = {key.rpartition(".")[2] for key in settings}
+    return {key: value for key, value in chosen.items() if key.rpartition(".")[2] not in bare} | settings
 
 
 def add_to(app: typer.Typer) -> None:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headstock.model.batch import Batch, Output, State
+from headstock.model.counting import Dimensions, Part, Place
 from headstock.registry import Registry
 
 
@@ -22,6 +23,7 @@ class Backbone(nn.Module):
     tokens: nn.Embedding
     carries: ClassVar[bool] = False  # what it read before a row is worth bringing along: see `Batch.before`
     both_ways: ClassVar[bool] = False  # it reads forward and backward apart: the halves of its vectors predict each way
+    compiles: ClassVar[bool] = True  # torch.compile pays: what it does is the same for every batch
     reads_source: ClassVar[bool] = False  # it is an encoder-decoder: batches bring the source that a target goes with
 
     @abstractmethod
@@ -31,6 +33,10 @@ class Backbone(nn.Module):
     @abstractmethod
     def stages(self) -> list[list[nn.Parameter]]:
         """All its parameters from the bottom up, the embeddings first: for learning rates and freezing by depth."""
+
+    @abstractmethod
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        """The closed forms of its parts, named as they are: their weights, and what a token costs there."""
 
     def outlet(self, x: Tensor) -> Tensor:
         """How a layer's vectors leave the backbone: the last layer's become `Output.hidden` this way."""

@@ -1,6 +1,8 @@
 """What the parts of a model hand each other.  B rows, T tokens in a row, D width."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,10 @@ class State(Protocol):
         """The same memory for other rows: some dropped, reordered or repeated."""
         ...
 
+    def fix(self) -> bool:
+        """Keep all shapes from here on, so that a step of one token can be recorded; False where that cannot be."""
+        ...
+
 
 @dataclass
 class Batch:
@@ -26,6 +32,7 @@ class Batch:
     tokens: Tensor  # (B, T)
     padding: Tensor | None = None  # (B, T) True where there is no token
     documents: Tensor | None = None  # (B, T) which packed document a token is of; attention stays inside it
+    bounds: Tensor | None = None  # (M,) where these begin and end in all rows end to end: see bounds_of
     positions: Tensor | None = None  # (B, T) place in its document; counted from what was read before if not given
     segments: Tensor | None = None  # (B, T) which of two texts a token is of
     causal: Tensor | bool | None = None  # (B,) True for rows read left to right, or one for all; None: as the backbone
@@ -34,16 +41,38 @@ class Batch:
     owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
     features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE where nothing is predicted
+    places: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) which of all B T tokens have a label: see at
 
     def to(self, device: torch.device) -> "Batch":
-        def move(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: move(item) for key, item in value.items()}
-            if isinstance(value, Tensor):
-                return value.to(device, non_blocking=True)
-            return value.to(device) if isinstance(value, Batch) else value
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
-        return replace(self, **{part.name: move(getattr(self, part.name)) for part in fields(self)})
+    def pinned(self) -> "Batch":
+        """The same where a GPU can fetch it by itself, so that nobody waits for the copy."""
+        return self.each(Tensor.pin_memory)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The same of changed tensors."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: changed(item) for key, item in value.items()}
+            if isinstance(value, Tensor):
+                return change(value)
+            return value.each(change) if isinstance(value, Batch) else value
+
+        return replace(self, **{part.name: changed(getattr(self, part.name)) for part in fields(self)})
+
+    def at(self, head: str, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, D) the vectors that a head predicts from, (N,) and what it should: those without a label are left out.
+
+        Which these are is known where batches are made. To find it out from the labels, a GPU would have to be waited
+        for; where nobody said it, that is done.
+        """
+        labels = self.labels[head].flatten()
+        places = self.places.get(head)
+        if places is None:
+            places = (labels != IGNORE).nonzero().squeeze(1)
+        return hidden.flatten(0, 1).index_select(0, places), labels.index_select(0, places)
 
 
 @dataclass
@@ -55,11 +84,38 @@ class Output:
     state: State | None = None  # for the next call, when one was given
 
 
-def pad(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor | None]:
+def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
     """Rows of different lengths as one tensor, and where it is padding (None if nowhere)."""
-    longest = max(map(len, rows))
-    tokens = torch.tensor([row + [filler] * (longest - len(row)) for row in rows], dtype=torch.long)
-    if all(len(row) == longest for row in rows):
-        return tokens, None
-    lengths = torch.tensor([len(row) for row in rows])
-    return tokens, torch.arange(longest)[None] >= lengths[:, None]
+    lengths = [len(row) for row in rows]
+    padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    flat = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long)  # much sooner done than row by row
+    if len(set(lengths)) == 1:
+        return flat.view(padding.shape), None
+    tokens = torch.full(padding.shape, filler, dtype=torch.long)
+    tokens[~padding] = flat
+    return tokens, padding
+
+
+def bounds_of(documents: Tensor) -> Tensor:
+    """(M,) where the documents of (B, T) begin and end in all rows end to end; none goes on from one row to the next.
+
+    Some are empty and lie at the end, so that M is of few different sizes.
+    """
+    fresh = torch.ones(documents.shape, dtype=torch.bool)
+    fresh[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    begins = fresh.flatten().nonzero().squeeze(1)
+    size = max(64, 1 << len(begins).bit_length())  # a power of two, with room for the end of the last
+    return torch.cat([begins, begins.new_full((size - len(begins),), documents.numel())]).int()
+
+
+def places_of(labels: Tensor) -> Tensor:
+    """(N,) where labels are, in (B, T) read row by row; and some where none is, so that N is of few different sizes.
+
+    A compiled model is compiled anew for each size.
+    """
+    wanted = labels.flatten() != IGNORE
+    found = wanted.nonzero().squeeze(1)
+    step = max(8, len(wanted) // 64)
+    missing = min(-(-max(1, len(found)) // step) * step, len(wanted)) - len(found)
+    nowhere = wanted.byte().argmin().expand(missing)  # the first that has none
+    return torch.cat([found, nowhere]) if missing else found

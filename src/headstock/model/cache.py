@@ -27,6 +27,7 @@ class Cache:
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.longest = 0
         self.even = True  # every row has the same length, so a plain slice replaces the scatter
+        self.fixed = False  # every step looks at all places and does the same things to the same tensors
 
     def positions(self, new: int) -> Tensor:
         """(T,) or (B, T): the places of the next `new` tokens."""
@@ -71,6 +72,16 @@ class Cache:
             ahead.zero_()  # shorter rows do not fill it, and even what is not looked at must be a number
         self.next = ahead.unbind(0)
 
+    def fix(self) -> bool:
+        """From now on each step of one token does the same to the same memory, whatever the lengths: see recording.py.
+
+        All places are looked at, and what no token has filled is hidden. Nothing here counts the tokens against the
+        capacity any more: who replays steps has to.
+        """
+        self.kept[..., self.longest :, :] = 0  # even what is not looked at must be a number
+        self.fixed, self.even, self.longest = True, False, self.capacity - 1
+        return True
+
     def padding_of(self, given: Tensor | None) -> Tensor | None:
         """The memory's padding: as given with the memory, and from then on as it is kept beside its keys."""
         if not self.memory:
@@ -80,7 +91,9 @@ class Cache:
     def advance(self, batch: Batch) -> None:
         """Count the batch as read, once every layer has kept its part."""
         new = batch.tokens.size(1)
-        if batch.padding is None:
+        if self.fixed:
+            self.lengths += new  # in place, because a recorded step reads it there
+        elif batch.padding is None:
             self.lengths = self.lengths + new
             self.longest += new
         else:
@@ -89,16 +102,17 @@ class Cache:
 
     def select(self, rows: Tensor) -> "Cache":
         chosen = object.__new__(Cache)
-        chosen.capacity, chosen.even = self.capacity, self.even
+        chosen.capacity, chosen.even, chosen.fixed = self.capacity, self.even, self.fixed
         depth, _, *shape = self.kept.shape
+        filled = self.capacity if self.fixed else self.longest
         chosen.kept = self.kept.new_empty(depth, len(rows), *shape)
-        chosen.kept[..., : self.longest, :] = self.kept[..., : self.longest, :][:, rows]
+        chosen.kept[..., :filled, :] = self.kept[..., :filled, :][:, rows]
         chosen.memory, chosen.memory_padding, chosen.sources = list(self.memory), self.memory_padding, self.sources
         if self.memory:
             chosen._look_at(rows)
         chosen.lengths = self.lengths[rows]
         chosen.longest = self.longest
-        if not self.even:
+        if not self.even and not self.fixed:
             chosen._measure()
         return chosen
 

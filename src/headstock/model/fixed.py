@@ -4,6 +4,7 @@ from torch import nn
 
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, Output, State
+from headstock.model.counting import Dimensions, Part, Place
 
 
 class Fixed(Backbone):
@@ -16,6 +17,9 @@ class Fixed(Backbone):
 
     def stages(self) -> list[list[nn.Parameter]]:
         return []
+
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        return Part("backbone")
 
     def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
         raise AssertionError("the features of a frozen backbone are computed before training")

@@ -1,5 +1,6 @@
 """What is grafted onto a backbone.  B rows, T tokens, D width, V vocabulary, C classes."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.model.backbone import Backbone
+from headstock.model.counting import Dimensions, Kept, Part, Place, Size, linear, norm
 from headstock.model.features import Mix
 from headstock.model.layers import ACTIVATIONS, make_norm
 
@@ -21,6 +23,7 @@ class TokenHead(nn.Module):
         super().__init__()
         config = backbone.config
         self.transform = Transform(backbone) if transform else None
+        self.tied = config.tied
         if config.tied:
             self.weight = backbone.tokens.weight
             self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if transform else None
@@ -30,9 +33,17 @@ class TokenHead(nn.Module):
             self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.transform is not None:
-            hidden = self.transform(hidden)
-        return F.linear(hidden, self.weight, self.bias)  # (..., D) -> (..., V)
+        return F.linear(self.transformed(hidden), self.weight, self.bias)  # (..., D) -> (..., V)
+
+    def transformed(self, hidden: Tensor) -> Tensor:
+        return hidden if self.transform is None else self.transform(hidden)
+
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        """Scores are kept in single precision by the loss."""
+        whole = linear("", d.width, d.vocabulary, bias=self.bias is not None)
+        shapes = {name: shape for name, shape in whole.shapes.items() if not (self.tied and name == "weight")}
+        parts = () if self.transform is None else (self.transform.counted(d, place),)
+        return Part("", shapes, flops=whole.flops, kept=whole.kept + Kept(single=d.vocabulary), parts=parts)
 
 
 class Transform(nn.Module):
@@ -42,13 +53,19 @@ class Transform(nn.Module):
         super().__init__()
         config = backbone.config
         self.dense = nn.Linear(backbone.width, backbone.width, bias=config.bias)
-        self.norm = make_norm(backbone.width, config.norm_kind, bias=config.bias)
+        self.norm = make_norm(backbone.width, config.norm_kind, bias=config.bias, epsilon=config.norm_epsilon)
         self.activation = ACTIVATIONS[config.activation]
         if self.dense.bias is not None:
             nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden)))  # (..., D) -> (..., D)
+
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        dense = linear("dense", d.width, d.width, bias=self.dense.bias is not None)
+        kind = "layer" if isinstance(self.norm, nn.LayerNorm) else "rms"
+        normed = norm("norm", d.width, kind, place, bias=self.dense.bias is not None)
+        return Part("transform", kept=Kept(d.width), parts=(dense, normed))
 
 
 class NextHead(nn.Module):
@@ -64,25 +81,64 @@ class NextHead(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         return self.linear(self.pooler(vectors).tanh())  # (N, D) -> (N, 2)
 
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        return Part("", parts=(linear("pooler", d.width, d.width), linear("linear", d.width, 2)), kept=Kept(single=2))
+
 
 Pool = Literal["last", "cls", "mean", "max", "concat"]
+Bend = Literal["none", "tanh", "relu", "gelu"]
+BENDS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
 
 
 class ClassHead(nn.Module):
-    """A score for every class, from one vector each; or from one of every layer, whose mix it learns too."""
+    """A score for every class, from one vector each; or from one of every layer, whose mix it learns too.
 
-    def __init__(self, width: int, classes: int, *, dropout: float = 0.0, mixed: int | None = None):
+    Unless `dense` is none there is one more layer before the scores, bent so: BERT's classifiers have tanh.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        classes: int,
+        *,
+        dropout: float = 0.0,
+        mixed: int | None = None,
+        dense: Bend = "none",
+        bias: bool = True,
+    ):
         super().__init__()
         self.mix = Mix(mixed) if mixed else None  # of so many layers
+        self.dense = None if dense == "none" else nn.Linear(width, width)
+        self.bend = BENDS.get(dense)
         self.dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(width, classes)
+        self.linear = nn.Linear(width, classes, bias=bias)
         nn.init.normal_(self.linear.weight, std=0.02)
-        nn.init.zeros_(self.linear.bias)
+        for layer in (self.dense, self.linear):
+            if layer is not None and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
     def forward(self, vectors: Tensor) -> Tensor:
         if self.mix is not None:
             vectors = self.mix(vectors)  # (..., L, D) -> (..., D)
+        if self.dense is not None and self.bend is not None:
+            vectors = self.bend(self.dense(vectors))
         return self.linear(self.dropout(vectors))  # (..., D) -> (..., C)
+
+    def counted(self, d: Dimensions, place: Place, *, unit: int) -> Part:
+        """`unit` is the width in numbers, of which its own input may be several side by side."""
+        inputs = self.linear.in_features // unit * d.width
+        outputs = self.outputs(d)
+        mix: tuple[Part, ...] = ()
+        if self.mix is not None:
+            mix = (Part("mix", {"weights": (d.depth + 1,), "gamma": ()}, kept=Kept(single=(d.depth + 1) * inputs)),)
+        dropped = Kept(dropped=inputs) if self.dropout.p else Kept()
+        dense = () if self.dense is None else (linear("dense", inputs, inputs),)
+        last = linear("linear", inputs, outputs, bias=self.linear.bias is not None)
+        bent = Kept(inputs) if dense else Kept()
+        return Part("", parts=(*mix, *dense, last), kept=Kept(single=outputs) + dropped + bent)
+
+    def outputs(self, d: Dimensions) -> Size:
+        return d.classes
 
 
 class SpanHead(ClassHead):
@@ -90,6 +146,9 @@ class SpanHead(ClassHead):
 
     def __init__(self, width: int, *, dropout: float = 0.0, mixed: int | None = None):
         super().__init__(width, 2, dropout=dropout, mixed=mixed)
+
+    def outputs(self, d: Dimensions) -> Size:
+        return 2
 
 
 def pool(hidden: Tensor, padding: Tensor | None, how: Pool) -> Tensor:

@@ -1,6 +1,7 @@
 """The pieces of a Transformer.  B rows, T queries, S keys, H heads, D width, K = D / H head width, F hidden."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -8,13 +9,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.model.cache import Cache
+from headstock.model.kernels import attend
 from headstock.model.masks import Mask
 
 NormKind = Literal["layer", "rms"]
-Activation = Literal["relu", "gelu", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles, each (T, K/2) or (B, 1, T, K/2)
+Watch = Callable[[Tensor, Tensor, Tensor, Mask, Tensor], None]  # told queries, keys, values, mask and what was mixed
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
+EPSILON = 1e-5  # what keeps a norm from dividing by zero
 
 
 class RMSNorm(nn.RMSNorm):
@@ -24,20 +34,21 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
 
 
-def make_norm(width: int, kind: NormKind, *, bias: bool = True) -> nn.Module:
-    return nn.LayerNorm(width, eps=1e-5, bias=bias) if kind == "layer" else RMSNorm(width, eps=1e-5)
+def make_norm(width: int, kind: NormKind, *, bias: bool = True, epsilon: float = EPSILON) -> nn.Module:
+    return nn.LayerNorm(width, eps=epsilon, bias=bias) if kind == "layer" else RMSNorm(width, eps=epsilon)
 
 
 class Attention(nn.Module):
     """Multi-head attention from `x` onto itself, or across onto `memory`."""
 
-    def __init__(self, width: int, heads: int, *, bias: bool, dropout: float, qk_norm: bool):
+    def __init__(self, width: int, heads: int, *, bias: bool, dropout: float, qk_norm: bool, epsilon: float = EPSILON):
         super().__init__()
         self.heads, self.dropout = heads, dropout
+        self.watch: Watch | None = None  # who wants to see what is mixed by: see looking.py
         self.inputs = nn.Linear(width, 3 * width, bias=bias)  # queries, keys and values in one product
         self.output = nn.Linear(width, width, bias=bias)
-        self.query_norm = make_norm(width // heads, "rms") if qk_norm else None
-        self.key_norm = make_norm(width // heads, "rms") if qk_norm else None
+        self.query_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
+        self.key_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
 
     def forward(
         self, x: Tensor, mask: Mask, *, rotation: Rotation | None = None, cache: Cache | None = None, layer: int = 0
@@ -74,7 +85,9 @@ class Attention(nn.Module):
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, mask.allowed, dropout, mask.causal)
+        mixed = attend(query, key, value, mask, dropout)
+        if self.watch is not None:
+            self.watch(query, key, value, mask, mixed)
         return self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, K) -> (B, T, D)
 
 
@@ -100,9 +113,18 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """x plus what a sublayer adds to it, normed before (pre) or after (post)."""
 
-    def __init__(self, width: int, *, norm: Literal["pre", "post"], kind: NormKind, bias: bool, dropout: float):
+    def __init__(
+        self,
+        width: int,
+        *,
+        norm: Literal["pre", "post"],
+        kind: NormKind,
+        bias: bool,
+        dropout: float,
+        epsilon: float = EPSILON,
+    ):
         super().__init__()
-        self.norm = make_norm(width, kind, bias=bias)
+        self.norm = make_norm(width, kind, bias=bias, epsilon=epsilon)
         self.post = norm == "post"
         self.dropout = nn.Dropout(dropout)
 
@@ -124,6 +146,7 @@ class Block(nn.Module):
         *,
         norm: Literal["pre", "post"] = "pre",
         norm_kind: NormKind = "layer",
+        norm_epsilon: float = EPSILON,
         activation: Activation = "gelu",
         bias: bool = True,
         dropout: float = 0.0,
@@ -133,10 +156,10 @@ class Block(nn.Module):
         super().__init__()
 
         def attention() -> Attention:
-            return Attention(width, heads, bias=bias, dropout=dropout, qk_norm=qk_norm)
+            return Attention(width, heads, bias=bias, dropout=dropout, qk_norm=qk_norm, epsilon=norm_epsilon)
 
         def residual() -> Residual:
-            return Residual(width, norm=norm, kind=norm_kind, bias=bias, dropout=dropout)
+            return Residual(width, norm=norm, kind=norm_kind, bias=bias, dropout=dropout, epsilon=norm_epsilon)
 
         self.attention, self.around_attention = attention(), residual()
         self.cross = attention() if cross else None

@@ -14,6 +14,13 @@ class Mask:
 
     allowed: Tensor | None = None  # broadcasts to (B, H, T, S); True where a query may look
     causal: bool = False  # the square subsequent mask, left to the attention kernel because it is faster there
+    bounds: Tensor | None = None  # (M,) where documents begin and end, for kernels that read each by itself
+
+    def table(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+        """(B or 1, H or 1, T, S) True where a query may look, written out: for those who show it, not for attention."""
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        seen = subsequent(queries, keys, device) if self.causal else seen
+        return seen[None, None] & (True if self.allowed is None else self.allowed)
 
 
 def subsequent(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -21,12 +28,15 @@ def subsequent(queries: int, keys: int, device: torch.device | None = None) -> T
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def mask_for(batch: Batch, *, causal: bool) -> Mask:
+def mask_for(batch: Batch, *, causal: bool, apart: bool = False) -> Mask:
     """Who may look at whom inside a batch that is read whole; `causal` where the batch does not say it itself.
 
+    With `apart` there is a kernel that reads documents each by itself, which needs to know their bounds alone.
     Under the causal mask padding on the right needs no mask of its own: no real token ever looks to its right.
     """
     way = causal if batch.causal is None else batch.causal
+    if apart and batch.bounds is not None and not isinstance(way, Tensor):
+        return Mask(causal=way, bounds=batch.bounds)
     if batch.documents is None and not isinstance(way, Tensor):
         return Mask(causal=True) if way else Mask(hide(batch.padding))
     allowed = hide(batch.padding)

@@ -1,6 +1,7 @@
 """A backbone with the heads grafted onto it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, Output, State
+from headstock.model.counting import CPU, Dimensions, Part, Place, Size
+from headstock.model.heads import ClassHead
 
 
 class Model(nn.Module):
@@ -36,6 +39,26 @@ class Model(nn.Module):
             sizes[name] = sum(own.values())
             counted |= own
         return sizes | {"total": sum(sizes.values())}
+
+    def dimensions(self, *, length: int = 0, source_length: int | None = None) -> Dimensions:
+        """Its sizes in numbers, for rows of `length` tokens; a source is as long unless told otherwise."""
+        own = {name: value for name, value in vars(self.backbone.config).items() if name in vars(Dimensions(0, 0, 0))}
+        if self.backbone.reads_source:
+            own["source_vocabulary"] = own["source_vocabulary"] or own["vocabulary"]
+            own["encoder_depth"] = own["encoder_depth"] or own["depth"]
+        classes = [head.linear.out_features for head in self.heads.values() if isinstance(head, ClassHead)]
+        length = length or self.backbone.context or 256
+        own |= {"classes": classes[0] if classes else 0, "context": self.backbone.context or 0}
+        return Dimensions(**own, length=length, source_length=source_length or length)
+
+    def counted(self, d: Dimensions, place: Place = CPU, *, uses: Mapping[str, Size] | None = None) -> Part:
+        """The closed forms of all its parts; `uses` says how often a token passes through each head."""
+        heads = []
+        for name, head in self.heads.items():
+            own = {"unit": self.backbone.config.width} if isinstance(head, ClassHead) else {}
+            part = head.counted(d, place, **own)  # type: ignore[operator]
+            heads.append(replace(part, name=name, used=(uses or {}).get(name, 1)))
+        return Part("", parts=(self.backbone.counted(d, place), Part("heads", parts=tuple(heads))))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and saved buffer by name, a shared one once: what a weights file holds."""

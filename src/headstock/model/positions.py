@@ -16,8 +16,8 @@ def sinusoids(length: int, width: int) -> Tensor:
     return waves.float()  # made in double: single precision is 1e-4 off at position 5,000
 
 
-def rotary_angles(length: int, head_width: int) -> Tensor:
+def rotary_angles(length: int, head_width: int, *, base: float = BASE) -> Tensor:
     """(length, head_width / 2): how far each pair of a head's features is turned at each position."""
     half = head_width // 2
     places = torch.arange(length, dtype=torch.float64)[:, None]
-    return places * BASE ** -(torch.arange(half, dtype=torch.float64) / half)  # in double, as above
+    return places * base ** -(torch.arange(half, dtype=torch.float64) / half)  # in double, as above

@@ -21,7 +21,7 @@ from headstock.study.names import METRICS
 from headstock.study.settings import Plan
 from headstock.study.told import shown_of
 from headstock.study.verdict import best_features, sentence
-from headstock.tasks.classify import label_numbers
+from headstock.tasks.classes import label_numbers
 from headstock.tasks.labelled import LabelledTask, Statistics
 from headstock.text.catalog import PREFIX
 from headstock.text.records import Records

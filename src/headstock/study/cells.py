@@ -16,7 +16,8 @@ from headstock.study.arms import Arm
 from headstock.study.mistakes import reliability
 from headstock.study.tfidf import Baseline
 from headstock.study.told import confidences, tell
-from headstock.tasks.classify import Classify, label_numbers
+from headstock.tasks.classes import label_numbers
+from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask, Statistics, Tally, share
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer

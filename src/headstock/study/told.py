@@ -7,7 +7,6 @@ import numpy as np
 
 from headstock.model.model import Model
 from headstock.study import mistakes
-from headstock.study.attribution import token_weights
 from headstock.study.names import nouns_of
 from headstock.tasks.answer import Answer, Questions
 from headstock.tasks.classify import Classify, Labelled
@@ -18,6 +17,7 @@ from headstock.tasks.translate import Sentences, Translate
 from headstock.tasks.translation_scores import chrf, chrf_counts
 from headstock.text.records import Records
 from headstock.text.running import join_words
+from headstock.train.attribution import token_weights
 from headstock.train.loaded import load
 from headstock.train.loop import row_length
 from headstock.train.run import Run

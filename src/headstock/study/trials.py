@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headstock import __version__
-from headstock.errors import UserError, WorkError
+from headstock.errors import Diverged, UserError
 from headstock.files import sha256, write_json
 from headstock.study.cells import kept_tally, read
 from headstock.study.grid import Plan, Point, file_name
@@ -33,8 +33,6 @@ from headstock.train.world import World, choose_device
 
 Say = Callable[[str], None]
 Made = dict[str, Any]
-
-BROKEN = "not a finite number"  # what the training loop says when a learning rate was too high
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,8 @@ def make_trial(
     try:
         made = field.make(trial, chosen, run, watch)
         loss = made["metrics"].get("loss", 0.0)
-        failed = None if math.isfinite(loss) else f"the validation loss is {BROKEN}"
-    except WorkError as wrong:
-        if BROKEN not in str(wrong):
-            raise
+        failed = None if math.isfinite(loss) else "the validation loss is not a finite number"
+    except Diverged as wrong:
         made, failed = {}, str(wrong).partition(";")[0]
     if failed is not None:
         made = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}

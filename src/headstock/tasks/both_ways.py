@@ -6,6 +6,7 @@ B rows, T tokens, W width of each direction.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.model import Model
-from headstock.tasks.task import TASKS, Examples, cross_entropy
+from headstock.tasks.task import TASKS, Examples, token_loss
 from headstock.tasks.windows import StreamTask, Windows
 from headstock.text.store import Store
 
@@ -31,6 +32,9 @@ class BothWays(StreamTask):
     causal = False
     both_ways = True
 
+    def passes(self, head: str, length: Any) -> Any:
+        return 2  # once for each direction
+
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         return Rows(self.windows(data, length, seed=seed, epoch=epoch))
 
@@ -38,8 +42,7 @@ class BothWays(StreamTask):
         found = {}
         halves = model(batch).hidden.chunk(2, -1)  # (B, T, 2 W) -> (B, T, W) twice
         for way, hidden in zip(("forward", "backward"), halves, strict=True):
-            labels = batch.labels[way]
-            found[way] = cross_entropy(model.heads["token"](hidden), labels, smoothing=smoothing)
+            found[way], _ = token_loss(model.heads["token"], hidden, batch.labels[way], smoothing=smoothing)
         return found
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:

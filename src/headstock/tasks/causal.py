@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.model.batch import IGNORE, Batch, pad
+from headstock.model.batch import IGNORE, Batch, bounds_of, pad, places_of
 from headstock.model.model import Model
-from headstock.tasks.task import TASKS, Examples, cross_entropy
+from headstock.tasks.task import TASKS, Examples, token_loss
 from headstock.tasks.windows import StreamTask, Windows
 from headstock.text.store import Store
 
@@ -37,23 +37,19 @@ class Causal(StreamTask):
 
     def collate(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
         """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE."""
-        longest = max(len(shown) for shown, _ in pairs)
-        tokens = torch.full((len(pairs), longest), self.filler)
-        labels = torch.full((len(pairs), longest), IGNORE)
-        for row, (shown, wanted) in enumerate(pairs):
-            tokens[row, : len(shown)] = torch.tensor(shown)
-            labels[row, : len(wanted)] = torch.tensor(wanted)
-        lengths = torch.tensor([len(shown) for shown, _ in pairs])
-        padding = torch.arange(longest) >= lengths[:, None]
-        return Batch(tokens, padding if bool(padding.any()) else None, labels={"token": labels})
+        tokens, padding = pad([shown for shown, _ in pairs], self.filler)
+        labels, _ = pad([wanted for _, wanted in pairs], IGNORE)
+        return Batch(tokens, padding, labels={"token": labels}, places={"token": places_of(labels)})
 
     def before(self, texts: Sequence[Sequence[int]]) -> Batch | None:
         """What was shown before rows that go on in the middle of a document; None where all begin with one."""
-        return Batch(*pad([list(text) for text in texts], self.filler)) if any(texts) else None
+        return Batch(*pad(texts, self.filler)) if any(texts) else None
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        hidden = model(batch).hidden
-        return {"token": cross_entropy(model.heads["token"](hidden), batch.labels["token"], smoothing=smoothing)}
+        hidden, labels = model(batch).hidden, batch.labels["token"]
+        if batch.places:  # packed rows have a label nearly everywhere
+            hidden, labels = batch.at("token", hidden)
+        return {"token": token_loss(model.heads["token"], hidden, labels, smoothing=smoothing)[0]}
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sums["token"] / max(1, counts["token"])
@@ -81,6 +77,7 @@ class Packed:
         return Batch(
             torch.from_numpy(rows.shown),
             documents=torch.from_numpy(rows.documents),
+            bounds=bounds_of(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
             before=before,
             labels=labels,

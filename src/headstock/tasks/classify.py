@@ -3,9 +3,9 @@
 B rows, N examples (one row each unless a long text is read in several), C classes, L layers.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,48 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.features import feature_width
-from headstock.model.heads import ClassHead, Pool, pool, pooled_width
+from headstock.model.heads import ClassHead, pool, pooled_width
 from headstock.model.model import Model
+from headstock.tasks.classes import ClassConfig, balanced_weights, find_classes, label_numbers
 from headstock.tasks.labelled import Features, LabelledTask, Tallies
 from headstock.tasks.task import TASKS, Examples
 from headstock.text.records import Records, read_records
 from headstock.text.tokenizer import Tokenizer
 
 Long = Literal["head", "tail", "head+tail", "windows"]
-NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")  # a label such as -1, 10 or 4.5
-
-
-@dataclass(frozen=True)
-class ClassConfig:
-    """What a head that chooses among classes can be told, whatever it reads."""
-
-    classes: tuple[str, ...] = ()  # those of the training labels unless given
-    pool: Pool = "last"
-    layers: str = "last"  # whose vectors are pooled: last, sum4, concat4, mix, or a layer's number
-    dropout: float = 0.1  # before the head
-    balance: bool = False  # rare classes weigh more, as much as they are rarer
-    class_weights: tuple[float, ...] = ()  # of each class, in the order of `classes`
-    opening: Literal["start", "cls"] = "start"  # the mark before a text, which is the pretraining's
-
-    def __post_init__(self) -> None:
-        problems = self.problems()
-        if problems:
-            raise ConfigError(problems)
-
-    def problems(self) -> list[tuple[str, str]]:
-        problems = []
-        if not 0 <= self.dropout < 1:
-            problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
-        if self.class_weights and len(self.class_weights) != len(self.classes):
-            wanted = f"one for each of the {len(self.classes)} classes" if self.classes else "with `classes` set too"
-            problems.append(("class_weights", f"must be {wanted}, not {len(self.class_weights)}"))
-        if any(weight < 0 for weight in self.class_weights):
-            problems.append(("class_weights", "must be 0 or more"))
-        return problems
 
 
 @dataclass(frozen=True)
@@ -98,10 +68,20 @@ class Classify(LabelledTask):
         super().__init__(config, tokenizer)
         self.several = getattr(config, "separator", None) is not None
 
+    @property
+    def marks(self) -> int:
+        """How many places of a row are not the text's."""
+        return 1 + len(self.closing)
+
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         width = pooled_width(feature_width(backbone.width, self.config.layers), self.config.pool)
         mixed = backbone.depth + 1 if self.config.layers == "mix" else None
-        return {"label": ClassHead(width, len(self.config.classes), dropout=self.config.dropout, mixed=mixed)}
+        c = self.config
+        more: dict[str, Any] = {"dense": c.dense, "bias": c.head_bias}
+        return {"label": ClassHead(width, len(c.classes), dropout=c.dropout, mixed=mixed, **more)}
+
+    def passes(self, head: str, length: Any) -> Any:
+        return 1 / length
 
     # From records to batches
 
@@ -143,11 +123,12 @@ class Classify(LabelledTask):
 
     def length_of(self, tokens: Sequence[int], length: int) -> int:
         """How many tokens of a text are read."""
-        return len(tokens) + 1 if self.config.long == "windows" else min(len(tokens) + 1, length)
+        whole = len(tokens) + self.marks
+        return whole if self.config.long == "windows" else min(whole, length)
 
     def rows(self, tokens: Sequence[int], length: int) -> list[list[int]]:
         """A text as one row of at most `length` tokens, or as several that overlap."""
-        room = length - 1  # the opening mark takes one
+        room = max(1, length - self.marks)
         ids = list(tokens)
         if len(ids) <= room:
             parts = [ids]
@@ -160,7 +141,7 @@ class Classify(LabelledTask):
         else:
             stride = self.stride(length)
             parts = [ids[at : at + room] for at in range(0, len(ids) - room + stride, stride)]
-        return [[self.start, *part] for part in parts]
+        return [[self.start, *part, *self.closing] for part in parts]
 
     def which_text(self, tokens: Tensor) -> Tensor | None:
         """Which of two texts each token is of; None where there is one."""
@@ -168,7 +149,7 @@ class Classify(LabelledTask):
 
     def stride(self, length: int) -> int:
         """How far apart the windows of a long text begin."""
-        return max(1, (length - 1) // 2)
+        return max(1, (length - self.marks) // 2)
 
     # From batches to numbers
 
@@ -179,8 +160,11 @@ class Classify(LabelledTask):
         vectors = pool(self.vectors(model, batch), batch.padding, self.config.pool)
         if batch.owners is None:
             return vectors
-        sums = vectors.new_zeros(int(batch.owners[-1]) + 1, *vectors.shape[1:]).index_add(0, batch.owners, vectors)
-        return sums / batch.owners.bincount().view(-1, *[1] * (vectors.dim() - 1))
+        # how many examples there are is asked of the labels first: the owners may be on a GPU that is still at work
+        count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.owners[-1]) + 1
+        sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.owners, vectors)
+        rows = vectors.new_zeros(count).index_add(0, batch.owners, vectors.new_ones(len(vectors)))
+        return sums / rows.view(-1, *[1] * (vectors.dim() - 1))
 
     def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """The pooled vector alone: that is all the head ever sees."""
@@ -189,7 +173,7 @@ class Classify(LabelledTask):
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         labels = batch.labels["label"]
         scores = model.heads["label"](self.read(model, batch)).float()  # (N, C)
-        weights = torch.tensor(self.config.class_weights, device=scores.device) if self.config.class_weights else None
+        weights = weights_on(scores.device, self.config.class_weights) if self.config.class_weights else None
         if self.several:
             return self.losses_of_several(scores, labels, weights, smoothing)
         loss = F.cross_entropy(scores, labels, weights, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
@@ -199,17 +183,17 @@ class Classify(LabelledTask):
         self, scores: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float
     ) -> dict[str, Tensor]:
         """Each class by itself; the loss of an example is the mean over them, so it does not grow with their number."""
-        kept = labels[:, 0] != IGNORE
-        scores, labels = scores[kept], labels[kept]
-        wanted = labels.float() * (1 - smoothing) + smoothing / 2
-        loss = F.binary_cross_entropy_with_logits(scores, wanted, pos_weight=weights, reduction="sum")
-        chosen = scores > 0
+        kept = labels[:, :1] != IGNORE  # (N, 1)
+        yes = (labels == 1) & kept
+        wanted = yes.float() * (1 - smoothing) + smoothing / 2
+        loss = F.binary_cross_entropy_with_logits(scores, wanted, kept.float(), pos_weight=weights, reduction="sum")
+        chosen = (scores > 0) & kept
         return {
             "label": loss / scores.size(1),
-            "hits": (chosen == labels.bool()).all(1).sum(),
-            "found": (chosen & labels.bool()).sum(),
+            "hits": ((chosen == yes).all(1) & kept[:, 0]).sum(),
+            "found": (chosen & yes).sum(),
             "chosen": chosen.sum(),
-            "wanted": labels.sum(),
+            "wanted": yes.sum(),
         }
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -272,6 +256,12 @@ class Classify(LabelledTask):
         }
 
 
+@lru_cache(maxsize=8)
+def weights_on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
+    """Brought to a device once: a copy in every step would wait for it."""
+    return torch.tensor(weights, device=device)
+
+
 def right(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(..., N) whether each row's answer is right; where there are several, all of it."""
     if labels.ndim == 1:
@@ -282,14 +272,14 @@ def right(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def as_predictions(config: ClassConfig, probabilities: Sequence[np.ndarray]) -> list[dict[str, Any]]:
     """What `predict` says of each text: the class, and the probability of every class."""
     classes, separator = config.classes, getattr(config, "separator", None)
-    made = []
-    for row in probabilities:
-        told = {name: round(float(p), 6) for name, p in zip(classes, row, strict=True)}
+    made: list[dict[str, Any]] = []
+    for row in np.stack(probabilities).tolist() if len(probabilities) else ():  # plain numbers: many times as fast
+        told = {name: round(p, 6) for name, p in zip(classes, row, strict=True)}
         if separator is not None:
             names = [name for name, p in zip(classes, row, strict=True) if p > 0.5]
             made.append({"label": separator.join(names), "labels": names, "probabilities": told})
         else:
-            made.append({"label": classes[int(np.argmax(row))], "probabilities": told})
+            made.append({"label": classes[row.index(max(row))], "probabilities": told})
     return made
 
 
@@ -336,57 +326,3 @@ class Vectors:
 
 def chosen_labels(labels: np.ndarray | None, indices: Sequence[int]) -> dict[str, Tensor]:
     return {} if labels is None else {"label": torch.from_numpy(labels[list(indices)])}
-
-
-def split_label(label: str, separator: str | None) -> list[str]:
-    if separator is None:
-        return [label]
-    return [part.strip() for part in label.split(separator) if part.strip()]
-
-
-def label_numbers(records: Records, config: ClassConfig) -> np.ndarray:
-    """(N,) class numbers, or (N, C) of 0 and 1; a label that is no class is named with its place."""
-    number = {name: i for i, name in enumerate(config.classes)}
-    separator = getattr(config, "separator", None)
-    split = [split_label(label, separator) for label in records.labels or []]
-    problems = [
-        f"{records.place(i)}: label {name!r} is new; training has {listed(config.classes)}"
-        + did_you_mean(name, config.classes)
-        for i, names in enumerate(split)
-        for name in names
-        if name not in number
-    ]
-    if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise UserError("; ".join([*problems[:5], *more]))
-    if separator is None:
-        return np.array([number[names[0]] for names in split])
-    chosen = np.zeros((len(split), len(number)), dtype=np.int64)
-    for row, names in enumerate(split):
-        chosen[row, [number[name] for name in names]] = 1
-    return chosen
-
-
-def find_classes(records: Records, separator: str | None) -> tuple[str, ...]:
-    """The classes of the labels, in their natural order: numbers by size, words by letter."""
-    names = {name for label in records.labels or [] for name in split_label(label, separator)}
-    if len(names) < 2 and not (separator and names):
-        only = f"one class only, {next(iter(names))!r}" if names else "no label at all"
-        raise UserError(f"{records.source}: {only}; there must be at least two to tell apart")
-    if all(NUMBER.fullmatch(name) for name in names):
-        return tuple(sorted(names, key=lambda name: (float(name), name)))
-    return tuple(sorted(names))
-
-
-def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """What each class weighs so that all count alike; for yes-or-no classes, how much a yes weighs."""
-    if labels.ndim == 2:
-        yes = labels.sum(0)
-        return tuple(float(w) for w in (len(labels) - yes) / np.maximum(1, yes))
-    counts = np.bincount(labels, minlength=classes)
-    return tuple(float(w) for w in len(labels) / (classes * np.maximum(1, counts)))
-
-
-def listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:8])
-    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

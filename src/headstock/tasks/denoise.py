@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE, Batch, places_of
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.tasks.cuts import Cuts
-from headstock.tasks.forcing import both_sides, forced, token_losses, token_score
+from headstock.tasks.forcing import both_sides, token_losses, token_score
 from headstock.tasks.hiding import Hiding, HidingConfig
 from headstock.tasks.masked import drawn_from
 from headstock.tasks.task import TASKS, Examples, Task, opening
@@ -86,33 +87,45 @@ class Broken:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def piece(self, index: int) -> np.ndarray:
-        first = int(self.store.offsets[self.cuts.documents[index]])
-        return self.store.stretch(first + int(self.cuts.begins[index]), first + int(self.cuts.stops[index]))
-
     def batch(self, indices: Sequence[int]) -> Batch:
         task = self.task
-        pieces = [self.piece(index).astype(np.int64) for index in indices]
-        broken = self.broken(pieces, indices)
-        rows = [(source, piece.tolist()) for source, piece in zip(broken, pieces, strict=True)]
-        marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
-        return forced(rows, **marks, length=self.length)
+        shown, there = self.pieces(indices)
+        left, kept = self.broken(shown, there, indices)
+        source = Batch(*ending(left[kept], kept.sum(1), task.end, task.filler))
+        labels, padding = ending(shown[there], there.sum(1), task.end, IGNORE)
+        tokens = torch.full_like(labels, task.start)
+        tokens[:, 1:] = labels[:, :-1]  # each position is shown the token before
+        if padding is not None:
+            tokens[padding] = task.filler
+        return Batch(tokens, padding, source=source, labels={"token": labels}, places={"token": places_of(labels)})
 
-    def broken(self, pieces: Sequence[np.ndarray], indices: Sequence[int]) -> list[list[int]]:
-        """What is left of each piece."""
+    def pieces(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """(B, T) the pieces, and True where they have a token."""
+        at = np.asarray(indices)
+        there = np.arange(self.cuts.lengths[at].max()) < self.cuts.lengths[at][:, None]
+        first = self.store.offsets[self.cuts.documents[at]] + self.cuts.begins[at]
+        return self.store.gather(first, there.shape[1]), there
+
+    def broken(self, shown: np.ndarray, there: np.ndarray, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """(B, T) the pieces with a [MASK] in the place of what is taken out, and True where one of them stays."""
         task = self.task
-        place = np.arange(max(len(piece) for piece in pieces))
-        there = place < np.array([len(piece) for piece in pieces])[:, None]  # (B, T)
-        shown = np.zeros(there.shape, np.int64)
-        shown[there] = np.concatenate(pieces)
         fraction = task.hiding.fraction(task.done if self.training else 1.0)
         one = np.zeros(there.shape, np.int64)  # a piece is of one document
         _, was = task.hiding.hide(shown, there, one, key=self.key, rows=indices, fraction=fraction)
         gone = was != IGNORE
         again = np.zeros(there.shape, bool)  # not the first of its span
         again[:, 1:] = gone[:, 1:] & gone[:, :-1]
-        left = np.where(gone, task.mask, shown)
-        return [row[kept].tolist() for row, kept in zip(left, there & ~again, strict=True)]
+        return np.where(gone, task.mask, shown), there & ~again
 
     def name(self, index: int) -> str:
         return self.store.place(int(self.cuts.documents[index]))
+
+
+def ending(flat: np.ndarray, counts: np.ndarray, end: int, filler: int) -> tuple[Tensor, Tensor | None]:
+    """Rows that lie end to end, so many tokens of each, as one tensor with the end mark after each; and its padding."""
+    place = np.arange(counts.max() + 1)
+    rows = np.full((len(counts), len(place)), filler, np.int64)
+    rows[place < counts[:, None]] = flat
+    rows[np.arange(len(counts)), counts] = end
+    padding = place > counts[:, None]
+    return torch.from_numpy(rows), torch.from_numpy(padding) if padding.any() else None

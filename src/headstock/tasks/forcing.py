@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from headstock.model.batch import IGNORE, Batch, pad
+from headstock.model.batch import IGNORE, Batch, pad, places_of
 from headstock.model.model import Model
-from headstock.tasks.task import cross_entropy
+from headstock.tasks.task import token_loss
 
 Row = tuple[Sequence[int], Sequence[int] | None]  # a source and, where it is known, its target
 
@@ -27,16 +27,14 @@ def forced(rows: Sequence[Row], *, start: int, end: int, source_end: int, filler
     targets = [list(target) for _, target in rows if target is not None]
     tokens, padding = pad([[start, *target][:length] for target in targets], filler)
     labels, _ = pad([[*target, end][:length] for target in targets], IGNORE)
-    return Batch(tokens, padding, source=sources, labels={"token": labels})
+    return Batch(tokens, padding, source=sources, labels={"token": labels}, places={"token": places_of(labels)})
 
 
 def token_losses(model: Model, batch: Batch, *, smoothing: float) -> dict[str, Tensor]:
     """The loss of all target tokens, and how many of the best guesses are right."""
-    labels = batch.labels["token"]
-    places = labels != IGNORE  # the head is by far the widest layer, so padding does not pass through it
-    logits, wanted = model.heads["token"](model(batch).hidden[places]), labels[places]  # (N, V), (N,)
-    hits = (logits.detach().argmax(-1) == wanted).sum()
-    return {"token": cross_entropy(logits, wanted, smoothing=smoothing), "hits": hits}
+    # the head is by far the widest layer, so padding does not pass through it
+    loss, right = token_loss(model.heads["token"], *batch.at("token", model(batch).hidden), smoothing=smoothing)
+    return {"token": loss, "hits": right}
 
 
 def token_score(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:

@@ -6,6 +6,7 @@ Both ways the state before a token gives it, so that one head serves both (GPT-B
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE, Batch, places_of
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.randomness import uniforms
 from headstock.tasks.hiding import Hiding, HidingConfig
-from headstock.tasks.masked import drawn_from, hits, real_tokens
-from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
+from headstock.tasks.masked import drawn_from, real_tokens
+from headstock.tasks.task import TASKS, Examples, Task, opening, token_loss
 from headstock.tasks.windows import Windows
 from headstock.text.store import Store
 from headstock.text.tokenizer import Tokenizer
@@ -57,6 +58,9 @@ class Hybrid(Task):
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": TokenHead(backbone, transform=self.config.transform)}
 
+    def passes(self, head: str, length: Any) -> Any:
+        return self.config.causal_share + (1 - self.config.causal_share) * self.config.fraction
+
     def weight(self, head: str) -> float:
         return self.config.causal_share if head == "causal" else 1.0 - self.config.causal_share
 
@@ -65,17 +69,11 @@ class Hybrid(Task):
         return BothWays(self, windows, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        masked, causal = batch.labels["masked"], batch.labels["causal"]
-        hidden = model(batch).hidden
-        places = masked != IGNORE  # of masked rows only what is guessed passes through the head
-        guessed, wanted = model.heads["token"](hidden[places]), masked[places]  # (N, V), (N,)
-        places = causal != IGNORE
-        following, next_tokens = model.heads["token"](hidden[places]), causal[places]
-        return {
-            "masked": cross_entropy(guessed, wanted, smoothing=smoothing),
-            "causal": cross_entropy(following, next_tokens, smoothing=smoothing),
-            "hits": hits(guessed, wanted),
-        }
+        hidden, head = model(batch).hidden, model.heads["token"]
+        # of masked rows only what is guessed passes through the head
+        masked, right = token_loss(head, *batch.at("masked", hidden), smoothing=smoothing)
+        causal, _ = token_loss(head, *batch.at("causal", hidden), smoothing=smoothing)
+        return {"masked": masked, "causal": causal, "hits": right}
 
     def tokens(self, batch: Batch) -> int:
         return real_tokens(batch)
@@ -124,10 +122,12 @@ class BothWays:
         tokens, were = task.hiding.hide(shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
         masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE)], 1)  # given one place before
         following = np.where(rows.padding | ~causal[:, None], IGNORE, rows.wanted)
+        labels = {"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)}
         return Batch(
             torch.from_numpy(tokens),
             documents=torch.from_numpy(rows.documents),
             positions=torch.from_numpy(rows.positions),
             causal=torch.from_numpy(causal),
-            labels={"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)},
+            labels=labels,
+            places={head: places_of(wanted) for head, wanted in labels.items()},
         )

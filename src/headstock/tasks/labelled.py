@@ -18,7 +18,7 @@ from headstock.errors import UserError
 from headstock.model.batch import Batch
 from headstock.model.features import take_layers
 from headstock.model.model import Model
-from headstock.tasks.task import Examples, Task, opening
+from headstock.tasks.task import Examples, Task, closing, opening
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer
 
@@ -78,6 +78,7 @@ class LabelledTask(Task):
         if tokenizer is not None:
             self.start = opening(tokenizer, getattr(config, "opening", self.opening))
             self.filler = tokenizer.padding or 0
+            self.closing = closing(tokenizer) if getattr(config, "closed", False) else ()
 
     # From files to batches
 

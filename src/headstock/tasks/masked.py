@@ -6,18 +6,19 @@ With `nsp`, rows are pairs of texts, and whether the second follows the first mu
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import Batch, bounds_of, places_of
 from headstock.model.heads import NextHead, TokenHead
 from headstock.model.model import Model
 from headstock.tasks.following import Following, check_pairs
 from headstock.tasks.hiding import Hiding, HidingConfig
-from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, opening
+from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, hits, opening, token_loss
 from headstock.tasks.windows import Windows
 from headstock.text.store import Store
 from headstock.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ from headstock.text.tokenizer import Tokenizer
 class MaskedConfig(HidingConfig):
     nsp: bool = False  # next-sentence prediction: rows are two texts, half of them taken from different documents
     transform: bool = False  # BERT's layer between the backbone and the scores of tokens
+    closed: bool = False  # a text that is read alone is closed by a separator, as where the weights come from
 
 
 @TASKS.add("masked")
@@ -59,6 +61,9 @@ class Masked(Task):
         heads: dict[str, nn.Module] = {"token": TokenHead(backbone, transform=self.config.transform)}
         return heads | {"next": NextHead(backbone.width)} if self.config.nsp else heads
 
+    def passes(self, head: str, length: Any) -> Any:
+        return 1 / length if head == "next" else self.config.fraction
+
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.nsp:
             check_pairs(data, length)
@@ -67,11 +72,10 @@ class Masked(Task):
         return Hidden(self, windows, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        labels = batch.labels["token"]
         hidden = model(batch).hidden
-        places = labels != IGNORE  # the head is by far the widest layer, so only what is guessed passes through it
-        logits, wanted = model.heads["token"](hidden[places]), labels[places]  # (N, V), (N,)
-        sums = {"token": cross_entropy(logits, wanted, smoothing=smoothing), "hits": hits(logits, wanted)}
+        # the head is by far the widest layer, so only what is guessed passes through it
+        loss, right = token_loss(model.heads["token"], *batch.at("token", hidden), smoothing=smoothing)
+        sums = {"token": loss, "hits": right}
         if self.config.nsp:
             follows, answer = model.heads["next"](hidden[:, 0]), batch.labels["next"]  # (B, 2), (B,)
             sums |= {"next": cross_entropy(follows, answer, smoothing=smoothing), "next_hits": hits(follows, answer)}
@@ -91,11 +95,6 @@ class Masked(Task):
             metrics["loss"] += sums["next"] / pairs  # what is trained: both tasks, each by its mean
             metrics |= {"next_loss": sums["next"] / pairs, "next_accuracy": sums["next_hits"] / pairs}
         return metrics
-
-
-def hits(logits: Tensor, wanted: Tensor) -> Tensor:
-    """How many of the best guesses are right; IGNORE is never one."""
-    return (logits.detach().argmax(-1) == wanted).sum()
 
 
 def real_tokens(batch: Batch) -> int:
@@ -127,8 +126,10 @@ class Hidden:
         return Batch(
             torch.from_numpy(tokens),
             documents=torch.from_numpy(rows.documents),  # the padding is a document of its own
+            bounds=bounds_of(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
             labels={"token": torch.from_numpy(labels)},
+            places={"token": places_of(torch.from_numpy(labels))},
         )
 
 
@@ -155,4 +156,5 @@ class Pairs:
             padding=torch.from_numpy(rows.padding),
             segments=torch.from_numpy(rows.segments),
             labels={"token": torch.from_numpy(labels), "next": torch.from_numpy(rows.follows)},
+            places={"token": places_of(torch.from_numpy(labels))},
         )

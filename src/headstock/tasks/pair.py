@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.tasks.classify import ClassConfig, Classify, Labelled
+from headstock.tasks.classes import ClassConfig
+from headstock.tasks.classify import Classify, Labelled
 from headstock.tasks.labelled import segments_of, separator_of
 from headstock.tasks.task import TASKS
 from headstock.text.records import Records, read_records

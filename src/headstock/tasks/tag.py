@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
@@ -20,11 +19,11 @@ from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.features import feature_width
 from headstock.model.heads import ClassHead
 from headstock.model.model import Model
-from headstock.tasks.classify import listed
+from headstock.tasks.classes import listed
 from headstock.tasks.entities import is_entity_scheme
 from headstock.tasks.entities import tallies as entity_tallies
 from headstock.tasks.labelled import Features, LabelledTask, Tallies
-from headstock.tasks.task import TASKS, Examples
+from headstock.tasks.task import TASKS, Examples, cross_entropy
 from headstock.text.records import Records
 from headstock.text.running import join_words, word_spans
 from headstock.text.tagged import read_tagged
@@ -41,6 +40,7 @@ class TagConfig:
     layers: str = "last"  # whose vectors are read: last, sum4, concat4, mix, or a layer's number
     dropout: float = 0.1  # before the head
     opening: Literal["start", "cls"] = "start"  # the mark before a sentence, which is the pretraining's
+    closed: bool = False  # a separator stands after the sentence, as it did in the pretraining
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -139,22 +139,20 @@ class Tag(LabelledTask):
 
     # From batches to numbers
 
-    def read(self, model: Model, batch: Batch, wanted: Tensor) -> Tensor:
-        """(K, C) the scores of the words that are `wanted`, (B, W), row by row."""
-        rows = wanted.nonzero()[:, 0]
-        vectors = self.vectors(model, batch)[rows, batch.labels["places"][wanted]]  # (B, T, D) -> (K, D)
-        return model.heads["tag"](vectors).float()
+    def read(self, model: Model, batch: Batch) -> Tensor:
+        """(B, W, C) the scores of every word; where a row has no more words, of its first token."""
+        places = batch.labels["places"].clamp(min=0)  # (B, W)
+        rows = torch.arange(len(places), device=places.device)[:, None]
+        return model.heads["tag"](self.vectors(model, batch)[rows, places]).float()  # (B, T, D) -> (B, W, D)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        wanted = batch.labels["tag"] != IGNORE
-        labels = batch.labels["tag"][wanted]  # (K,)
-        scores = self.read(model, batch, wanted)
+        labels, scores = batch.labels["tag"], self.read(model, batch)
         chosen = scores.argmax(-1)
-        loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
-        sums = {"tag": loss, "hits": (chosen == labels).sum()}
+        sums = {"tag": cross_entropy(scores, labels, smoothing=smoothing), "hits": (chosen == labels).sum()}
         if self.entities and not model.training:  # not a matter of tensors, so only where it decides something
+            wanted = labels != IGNORE
             sizes = words_of_each(batch, wanted)
-            hits, either = self.entity_counts(by_sentence(labels, sizes), by_sentence(chosen, sizes))
+            hits, either = self.entity_counts(by_sentence(labels[wanted], sizes), by_sentence(chosen[wanted], sizes))
             sums |= {"found": labels.new_tensor(hits.sum()), "either": labels.new_tensor(either.sum())}
         return sums
 
@@ -183,7 +181,7 @@ class Tag(LabelledTask):
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
         """(W, C) for each sentence how likely each tag is for each word."""
         wanted = batch.labels["places"] != IGNORE
-        likely = self.read(model, batch, wanted).softmax(-1)
+        likely = self.read(model, batch)[wanted].softmax(-1)
         return list(likely.split(words_of_each(batch, wanted)))
 
     def predictions(self, data: Tagged, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
@@ -221,8 +219,10 @@ class Sentences:
     """Sentences as rows of tokens, with the place of each word and, where it is known, its tag."""
 
     def __init__(self, task: Tag, data: Tagged, length: int):
-        self.task, self.data, self.room = task, data, length - 1  # the opening mark takes one
-        self.lengths = np.array([sum(end - begin + 1 for begin, end in self.spans(i)) for i in range(len(data))])
+        self.task, self.data = task, data
+        marks = 1 + len(task.closing)
+        self.room = max(1, length - marks)
+        self.lengths = np.array([sum(end - begin + marks for begin, end in self.spans(i)) for i in range(len(data))])
 
     def __len__(self) -> int:
         return len(self.data)
@@ -241,7 +241,7 @@ class Sentences:
             homes = roomiest(starts, spans, len(self.data.pieces[index]))
             for number, (begin, end) in enumerate(spans):
                 mine = np.flatnonzero(homes == number)
-                rows.append([self.task.start, *self.data.pieces[index][begin:end]])
+                rows.append([self.task.start, *self.data.pieces[index][begin:end], *self.task.closing])
                 places.append([starts[word] - begin + 1 for word in mine])
                 if self.data.labels is not None:
                     labels.append(self.data.labels[index][mine].tolist())

@@ -7,8 +7,10 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from headstock.errors import UserError
+from headstock.model import kernels
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch
+from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.registry import Registry
 from headstock.text.tokenizer import Tokenizer
@@ -39,6 +41,7 @@ class Task(ABC):
     opening: ClassVar[str] = "start"  # the role of the mark before every text
     of_tokens: bool = False  # the loss is that of tokens, so that its exponential is a perplexity
     generates: ClassVar[bool] = False  # its token head gives the next token
+    learns: ClassVar[bool] = True  # a model can be trained for it
     fills: ClassVar[bool] = False  # its token head gives hidden tokens
     shift: ClassVar[int] = 0  # how many places before a hidden token the state stands that gives it
     sentences: bool = False  # it reads text whose sentences are marked apart
@@ -79,6 +82,10 @@ class Task(ABC):
         """What a head's mean loss weighs in the total."""
         return 1.0
 
+    def passes(self, head: str, length: Any) -> Any:
+        """How often a token passes through a head, on average over rows of `length`: what the head costs follows."""
+        return 1
+
     def merit(self, metrics: Mapping[str, float]) -> float:
         """By what the best weights are chosen on validation data; less is better."""
         return metrics["loss"]
@@ -101,6 +108,14 @@ def opening(tokenizer: Tokenizer, role: str) -> int:
     return found
 
 
+def closing(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The mark after every text, where there is to be one."""
+    found = tokenizer.end if tokenizer.separator is None else tokenizer.separator
+    if found is None:
+        raise UserError("this tokenizer has no mark to close a text with ([SEP] or an end mark)")
+    return (found,)
+
+
 TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")
 
 
@@ -113,6 +128,23 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
         reduction="sum",
         label_smoothing=smoothing,
     )
+
+
+def hits(logits: Tensor, wanted: Tensor) -> Tensor:
+    """How many of the best guesses are right; IGNORE is never one."""
+    return (logits.detach().argmax(-1) == wanted).sum()
+
+
+def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """What a head over the vocabulary loses at vectors (..., D), and how many of its best guesses are right.
+
+    Where there are many scores they are not held all at once: see kernels.
+    """
+    if isinstance(head, TokenHead) and kernels.fuses(labels.numel(), len(head.weight)):
+        flat = head.transformed(hidden).flatten(0, -2), head.weight, head.bias, labels.flatten()
+        return kernels.linear_cross_entropy(*flat, smoothing=smoothing)
+    logits = head(hidden)
+    return cross_entropy(logits, labels, smoothing=smoothing), hits(logits, labels)
 
 
 def filled(examples: Examples, indices: Sequence[int], rows: int, *, filler: int = 0) -> Batch:

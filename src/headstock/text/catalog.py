@@ -180,6 +180,14 @@ def locate(path: str, say: Callable[[str], None] = lambda line: None) -> Path | 
     return folder / wanted
 
 
+def licence_of(path: str) -> str | None:
+    """The licence of a file, where the catalog knows it: by its name there, or by what lies beside a copy of it."""
+    if path.startswith(PREFIX):
+        name = path.removeprefix(PREFIX).partition("/")[0]
+        return next((entry.licence for entry in ENTRIES if entry.name == name), None)
+    return _card(Path(path).parent).get("licence")
+
+
 def get_entry(entry: Entry, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
     if source is not None and not source.exists():
         raise UserError(f"{source}: no such file or folder to take {entry.name} from")

@@ -33,6 +33,7 @@ class SentencePieces:
         self._processor: Any = None
         if model is not None:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self._strange = self._processor.unk_id()
             names = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
             self._ours = [self._ids.get(name, self._unknown) for name in names]  # the model's id -> our id
             self._theirs = {ours: theirs for theirs, ours in enumerate(self._ours) if ours != self._unknown}
@@ -51,6 +52,10 @@ class SentencePieces:
         if raw:
             for i, ids in zip(raw, self._running().encode([texts[i] for i in raw], out_type=int), strict=True):
                 rows[i] = [self._ours[theirs] for theirs in ids]
+                if self._strange in ids:  # what the model has no piece for may still be in a list that is not its own
+                    rows[i] = [
+                        self._ids.get(piece, self._unknown) for piece in self._running().encode_as_pieces(texts[i])
+                    ]
         return rows
 
     def _cut_already(self, text: str) -> list[int]:
@@ -79,7 +84,10 @@ class SentencePieces:
         cut.ParseFromString(self._running().encode(text, out_type="serialized_proto"))
         # the library counts in bytes
         character = {byte: i for i, byte in enumerate(accumulate((len(c.encode()) for c in text), initial=0))}
-        return [(self._ours[p.id], character.get(p.begin, 0), character.get(p.end, len(text))) for p in cut.pieces]
+        return [
+            (self._ids.get(p.piece, self._unknown), character.get(p.begin, 0), character.get(p.end, len(text)))
+            for p in cut.pieces
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         if self._processor is not None and all(i in self._theirs for i in ids):
@@ -132,8 +140,8 @@ def open_model(path: Path) -> tuple[SentencePieces, tuple[str, ...]]:
     return SentencePieces(pieces, roles, model, kind="sentencepiece"), notes
 
 
-def open_lab(path: Path) -> tuple[SentencePieces, tuple[str, ...]]:
-    """The lab's dict.txt (`piece count` a line, ids from 4) with the one SentencePiece model beside it."""
+def open_lab(path: Path, *, model: Path | None = None) -> tuple[SentencePieces, tuple[str, ...]]:
+    """The lab's dict.txt (`piece count` a line, ids from 4) and a SentencePiece model, by default the one beside it."""
     pieces = list(LAB_SPECIALS.values())
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -144,7 +152,7 @@ def open_lab(path: Path) -> tuple[SentencePieces, tuple[str, ...]]:
         if not piece or not space or not count.isdigit():
             raise UserError(f"{path}:{number}: wanted `piece count`, such as `▁livre 12`, got {line[:60]!r}")
         pieces.append(piece)
-    models = sorted(path.parent.glob("*.model"))
+    models = [model] if model is not None else sorted(path.parent.glob("*.model"))
     if len(models) > 1:
         names = ", ".join(model.name for model in models)
         raise UserError(f"{path}: wanted one SentencePiece model beside it, found {names}")

@@ -1,94 +1,206 @@
-"""The run's README.md: what it was made from, what came out and how to use it, taken from the run itself."""
+"""The run's README.md: what it was made from, what came out, what not to trust it with and how to use it.
 
+All of it is taken from the run itself.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+from headstock.model.backbone import BACKBONES
+from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS
-from headstock.train.run import Run
+from headstock.text.catalog import licence_of
+from headstock.text.sentencepieces import SentencePieces
+from headstock.train.formulas import formula_table
+from headstock.train.run import STOCKS, Run
 from headstock.train.transfer import labelled_task
 from headstock.train.watch import summary
 
 CARD = """# {name}
 
-A {objective} language model ({family}, {total:,} parameters), grown by Headstock {version}.
+{title}
 
-| | |
-|---|---|
-| text | {files}; {documents:,} documents, {bytes:,} bytes for training ({how}) |
-| held out | {valid_documents:,} documents, {valid_bytes:,} bytes |
-| tokenizer | {kind}, {vocabulary:,} entries |
-| model | {model} |
-| training | {steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s on {device}, seed {seed} |
-| on held-out text | {metrics} |
+## Data
 
-The held-out text was split off by document before training; the numbers above are over all of it.
+{data}
 
-    {use}
-    headstock evaluate {name} FILE
-    headstock finetune {name} --train labelled.csv --out ANOTHER      # a classifier on top of it
-    headstock pretrain --config {name}/config.json --out ANOTHER     # the same again
+## Tokenizer
+
+{tokenizer}
+
+## Architecture
+
+{architecture}
+
+## Training
+
+{training}
+
+## Results
+
+{results}
+
+## Limits
+
+{limits}
+
+## Use it here
+
+{here}
+
+## Use it elsewhere
+
+{there}
 """
 
-
-FINETUNED = """# {name}
-
-{title}, made by Headstock {version} from {source}: {how}.
-
-| | |
-|---|---|
-| labelled texts | {train} to train ({rows:,} rows), {valid} to validate |
-| model | {total:,} parameters, {trainable:,} of them trained{models}{reads} |
-| training | {steps:,} steps, {tokens:,} tokens in {seconds:,.0f} s on {device}, seed {seed}; best epoch {best} |
-{measured}
-
-The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not. Intervals are 95%,
-over the rows alone: another seed would give another model.
-
-    headstock {use} {name} {example}
-    headstock evaluate {name} FILE
-"""
+TEXT = '"..."'
+UNKNOWN = "not known to Headstock: it is that of whoever wrote the text"
 
 
 def write_card(run: Run) -> None:
-    run.write_card(finetuned_card(run) if run.results().get("kind") == "finetune" else pretrained_card(run))
+    run.write_card(make_card(run))
 
 
-def finetuned_card(run: Run) -> str:
-    settings, data, results = run.config(), run.data(), run.results()
-    transfer = settings["transfer"]
-    kind = "frozen" if transfer["freeze"] else transfer["init"]
-    how = {"pretrained": "all its weights went on learning", "scratch": "its architecture, but none of its weights"}
-    measured = [
-        f"| on {side} rows | {with_intervals(results[side])} |" for side in ("valid", "test") if side in results
-    ]
-    task, classes = labelled_task(results["task"]), results["classes"]
-    named = ", ".join(classes[:12]) + (f" and {len(classes) - 12} more" if len(classes) > 12 else "")
-    pool, layers = settings["task"].get("pool"), settings["task"].get("layers")
-    return FINETUNED.format(
+def make_card(run: Run) -> str:
+    """The card of a finished run: pretrained, fine-tuned or brought in from elsewhere."""
+    results = run.results()
+    kind = "import" if results.get("imported") else results.get("kind", "pretrain")
+    parts = {"finetune": finetuned, "import": imported}.get(kind, pretrained)(run)
+    return CARD.format(
         name=run.path.name,
-        title=f"A {task.title}" + (f" ({named})" if classes else ""),
-        use=task.use,
-        example=task.example,
-        version=results["versions"]["headstock"],
-        source=transfer["run"] or f"the preset {transfer['preset']}",
-        how=how.get(kind, "its weights stayed as they were, and a new head learned"),
-        train=data["train"]["file"],
-        rows=data["train"]["rows"],
-        valid=data["valid"]["file"],
-        total=results["parameters"]["total"],
-        trainable=results["parameters"]["trainable"],
-        models=f"; {transfer['ensemble']} models averaged" if transfer["ensemble"] > 1 else "",
-        reads=(f"; layers {layers}" if layers else "") + (f", pooling {pool}" if pool else ""),
-        steps=results["steps"],
-        tokens=results["tokens"],
-        seconds=results["seconds"],
-        device=results["device"],
-        seed=settings["train"]["seed"],
-        best=results["best_epoch"],
-        measured="\n".join(measured),
+        tokenizer=tokenizer_of(run),
+        architecture=architecture(run),
+        there=elsewhere(run),
+        **parts,
     )
 
 
-def with_intervals(metrics: dict[str, Any]) -> str:
+# Language models
+
+
+def pretrained(run: Run) -> dict[str, str]:
+    settings, data, results = run.config(), run.data(), run.results()
+    objective, family = settings["task"]["name"], settings["model"]["family"]
+    total, version = results["parameters"]["total"], results["versions"]["headstock"]
+    return {
+        "title": f"A {objective} language model ({family}, {total:,} parameters), grown by Headstock {version}.",
+        "data": table(corpus_rows(settings, data)),
+        "training": table(budget(settings, results)),
+        "results": f"On the held-out text, all of it: {summary(results['metrics']).replace(' | ', ', ')}.",
+        "limits": listed(language_limits(run)),
+        "here": language_use(run),
+    }
+
+
+def corpus_rows(settings: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
+    files = data["corpus"]
+    held = "held out by document before training" if not settings["data"]["valid"] else "from files of its own"
+    rows = {
+        "text": f"{some(files, 3)}; {data['how']}",
+        "licence": licences([*files, *settings["data"]["corpus"]]),
+        "to train on": f"{data['train_documents']:,} documents, {data['train_bytes']:,} bytes, "
+        f"{data['train_tokens']:,} tokens",
+        "to validate on": f"{data['valid_documents']:,} documents, {data['valid_bytes']:,} bytes, {held}",
+    }
+    if left := data.get("duplicates", 0) + data.get("in_validation", 0):
+        rows["left out"] = f"{left:,} documents that were there twice"
+    return rows | {"fingerprint": f"`{data['fingerprint']}`"}
+
+
+def language_limits(run: Run) -> Iterable[str]:
+    settings = run.config()
+    task = TASKS.get(settings["task"]["name"])
+    yield "All it knows is the text above: its mistakes, its prejudices and what it leaves out are the model's too."
+    yield "The held-out text is of the same sources: other text will be harder, and how much is not known."
+    if context := settings["model"].get("context"):
+        length = settings["train"].get("length") or context
+        yield f"It learned from rows of {length:,} tokens; a row can have up to {context:,}."
+    if task.generates:
+        yield "What it writes is likely, not true; nothing was done to keep it from repeating its training text."
+
+
+def language_use(run: Run) -> str:
+    name, task = run.path.name, TASKS.get(run.config()["task"]["name"])
+    words = [f'headstock generate {name} "..."'] if task.generates else []
+    words += [f'headstock fill {name} "... [MASK] ..."'] if task.fills else []
+    words = words or ([f'headstock embed {name} "..."'] if not task.needs_source else [])
+    calls = (["generate"] if task.generates else []) + (["fill"] if task.fills else [])
+    learn = "--task translate --train pairs.tsv" if task.needs_source else "--train labelled.csv"
+    words += [f"headstock evaluate {name} FILE"] if task.learns else []
+    words += [f"headstock finetune {name} {learn} --out ANOTHER"]
+    if not task.needs_source:
+        words.append(f"headstock compare {name} --train labelled.csv --out ANSWER     # whether it pays")
+    if not run.results().get("imported"):
+        words.append(f"headstock pretrain --config {name}/config.json --out ANOTHER     # the same again")
+    return lines(words) + "\n\nIn Python:\n\n" + in_python(name, calls[:1] or ([] if task.needs_source else ["embed"]))
+
+
+# Models of a task
+
+
+def finetuned(run: Run) -> dict[str, str]:
+    settings, data, results = run.config(), run.data(), run.results()
+    transfer, task, classes = settings["transfer"], labelled_task(results["task"]), results["classes"]
+    how = {
+        "pretrained": "all its weights went on learning",
+        "scratch": "its architecture, but none of its weights",
+        "frozen": "its weights stayed as they were, and a new head learned",
+    }["frozen" if transfer["freeze"] else transfer["init"]]
+    source = transfer["run"] or f"the preset {transfer['preset']}"
+    title = f"A {task.title}" + (f" ({some(classes, 12)})" if classes else "")
+    measured = {f"on {side} rows": with_intervals(results[side]) for side in ("valid", "test") if side in results}
+    chosen = "The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not."
+    words = [f"headstock {task.use} {run.path.name} {task.example}", f"headstock evaluate {run.path.name} FILE"]
+    return {
+        "title": f"{title}, made by Headstock {results['versions']['headstock']} from {source}: {how}.",
+        "data": table(labelled_rows(data) | backbone_rows(transfer["run"])),
+        "training": table(budget(settings, results)),
+        "results": f"{table(measured)}\n\n{chosen} Intervals are 95%, over the rows\nalone: another seed would give "
+        "another model.",
+        "limits": listed(task_limits(run)),
+        "here": lines(words) + "\n\nIn Python:\n\n" + in_python(run.path.name, [call_of(task)]),
+    }
+
+
+def labelled_rows(data: dict[str, Any]) -> dict[str, str]:
+    rows = {}
+    for side, what in (("train", "to train on"), ("valid", "to validate on"), ("test", "to test on")):
+        if side in data:
+            counts = data[side].get("classes") or {}
+            by_class = some([f"{name} {count:,}" for name, count in counts.items()], 12)
+            rows[what] = f"{data[side]['file']}: {data[side]['rows']:,} rows" + (f" ({by_class})" if counts else "")
+    files = dict.fromkeys(data[side]["file"] for side in ("train", "valid", "test") if side in data)
+    return rows | {"licence": licences(files), "fingerprint": f"`{data['fingerprint']}`"}
+
+
+def backbone_rows(name: str) -> dict[str, str]:
+    """What the backbone had learned from before, where the run it is of is still there."""
+    run = next((run for run in (Run(Path(name)), Run(STOCKS / name)) if name and run.exists()), None)
+    files = [] if run is None else run.data().get("corpus", [])
+    return {"pretrained on": f"{some(files, 3)} (licence: {licences(files)})"} if files else {}
+
+
+def task_limits(run: Run) -> Iterable[str]:
+    settings, results = run.config(), run.results()
+    task = settings["task"]
+    yield "It was measured on rows like those it learned from; on other text it may do worse and will not say so."
+    if results["classes"]:
+        yield "It knows these classes and no other: a text that is of none of them still gets one."
+    if length := settings["train"].get("length") or settings["model"].get("context"):
+        ways = {
+            "head": f"Of a text longer than {length:,} tokens it reads the beginning.",
+            "tail": f"Of a text longer than {length:,} tokens it reads the end.",
+            "head+tail": f"Of a text longer than {length:,} tokens it reads a quarter from the beginning and the rest "
+            "from the end.",
+            "windows": f"A text longer than {length:,} tokens is read in rows that overlap, which are averaged.",
+        }
+        yield ways.get(task.get("long", ""), f"A row has at most {length:,} tokens.")
+    if "test" not in results:
+        yield "It was not measured on test rows, only on the rows that its best epoch was chosen by."
+
+
+def with_intervals(metrics: Mapping[str, Any]) -> str:
     """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
     told = []
     for name in ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1", "bleu", "chrf"):
@@ -102,34 +214,126 @@ def with_intervals(metrics: dict[str, Any]) -> str:
     return ", ".join([*told, *loss, f"{metrics['rows']:,} rows"])
 
 
-def pretrained_card(run: Run) -> str:
-    settings, data, results = run.config(), run.data(), run.results()
-    model = {key: value for key, value in settings["model"].items() if key not in ("family", "vocabulary")}
-    files = data["corpus"]
-    name = run.path.name
-    task = TASKS.get(settings["task"]["name"])
-    use = [f'headstock generate {name} "..."'] if task.generates else []
-    use += [f'headstock fill {name} "... [MASK] ..."'] if task.fills else []
-    return CARD.format(
-        name=run.path.name,
-        objective=settings["task"]["name"],
-        family=settings["model"]["family"],
-        total=results["parameters"]["total"],
-        version=results["versions"]["headstock"],
-        files=", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else ""),
-        documents=data["train_documents"],
-        bytes=data["train_bytes"],
-        how=data["how"],
-        valid_documents=data["valid_documents"],
-        valid_bytes=data["valid_bytes"],
-        kind=settings["tokenizer"]["kind"] if not settings["tokenizer"]["file"] else settings["tokenizer"]["file"],
-        vocabulary=settings["model"]["vocabulary"],
-        model=", ".join(f"{key} {value}" for key, value in model.items()),
-        steps=results["steps"],
-        tokens=results["tokens"],
-        seconds=results["seconds"],
-        device=results["device"],
-        seed=settings["train"]["seed"],
-        metrics=summary(results["metrics"]).replace(" | ", ", "),
-        use="\n    ".join(use or [f'headstock embed {name} "..."']),
+# Models made elsewhere
+
+
+def imported(run: Run) -> dict[str, str]:
+    data, results, name = run.data(), run.results(), run.path.name
+    total, version = results["parameters"]["total"], results["versions"]["headstock"]
+    known = {"from": data["imported"], "licence": "not known here: it is that of whoever made the model"}
+    known |= {"sha256": f"`{data['sha256']}`"} if "sha256" in data else {}
+    known |= {"learned from": "not known here"}
+    notes = f"\n\n{listed(data['notes'])}" if data.get("notes") else ""
+    task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
+    if issubclass(task, LabelledTask):
+        words = [f"headstock {task.use} {name} {task.example}", f"headstock evaluate {name} FILE"]
+        here = lines(words) + "\n\nIn Python:\n\n" + in_python(name, [call_of(task)])
+    return {
+        "title": f"A model of {total:,} parameters that was made elsewhere, brought in by Headstock {version}.",
+        "data": table(known) + notes,
+        "training": "Not known here.",
+        "results": "None came along; ask those who made it, or measure it on rows of your own.",
+        "limits": listed(["What it learned from is not known here, and so neither are its mistakes and prejudices."]),
+        "here": here,
+    }
+
+
+def call_of(task: type[LabelledTask]) -> str:
+    return "translate" if task.needs_source else "predict"
+
+
+# What all have
+
+
+def tokenizer_of(run: Run) -> str:
+    tokenizer, data = run.tokenizer(), run.data()
+    told = f"{tokenizer.kind}, {tokenizer.vocabulary:,} entries, fingerprint `{data['tokenizer']}`."
+    if tokenizer.source is not None:
+        source = tokenizer.source
+        told += f" What it reads is cut by another: {source.kind}, {source.vocabulary:,} entries."
+    settings = run.config().get("tokenizer") or {}
+    return told + (f" Taken from {settings['file']}." if settings.get("file") else "")
+
+
+def architecture(run: Run) -> str:
+    settings, parameters = run.config()["model"], run.results()["parameters"]
+    shape = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "family")
+    ensemble = (run.config().get("transfer") or {}).get("ensemble", 1)
+    several = f" {ensemble} models are averaged; the numbers are those of one." if ensemble > 1 else ""
+    parts = [f"backbone {parameters['base']:,}"]
+    parts += [f"head `{name}` {count:,}" for name, count in parameters.items() if name not in SUMS and count]
+    trained = parameters.get("trainable", parameters["total"])
+    learned = f", {trained:,} of them trained" if trained != parameters["total"] else ""
+    counted = f"{parameters['total']:,} parameters{learned}: {', '.join(parts)}."
+    return f"{settings['family']}: {shape}.\n\n{counted}{several}\n\n{formula_table(run)}"
+
+
+SUMS = ("base", "total", "trainable", "frozen")  # not of a head
+
+
+def budget(settings: dict[str, Any], results: dict[str, Any]) -> dict[str, str]:
+    """What training took, and how it was done."""
+    train = settings["train"]
+    rows = f"{train['batch_tokens']:,} tokens" if train.get("batch_tokens") else f"{train['batch']:,} rows"
+    best = results.get("best_epoch")
+    steps = f"{results['steps']:,} of {rows}" + (f"; best epoch {best}" if best is not None else "")
+    speed = results.get("tokens_per_second")
+    processes = f", {results['processes']} processes" if results.get("processes", 1) > 1 else ""
+    return {
+        "steps": steps,
+        "tokens": f"{results['tokens']:,}" + (f", {speed:,.0f} a second" if speed else ""),
+        "time": f"{results['seconds']:,.0f} s on {results['device']}{processes}",
+        "optimizer": f"{train['optimizer']}, learning rate {train['lr']:g} ({train['schedule']}), weight decay "
+        f"{train['weight_decay']:g}",
+        "seed": str(train["seed"]),
+        "made with": ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+    }
+
+
+def elsewhere(run: Run) -> str:
+    """The formats that a run of this family has a place in; what does not fit exactly is refused there, with why."""
+    settings, name = run.config(), run.path.name
+    family = BACKBONES.get(settings["model"]["family"])
+    if (settings.get("transfer") or {}).get("ensemble", 1) > 1:
+        name = run.member(0).path.relative_to(run.path.parent).as_posix()
+    words, tokenizer = [], run.tokenizer()
+    if family.name in ("transformer", "seq2seq") and not isinstance(tokenizer.engine, SentencePieces):
+        words.append(f"headstock export {name} --to huggingface FOLDER     # for transformers' from_pretrained")
+    if family.name == "transformer":
+        words.append(f"headstock export {name} --to onnx FOLDER            # for ONNX Runtime, without torch")
+    if family.name == "transformer" and tokenizer.kind == "lab":
+        words.append(f"headstock export {name} --to lab FOLDER             # for the course lab's own modules")
+    if not words:
+        like = f"of the family {family.name} with a {tokenizer.kind} tokenizer"
+        return f"It runs in Headstock only: a model {like} has no place in the formats that are written."
+    return lines(words) + "\n\nWhat a format cannot say exactly is refused there, with the reason."
+
+
+def licences(files: Iterable[str]) -> str:
+    known = dict.fromkeys(found for file in files if (found := licence_of(file)))
+    return "; ".join(known) or UNKNOWN
+
+
+def some(names: Iterable[str], most: int) -> str:
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def table(rows: Mapping[str, str]) -> str:
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items())]
     )
+
+
+def listed(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def lines(words: Iterable[str]) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in words)
+
+
+def in_python(name: str, calls: Iterable[str]) -> str:
+    shown = {"fill": '"... [MASK] ..."'}
+    used = [f"model.{call}({shown.get(call, TEXT)})" for call in calls]
+    return lines(["import headstock", "", f'model = headstock.load("{name}")', *used])

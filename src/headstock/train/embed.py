@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
@@ -66,25 +66,34 @@ def embed(
     """
     check_layers(layers, model.backbone.depth)
     width = feature_width(model.backbone.width, layers)
-    found = [np.zeros((len(text), width) if pool == "none" else width, dtype=np.float32) for text in texts]
     rows = [
         (i, part)
         for i, text in enumerate(texts)
         for part in parts(len(text), marks.room(length), ahead=not model.backbone.causal)
     ]
-    counts = np.bincount([i for i, _ in rows], minlength=len(texts))
     rows.sort(key=lambda row: row[1].begin - row[1].end)  # the longest first; rows of one text stay in order
+    found = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
+    whole: list[Tensor] = []  # of each batch (B, D), left where the model is until all are there
     for held in in_batches(rows, lambda row: marks.length(row[1]), model.device):
         shown = [marks.around(texts[i][part.begin : part.end]) for i, part in held]
         batch = batch_of(shown, marks.filler, model.device)
         vectors = read(model, batch, layers)  # (B, T, D)
         if pool != "none":
-            for (i, _), vector in zip(held, pooled(vectors, batch.padding, pool).cpu().numpy(), strict=True):
-                found[i] += vector / counts[i]
+            whole.append(pooled(vectors, batch.padding, pool))
             continue
         for (i, part), row in zip(held, vectors.cpu().numpy(), strict=True):
             found[i][part.first : part.last] = row[taken(part, marks)]
-    return found
+    return found if pool == "none" else averaged(whole, [i for i, _ in rows], len(texts))
+
+
+def averaged(whole: list[Tensor], owners: list[int], count: int) -> list[np.ndarray]:
+    """The mean of the rows of each of `count` texts."""
+    if not whole:
+        return []
+    vectors = torch.cat(whole).cpu().numpy()  # in one piece: to ask a GPU more often is to wait for it more often
+    sums = np.zeros((count, vectors.shape[1]), dtype=np.float32)
+    np.add.at(sums, owners, vectors)
+    return list(sums / np.bincount(owners, minlength=count).astype(np.float32)[:, None])
 
 
 def taken(part: Part, marks: Marks) -> slice:
@@ -108,7 +117,7 @@ def read(model: Model, batch: Batch, layers: str) -> Tensor:
 
 
 def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) -> dict[str, Any]:
-    """Write what is known of each text with its vectors, and say how much that was.
+    """Write what is known of each text with its vectors, as they come, and say how much that was.
 
     .jsonl has all in one row a text. .npy has the vectors only; where they are of tokens or words, all texts' one after
     another, and a second file, F.tokens.jsonl, says which `rows` of the array are whose.
@@ -123,20 +132,44 @@ def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) 
                 lines.write(json.dumps(whose | {name: numbers}, ensure_ascii=False) + "\n")
                 count, size, width = count + 1, size + len(np.atleast_2d(vectors)), vectors.shape[-1]
             return {"texts": count, "shape": [size, width]}
-        found = list(rows)
-        several = any(vectors.ndim == 2 for _, vectors in found)
-        if several:
-            lines = stack.enter_context(
-                stack.enter_context(whole_file(out.with_suffix(".tokens.jsonl"))).open("w", encoding="utf-8")
-            )
-            at = 0
-            for whose, vectors in found:
-                lines.write(json.dumps(whose | {"rows": [at, at + len(vectors)]}, ensure_ascii=False) + "\n")
-                at += len(vectors)
-        array = (np.concatenate if several else np.stack)([vectors for _, vectors in found])
-        with stack.enter_context(whole_file(out)).open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-        return {"texts": len(found), "shape": list(array.shape)}
+        table = Table(stack.enter_context(stack.enter_context(whole_file(out)).open("wb")))
+        count, index = 0, None
+        for whose, vectors in rows:
+            if vectors.ndim == 2:
+                beside = out.with_suffix(".tokens.jsonl")
+                index = index or stack.enter_context(
+                    stack.enter_context(whole_file(beside)).open("w", encoding="utf-8")
+                )
+                place = [table.rows, table.rows + len(vectors)]
+                index.write(json.dumps(whose | {"rows": place}, ensure_ascii=False) + "\n")
+            table.add(np.atleast_2d(vectors))
+            count += 1
+        return {"texts": count, "shape": table.close()}
+
+
+class Table:
+    """A .npy file that grows row by row; how many there are is written into its head in the end."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.rows, self.width = file, 0, 0
+
+    def add(self, rows: np.ndarray) -> None:
+        if not self.width:
+            self.width = rows.shape[1]
+            self.head()
+        self.rows += len(rows)
+        self.file.write(np.ascontiguousarray(rows, dtype=np.float32).tobytes())
+
+    def head(self) -> None:
+        """numpy leaves room in it for the number of rows to grow."""
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.width)}
+        np.lib.format.write_array_header_1_0(self.file, shape)
+
+    def close(self) -> list[int]:
+        self.file.seek(0)
+        self.head()
+        self.file.seek(0, 2)
+        return [self.rows, self.width]
 
 
 # Which vector is whose

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from headstock.errors import UserError
 from headstock.model.beam import Hypothesis, beam_search, check_beams
+from headstock.model.features import check_layers, feature_width
 from headstock.model.generate import generate
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling
@@ -32,6 +32,7 @@ from headstock.train.likelihood import Kind, Score, token_likelihoods
 from headstock.train.loop import row_length
 from headstock.train.metrics import metrics_of
 from headstock.train.minimal import measure_pairs
+from headstock.train.onward import AT_ONCE, FIRST, growing, made_ahead
 from headstock.train.predict import outputs, together
 from headstock.train.pretrain import build_model, prepare_again
 from headstock.train.rows import marks_of
@@ -42,7 +43,6 @@ from headstock.train.world import World, choose_device
 from headstock.train.writer import Writer
 
 ROWS = 16  # texts read at once
-AT_ONCE = 4096  # texts that are sorted by length together when many are classified
 
 
 def load(run: str | Path, *, device: str = "auto") -> "Loaded":
@@ -67,12 +67,11 @@ def members(run: Run, chosen: RunConfig) -> list[Run]:
 
 
 def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
-    """Rows as their task has them, a few thousand at a time."""
+    """Rows as their task has them, up to a few thousand at a time: those are sorted by length together."""
     if isinstance(rows, Records):
-        yield from (rows.select(range(len(rows))[at : at + AT_ONCE]) for at in range(0, len(rows), AT_ONCE))
+        yield from (rows.select(part) for part in growing(range(len(rows)), most=AT_ONCE))
         return
-    waiting = iter(rows)
-    while part := list(islice(waiting, AT_ONCE)):
+    for part in growing(rows, most=AT_ONCE):
         yield Records("row", list(range(1, len(part) + 1)), task.columns_of(part))
 
 
@@ -224,15 +223,25 @@ class Loaded:
 
         Without `pool` it is the mean where the model looks both ways, the last token where it looks back only.
         """
+        found = list(self.embeddings([texts] if isinstance(texts, str) else texts, layers=layers, pool=pool))
+        if check_pool(pool, self.model.backbone) == "none":
+            return found
+        width = feature_width(self.model.backbone.width, layers)
+        return np.stack(found) if found else np.zeros((0, width), dtype=np.float32)
+
+    def embeddings(
+        self, texts: Iterable[str], *, layers: str = "last", pool: str | None = None
+    ) -> Iterator[np.ndarray]:
+        """The same one by one, in the order of the texts, however many come."""
         if len(self.models) > 1:
             raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
         if self.model.backbone.reads_source:
             raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
-        how = check_pool(pool, self.model.backbone)
-        rows = self.tokenizer.encode_batch([texts] if isinstance(texts, str) else list(texts))
+        how, most = check_pool(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
+        check_layers(layers, self.model.backbone.depth)
         marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
-        found = embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how)
-        return found if how == "none" else np.stack(found) if found else np.zeros((0, self.model.backbone.width))
+        for rows in made_ahead(self.tokenizer.encode_batch(part) for part in growing(texts, most=most)):
+            yield from embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how)
 
     def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
         """What the run's task says of each row: the class of a text, the tags of its words, the answer to a question.
@@ -243,10 +252,12 @@ class Loaded:
         return list(self.predictions([rows] if isinstance(rows, str) else rows))
 
     def predictions(self, rows: Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
-        """The same one by one, in the order of the rows, however many come: a few thousand are read at a time."""
+        """The same one by one, in the order of the rows, however many come: a few thousand are read at a time.
+
+        While the model reads some, the next ones are cut into tokens.
+        """
         task = self.labelled()
-        for part in in_parts(rows, task):
-            data = task.prepare(part, labelled=False)
+        for data in made_ahead(task.prepare(part, labelled=False) for part in in_parts(rows, task)):
             yield from task.predictions(data, self.outputs(data))
 
     def rows_of(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:

@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headstock.errors import UserError, WorkError
+from headstock.errors import Diverged, UserError
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.randomness import number
 from headstock.tasks.task import Task
+from headstock.train.ahead import Ahead
 from headstock.train.budget import Budget, due
+from headstock.train.compiling import compiled, compiles
 from headstock.train.evaluate import measure, precision, weights_swapped
+from headstock.train.fitting import AtOnce
 from headstock.train.keep import InMemory, Keeper, OnDisk
 from headstock.train.optim import Average, lr_factor, make_optimizers
 from headstock.train.order import Order
@@ -91,28 +94,27 @@ def train(
     keeper: Keeper = OnDisk(run, settings, world) if run is not None else InMemory()
     progress = keeper.resume(model, optimizers, average, say)
     objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
-    if settings.compile:
-        objective = torch.compile(objective)  # type: ignore[assignment]
+    if whole := compiles(model, task, settings, budget, order, world, say):
+        objective = compiled(objective, settings)
     objective = world.share(objective, thawing=settings.unfreeze is not None)
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
-    losses, seen = Running(), Seen()
-    with Interruption() as interruption:
+    losses, seen, at_once = Running(), Seen(), AtOnce(settings.micro_batch, world, say)
+    cut = partial(cut_step, order, budget, progress, world, full=whole)
+    ahead = Ahead(lambda step: cut(step, at_once.size), progress.step, budget.steps)
+    with Interruption() as interruption, ahead:
         # the clock is read for what is due once a step: between two readings nothing can be passed over, nor the end
         done = budget.share(progress.step, progress.seconds)
         while done < 1.0 and not out_of_patience(progress, settings):
             if settings.unfreeze:
                 thaw(model, progress.step / order.steps_per_epoch / settings.unfreeze)
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
-            task.done = done
-            batches = order.micro_batches(
-                progress.step, size=settings.micro_batch, rank=world.rank, world=world.size, full=settings.compile
-            )
+            batches, fit = ahead.take(progress.step), partial(at_once.fit, again=partial(cut, progress.step))
             loss, gradient, counted = one_step(
-                objective, task, batches, optimizers, lr, settings, progress.step, world, seen
+                objective, task, batches, optimizers, lr, settings, progress.step, world, seen, fit
             )
             if average is not None:
-                average.update(model)
+                average.update()
             progress.step += 1
             progress.tokens += counted
             stop_if_not_finite(losses.add(progress.step, loss, counted), order, keeper)
@@ -132,7 +134,7 @@ def train(
             paused = time.monotonic()
             if passed(settings.validate_every, 10):
                 progress.train = seen.score(task, world)
-                validate(model, task, data.valid, average, progress, settings, length, world)
+                validate(model, task, data.valid, average, progress, settings, length, world, rows=at_once.size)
                 progress.seconds = elapsed()
                 tell(watch, event("valid"))
             asked = agree(interruption.received, world)
@@ -152,6 +154,15 @@ def train(
 
 def row_length(model: Model, settings: TrainSettings) -> int:
     return settings.length or model.backbone.context or 256
+
+
+def cut_step(
+    order: Order, budget: Budget, progress: Progress, world: World, step: int, size: int | None, *, full: bool
+) -> list[Batch]:
+    """This process's batches of a step, which may be some steps ahead of the run's progress."""
+    done = budget.share(step, progress.seconds)
+    batches = order.micro_batches(step, size=size, rank=world.rank, world=world.size, full=full, done=done)
+    return [batch.pinned() for batch in batches] if world.device.type == "cuda" else batches
 
 
 def out_of_patience(progress: Progress, settings: TrainSettings) -> bool:
@@ -176,15 +187,50 @@ def one_step(
     step: int,
     world: World,
     seen: "Seen | None" = None,
+    fit: Callable[..., "Learned"] = lambda learn, batches, forget: learn(batches),
 ) -> tuple[Tensor, Tensor, int]:
     """One move of the weights; the loss, the gradient's length and how many tokens there were, in all processes.
 
-    The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
+    `fit` may cut the batches smaller where memory is too small for them.
     """
     objective.train()
+    learn = partial(gather, objective, task, settings=settings, step=step, world=world)
+    learned = fit(learn, batches, forget=lambda: [optimizer.zero_grad(set_to_none=True) for optimizer in optimizers])
+    if seen is not None:
+        seen.take(learned.seen)
+    model_parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    gradient = nn.utils.clip_grad_norm_(model_parameters, settings.clip or math.inf)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if world.size > 1:
+        torch.distributed.all_reduce(learned.loss)
+    return learned.loss, gradient, learned.tokens
+
+
+@dataclass
+class Learned:
+    """What a step's batches gave, beside the gradients."""
+
+    loss: Tensor
+    tokens: int  # of all processes
+    seen: "Seen"
+
+
+def gather(
+    objective: nn.Module, task: Task, batches: Sequence[Batch], *, settings: TrainSettings, step: int, world: World
+) -> Learned:
+    """The gradients of a step, in the weights.
+
+    The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
+    """
     seed_dropout(world.device, number(settings.seed, step, world.rank, "dropout"))
     counts, tokens = total_counts(task, batches, world)
-    whole = torch.zeros((), device=world.device)
+    if settings.compile == "graphs":
+        torch.compiler.cudagraph_mark_step_begin()  # nothing of the step before is needed any more
+    whole, seen = torch.zeros((), device=world.device), Seen()
     for place, batch in enumerate(batches):
         last = place == len(batches) - 1
         with nullcontext() if last else world.hold_back(objective):
@@ -194,20 +240,9 @@ def one_step(
             loss = torch.stack(means).sum()
             (loss * world.size).backward()  # DDP divides by the number of processes, and the counts already did
         whole += loss.detach()
-        if seen is not None:
-            seen.add(sums)
-    if seen is not None:
-        seen.count(counts)
-    model_parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradient = nn.utils.clip_grad_norm_(model_parameters, settings.clip or math.inf)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("scale", 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if world.size > 1:
-        torch.distributed.all_reduce(whole)
-    return whole, gradient, tokens
+        seen.add(sums)
+    seen.count(counts)
+    return Learned(whole, tokens, seen)
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:
@@ -218,7 +253,7 @@ def seed_dropout(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def total_counts(task: Task, batches: list[Batch], world: World) -> tuple[dict[str, int], int]:
+def total_counts(task: Task, batches: Sequence[Batch], world: World) -> tuple[dict[str, int], int]:
     """Predictions by head, and tokens, of all processes together."""
     mine: dict[str, int] = {}
     tokens = 0
@@ -239,11 +274,16 @@ class Seen:
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach()
+            # a copy, as the memory of CUDA graphs is used again in the next step
+            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
 
     def count(self, counts: dict[str, int]) -> None:
         for head, count in counts.items():
             self.counts[head] = self.counts.get(head, 0) + count
+
+    def take(self, other: "Seen") -> None:
+        self.add(other.sums)
+        self.count(other.counts)
 
     def score(self, task: Task, world: World) -> dict[str, float]:
         """The task's metrics over it, all processes together; then it begins anew."""
@@ -343,7 +383,7 @@ def stop_if_not_finite(step: int | None, order: Order, keeper: Keeper) -> None:
     shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
     good = keeper.newest()
     last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
-    raise WorkError(f"step {step}: the loss is not a finite number; the step read {shown}; {last}")
+    raise Diverged(f"step {step}: the loss is not a finite number; the step read {shown}; {last}")
 
 
 def validate(
@@ -355,6 +395,7 @@ def validate(
     settings: TrainSettings,
     length: int,
     world: World,
+    rows: int | None = None,
 ) -> None:
     """Measure on held-out data with the weights that would be kept, and note whether they are the best so far."""
     with weights_swapped(model, None if average is None else average.tensors):
@@ -363,7 +404,7 @@ def validate(
             task,
             task.examples(data, length=length),
             world=world,
-            rows=settings.micro_batch or settings.batch,
+            rows=rows or settings.batch,
             most=max(1, settings.valid_tokens // length),
             size=data.bytes,
             dtype=settings.dtype,

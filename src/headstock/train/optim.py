@@ -36,22 +36,20 @@ class Muon(Optimizer):
 
     def move(self, matrices: list[nn.Parameter], group: dict) -> None:
         """Matrices of one shape are orthogonalised together; a stack of `parts` matrices, part by part."""
-        updates = []
         for matrix in matrices:
-            state = self.state[matrix]
-            if not state:
-                state["momentum"] = torch.zeros_like(matrix)
-            gradient = matrix.grad
-            assert gradient is not None
-            state["momentum"].lerp_(gradient, 1 - group["momentum"])
-            updates.append(gradient.lerp(state["momentum"], group["momentum"]))  # Nesterov's look ahead
+            if not self.state[matrix]:
+                self.state[matrix]["momentum"] = torch.zeros_like(matrix)
+        momenta = [self.state[matrix]["momentum"] for matrix in matrices]
+        gradients: list[Tensor] = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's look ahead
         stacked = torch.stack(updates).unflatten(1, (group["parts"], -1))  # (N, parts, rows, columns)
         rows, columns = stacked.shape[-2:]
         moved = orthogonal(stacked.flatten(0, 1)).view_as(stacked).flatten(1, 2)
         size = 0.2 * math.sqrt(max(rows, columns))  # the usual root mean square of an AdamW update
-        for matrix, update in zip(matrices, moved.unbind(), strict=True):
-            matrix.mul_(1 - group["lr"] * group["weight_decay"])
-            matrix.add_(update.to(matrix.dtype), alpha=-group["lr"] * size)
+        weights: list[Tensor] = [*matrices]
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, moved.to(weights[0].dtype).unbind(), alpha=-group["lr"] * size)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -137,12 +135,13 @@ class Average:
 
     def __init__(self, model: Model, decay: float):
         self.decay, self.steps = decay, 0
-        self.tensors = {name: tensor.clone() for name, tensor in model.tensors().items()}
+        self.moving = model.tensors()  # the model's own, which move as it learns
+        self.tensors = {name: tensor.clone() for name, tensor in self.moving.items()}
 
     @torch.no_grad()
-    def update(self, model: Model) -> None:
+    def update(self) -> None:
         self.steps += 1
         decay = min(self.decay, self.steps / (10 + self.steps))
-        for name, tensor in model.tensors().items():
-            if tensor.is_floating_point():
-                self.tensors[name].lerp_(tensor, 1 - decay)
+        names = [name for name, tensor in self.moving.items() if tensor.is_floating_point()]
+        averages, moving = ([tensors[name] for name in names] for tensors in (self.tensors, self.moving))
+        torch._foreach_lerp_(averages, moving, 1 - decay)

@@ -1,6 +1,7 @@
 """Which examples make up which step: a pure function of (seed, epoch, index), the same for any number of processes."""
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ class Order:
     def __init__(self, task: Task, data: Any, *, length: int, batch: int, seed: int, batch_tokens: int | None = None):
         self.task, self.data, self.length, self.batch, self.seed = task, data, length, batch, seed
         self.batch_tokens = batch_tokens
+        self.lock = threading.RLock()  # batches are made by a thread, and the loop may ask for names meanwhile
         self.epoch = -1
         self.enter(0)
         self.steps_per_epoch = len(self.cuts) - 1
@@ -43,15 +45,24 @@ class Order:
     def indices(self, step: int) -> list[int]:
         """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        self.enter(epoch)
-        return self.order[self.cuts[place] : self.cuts[place + 1]].tolist()
+        with self.lock:
+            self.enter(epoch)
+            return self.order[self.cuts[place] : self.cuts[place + 1]].tolist()
 
-    def micro_batches(self, step: int, *, size: int | None, rank: int, world: int, full: bool = False) -> list[Batch]:
+    def micro_batches(
+        self, step: int, *, size: int | None, rank: int, world: int, full: bool = False, done: float | None = None
+    ) -> list[Batch]:
         """One process's part of a step, cut to `size` rows at a time; every process gets as many parts.
 
         Where too few examples are left for a process, or a compiled model wants `full` parts of one shape,
-        rows are added whose labels do not count.
+        rows are added whose labels do not count. `done` is the share of the run that is over by then.
         """
+        with self.lock:
+            if done is not None:
+                self.task.done = done
+            return self.parts(step, size, rank, world, full=full)
+
+    def parts(self, step: int, size: int | None, rank: int, world: int, *, full: bool) -> list[Batch]:
         everyone = self.indices(step)
         full = full and self.batch_tokens is None  # steps of so many tokens have rows as they come
         most = math.ceil((self.batch if full else len(everyone)) / world)
@@ -65,7 +76,8 @@ class Order:
         return batches
 
     def names(self, step: int) -> list[str]:
-        return [self.examples.name(index) for index in self.indices(step)]
+        with self.lock:
+            return [self.examples.name(index) for index in self.indices(step)]
 
 
 def by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.random.Generator) -> np.ndarray:

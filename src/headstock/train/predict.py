@@ -1,23 +1,31 @@
 """What a trained model says of many rows: read with others of like length, told in the order they came."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import Features, LabelledTask
 from headstock.train.evaluate import precision
-
-TOKENS = 8192  # about so many are read at once, whatever the texts' lengths
+from headstock.train.rows import tokens_at_once
 
 
 def outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> list[np.ndarray]:
     """What the predictions of all rows are made from, in their order."""
-    found = read(model, task, data, task.outputs, length=length, dtype=dtype)
-    return [output.float().cpu().numpy() for output in found]
+    return as_arrays(read(model, task, data, task.outputs, length=length, dtype=dtype))
+
+
+def as_arrays(rows: Sequence[Tensor]) -> list[np.ndarray]:
+    """What a model made of each row, brought over in one piece: a GPU asked for row by row is waited for each time."""
+    if not rows or rows[0].device.type == "cpu":
+        return [row.float().numpy() for row in rows]
+    flat = torch.cat([row.flatten() for row in rows]).float().cpu().numpy()
+    pieces = np.split(flat, np.cumsum([row.numel() for row in rows])[:-1])
+    return [piece.reshape(row.shape) for piece, row in zip(pieces, rows, strict=True)]
 
 
 def together(models: list[list[np.ndarray]]) -> list[np.ndarray]:
@@ -45,7 +53,8 @@ def read(
     model.eval()
     examples = task.examples(data, length=length)
     found: list[Any] = [None] * len(examples)
-    for part in by_size(getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))):
+    lengths = getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))
+    for part in by_size(lengths, tokens_at_once(model.device)):
         with precision(model.device, dtype):
             made = what(model, examples.batch(part).to(model.device))
         for place, one in zip(part, made, strict=True):
@@ -53,11 +62,11 @@ def read(
     return found
 
 
-def by_size(lengths: np.ndarray) -> Iterator[list[int]]:
-    """All indices in parts of like length and about TOKENS tokens; the longest first, so that memory peaks early."""
+def by_size(lengths: np.ndarray, most: int) -> Iterator[list[int]]:
+    """All indices in parts of like length and up to `most` tokens; the longest first, so that memory peaks early."""
     order = np.argsort(-lengths, kind="stable").tolist()
     at = 0
     while at < len(order):
-        rows = max(1, TOKENS // int(lengths[order[at]]))
+        rows = max(1, most // int(lengths[order[at]]))
         yield order[at : at + rows]
         at += rows

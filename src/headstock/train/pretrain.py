@@ -27,7 +27,7 @@ from headstock.train import watch as watching
 from headstock.train.card import write_card
 from headstock.train.evaluate import measure
 from headstock.train.loop import Progress, Watch, row_length, train
-from headstock.train.peak import begin_peak, peak_bytes
+from headstock.train.peak import Peak
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
 from headstock.train.world import World, join_world, leave_world
@@ -243,6 +243,8 @@ def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
     for side in (stores.train, stores.valid):  # refuses text that it cannot learn from, before a step is made
         task.examples(side, length=chosen.train.length or getattr(chosen.model, "context", None) or 256)
     chosen = with_vocabulary(chosen, tokenizer)
+    if spare := chosen.model.vocabulary - tokenizer.vocabulary:
+        say(f"the model's vocabulary is padded to {chosen.model.vocabulary:,}: {spare:,} entries stand for no token")
     sources = {"corpus": list(corpus.names()), "how": corpus.how()}
     card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
     run.begin(chosen.plain(), tokenizer, card)
@@ -280,12 +282,13 @@ def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Co
 
 
 def with_vocabulary(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """The model's vocabulary is the tokenizer's, unless a larger one was asked for by name."""
+    """The model's vocabulary is the tokenizer's, rounded up as set, unless a larger one was asked for by name."""
     wish, have = chosen.model.vocabulary, tokenizer.vocabulary
     asked = wish != chosen.tokenizer.vocabulary
     if asked and wish < have:
         raise UserError(f"model.vocabulary: {wish} is smaller than the tokenizer's {have}")
-    return chosen if asked else replace(chosen, model=replace(chosen.model, vocabulary=have))
+    padded = -(-have // chosen.train.vocabulary_multiple) * chosen.train.vocabulary_multiple
+    return chosen if asked else replace(chosen, model=replace(chosen.model, vocabulary=padded))
 
 
 def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
@@ -319,7 +322,7 @@ def work(
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
     say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
     watchers: Iterable[Watch] = ()
-    begin_peak(world.device)
+    peak = Peak(world.device)
     with ExitStack() as stack:
         if world.leads:
             watchers = [watching.log_metrics(run), *watch]
@@ -330,7 +333,7 @@ def work(
     rows = chosen.train.micro_batch or chosen.train.batch
     valid = task.examples(stores.valid, length=length)
     metrics = measure(model, task, valid, world=world, rows=rows, size=stores.valid.bytes, dtype=chosen.train.dtype)
-    results = describe_results(run, done, metrics, sizes, world)
+    results = describe_results(run, done, metrics, sizes, world) | {"peak_bytes": peak.bytes()}
     if world.leads:
         run.write_results(results)
         write_card(run)
@@ -366,7 +369,6 @@ def describe_results(
         "seconds": round(done.seconds, 3),
         "tokens_per_second": round(done.tokens / max(1e-9, done.seconds - done.aside), 1),
         "train_loss": done.loss,
-        "peak_bytes": peak_bytes(world.device),
         **named,
         "metrics": metrics,
         "parameters": sizes,

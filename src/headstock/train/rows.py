@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from headstock.model.batch import Batch, pad
-from headstock.tasks.task import Task, opening
+from headstock.tasks.task import Task, closing, opening
 from headstock.text.tokenizer import Tokenizer
 
-TOKENS = {"cpu": 8192, "mps": 16_384, "cuda": 65_536}  # about so many are read at once
+# About so many are read at once. On a CPU more are slower: what a layer makes then no longer fits into the processor's
+# own memory, and is asked from the system anew each time.
+TOKENS = {"cpu": 1024, "mps": 16_384, "cuda": 65_536}
 
 Row = TypeVar("Row")
 
@@ -47,8 +49,8 @@ def marks_of(task: Task, tokenizer: Tokenizer, *, left_to_right: bool = False) -
     if left_to_right:
         return Marks((opening(tokenizer, "start"),), (), filler)
     start = opening(tokenizer, getattr(task.config, "opening", task.opening))
-    closing = tokenizer.separator if task.sentences else None
-    return Marks((start,), () if closing is None else (closing,), filler)
+    closed = task.sentences or getattr(task.config, "closed", False)
+    return Marks((start,), closing(tokenizer) if closed else (), filler)
 
 
 class Part(NamedTuple):
@@ -77,9 +79,13 @@ def parts(length: int, room: int, *, ahead: bool) -> list[Part]:
     return [Part(*part) for part in zip(begins, ends, [0, *turns], [*turns, length], strict=True)]
 
 
+def tokens_at_once(device: torch.device) -> int:
+    return TOKENS.get(device.type, TOKENS["cpu"])
+
+
 def in_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:
     """Rows as they come, as many at once as a device reads well; of like length if they come sorted."""
-    most = TOKENS.get(device.type, TOKENS["cpu"])
+    most = tokens_at_once(device)
     held: list[Row] = []
     longest = 0
     for row in rows:

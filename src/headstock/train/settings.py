@@ -97,7 +97,8 @@ class TrainSettings:
     patience: int | None = None  # validations without a better one after which training stops
     ema: float = 0.0  # decay of the averaged weights that are kept in the end; 0 keeps the last ones
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: bool = False
+    compile: Literal["auto", True, False, "graphs"] = "auto"  # on a GPU where it pays; graphs: as CUDA graphs too
+    vocabulary_multiple: int = 1  # a new model's vocabulary is rounded up to one, which GPUs may read faster
     validate_every: int | None = None  # steps; a tenth of the run unless given
     valid_tokens: int = 200_000  # at most so many are read by the validations on the way; the last reads all
     checkpoint_every: int | None = None  # steps; with every validation unless given
@@ -127,7 +128,7 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 problems.append((name, f"must be above 0, not {value}"))
-        for name in ("batch", "keep", "valid_tokens", "lr", "layer_decay"):
+        for name in ("batch", "keep", "valid_tokens", "vocabulary_multiple", "lr", "layer_decay"):
             if getattr(self, name) <= 0:
                 problems.append((name, f"must be above 0, not {getattr(self, name)}"))
         for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay", "beta1", "beta2", "momentum"):

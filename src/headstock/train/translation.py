@@ -1,20 +1,16 @@
 """What a finished model translates, and where it looked while it did.
 
-T target tokens, S source tokens, D width, H heads, K head width.
+T target tokens, S source tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from headstock.errors import UserError
-from headstock.model.layers import Attention, Block
+from headstock.model.looking import Look, looking
 from headstock.model.model import Model
 from headstock.tasks.translate import Sentences, Translate
 from headstock.text.records import Records
@@ -60,52 +56,17 @@ def align(model: Model, task: Translate, text: str, *, length: int) -> Alignment
     batch = task.examples(data, length=length).batch([0]).to(model.device)
     assert batch.source is not None
     model.eval()
-    with looking(model) as seen:
+    seen: list[Look] = []
+    with looking(model, seen.append):
         model(batch)
+    last = [look for look in seen if look.where == "cross"][-1]
     written = batch.labels["token"][0].tolist()
     return Alignment(
         task.predictions(data, [found])[0]["text"],
         spelled(task.reader, batch.source.tokens[0].tolist()),
         spelled(task.tokenizer, written),
-        seen[0][0].float().cpu().numpy(),
+        last.weights[0].mean(0).cpu().numpy(),
     )
-
-
-@contextmanager
-def looking(model: Model) -> Iterator[list[Tensor]]:
-    """While this is open, what the decoder's last layer looks at is written down, (B, T, S); nothing else changes.
-
-    The attention itself is one fused product that never has its weights; here they are made again, plainly. Padded
-    sources are not told apart, so rows must be read one by one.
-    """
-    backbone: Any = model.backbone
-    seen, block = list[Tensor](), cast(Block, backbone.decoder.blocks[-1])
-    assert block.cross is not None and block.around_cross is not None
-    cross, around, memory = block.cross, block.around_cross, list[Tensor]()
-
-    def remember(module: Any, given: tuple[Any, ...], output: Any) -> None:
-        memory[:] = [output.hidden]
-
-    def look(module: Any, given: tuple[Any, ...]) -> None:
-        x = given[0]
-        seen.append(attention_of(cross, x if around.post else around.norm(x), memory[0]).mean(1))
-
-    hooks = [backbone.encoder.register_forward_hook(remember), around.register_forward_pre_hook(look)]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def attention_of(cross: Attention, x: Tensor, memory: Tensor) -> Tensor:
-    """(B, H, T, S): the shares in which each head of a cross-attention mixes the memory for every place of `x`."""
-    width = x.size(-1)
-    bias = None if cross.inputs.bias is None else cross.inputs.bias[:width]
-    (query,) = cross.split(F.linear(x, cross.inputs.weight[:width], bias), 1)  # (B, H, T, K)
-    query = query if cross.query_norm is None else cross.query_norm(query)
-    keys, _ = cross.remember(memory)
-    return (query @ keys.transpose(-1, -2) / query.size(-1) ** 0.5).softmax(-1)
 
 
 def spelled(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.recurrent import Layers, RecurrentConfig, apart, make_dropout, make_embedding
 from headstock.model.batch import Batch, Output, State
+from headstock.model.counting import Dimensions, Part, Place, recurrent_layers, table
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Elmo(Backbone):
     Config = ElmoConfig
     causal = False
     both_ways = True
+    compiles = False  # as with the recurrent ones
 
     def __init__(self, config: ElmoConfig):
         super().__init__()
@@ -37,6 +39,11 @@ class Elmo(Backbone):
     def stages(self) -> list[list[nn.Parameter]]:
         layers = zip(self.ahead.layers, self.back.layers, strict=True)
         return [list(self.tokens.parameters()), *([*one.parameters(), *other.parameters()] for one, other in layers)]
+
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        layers = recurrent_layers("layers", self.config, d, place)
+        ways = (Part(name, parts=(layers,)) for name in ("ahead", "back"))
+        return Part("backbone", parts=(table("tokens", d.vocabulary, d.width), *ways))
 
     def new_state(self, rows: int, capacity: int) -> State:
         raise ValueError("a model that also reads backward has no state from which a text could go on")

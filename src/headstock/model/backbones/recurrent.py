@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, Output, State
+from headstock.model.counting import Dimensions, Part, Place, recurrent_layers, table
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 FILLED = 0.5  # share of real tokens, at the least, in stretches that are read together
@@ -55,6 +56,9 @@ class Memory:
 
     def select(self, rows: Tensor) -> "Memory":
         return Memory(self.lengths[rows], [tuple(part[:, rows] for part in layer) for layer in self.held])
+
+    def fix(self) -> bool:
+        return False
 
 
 class Locked(nn.Module):
@@ -142,6 +146,7 @@ class Recurrent(Backbone):
     """An embedding and layers of cells, read from left to right."""
 
     Config = RecurrentConfig
+    compiles = False  # packed rows are cut into stretches, otherwise in every batch
     causal = True
     carries = True
 
@@ -155,6 +160,10 @@ class Recurrent(Backbone):
 
     def stages(self) -> list[list[nn.Parameter]]:
         return [list(self.tokens.parameters()), *(list(layer.parameters()) for layer in self.stack.layers)]
+
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        stack = Part("stack", parts=(recurrent_layers("layers", self.config, d, place),))
+        return Part("backbone", parts=(table("tokens", d.vocabulary, d.width), stack))
 
     def new_state(self, rows: int, capacity: int) -> Memory:
         """An empty memory; what cells hold does not grow, so that the capacity has no meaning."""

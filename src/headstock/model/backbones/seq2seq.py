@@ -3,7 +3,7 @@
 B rows, T target tokens, S source tokens, D width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch, Output, State
 from headstock.model.cache import Cache
-from headstock.model.layers import Activation, NormKind
+from headstock.model.counting import Dimensions, Kept, Part, Place, table
+from headstock.model.layers import EPSILON, Activation, NormKind
+from headstock.model.positions import BASE
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Seq2SeqConfig:
     dropout: float = 0.0
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
+    norm_epsilon: float = EPSILON
     positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
+    rotary_base: float = BASE
     activation: Activation = "gelu"
     bias: bool = True  # in linear layers and layer norms
     tied: bool = True  # the language-model head shares the weights of the target's embedding
@@ -99,6 +103,24 @@ class Seq2Seq(Backbone):
         (source, *below), (target, *above) = self.encoder.stages(), self.decoder.stages()
         known = {id(parameter) for parameter in source}
         return [[*source, *(parameter for parameter in target if id(parameter) not in known)], *below, *above]
+
+    def counted(self, d: Dimensions, place: Place) -> Part:
+        """A token that is written pays for its share of the source too."""
+        apart = self.encoder.tokens is not self.tokens
+        reading = replace(
+            d, vocabulary=d.source_vocabulary, depth=d.encoder_depth, length=d.source_length, source_length=0
+        )
+        share = d.source_length / d.length
+        encoder = self.encoder.counted(reading, place, name="encoder", own_tokens=apart)
+        return Part(
+            "backbone",
+            kept=Kept(d.width).times(share),  # what the encoder gives is looked at by every block, and kept once
+            parts=(
+                table("tokens", d.vocabulary, d.width),
+                replace(encoder, used=share),
+                self.decoder.counted(d, place, name="decoder", own_tokens=False),
+            ),
+        )
 
     def outlet(self, x: Tensor) -> Tensor:
         return self.decoder.outlet(x)

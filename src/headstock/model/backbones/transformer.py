@@ -11,9 +11,11 @@ from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, Output, State
 from headstock.model.cache import Cache
-from headstock.model.layers import Activation, Block, NormKind, Rotation, make_norm
+from headstock.model.counting import Dimensions, Kept, Part, Place, blocks, in_parts, norm, table
+from headstock.model.kernels import reads_apart
+from headstock.model.layers import EPSILON, Activation, Block, NormKind, Rotation, make_norm
 from headstock.model.masks import Mask, hide, mask_for
-from headstock.model.positions import rotary_angles, sinusoids
+from headstock.model.positions import BASE, rotary_angles, sinusoids
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class TransformerConfig:
     dropout: float = 0.0
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
+    norm_epsilon: float = EPSILON
     positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
+    rotary_base: float = BASE  # the larger, the slower rotary angles turn
     activation: Activation = "gelu"
     bias: bool = True  # in linear layers and layer norms
     tied: bool = True  # the language-model head shares the embedding's weights
@@ -46,6 +50,9 @@ class TransformerConfig:
         ]
         if not 0 <= self.dropout < 1:
             problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
+        for name in ("norm_epsilon", "rotary_base"):
+            if getattr(self, name) <= 0:
+                problems.append((name, f"must be above 0, not {getattr(self, name)}"))
         if not problems and self.width % self.heads:
             problems.append(("width", f"{self.width} must be a multiple of heads {self.heads}"))
         elif not problems and self.positions == "rotary" and self.width // self.heads % 2:
@@ -70,7 +77,7 @@ class Transformer(Backbone):
         self.tokens = nn.Embedding(c.vocabulary, c.width)
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
         self.segments = nn.Embedding(c.segments, c.width) if c.segments else None
-        self.embed_norm = make_norm(c.width, c.norm_kind, bias=c.bias) if c.embed_norm else None
+        self.embed_norm = make_norm(c.width, c.norm_kind, bias=c.bias, epsilon=c.norm_epsilon) if c.embed_norm else None
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -79,6 +86,7 @@ class Transformer(Backbone):
                 c.hidden,
                 norm=c.norm,
                 norm_kind=c.norm_kind,
+                norm_epsilon=c.norm_epsilon,
                 activation=c.activation,
                 bias=c.bias,
                 dropout=c.dropout,
@@ -87,11 +95,13 @@ class Transformer(Backbone):
             )
             for _ in range(c.depth)
         )
-        self.final_norm = make_norm(c.width, c.norm_kind, bias=c.bias) if c.norm == "pre" else None
+        self.final_norm = (
+            make_norm(c.width, c.norm_kind, bias=c.bias, epsilon=c.norm_epsilon) if c.norm == "pre" else None
+        )
         if c.positions == "sinusoidal":
             self.register_buffer("waves", sinusoids(c.context, c.width))
         if c.positions == "rotary":
-            angles = rotary_angles(c.context, c.width // c.heads)
+            angles = rotary_angles(c.context, c.width // c.heads, base=c.rotary_base)
             self.register_buffer("cosine", angles.cos().float(), persistent=False)
             self.register_buffer("sine", angles.sin().float(), persistent=False)
         self.initialise()
@@ -115,6 +125,22 @@ class Transformer(Backbone):
         above = {id(parameter) for block in blocks for parameter in block}
         return [[p for p in self.parameters() if id(p) not in above], *blocks]
 
+    def counted(self, d: Dimensions, place: Place, *, name: str = "backbone", own_tokens: bool = True) -> Part:
+        c = self.config
+        parts = [table("tokens", d.vocabulary, d.width)] if own_tokens else []
+        parts += [table("positions", d.context, d.width)] if c.positions == "learned" else []
+        parts += [table("segments", d.segments, d.width)] if c.segments else []
+        parts += [norm("embed_norm", d.width, c.norm_kind, place, bias=c.bias)] if c.embed_norm else []
+        parts += [blocks("blocks", c, d, place)]
+        parts += [norm("final_norm", d.width, c.norm_kind, place, bias=c.bias)] if c.norm == "pre" else []
+        fixed: dict[str, Any] = {"waves": (d.context, d.width)} if c.positions == "sinusoidal" else {}
+        kept = Kept(dropped=d.width) if c.dropout else Kept()
+        if c.positions == "rotary":
+            angles = (d.context, in_parts(d.head_width, 2))
+            fixed = {"cosine": angles, "sine": angles}
+            kept += Kept(single=d.head_width)
+        return Part(name, buffers=fixed, kept=kept, parts=tuple(parts))
+
     def new_state(self, rows: int, capacity: int) -> Cache:
         weight = self.tokens.weight
         shape = (rows, self.config.heads, capacity, self.width // self.config.heads)
@@ -135,7 +161,7 @@ class Transformer(Backbone):
         longest = length if state is None else state.longest + length
         x = self.embed(batch, places, longest)
         rotation = self.rotation(places, longest) if self.config.positions == "rotary" else None
-        mask = mask_for(batch, causal=self.causal) if state is None else state.mask(length)
+        mask = self.mask(batch, x) if state is None else state.mask(length)
         if self.config.cross and state is not None:
             memory_padding = state.padding_of(memory_padding)
         memory_mask = Mask(hide(memory_padding)) if self.config.cross else None
@@ -153,6 +179,12 @@ class Transformer(Backbone):
 
     def outlet(self, x: Tensor) -> Tensor:
         return x if self.final_norm is None else self.final_norm(x)
+
+    def mask(self, batch: Batch, x: Tensor) -> Mask:
+        # whoever looks at attention wants a mask to see
+        watched = any(block.attention.watch is not None for block in self.blocks)  # type: ignore[union-attr]
+        apart = batch.bounds is not None and not watched and reads_apart(x, self.width // self.config.heads)
+        return mask_for(batch, causal=self.causal, apart=apart)
 
     def places(self, batch: Batch, state: Cache | None) -> Tensor:
         """(T,) or (B, T): where each token stands in its text."""
@@ -184,7 +216,7 @@ class Transformer(Backbone):
     def rotation(self, places: Tensor, longest: int) -> Rotation:
         cosine, sine = self.cosine, self.sine
         if longest > self.config.context:
-            angles = rotary_angles(longest, self.width // self.config.heads)
+            angles = rotary_angles(longest, self.width // self.config.heads, base=self.config.rotary_base)
             cosine, sine = angles.cos().to(cosine), angles.sin().to(sine)
         if places.dim() == 2:
             places = places[:, None]  # (B, T) -> (B, 1, T), so that a row's angles serve all its heads

@@ -8,11 +8,11 @@ from headstock.model.backbone import Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Output
 from headstock.model.model import Model
-from headstock.study import attribution
-from headstock.study.attribution import blank_embedding, token_weights
 from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
 from headstock.text.reading import read_corpus
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train import attribution
+from headstock.train.attribution import blank_embedding, token_weights
 from tests.model.small import stir
 
 TEXTS = ["Anne likes Paris.", "Ben finds the sea. Zoë sees home.", "le café"]

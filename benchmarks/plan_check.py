@@ -1,0 +1,117 @@
+"""How far a plan's time and memory are from the run that it planned.
+
+    python benchmarks/plan_check.py                                    on made-up text, a minute each
+    python benchmarks/plan_check.py --text corpus.txt --minutes 5 --objective masked
+    python benchmarks/plan_check.py --device cuda --minutes 3
+
+A plan is made with its probe, the run is made with exactly its settings, and both are set side by side. Wanted after a
+probe: time within 10%; memory within 10% on a GPU, 20% on a CPU. On a machine that others use too, time by the clock says
+little; the processor's time of a step, in the probe and in the run, is told beside it.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import headstock
+from headstock.study import probe as probing
+from headstock.study.bench.made_up import write_text
+from headstock.study.plan import plan
+from headstock.study.plan_told import told
+from headstock.study.recipe import to_toml
+
+WARM = probing.WARM
+
+
+class Processor:
+    """The processor's time of each step of whatever is trained."""
+
+    def __init__(self) -> None:
+        self.moments: list[float] = []
+
+    def __call__(self, event: Any) -> None:
+        if event.kind == "step":
+            self.moments.append(time.process_time())
+
+    def step(self) -> float:
+        steps = [after - before for before, after in zip(self.moments, self.moments[1:], strict=False)][WARM:]
+        return sum(sorted(steps)[: max(1, int(0.9 * len(steps)))]) / max(1, int(0.9 * len(steps)))
+
+
+def tried(made: Any, sample: list[str], device: str) -> float:
+    """The processor's time of a step in a probe of the same plan."""
+    clock = Processor()
+    train = probing.train
+
+    def listening(*given: Any, watch: Any = (), **named: Any) -> Any:
+        return train(*given, watch=[*watch, clock], **named)
+
+    probing.train = listening  # type: ignore[assignment]
+    try:
+        from headstock.study.extent import count, extent
+        from headstock.study.plan import Planner
+        from headstock.text.reading import read_corpus
+        from headstock.train.world import choose_device
+
+        found = extent(read_corpus(sample))
+        counted = count(found, made.tree["tokenizer"]["vocabulary"])
+        chosen = Planner(found, {}, made.minutes, None, None).build(made.tree, counted)
+        probing.probe(chosen, counted.tokenizer, found.sample, made.costs, device=choose_device(device))
+    finally:
+        probing.train = train
+    return clock.step()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", nargs="+", help="made up when not given")
+    parser.add_argument("--megabytes", type=float, default=5, help="of made-up text")
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--objective")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = given.text or [str(write_text(folder / "text.txt", given.megabytes))]
+        wish = {"device": given.device, "minutes": given.minutes, "objective": given.objective}
+        made = plan(text, probe=True, say=say, **wish)
+        for line in told(made):
+            say(line)
+        (folder / "plan.toml").write_text(to_toml(made.tree), encoding="utf-8")
+        before = tried(made, text, given.device) if given.device == "cpu" else None
+        clock = Processor()
+        done = headstock.pretrain(
+            out=folder / "run", config_file=folder / "plan.toml", device=given.device, watch=[clock], say=say
+        )
+    rough = plan(text, **wish) if given.text else None
+    result = {
+        "plan": made.choice.label,
+        "seconds": [round(made.seconds, 1), done["seconds"]],
+        "tokens_per_second": [round(made.costs.tokens_per_second), done["tokens_per_second"]],
+        "peak_megabytes": [round(made.costs.peak / 1e6, 1), round(done["peak_bytes"] / 1e6, 1)],
+        "parameters": [made.costs.parameters, done["parameters"]["total"]],
+        "time_off": round(made.seconds / done["seconds"] - 1, 3),
+        "memory_off": round(made.costs.peak / done["peak_bytes"] - 1, 3),
+    }
+    if before is not None:
+        result["processor_step_off"] = round(before / clock.step() - 1, 3)
+    if rough is not None:
+        result["without_a_probe"] = [rough.choice.label, round(rough.costs.tokens_per_second)]
+    print(json.dumps(result))
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    most = 0.1 if given.device == "cuda" else 0.2
+    return int(abs(result["time_off"]) > 0.1 or abs(result["memory_off"]) > most)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

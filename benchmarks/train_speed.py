@@ -1,0 +1,357 @@
+"""How many tokens a second are learned from on this machine, what each technique is worth, and what peers do.
+
+    python benchmarks/train_speed.py --device cuda                                everything that needs nothing else
+    python benchmarks/train_speed.py --device cuda --only bert --text french.txt  one work, on real text
+    python benchmarks/train_speed.py --device cuda --without all                  each technique left out once
+    python benchmarks/train_speed.py --device cuda --nanogpt ../nanoGPT --peers   peers' own code in the same run
+    python benchmarks/train_speed.py --tiny --without all                         a few small steps anywhere, to try it
+
+The works: `gpt` is GPT-2's smallest shape on one endless text, rows of 1,024 tokens; `bert` is BERT-base's, masked
+language modelling on texts of mixed length, of which tokens count but padding does not; `lab` is a narrow model of 21
+million weights with a wide vocabulary, 16 rows of 64 tokens; `finetune` is a classifier of 40 million weights and 1,600
+texts, five times over. Ours is the real loop with all it does in a run but validations and checkpoints. The clock
+starts after the first steps, in which compiling happens; that is told beside. The last loss is told too: it must not
+depend on a technique.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # the peers' side lies beside
+
+from headstock.model import kernels
+from headstock.model.backbones import transformer
+from headstock.model.batch import Batch
+from headstock.study.bench.made_up import lines
+from headstock.tasks.classify import Labelled
+from headstock.text.reading import read_corpus
+from headstock.text.store import Stores, build_stores
+from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.train import loop
+from headstock.train.ahead import Ahead
+from headstock.train.fit import Data
+from headstock.train.loop import Event, train
+from headstock.train.pretrain import build_model
+from headstock.train.settings import RunConfig, make_config
+from headstock.train.world import World
+
+NEVER = 10**9
+LOG_LENGTH, LOG_SPREAD = 4.61, 0.77  # mean and deviation of the logarithm of a book review's length in tokens
+BERT = {"norm": "post", "embed_norm": True, "causal": False, "segments": 2}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained, and in what steps."""
+
+    model: dict[str, Any]
+    task: dict[str, Any]
+    train: dict[str, Any]
+    real: int  # entries of the vocabulary; the model's own is rounded up
+    documents: str = "line"
+    warm: int = 10
+    steps: int = 40
+
+
+WORKS = {
+    "gpt": Work(
+        {"context": 1024, "depth": 12, "width": 768, "heads": 12, "hidden": 3072},
+        {"name": "causal"},
+        {"batch": 64, "lr": 6e-4, "optimizer": "adamw"},
+        real=50_257,
+        documents="file",
+    ),
+    "bert": Work(
+        {"context": 512, "depth": 12, "width": 768, "heads": 12, "hidden": 3072, "dropout": 0.1, **BERT},
+        {"name": "masked", "transform": True},
+        {"batch": 64, "length": 512, "lr": 1e-4},
+        real=30_522,
+    ),
+    "lab": Work(
+        {"context": 256, "depth": 4, "width": 200, "heads": 2, "hidden": 200, "dropout": 0.2, "norm": "post"}
+        | {"positions": "sinusoidal", "activation": "relu", "tied": False, "embed_scale": True},
+        {"name": "causal"},
+        {"batch": 16, "length": 64, "lr": 5e-4},
+        real=50_001,
+        warm=50,
+        steps=1000,
+    ),
+    "finetune": Work(
+        {"context": 256, "depth": 10, "width": 512, "heads": 8, "hidden": 2048, "dropout": 0.1, **BERT},
+        {"name": "classify", "classes": ["bad", "good"], "pool": "cls", "opening": "cls"},
+        {"batch": 16, "lr": 1.5e-4, "schedule": "linear", "warmup": 0.1},
+        real=16_000,
+        warm=20,
+        steps=500,
+    ),
+}
+
+
+def tiny(work: Work) -> Work:
+    sizes = {"depth": 2, "width": 32, "heads": 2, "hidden": 64, "context": 64}
+    length = {"length": 32, "batch": 4}
+    return replace(work, model=work.model | sizes, train=work.train | length, real=301, warm=2, steps=4)
+
+
+# What can be left out
+
+
+class InTurn(Ahead):
+    """Makes a step's batches when they are asked for."""
+
+    def __enter__(self) -> "InTurn":
+        return self
+
+    def take(self, step: int) -> list[Batch]:
+        return self.make(step)
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def found_out(batch: Batch, head: str, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wanted = batch.labels[head] != -100
+    return hidden[wanted], batch.labels[head][wanted]
+
+
+PATCHES: dict[str, tuple[Any, str, Any]] = {
+    "fused loss": (kernels, "FEW", float("inf")),
+    "documents apart": (transformer, "reads_apart", lambda x, width: False),
+    "batches ahead": (loop, "Ahead", InTurn),
+    "known places": (Batch, "at", found_out),
+}
+WITHOUT = [*PATCHES, "padded vocabulary", "compiling"]
+WITH = ["graphs", "cudnn"]  # what is not on by itself
+
+
+@contextmanager
+def left_out(names: list[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in names:
+            if name in PATCHES:
+                owner, attribute, other = PATCHES[name]
+                stack.enter_context(mock.patch.object(owner, attribute, other))
+        yield
+
+
+@contextmanager
+def attention_by(cudnn: bool) -> Iterator[None]:
+    """Attention by cuDNN's kernels where they serve, which torch does not try first."""
+    if not cudnn:
+        yield
+        return
+    from torch.nn.attention import SDPBackend as Backend
+    from torch.nn.attention import sdpa_kernel
+
+    order = [Backend.CUDNN_ATTENTION, Backend.FLASH_ATTENTION, Backend.EFFICIENT_ATTENTION, Backend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        yield
+
+
+# What is read
+
+
+@dataclass
+class Text:
+    """Real or made-up text, and its tokens by vocabulary and documents, each made once."""
+
+    path: Path
+    folder: Path
+    tokenizers: dict[int, Tokenizer] = field(default_factory=dict)
+
+    def tokenizer(self, entries: int) -> Tokenizer:
+        if entries not in self.tokenizers:
+            texts = (document.text for document in islice(iter(read_corpus(self.path)), 50_000))
+            self.tokenizers[entries] = train_tokenizer(texts, TokenizerSettings(vocabulary=entries))
+        return self.tokenizers[entries]
+
+    def stores(self, work: Work) -> tuple[Tokenizer, Stores]:
+        tokenizer = self.tokenizer(work.real)
+        corpus = read_corpus(self.path, documents=work.documents)  # type: ignore[arg-type]
+        return tokenizer, build_stores(corpus, tokenizer, cache=self.folder / "cache")
+
+
+def made_up_reviews(work: Work, count: int) -> Labelled:
+    draw = np.random.default_rng(0)
+    lengths = np.maximum(9, draw.lognormal(LOG_LENGTH, LOG_SPREAD, count).astype(int))
+    tokens = [draw.integers(16, work.real, length).tolist() for length in lengths]
+    return Labelled(tokens, draw.integers(0, 2, count), [f"row {i}" for i in range(count)], bytes=0)
+
+
+# Our side
+
+
+@dataclass
+class Told:
+    """A line of the table."""
+
+    work: str
+    how: str
+    tokens_per_second: float
+    step_ms: float
+    loss: float
+    first: float  # seconds before the clock starts: data, compiling, the first steps
+    peak_gb: float
+
+
+def settings_of(work: Work, out: list[str], more: list[str], device: torch.device) -> RunConfig:
+    multiple = 1 if "padded vocabulary" in out else 128
+    padded = -(-work.real // multiple) * multiple
+    compiled: Any = device.type == "cuda" and work.task["name"] != "classify" and "compiling" not in out
+    last = {"validate_every": NEVER, "checkpoint_every": NEVER, "log_every": work.warm + work.steps, "weights": "last"}
+    tree = {
+        "model": {"vocabulary": padded, **work.model},
+        "task": work.task,
+        "train": {**work.train, "steps": work.warm + work.steps, "valid_tokens": 1, **last}
+        | {"compile": "graphs" if "graphs" in more else compiled},
+    }
+    if work.task["name"] == "classify":
+        tree |= {"data": {}, "transfer": {"run": "none", "init": "scratch"}}
+    return make_config(tree)
+
+
+def ours(name: str, work: Work, text: Text, device: torch.device, out: list[str], more: list[str]) -> Told:
+    began = time.perf_counter()
+    torch._dynamo.reset()
+    chosen = settings_of(work, out, more, device)
+    if work.task["name"] == "classify":
+        tokenizer = text.tokenizer(301)  # asked for its marks only
+        rows = made_up_reviews(work, 1600 if work.steps > 4 else 40)
+        data: Any = Data(rows, rows.select(range(8)))
+    else:
+        tokenizer, data = text.stores(work)
+    model, task = build_model(chosen, tokenizer)
+    moments: list[tuple[float, int]] = []
+    losses: list[float] = []
+
+    def hear(event: Event) -> None:
+        if event.kind == "step" and event.progress.step in (work.warm, work.warm + work.steps):
+            wait(device)
+            moments.append((time.perf_counter(), event.progress.tokens))
+        elif event.kind == "log":
+            losses.append(event.progress.loss)
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with left_out(out), attention_by("cudnn" in more):
+        train(model, task, data, chosen.train, run=None, world=World(device), watch=[hear])
+    (start, before), (end, after) = moments
+    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+    how = ", ".join([f"without {x}" for x in out] + [f"with {x}" for x in more]) or "headstock"
+    seconds = end - start
+    return Told(name, how, (after - before) / seconds, 1000 * seconds / work.steps, losses[-1], start - began, peak)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+# Their side
+
+
+def theirs(name: str, work: Work, text: Text, device: torch.device, given: argparse.Namespace) -> Iterator[Told]:
+    """What peers' own code does with the same shape; those that are not installed are passed over."""
+
+    def told(how: str, found: tuple[float, float, float]) -> Told:
+        speed, ms, loss = found
+        peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+        return Told(name, how, speed, ms, loss, 0.0, peak)
+
+    shape = {"vocabulary": work.real, "batch": work.train["batch"], **work.model}
+    steps: dict[str, Any] = {"warm": work.warm, "steps": work.steps, "device": device}
+    if name == "gpt" and given.nanogpt:
+        from peers.nanogpt import measure as nanogpt
+
+        yield told("nanoGPT, compiled", nanogpt(Path(given.nanogpt), shape, compiled=not given.tiny, **steps))
+    if not given.peers or name not in ("bert", "finetune"):
+        return
+    from peers import huggingface_training as huggingface
+
+    if name == "bert":
+        tokenizer, stores = text.stores(work)
+        rows = [stores.train.document(i).tolist() for i in range(min(stores.train.documents, 200_000))]
+        marks = (tokenizer.cls or 0, tokenizer.mask or 0)
+        found = huggingface.masked(rows, marks, shape, padded_to=128, compiled=not given.tiny, **steps)
+        yield told("Hugging Face, compiled, padded to 128", found)
+    else:
+        texts = made_up_reviews(work, 1600 if work.steps > 4 else 40)
+        by = "Trainer" if huggingface.HAS_TRAINER else "a bare loop"
+        yield told(f"Hugging Face, {by}", huggingface.classifier(texts.tokens, texts.labels, shape, **steps))
+
+
+# The table
+
+
+def print_table(rows: list[Told], say: Callable[[str], None] = print) -> None:
+    heads = f"{'tokens/s':>12s} {'ratio':>6s} {'ms/step':>8s} {'loss':>8s} {'first s':>8s} {'GB':>6s}"
+    say(f"{'work':9s} {'how':38s} {heads}")
+    for row in rows:
+        whole = next(other for other in rows if other.work == row.work)
+        say(
+            f"{row.work:9s} {row.how:38s} {row.tokens_per_second:12,.0f} "
+            f"{row.tokens_per_second / whole.tokens_per_second:6.2f} {row.step_ms:8.2f} {row.loss:8.4f} "
+            f"{row.first:8.1f} {row.peak_gb:6.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", choices=list(WORKS), nargs="+", default=list(WORKS))
+    parser.add_argument("--text", help="a text file, one document a line; made-up lines unless given")
+    parser.add_argument("--without", nargs="+", default=[], choices=["all", *WITHOUT], help="leave out, one at a time")
+    parser.add_argument("--with", nargs="+", default=[], choices=["all", *WITH], dest="more", help="add, one at a time")
+    parser.add_argument("--batch", type=int, help="rows in a step, of every work")
+    parser.add_argument("--steps", type=int, help="steps that are timed, of every work")
+    parser.add_argument("--nanogpt", help="folder of nanoGPT's own code")
+    parser.add_argument("--peers", action="store_true", help="measure Hugging Face's too")
+    parser.add_argument("--tiny", action="store_true", help="small models and few steps, to try the script")
+    parser.add_argument("--out", help="a JSON file to write")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    out = WITHOUT if "all" in given.without else given.without
+    more = WITH if "all" in given.more else given.more
+    rows: list[Told] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(given.text) if given.text else Path(folder) / "text.txt"
+        if not given.text:
+            path.write_text("\n".join(islice(lines(), 1000 if given.tiny else 200_000)) + "\n", encoding="utf-8")
+        text = Text(path, Path(folder))
+        for name in given.only:
+            work = tiny(WORKS[name]) if given.tiny else WORKS[name]
+            work = replace(work, train=work.train | ({"batch": given.batch} if given.batch else {}))
+            work = replace(work, steps=given.steps or work.steps)
+            plans = [([], []), *(([x], []) for x in out), *(([], [x]) for x in more)]
+            for left, added in plans:
+                try:
+                    rows.append(ours(name, work, text, device, left, added))
+                except Exception as wrong:  # the others are worth knowing even so
+                    print(f"{name}, without {left}, with {added}: {type(wrong).__name__}: {wrong}", file=sys.stderr)
+                else:
+                    print_table(rows[-1:], lambda line: print(line, file=sys.stderr))
+            rows += theirs(name, work, text, device, given)
+    print_table(rows)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    print(f"{date.today()}, {where}, torch {torch.__version__}")
+    if given.out:
+        facts = {"date": str(date.today()), "device": where, "torch": torch.__version__}
+        Path(given.out).write_text(json.dumps(facts | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`headstock plan`: what to train on this text, and what it will take."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstock.cli.options import Documents
+from headstock.cli.verb import Common, verb
+
+
+def plan(
+    common: Common,
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
+    minutes: Annotated[float | None, typer.Option("--minutes", help="How long training may take.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help="causal, masked, hybrid, both-ways or denoise; proposed unless named."),
+    ] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Make about 50 real steps here, and correct it.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the settings to this .toml file.")] = None,
+    documents: Documents = None,
+    column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
+) -> dict[str, Any]:
+    """Propose a model and a length of training for a text, and predict its time and memory.
+
+    Example: headstock plan corpus.txt --minutes 30 --probe --out mine.toml
+    """
+    from headstock.errors import UserError
+    from headstock.files import write_text
+    from headstock.study.plan import plan as work
+    from headstock.study.plan_told import heading, table, told
+    from headstock.study.recipe import to_toml
+
+    if out is not None and out.suffix != ".toml":
+        raise UserError(f"--out {out}: must end in .toml")
+    made = work(
+        corpus,
+        device=common.device,
+        minutes=minutes,
+        objective=objective,
+        probe=probe,
+        documents=documents,
+        column=column,
+        seed=common.seed,
+        say=common.say,
+    )
+    common.show(table(made))
+    for line in told(made):
+        common.show(line)
+    recipe = to_toml(made.tree, heading(made))
+    if out is not None:
+        write_text(out, recipe)
+        common.show(f"try: headstock pretrain --config {out} --out runs/mine")
+    else:
+        common.show()
+        common.show(recipe)
+    return made.plain() | ({"recipe": str(out)} if out is not None else {})
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app)(plan)

@@ -1,0 +1,1 @@
+"""One file for each Hugging Face architecture, or for several whose tensors have the same names."""

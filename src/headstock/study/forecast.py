@@ -1,0 +1,112 @@
+"""What a run will take, before it is begun: parameters, arithmetic, memory and time, from the closed forms."""
+
+import math
+from dataclasses import dataclass, replace
+
+from headstock.model.counting import Place
+from headstock.study.machine import Machine
+from headstock.train.blueprint import blueprint
+from headstock.train.cost import flops_per_token, memory, moving_flops, parts_of
+from headstock.train.settings import RunConfig
+
+# The share of its speed at large products that a device reaches in a model's, and how often the numbers that a step
+# keeps are read or written in it; fitted to measured steps. A probe replaces both by what it measures.
+REACHED = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}
+TOUCHED = {"cpu": 15, "mps": 6, "cuda": 5}
+OPERATIONS = 100  # of a layer, forward and back
+WRITTEN = 2.5e8  # bytes a second into a checkpoint, its checksum included
+VALIDATIONS = 10  # in a run, unless set otherwise
+ROOM = 0.8  # of what is free may be taken
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one step takes on a machine."""
+
+    parameters: int
+    inner: int  # of them, those outside the embedding and the heads: what a rule for sizes counts
+    flops: float  # for a token, forward and back
+    tokens: int  # in a step
+    step: float  # seconds
+    reading: float  # seconds to read a token in a validation
+    saving: float  # seconds of a checkpoint
+    peak: int  # bytes
+    starting: float = 0.0  # seconds more that the first steps take
+    measured: bool = False
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.step
+
+
+def costs(chosen: RunConfig, machine: Machine) -> Costs:
+    model, task = blueprint(chosen)
+    length = chosen.train.length or model.backbone.context or 256
+    d = model.dimensions(length=length, source_length=length)
+    place = Place("cuda" if machine.device == "cuda" else "cpu", packed=True, half=machine.half)
+    parts = parts_of(model, task, d, place)
+    at_once = chosen.train.micro_batch or chosen.train.batch
+    held = memory(
+        model,
+        task,
+        d,
+        rows=at_once,
+        optimizer=chosen.train.optimizer,
+        place=place,
+        averaged=chosen.train.ema > 0,
+    )
+    tokens, flops = chosen.train.batch * length, flops_per_token(parts, training=True)
+    times = math.ceil(chosen.train.batch / at_once)
+    moving = moving_flops(parts.weights(), chosen.train.optimizer) / machine.products
+    computing = flops * tokens / machine.products / REACHED[machine.device] + moving
+    carrying = TOUCHED[machine.device] * times * (held.activations + held.working) / machine.traffic
+    carrying += 4 * (held.weights + held.optimizer) / machine.traffic
+    launching = machine.launch * OPERATIONS * (model.backbone.depth + 1) * times
+    # a GPU is told what to do while it is still at work; a CPU does one after the other
+    step = max(computing + carrying, launching) if machine.device == "cuda" else computing + carrying + launching
+    return Costs(
+        parameters=int(parts.count),
+        inner=int(sum(w.count * w.times for w in parts.weights() if is_inner(w.path, w.table))),
+        flops=float(flops),
+        tokens=tokens,
+        step=float(step) * machine.slower,
+        reading=float(step) * machine.slower / tokens / 3,
+        saving=float(held.weights + held.optimizer + held.average) / WRITTEN,
+        peak=int(held.total) + (machine.held if machine.device != "cuda" else 0),
+    )
+
+
+def is_inner(path: str, table: bool) -> bool:
+    return path.startswith("backbone.") and not table
+
+
+def fitted(chosen: RunConfig, machine: Machine) -> RunConfig:
+    """The same run with as many rows at once as there is memory for, and as pay."""
+    most = {"cuda": 131_072, "mps": 16_384}.get(machine.device, 8192)  # tokens; more at once gain nothing
+    length = chosen.train.length or getattr(chosen.model, "context", None) or 256
+    rows = chosen.train.batch
+    while rows > 1 and (rows * length > most or not fits(with_rows(chosen, rows), machine)):
+        rows //= 2
+    return with_rows(chosen, rows)
+
+
+def with_rows(chosen: RunConfig, rows: int) -> RunConfig:
+    asked = None if rows == chosen.train.batch else rows
+    return replace(chosen, train=replace(chosen.train, micro_batch=asked))
+
+
+def fits(chosen: RunConfig, machine: Machine) -> bool:
+    held = machine.held if machine.device != "cuda" else 0
+    return costs(chosen, machine).peak - held <= ROOM * machine.free
+
+
+def seconds_of(each: Costs, steps: int, valid_tokens: float) -> float:
+    """A whole run: its steps, its validations, and a checkpoint with each."""
+    times = min(VALIDATIONS, steps)
+    return each.starting + steps * each.step + times * (valid_tokens * each.reading + each.saving)
+
+
+def steps_in(each: Costs, seconds: float, valid_tokens: float) -> int:
+    """How many steps there is time for."""
+    beside = each.starting + VALIDATIONS * (valid_tokens * each.reading + each.saving)
+    return max(1, math.floor(max(seconds - beside, 0.1 * seconds) / each.step))

@@ -1,0 +1,24 @@
+"""A model as its settings describe it, without text and if need be without weights: for those who count or draw it."""
+
+from contextlib import nullcontext
+from functools import cache
+
+import torch
+
+from headstock.model.model import Model
+from headstock.tasks.task import Task
+from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.train.pretrain import build_model
+from headstock.train.settings import RunConfig
+
+
+def blueprint(chosen: RunConfig, *, weights: bool = False) -> tuple[Model, Task]:
+    """The model and its task; without `weights` its tensors have a shape and nothing in it, however large they are."""
+    with nullcontext() if weights else torch.device("meta"):
+        return build_model(chosen, stand_in())
+
+
+@cache
+def stand_in() -> Tokenizer:
+    """A tokenizer of one letter, for tasks that ask which marks there are before any text has come."""
+    return train_tokenizer(["a"], TokenizerSettings(kind="char", vocabulary=16, min_frequency=1))

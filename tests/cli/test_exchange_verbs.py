@@ -1,0 +1,43 @@
+"""`headstock export` and `headstock import` as they are typed."""
+
+import json
+
+import torch
+
+from tests.exchange.small import small_run
+
+GPT = {"norm": "pre", "positions": "learned"}
+
+
+def test_a_run_goes_out_and_comes_back(call, tmp_path):
+    run = small_run(tmp_path / "run", GPT, {"name": "causal"})
+    out, err = call("export", run.path, "--to", "huggingface", tmp_path / "there")
+    assert "GPT2LMHeadModel" in out and 'pipeline("text-generation"' in out and "as GPT2LMHeadModel" in err
+    out, _ = call("import", tmp_path / "there", "--out", tmp_path / "back", "--json", "-q")
+    told = json.loads(out.splitlines()[-1])
+    assert told["run"] == str(tmp_path / "back") and told["parameters"]["total"] > 1000
+    out, _ = call("generate", tmp_path / "back", "ab", "--max-tokens", 3, "--json")
+    assert json.loads(out.splitlines()[-1])["texts"]
+    from headstock.train.run import Run
+
+    mine, theirs = run.weights(), Run(tmp_path / "back").weights()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_mistakes_are_told_in_one_line(call, tmp_path):
+    run = small_run(tmp_path / "run", GPT | {"norm": "post"}, {"name": "causal"})
+    _, err = call("export", run.path, "--to", "huggingface", tmp_path / "there", code=2)
+    assert "model.norm is 'post', not 'pre'" in err and err.count("\n") == 1
+    _, err = call("export", run.path, "--to", "onxx", tmp_path / "there", code=2)
+    assert "did you mean 'onnx'" in err
+    _, err = call("export", run.path, "--measure", "rows.csv", tmp_path / "there", code=2)
+    assert "--measure: goes with --to onnx" in err
+    _, err = call("export", run.path, "--embedding", tmp_path / "there", code=2)
+    assert "--embedding: goes with --to onnx" in err
+    _, err = call("import", tmp_path / "nothing", "--out", tmp_path / "back", code=2)
+    assert "no such folder or file" in err
+    _, err = call("import", run.path, "--out", tmp_path / "back", code=2)
+    assert "is a run folder" in err
+    (tmp_path / "back").mkdir()
+    _, err = call("import", run.path, "--out", tmp_path / "back", code=2)
+    assert "exists already; replace it with --overwrite" in err

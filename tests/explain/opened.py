@@ -1,0 +1,37 @@
+"""Runs as they are after opening, without the seconds that making them takes: real parts, stirred weights, no files."""
+
+from pathlib import Path
+from typing import Any
+
+from headstock.text.reading import read_corpus
+from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.train.loaded import Loaded
+from headstock.train.pretrain import build_model
+from headstock.train.run import Run
+from headstock.train.settings import make_config
+from tests.model.small import stir
+
+SIZES = {"context": 24, "depth": 2, "width": 8, "heads": 2, "hidden": 12}
+CELLS = {"context": 24, "depth": 2, "width": 8, "hidden": 12}
+
+
+def learned(corpus: Path) -> Tokenizer:
+    return train_tokenizer((d.text for d in read_corpus(corpus)), TokenizerSettings(vocabulary=300))
+
+
+def opened(tokenizer: Tokenizer, task: str = "causal", *, family: str = "transformer", **settings: Any) -> Loaded:
+    """A run of a tiny model; settings of the task are those that start with `task_`."""
+    own = {key.removeprefix("task_"): value for key, value in settings.items() if key.startswith("task_")}
+    sizes = CELLS if family in ("recurrent", "elmo") else SIZES
+    model = {"family": family, "vocabulary": tokenizer.vocabulary, **sizes}
+    if family == "transformer":
+        model["causal"] = task not in ("masked", "hybrid")
+    model |= {key: value for key, value in settings.items() if not key.startswith("task_")}
+    config = make_config({"model": model, "task": {"name": task, **own}})
+    made, its_task = build_model(config, tokenizer)
+    stir(made, spread=0.2)
+    return Loaded(Run(Path("runs/tiny")), config, tokenizer, [made.eval()], its_task)
+
+
+def classifier(tokenizer: Tokenizer, **settings: Any) -> Loaded:
+    return opened(tokenizer, "classify", **{"task_classes": ("bad", "fair", "good"), "task_pool": "mean"} | settings)

@@ -1,0 +1,320 @@
+"""Attention: weights made again by hand, nothing changed by looking, and a page that answers when it is pointed at."""
+
+import base64
+import json
+import math
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+import headstock
+from headstock.errors import UserError
+from headstock.explain.attention import Heads, explain_attention, explain_file_attention, only
+from headstock.explain.attention_page import STEPS, packed, page, picture
+from headstock.explain.patterns import patterns
+from headstock.explain.reading import Shown, show, show_file
+from headstock.model.batch import Batch
+from headstock.model.looking import Look, attentions_of, looking, watcher
+from headstock.model.masks import Mask
+from headstock.train.finetune import finetune
+from tests.conftest import TINY
+from tests.model.small import SIZES, small_model, some_tokens
+from tests.study.browsing import look, screen
+from tests.tasks.parallel import QUICK, sentences, write
+
+MODERN = {"norm_kind": "rms", "positions": "rotary", "activation": "swiglu", "qk_norm": True, "bias": False}
+CLASSIC = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "embed_scale": True}
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    """By family a run that was trained for a moment."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = TINY | {"steps": 4}
+    headstock.pretrain(corpus, out=folder / "gpt", settings=settings)
+    headstock.pretrain(corpus, out=folder / "hybrid", settings=settings | {"task.name": "hybrid"})
+    small = {name: value for name, value in settings.items() if name != "heads"}
+    headstock.pretrain(corpus, out=folder / "lstm", preset="lstm-nano", settings=small | {"depth": 1, "length": 32})
+    rows = write(folder / "train.tsv", sentences(60, "train"))
+    short = QUICK | {"epochs": 1.0, "tensorboard": False}
+    finetune(None, preset="seq2seq-nano", task="translate", train=rows, valid=rows, out=folder / "pair", settings=short)
+    return folder
+
+
+def by_hand(model, tokens):
+    """(H, T, T) what the lowest layer looks at, one query and one head at a time."""
+    backbone, length = model.backbone, tokens.size(1)
+    block, heads, width = backbone.blocks[0], backbone.config.heads, backbone.width // backbone.config.heads
+    x = backbone.embed(Batch(tokens), torch.arange(length), length)[0]
+    h = x if block.around_attention.post else block.around_attention.norm(x)
+    queries, keys, _ = block.attention.inputs(h).chunk(3, -1)
+    weights = torch.zeros(heads, length, length)
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        for i in range(length):
+            seen = range(i + 1) if backbone.causal else range(length)
+            query = placed(backbone, block.attention.query_norm, queries[i, part], i)
+            scores = [query @ placed(backbone, block.attention.key_norm, keys[j, part], j) for j in seen]
+            grown = [math.exp(float(score) / math.sqrt(width)) for score in scores]
+            for j, value in zip(seen, grown, strict=True):
+                weights[head, i, j] = value / sum(grown)
+    return weights
+
+
+def placed(backbone, norm, vector, place):
+    """A query or key normed and turned as the textbook says, in complex numbers."""
+    if norm is not None:
+        vector = vector / (vector.pow(2).mean() + 1e-5).sqrt() * norm.weight
+    if backbone.config.positions != "rotary":
+        return vector
+    half = len(vector) // 2
+    pairs = torch.complex(vector[:half], vector[half:])
+    pairs = pairs * torch.exp(1j * place * 10_000 ** (-torch.arange(half) / half))
+    return torch.cat([pairs.real, pairs.imag])
+
+
+@pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
+@torch.no_grad()
+def test_weights_are_the_textbooks(settings):
+    model, tokens = small_model(**settings), some_tokens(1, 7)
+    seen = patterns(model, Batch(tokens))
+    where = "encoder" if settings.get("causal") is False else "decoder"
+    assert [(place, layer) for place, layer, _ in seen] == [(where, 1), (where, 2)]
+    assert torch.allclose(seen[0][2][0], by_hand(model, tokens), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
+@torch.no_grad()
+def test_looking_changes_no_bit_and_the_weights_give_what_the_fused_product_gave(settings):
+    model, seen = small_model(**settings), []
+    tokens, padding = some_tokens(3, 9), torch.arange(9)[None] >= torch.tensor([9, 4, 7])[:, None]
+    batch = Batch(tokens, padding)
+    before = model(batch).hidden
+    with looking(model, seen.append):
+        during = model(batch).hidden
+    assert torch.equal(before, during) and torch.equal(before, model(batch).hidden)
+    assert len(seen) == 2 and all(look.error < 1e-5 for look in seen)
+    assert all(attention.watch is None for _, _, attention in attentions_of(model))
+    with (
+        pytest.raises(ValueError, match="stop"),
+        looking(model, lambda look: (_ for _ in ()).throw(ValueError("stop"))),
+    ):
+        model(batch)
+    assert all(attention.watch is None for _, _, attention in attentions_of(model))
+
+
+def test_an_attention_that_saw_more_than_it_says_is_found_out():
+    generator, heard = torch.Generator().manual_seed(0), []
+    query, key, value = (torch.randn(1, 2, 5, 4, generator=generator) for _ in range(3))
+    everywhere = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    watcher("decoder", 1, heard.append)(query, key, value, Mask(causal=True), everywhere)
+    watcher("encoder", 1, heard.append)(query, key, value, Mask(), everywhere)
+    assert heard[0].error > 0.1 and heard[1].error < 1e-6
+    real, liar, ahead = torch.ones(1, 5, dtype=torch.bool), Heads(), Heads()
+    liar.take(heard[0], real)
+    assert liar.future == liar.masked == 0 and liar.fused_error > 0.1
+    full = torch.full((1, 2, 5, 5), 0.2)
+    ahead.take(Look("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
+    assert ahead.future == ahead.masked == pytest.approx(0.2)
+    ahead.take(Look("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
+    assert ahead.sum_error == pytest.approx(0.1, abs=1e-6)
+
+
+@torch.no_grad()
+def test_measures_are_means_over_the_places_that_had_a_choice():
+    model, tokens = small_model(), some_tokens(1, 6)
+    found = explain_attention(model, Shown(Batch(tokens), [str(i) for i in range(6)]), "gpt")
+    for _, layer, weights in patterns(model, Batch(tokens)):
+        for head, rows in enumerate(weights[0].tolist(), 1):
+            (said,) = (one.measures for one in found.heads if (one.layer, one.head) == (layer, head))
+            some = list(enumerate(rows))[1:]  # the first place can only look at itself
+            mean = {
+                "entropy": np.mean([-sum(w * math.log2(w) for w in row if w) for _, row in some]),
+                "distance": np.mean([sum(w * abs(i - j) for j, w in enumerate(row)) for i, row in some]),
+                "first": np.mean([row[0] for _, row in some]),
+                "itself": np.mean([row[i] for i, row in some]),
+                "previous": np.mean([row[i - 1] for i, row in some]),
+                "next": 0.0,
+            }
+            assert said == pytest.approx(mean, abs=1e-5)
+    (even,) = found.even
+    assert even.measures["entropy"] == pytest.approx(np.mean([math.log2(i + 1) for i in range(1, 6)]), abs=1e-6)
+    assert even.measures["distance"] == pytest.approx(np.mean([i / 2 for i in range(1, 6)]), abs=1e-6)
+    assert found.sums_to_one and found.future == found.masked == 0 and found.fused_error < 1e-5
+    assert all(holds for _, holds, _ in found.checks())
+
+
+@torch.no_grad()
+def test_a_file_is_the_mean_of_its_texts_whatever_they_are_padded_to():
+    model = small_model(causal=False)
+    lengths, rows = (9, 4, 6), some_tokens(3, 9)
+    padding = torch.arange(9)[None] >= torch.tensor(lengths)[:, None]
+    names = [str(i) for i in range(9)]
+    alone = [
+        explain_attention(model, Shown(Batch(row[None, :n]), names[:n]), "x")
+        for row, n in zip(rows, lengths, strict=True)
+    ]
+    for batches in ([Batch(rows, padding)], [Batch(row[None, :n]) for row, n in zip(rows, lengths, strict=True)]):
+        found = explain_file_attention(model, batches, "x")
+        assert (found.texts, found.places) == (3, 19) and found.sums_to_one and found.future is None
+        for i, head in enumerate(found.heads):
+            each = [(n, one.heads[i].measures) for n, one in zip(lengths, alone, strict=True)]
+            wanted = {name: sum(n * measures[name] for n, measures in each) / 19 for name in head.measures}
+            assert head.measures == pytest.approx(wanted, abs=1e-5)
+        texts = [one.maps[0].weights[:, 5, 2] for n, one in zip(lengths, alone, strict=True) if n > 5]
+        assert found.maps[0].weights[:, 5, 2] == pytest.approx(
+            np.mean(texts, 0), abs=1e-5
+        )  # those that have a sixth place
+
+
+# Runs
+
+
+def test_a_run_reads_a_text_with_its_own_marks(runs):
+    loaded = headstock.load(runs / "gpt")
+    shown = show(loaded, ["Anne sees home."])
+    assert shown.tokens[0] == "<sos>" and "".join(shown.tokens[1:]).replace("␣", "") == "Anneseeshome."
+    found = explain_attention(loaded.model, shown, "gpt")
+    assert {head.where for head in found.heads} == {"decoder"} and len(found.heads) == 4
+    hybrid = headstock.load(runs / "hybrid")
+    masked = show(hybrid, ["Anne sees [MASK]."])
+    assert masked.tokens[0] == "[CLS]" and "[MASK]" in masked.tokens
+    both = explain_attention(hybrid.model, masked, "hybrid")
+    assert both.future is None and np.triu(both.maps[0].weights[0], 1).max() > 0
+    ahead = show(hybrid, ["Anne sees home."], left_to_right=True)
+    back = explain_attention(hybrid.model, ahead, "hybrid")
+    assert ahead.tokens[0] == "<sos>" and back.future == 0 and {head.where for head in back.heads} == {"decoder"}
+
+
+def test_an_encoder_decoder_has_three_kinds_beside_what_it_writes(runs):
+    loaded = headstock.load(runs / "pair")
+    own = show(loaded, ["anne sees a dog ."])
+    assert own.notes == [f"its translation: {loaded.translate('anne sees a dog .')[0]}"]
+    shown = show(loaded, ["anne sees a dog ."], target="hundo un vidas ana .")
+    assert "".join(shown.tokens).replace("␣", "") == "<sos>hundounvidasana." and shown.source[-1] == "<eos>"
+    found = explain_attention(loaded.model, shown, "pair")
+    shapes = {one.where: one.weights.shape for one in found.maps}
+    target, source = len(shown.tokens), len(shown.source)
+    assert shapes == {"encoder": (2, source, source), "decoder": (2, target, target), "cross": (2, target, source)}
+    assert found.sums_to_one and found.future == 0 and found.fused_error < 1e-5
+    (cross,) = (one for one in found.maps if one.where == "cross")
+    aligned = loaded.align("anne sees a dog .").weights
+    mine = explain_attention(loaded.model, own, "pair", where="cross").maps[0].weights.mean(0)
+    assert mine == pytest.approx(aligned, abs=1e-6)  # one layer: what `translate --alignment` draws
+    assert all(head.measures["distance"] is None for head in found.heads if head.where == "cross") and cross.layer == 1
+
+
+def test_a_file_of_rows_or_lines_is_read(runs, corpus, tmp_path):
+    loaded, pair = headstock.load(runs / "gpt"), headstock.load(runs / "pair")
+    sizes = [batch.tokens.shape for batch in show_file(loaded, str(corpus), rows=20)]
+    assert [rows for rows, _ in sizes] == [16, 4] and max(length for _, length in sizes) <= 32
+    forced = list(show_file(pair, str(runs / "train.tsv"), rows=3))
+    assert len(forced[0].tokens) == 3 and forced[0].tokens.size(1) > 2  # the translations of the file, not its own
+    lines = tmp_path / "lines.txt"
+    lines.write_text("anne sees a dog .\n\nben likes the cat .\n", encoding="utf-8")
+    (batch,) = show_file(pair, str(lines))
+    assert len(batch.tokens) == 2 and batch.source is not None
+    said = []
+    found = explain_file_attention(pair.model, [batch], "pair", say=said.append)
+    assert found.texts == 2 and not said and len(found.source) == batch.source.tokens.size(1)
+
+
+def test_the_verb_tells_and_changes_with_what_is_asked(call, runs, corpus, tmp_path):
+    out, _ = call("explain", "attention", runs / "gpt", "Anne sees home.")
+    assert "yes: nothing in the future (largest weight 0)" in out and "yes: every row of weights sums to one" in out
+    said = json.loads(call("explain", "attention", runs / "gpt", "--file", corpus, "--rows", 5, "--json")[0])
+    assert said["texts"] == 5 and len(said["heads"]) == 4 and all(check["holds"] for check in said["checks"])
+    one = [runs / "gpt", "Anne sees home.", "--layer", 2, "--head", 1]
+    said = json.loads(call("explain", "attention", *one, "--out", tmp_path / "one.svg", "--json")[0])
+    assert [(head["layer"], head["head"]) for head in said["heads"]] == [(2, 1)]
+    drawn = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert drawn.count('class="cell"') == len(said["tokens"]) ** 2 and "layer 2, head 1" in drawn
+    call("explain", "attention", runs / "gpt", "Anne sees home.", "--out", tmp_path / "all.svg")
+    assert (tmp_path / "all.svg").read_text(encoding="utf-8").count("<image") == 4
+    out, _ = call("explain", "mask", runs / "hybrid", "Anne sees home.", "--left-to-right", "--json")
+    assert json.loads(out)["masked"] == json.loads(out)["expected"] > 0
+
+
+def test_bad_input_is_refused_in_a_line(call, runs, tmp_path):
+    long = "Anne sees home. " * 20
+    count = len(headstock.load(runs / "gpt").tokenizer.encode(long)) + 1
+    for words, line in [
+        ([runs / "gpt", long], f"{count} tokens with its marks, and this run reads 32"),
+        ([runs / "gpt", "Anne", "--where", "cross"], "has no cross-attention, only decoder self-attention"),
+        ([runs / "gpt", "Anne", "--where", "corss"], "did you mean 'cross'"),
+        ([runs / "lstm", "Anne"], "has no attention (families that have it: seq2seq, transformer)"),
+        ([runs / "gpt", "Anne", "Ben"], "wanted one text, 2 came"),
+        ([runs / "gpt", " "], "the text is empty"),
+        ([runs / "gpt"], "no text: give one, or name a --file"),
+        ([runs / "gpt", "Anne", "--file", "x.txt"], "not both"),
+        ([runs / "gpt", "--file", tmp_path / "no.txt"], "no.txt"),
+        ([runs / "gpt", "Anne", "--layer", 3], "--layer 3: must be from 1 to 2"),
+        ([runs / "gpt", "Anne", "--target", "Ben"], "--target has no meaning"),
+        ([runs / "gpt", "Anne", "--rows", 3], "--rows goes with --file"),
+        ([runs / "pair", "anne sees a dog .", "--out", tmp_path / "x.svg"], "choose with --where"),
+        ([runs / "pair", "anne", "--target", "a " * 99], "this run reads 32"),
+        ([runs / "pair", "anne", "--left-to-right"], "did not learn to generate"),
+        ([tmp_path / "none", "Anne"], "none"),
+    ]:
+        _, err = call("explain", "attention", *words, code=2)
+        assert line in err and err.count("\n") == 1, (words, err)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The page
+
+
+def test_weights_are_packed_to_a_tenth_of_a_percent():
+    weights = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).numpy()
+    plain = np.frombuffer(zlib.decompress(base64.b64decode(packed(weights))), np.uint8).astype(int)
+    low, high = plain.reshape(2, -1)
+    assert (low + 256 * high) / STEPS == pytest.approx(weights.flatten(), abs=0.5 / STEPS + 1e-7)
+
+
+def test_a_page_of_many_heads_stays_small():
+    model = small_model(depth=6, width=64, heads=8, context=128, vocabulary=SIZES["vocabulary"])
+    shown = Shown(Batch(some_tokens(1, 128)), [f"w{i}" for i in range(128)])
+    found = explain_attention(model, shown, "big")
+    assert len(page(found, "x")) < 1_500_000  # of 786,432 weights
+    assert len(page(only(found, layer=1, head=1), "x")) < 100_000
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_enlarges_a_head_and_tells_what_is_pointed_at(browser, tmp_path, width, scheme):
+    words = ["<sos>", "<script>alert(1)</script>", "&amp;", "film", "."]
+    model, where = small_model(), tmp_path / "attention.html"
+    found = explain_attention(model, Shown(Batch(some_tokens(1, 5)), words), "<b>run</b>")
+    where.write_text(page(found, "<i>text</i>"), encoding="utf-8")
+    with screen(browser, width=width, scheme=scheme) as tab:
+        seen = look(tab, where)
+        tab.set_viewport_size({"width": width, "height": 900})  # the enlarged head is to be seen whole
+        assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
+        tab.wait_for_selector("html[data-ready=yes]")
+        assert tab.locator(".zoom h3").inner_text() == "Layer 1, head 1"
+        tab.get_by_label("layer 2, head 2").click()
+        assert tab.locator(".zoom h3").inner_text() == "Layer 2, head 2"
+        assert tab.locator(".grid button[aria-pressed=true]").count() == 1
+        weights = found.maps[1].weights[1]
+        tab.locator(".read span").nth(3).hover()  # the word film
+        told = tab.locator(".said").inner_text()
+        assert told.startswith("film (4) looks most at ") and f"{weights[3].max():.1%}" in told
+        box = tab.locator(".zoom canvas").bounding_box()
+        last = {"x": box["width"] - 8 - 5, "y": box["height"] - 8 - 5}
+        tab.locator(".zoom canvas").hover(position=last)  # the last square, once it stands still
+        assert tab.locator(".said").inner_text() == f". (5) looks at . (5): {weights[4, 4]:.1%}"
+        painted = (
+            "e => { const d = e.getContext('2d').getImageData(0, 0, 5, 5).data; return [d[4 * 4 + 3], d[4 * 20 + 3]] }"
+        )
+        future, past = tab.locator(".grid canvas").first.evaluate(painted)  # (row 1, column 5) and (row 5, column 1)
+        assert future == 0 and past == pytest.approx(255 * math.sqrt(found.maps[0].weights[0, 4, 0]), abs=2)
+
+
+def test_pictures_alone_are_of_one_kind(runs):
+    loaded = headstock.load(runs / "pair")
+    shown = show(loaded, ["anne sees a dog ."], target="hundo .")
+    with pytest.raises(UserError, match="choose with --where"):
+        picture(explain_attention(loaded.model, shown, "pair"))
+    drawn = picture(explain_attention(loaded.model, shown, "pair", where="cross"))
+    assert "prefers-color-scheme: dark" in drawn and drawn.count("<image") == 2

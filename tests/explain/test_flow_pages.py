@@ -1,0 +1,116 @@
+"""`headstock explain gradients`, `residual` and `prediction` as they are typed, and their pages in a browser."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from headstock.explain import gradient_charts, prediction_charts, residual_charts
+from headstock.explain.asking import lesson
+from headstock.explain.depths import depth_study
+from headstock.explain.gradients import gradients
+from headstock.explain.prediction import predict
+from headstock.explain.recurrence import recurrence
+from headstock.explain.residual import residuals
+from tests.explain.opened import classifier, learned, opened
+from tests.study.browsing import Outline, check_sound, look, screen
+
+TEXT = "Anne likes Paris. Ben finds the sea."
+STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."
+
+
+@pytest.fixture(scope="module")
+def pages(corpus, tmp_path_factory):
+    """A page of every kind, of every family that has one."""
+    tokenizer, folder = learned(corpus), tmp_path_factory.mktemp("pages")
+    shown = {"name": "a tiny <run>", "text": TEXT}
+    causal, both = opened(tokenizer, norm="post"), opened(tokenizer, "denoise", family="seq2seq")
+    cells, said = opened(tokenizer, family="recurrent"), classifier(tokenizer)
+    deep = replace(gradients(causal.model, lesson(causal, [TEXT])), depths=depth_study({}, depths=(2, 4)))
+    made = {
+        "gradients": gradient_charts.page(deep, **shown),
+        "both-stacks": gradient_charts.page(gradients(both.model, lesson(both, [TEXT])), **shown),
+        "time": gradient_charts.time_page(recurrence(cells.model, lesson(cells, [TEXT])), **shown),
+        "residual-both": residual_charts.page(residuals(both, [TEXT]), **shown),
+        "residual-class": residual_charts.page(residuals(said, [TEXT]), **shown),
+        "prediction": prediction_charts.page(predict(said, [TEXT]), name=shown["name"]),
+    }
+    for name, page in made.items():
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    return folder
+
+
+def test_pages_are_sound_and_act_on_nothing(pages):
+    for file in sorted(pages.glob("*.html")):
+        page = Outline(file)
+        check_sound(page)
+        assert "a tiny <run>" in page.text, file.name
+    assert "dL/dS" in Outline(pages / "gradients.html").text  # post-norm has a formula of its own
+    assert "dL/dS" not in Outline(pages / "both-stacks.html").text
+    assert "cross-attention" in Outline(pages / "both-stacks.html").text
+
+
+def test_pages_fit_any_screen_by_themselves(browser, pages):
+    colours = {}
+    for width, scheme in ((390, "dark"), (1280, "light")):
+        with screen(browser, width=width, scheme=scheme) as tab:
+            for file in sorted(pages.glob("*.html")):
+                seen = look(tab, file)
+                assert seen["wrong"] == [] and seen["asked"] == [file.as_uri()], file.name
+                assert seen["overflow"] <= 0, file.name
+                assert len(seen["seen"]) >= 1, file.name
+                colours[file.name, scheme] = seen["colours"]
+    for file in pages.glob("*.html"):
+        light, dark = colours[file.name, "light"], colours[file.name, "dark"]
+        assert len(light) == 3 and all(a != b for a, b in zip(light, dark, strict=True)), file.name
+
+
+# The command line
+
+
+def test_gradients_as_they_are_typed(call, tmp_path):
+    out, err = call(
+        "explain", "gradients", STOCK, "I liked this film.", "--no-depths", "--json", "--out", tmp_path / "g.svg"
+    )
+    told = json.loads(out.splitlines()[-1])
+    assert told["norm"] == "pre" and len(told["connections"]) == 8 and told["error"] < 1e-6
+    assert {"stack", "layer", "sublayer", "received", "skip", "through", "passed", "error"} <= told["connections"][
+        0
+    ].keys()
+    assert (tmp_path / "g.svg").read_text().startswith("<svg xmlns") and "g.svg" in err
+    (tmp_path / "t.txt").write_text("I liked this film.\n\nI did not like that one.\n")
+    out, _ = call("explain", "gradients", STOCK, "--file", tmp_path / "t.txt", "--no-depths", "-q")
+    assert "Residual connections, from the top" in out and "no gradient through the skip" in out
+
+
+def test_residual_and_prediction_as_they_are_typed(call, tmp_path):
+    out, _ = call("explain", "residual", STOCK, FILM, "--json", "-q", "--out", tmp_path / "r.html")
+    told = json.loads(out.splitlines()[-1])
+    assert [step["point"] for step in told["steps"]] == ["resid_mid", "resid_post"] * 4
+    ends = [guess["layers"][-1][0]["answer"] for guess in told["lens"]]
+    out, _ = call("explain", "prediction", STOCK, FILM, "--json", "-q", "--out", tmp_path / "p.svg")
+    told = json.loads(out.splitlines()[-1])
+    assert [told["answer"]] == ends and told["kind"] == "masked word"  # the lens ends with what is explained
+    assert {word["word"] for word in told["words"]} >= {"film", "was", "again"}
+    out, _ = call("explain", "residual", STOCK, FILM, "-q")
+    assert "The residual stream" in out and "resid_mid" in out
+    out, _ = call("explain", "prediction", STOCK, FILM, "-q")
+    assert "Why this masked word" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gradients", STOCK], "no text: give one, or name a --file"),
+        (["gradients", STOCK, "a text", "--file", "x.txt"], "give a text or --file, not both"),
+        (["gradients", STOCK, "--file", "x.txt", "--label", "good"], "--label is for a text"),
+        (["gradients", STOCK, "a text", "--out", "x.png"], "--out x.png: must end in .html"),
+        (["residual", STOCK, "word " * 400], "tokens with its marks, and this run reads 256"),
+        (["prediction", STOCK, "nothing is hidden"], "write [MASK] for one"),
+        (["prediction", STOCK, "  "], "the text is empty"),
+        (["prediction", "reviews-enn", "a text"], "reviews-enn"),
+    ],
+)
+def test_bad_input_is_one_line(call, words, line):
+    _, err = call("explain", *words, code=2)
+    assert line in err and err.count("\n") == 1

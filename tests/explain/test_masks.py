@@ -1,0 +1,175 @@
+"""Masks: counted by formula, by hand, and by what a token can really make another place feel."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.errors import UserError
+from headstock.explain.mask_page import as_text, page, picture
+from headstock.explain.masks import KINDS, explain_mask, explain_own_masks
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
+from headstock.model.backbones.seq2seq import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.transformer import Transformer, TransformerConfig
+from headstock.model.batch import Batch
+from headstock.model.model import Model
+from tests.study.browsing import look_at
+
+SIZES = {"vocabulary": 20, "context": 16, "depth": 2, "width": 8, "heads": 2, "hidden": 16}
+
+
+def may_look(kind, row, column, *, length, padding, documents, prefix, causal):
+    """The meaning of each mask, one pair of places at a time."""
+    if kind == "causal":
+        return column <= row
+    if kind == "padding":
+        return column < length - padding
+    if kind == "prefix":
+        return column < prefix if row < prefix else column <= row
+    if kind == "document":
+        bounds = [sum(documents[:i]) for i in range(len(documents) + 1)]
+        mine = next(i for i in range(len(documents)) if bounds[i] <= row < bounds[i + 1])
+        return bounds[mine] <= column < bounds[mine + 1] and (column <= row or not causal)
+    return True
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_mask_is_what_its_name_says_and_its_formula_counts_it(data):
+    kind = data.draw(st.sampled_from(KINDS))
+    documents = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+    length = sum(documents)
+    how = {"padding": data.draw(st.integers(0, length - 1)), "prefix": data.draw(st.integers(1, length - 1))}
+    how |= {"documents": documents, "causal": data.draw(st.booleans())}
+    found = explain_mask(kind, [str(place) for place in range(length)], **how)
+    pairs = [[may_look(kind, row, column, length=length, **how) for column in range(length)] for row in range(length)]
+    assert found.allowed == pairs
+    assert found.masked == found.expected == sum(not seen for row in pairs for seen in row)
+
+
+def test_five_tokens_have_ten_masked_entries():
+    found = explain_mask("causal", ["the", "cat", "sat", "on", "mats"])
+    assert (found.masked, found.expected, found.formula) == (10, 10, "L(L−1)/2")
+    added = torch.tensor(found.added())
+    assert torch.equal(added, torch.full((5, 5), -torch.inf).triu(1))
+    even = (torch.zeros(5, 5) + added).softmax(-1)  # a weight behind the mask is exactly 0
+    assert torch.equal(even, torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None])
+    assert as_text(found).splitlines()[0].split() == ["the", "0", "-inf", "-inf", "-inf", "-inf"]
+
+
+def felt(read, tokens):
+    """(L, L) True where changing the token of a column changes the vector of a row."""
+    before = read(tokens)
+    rows = []
+    for place in range(tokens.size(1)):
+        other = tokens.clone()
+        other[0, place] = (tokens[0, place] + 1) % SIZES["vocabulary"]
+        rows.append((read(other) != before).any(-1))
+    return torch.stack(rows, 1)
+
+
+@torch.no_grad()
+def test_a_model_feels_through_the_mask_and_nothing_else():
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 20, (1, 6))
+    stacks = {way: Transformer(TransformerConfig(**SIZES, causal=way)).double().eval() for way in (True, False)}
+    for kind in ("causal", "none", "document"):
+        documents = torch.tensor([[0, 0, 1, 1, 1, 1]]) if kind == "document" else None
+        stack = stacks[kind != "none"]
+        found = felt(lambda given, s=stack, d=documents: s(Batch(given, documents=d)).hidden[0], tokens)
+        wanted = explain_mask(kind, ["x"] * 6, documents=(2, 4))
+        assert found.tolist() == wanted.allowed, kind
+
+
+@torch.no_grad()
+def test_the_prefix_mask_is_what_an_encoder_decoder_does_with_source_and_target():
+    torch.manual_seed(0)
+    both = Seq2Seq(Seq2SeqConfig(**SIZES)).double().eval()
+
+    def read(row):
+        source, target = Batch(row[:, :2]), row[:, 2:]
+        return torch.cat([both.encode(source)[0], both(Batch(target, source=source)).hidden[0]])
+
+    found = felt(read, torch.randint(0, 20, (1, 6)))
+    assert found.tolist() == explain_mask("prefix", ["x"] * 6, prefix=2).allowed
+    assert found.tolist() != explain_mask("prefix", ["x"] * 6, prefix=3).allowed
+
+
+def test_a_models_own_masks_are_those_its_attention_was_given():
+    words = list("abcd")
+    row = torch.zeros(1, 4, dtype=torch.long)
+    gpt = Model(Transformer(TransformerConfig(**SIZES)), {})
+    ((own, where),) = explain_own_masks(gpt, Batch(row), "gpt", tokens=words)
+    assert (
+        where == "decoder" and own.allowed == explain_mask("causal", words).allowed and own.masked == own.expected == 6
+    )
+    either = Model(Transformer(TransformerConfig(**SIZES, causal=False)), {})
+    ((own, where),) = explain_own_masks(either, Batch(row), "hybrid", tokens=words)
+    assert where == "encoder" and own.masked == own.expected == 0
+    ((own, where),) = explain_own_masks(either, Batch(row, causal=True), "hybrid", tokens=words)
+    assert where == "decoder" and own.masked == own.expected == 6
+    pair = Model(Seq2Seq(Seq2SeqConfig(**SIZES)), {})
+    batch = Batch(row, source=Batch(torch.zeros(1, 3, dtype=torch.long)))
+    found = {where: own for own, where in explain_own_masks(pair, batch, "pair", tokens=words, source=list("xyz"))}
+    assert {where: (own.masked, own.entries) for where, own in found.items()} == {
+        "encoder": (0, 9),
+        "decoder": (6, 16),
+        "cross": (0, 12),
+    }
+    assert found["cross"].tokens == words and found["cross"].keys == list("xyz")
+    lstm = Model(Recurrent(RecurrentConfig(vocabulary=20, width=8, hidden=8)), {})
+    with pytest.raises(UserError, match=r"has no attention \(families that have it: seq2seq, transformer\)"):
+        explain_own_masks(lstm, Batch(row), "lstm", tokens=words)
+
+
+def test_the_verb_tells_the_table_and_its_count(call, tmp_path):
+    out, _ = call("explain", "mask", "--tokens", "the cat sat on mats", "--out", tmp_path / "mask.svg")
+    assert "10 of 25 entries are masked, L(L−1)/2 = 10" in out and out.count("-inf") == 10
+    assert (tmp_path / "mask.svg").read_text(encoding="utf-8").count("−∞") == 10
+    out, _ = call("explain", "mask", "--kind", "document", "--length", 5, "--documents", "2,3", "--json")
+    said = json.loads(out)
+    assert said["masked"] == said["expected"] == 16 and said["matrix"][2] == ["-inf", "-inf", 0, "-inf", "-inf"]
+    out, _ = call("explain", "mask", "--preset", "gpt-nano", "--set", "vocabulary=300", "--length", 5, "--json")
+    assert json.loads(out)["masked"] == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--kind", "casual"], "must be causal, none, padding, document, prefix; did you mean 'causal'?"),
+        (["--length", 0], "at least one token"),
+        (["--kind", "document", "--length", 5, "--documents", "2,2"], "must be sizes of documents that make up the 5"),
+        (["--kind", "document", "--documents", "2,x"], "such as 2,3"),
+        (["--kind", "prefix", "--prefix", 5], "leave something of the 5 tokens to write"),
+        (["--kind", "padding", "--padding", 5], "leave a real token of the 5"),
+        (["--tokens", "a b", "--length", 3], "--tokens has 2 words and --length is 3"),
+        (["--out", "mask.png"], "must end in .html (a page) or .svg"),
+        (["--where", "cross"], "name the run first"),
+        (["--preset", "gpt-nano", "--kind", "causal"], "has its own"),
+        (["--preset", "gpt-nano", "--length", 300], "300 tokens are more than its context of 256"),
+        (["--preset", "gpt-nano", "--where", "cross"], "gpt-nano has no cross-attention"),
+        (["--preset", "lstm-nano"], "has no attention"),
+        (["--length", 65, "--out", "mask.html"], "too fine to draw"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(call, words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, err = call("explain", "mask", *words, code=2)
+    assert said in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_stands_by_itself(browser, tmp_path):
+    where = tmp_path / "mask.html"
+    where.write_text(page([explain_mask("prefix", ["<b>", "&", "c", "d"], prefix=2)]), encoding="utf-8")
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        seen = look_at(browser, where, width=width, scheme=scheme)
+        assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
+
+
+def test_a_square_for_every_two_places():
+    found = explain_mask("causal", ["<b>", "b", "c"])
+    drawn = picture(found)
+    assert drawn.count('class="cell"') == 9 and drawn.count("does not see") == 3 and "<b>" not in drawn

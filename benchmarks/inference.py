@@ -1,4 +1,4 @@
-"""How fast a finished model is used, as ratios to Hugging Face's transformers with the same weights in the same process.
+"""How fast a finished model is used: ratios to Hugging Face's transformers with the same weights in the same process.
 
     python benchmarks/inference.py                               on the CPU: 10,000 texts, one row and 64 rows
     python benchmarks/inference.py --device cuda --dtype bfloat16 --texts 100000
@@ -16,11 +16,11 @@ import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -110,19 +110,16 @@ def timed(work: Callable[[], Any], times: Times) -> Any:
 
 def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> dict[str, float]:
     """Seconds of both, medians over the rounds, and how many times as fast ours is."""
-    own: Times = []
-    other: Times = []
+    sides: list[tuple[Callable[[], Any], Times]] = [(ours, []), (theirs, [])]
     for _ in range(rounds):
-        timed(ours, own)
-        timed(theirs, other)
-    middle = {
-        name: [statistics.median(t[i] for t in times) for i in (0, 1)] for name, times in (("o", own), ("t", other))
-    }
+        for work, times in sides:
+            timed(work, times)
+    own, other = ([statistics.median(each) for each in zip(*times, strict=True)] for _, times in sides)
     return {
-        "ours_seconds": middle["o"][0],
-        "theirs_seconds": middle["t"][0],
-        "ratio": middle["t"][0] / middle["o"][0],
-        "processor_ratio": middle["t"][1] / middle["o"][1],
+        "ours_seconds": own[0],
+        "theirs_seconds": other[0],
+        "ratio": other[0] / own[0],
+        "processor_ratio": other[1] / own[1],
     }
 
 
@@ -168,13 +165,10 @@ def measure_reading(folder: Path, given: argparse.Namespace, works: list[str]) -
     for work in works:
         theirs: Any = (peer.classifier if work == "predict" else peer.embedder)(folder / "classes-hf", **where)
         size = peer.best_batch(theirs, sample, given.sizes)
-
-        def ours(texts: list[str], work: str = work) -> Any:
-            return loaded.predict(texts) if work == "predict" else loaded.embed(texts, pool="cls")
-
+        ours: Any = loaded.predict if work == "predict" else partial(loaded.embed, pool="cls")
         apart = distance(work, ours(sample), theirs(sample, size))
         assert apart < (1e-4 if given.dtype == "float32" else 0.2), f"{work}: the sides differ by {apart}"
-        told = in_turns(lambda: ours(texts), lambda: theirs(texts, size), given.rounds)
+        told = in_turns(partial(ours, texts), partial(theirs, texts, size), given.rounds)
         count = len(texts)
         found.append(
             {"work": work, "texts": count, "their_batch": size, "unit": "texts"}
@@ -234,12 +228,11 @@ def main() -> None:
     for row in found:
         what = f"{row['rows']} rows, {row['prompts']} prompts" if "rows" in row else f"{row['texts']:,} texts"
         speeds = f"{row['ours']:10,.0f} {row['theirs']:10,.0f}"
-        print(
-            f"{row['work']:9s} {what:22s} {speeds}  {row['ratio']:6.2f}x {row['processor_ratio']:17.2f}x  {row['unit']}/s"
-        )
+        ratios = f"{row['ratio']:6.2f}x {row['processor_ratio']:17.2f}x"
+        print(f"{row['work']:9s} {what:22s} {speeds}  {ratios}  {row['unit']}/s")
     if given.json:
         given.json.write_text(json.dumps(about | {"results": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

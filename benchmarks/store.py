@@ -10,7 +10,6 @@ splits and writes. The bare side gets the lines in memory for free, and the best
 
 import argparse
 import json
-import random
 import resource
 import statistics
 import sys
@@ -18,33 +17,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
 import tokenizers
 
+from headstock.study.bench.made_up import write_text
 from headstock.text.reading import read_corpus
 from headstock.text.store import build_stores
 from headstock.text.tokenizer import train_tokenizer
 from headstock.text.vocabularies import TokenizerSettings
 
 T = TypeVar("T")
-LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 BARE_BATCHES = (1000, 2000, 4000)
-
-
-def write_text(path: Path, megabytes: float) -> None:
-    """Lines of about 130 bytes of words whose frequencies fall as they do in real text."""
-    draw = random.Random(0)
-    words = ["".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10))) for _ in range(20_000)]
-    frequencies = list(accumulate(1 / rank for rank in range(1, len(words) + 1)))
-    size = 0
-    with path.open("w", encoding="utf-8") as file:
-        while size < megabytes * 1e6:
-            drawn = draw.choices(words, cum_weights=frequencies, k=18_000)
-            lines = "".join(" ".join(drawn[i : i + 18]) + "\n" for i in range(0, len(drawn), 18))
-            size += file.write(lines)
 
 
 def encode_all(library: tokenizers.Tokenizer, lines: list[str], batch: int) -> None:

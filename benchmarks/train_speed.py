@@ -135,7 +135,7 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "known places": (Batch, "at", found_out),
 }
 WITHOUT = [*PATCHES, "padded vocabulary", "compiling"]
-WITH = ["graphs", "cudnn"]  # what is not on by itself
+WITH = ["graphs", "replay", "cudnn"]  # what is not on by itself
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def settings_of(work: Work, out: list[str], more: list[str], device: torch.devic
         "model": {"vocabulary": padded, **work.model},
         "task": work.task,
         "train": {**work.train, "steps": work.warm + work.steps, "valid_tokens": 1, **last}
-        | {"compile": "graphs" if "graphs" in more else compiled},
+        | {"compile": next((way for way in more if way in ("graphs", "replay")), compiled)},
     }
     if work.task["name"] == "classify":
         tree |= {"data": {}, "transfer": {"run": "none", "init": "scratch"}}

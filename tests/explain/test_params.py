@@ -130,7 +130,8 @@ def test_terminal_json_and_page(call, tmp_path):
     check_sound(outline)
     assert "1,365,376" in outline.text and "D/A" in outline.text
     call("explain", "params", "--preset", "modern-nano", "--out", tmp_path / "chart.svg")
-    assert (tmp_path / "chart.svg").read_text().startswith("<?xml")
+    chart = (tmp_path / "chart.svg").read_text()
+    assert chart.startswith("<svg xmlns") and "prefers-color-scheme: dark" in chart
 
 
 def test_a_run_is_explained_with_its_own_heads(call, corpus, tmp_path, tiny):

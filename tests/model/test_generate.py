@@ -201,7 +201,7 @@ def test_looking_seldom_as_for_a_gpu_changes_no_text(monkeypatch, recorded, posi
 
 def test_rows_that_are_done_are_not_read_for_long(monkeypatch):
     """Each row stops at a token of its own number; those that have are left out once they are a quarter."""
-    model, read = small_model(), []
+    model, read = small_model(context=40), []
     one_more = generation._Reader.one_more
     monkeypatch.setattr(
         generation._Reader, "one_more", lambda self, tokens: read.append(len(tokens)) or one_more(self, tokens)

@@ -42,16 +42,17 @@ def stop_after(step):
     return hear
 
 
-def test_the_hidden_share_follows_the_run_and_validation_does_not(corpus):
+def test_the_hidden_share_follows_the_run_and_validation_does_not(corpus, monkeypatch):
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
     stores = build_stores(text, tokenizer)
     task = Masked(MaskedConfig(fraction=0.15, fraction_start=0.6), tokenizer)
-    model, told = model_for(task), []
+    model, told, share = model_for(task), [], task.hiding.fraction
+    monkeypatch.setattr(task.hiding, "fraction", lambda done: told.append(done) or share(done))
     settings = TrainSettings(steps=4, batch=8, length=32, validate_every=9)
-    watch = [lambda event: told.append(task.done) if event.kind == "step" else None]
-    train(model, task, stores, settings, run=None, world=World(torch.device("cpu")), watch=watch)
-    assert told == [0, 0.25, 0.5, 0.75]
+    train(model, task, stores, settings, run=None, world=World(torch.device("cpu")))
+    assert [done for done in told if done < 1] == [0, 0.25, 0.5, 0.75]  # of the steps, one after the other
+    assert told[4:] and set(told[4:]) == {1.0}  # of the validation
 
     def hidden(done, seed):
         task.done = done

@@ -1,5 +1,6 @@
 """Texts as vectors: the same as one text alone gives, whatever its company."""
 
+import itertools
 import json
 
 import numpy as np
@@ -168,7 +169,10 @@ def test_any_run_embeds(corpus, tmp_path, tiny):
         row = [getattr(model.tokenizer, mark), *model.tokenizer.encode(texts[0])]
         alone = vectors(model.model, row)
         np.testing.assert_allclose(found[0], alone[-1] if pool == "last" else alone.mean(0), atol=1e-5)
+        endless = model.embeddings(itertools.cycle(texts))  # vectors do not wait for the last text
+        np.testing.assert_allclose(np.stack(list(itertools.islice(endless, 600))), np.tile(found, (200, 1)), atol=1e-5)
         tokens = model.embed(texts, pool="none")
         assert [len(rows) for rows in tokens] == [len(ids) for ids in model.tokenizer.encode_batch(texts)]
+    assert model.embed([]).shape == (0, 16)
     with pytest.raises(UserError, match="this model has 2"):
         model.embed(texts, layers="sum4")

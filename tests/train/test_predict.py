@@ -19,7 +19,7 @@ from headstock.errors import UserError
 from headstock.model.batch import Batch
 from headstock.train import loaded
 from headstock.train.finetune import finetune
-from headstock.train.predict import by_size
+from headstock.train.predict import as_arrays, by_size
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 4, "lr": 0.01}
@@ -106,6 +106,15 @@ def test_parts_hold_every_text_once_and_not_too_many_tokens(lengths):
     longest = [max(lengths[index] for index in part) for part in parts]
     assert longest == sorted(longest, reverse=True)
     assert all(len(part) * most <= 1000 or len(part) == 1 for part, most in zip(parts, longest, strict=True))
+
+
+def test_rows_of_any_shape_come_over_in_one_piece():
+    rows = [torch.arange(3.0), torch.ones(2, 2), torch.zeros(0, 2), torch.tensor(7), torch.arange(4).bfloat16()]
+    found = as_arrays(rows)
+    assert [one.shape for one in found] == [(3,), (2, 2), (0, 2), (), (4,)]
+    for one, row in zip(found, rows, strict=True):
+        np.testing.assert_array_equal(one, row.float().numpy())
+    assert as_arrays([]) == []
 
 
 MEMORY = """

@@ -28,7 +28,7 @@ def bench(
     from headstock.errors import UserError
     from headstock.study.bench.bench import bench as work
     from headstock.study.bench.bench import table
-    from headstock.study.bench.growth import draw_growth
+    from headstock.study.bench.growth import STEPS, draw_growth
     from headstock.study.bench.growth import growth as grow
 
     wanted = ".svg" if growth else ".json"
@@ -38,7 +38,7 @@ def bench(
     if growth:
         if megabytes < 1:
             raise UserError(f"--megabytes {megabytes}: must be 1 or more")
-        found = grow(device=common.device, megabytes=megabytes, steps=4 if quick else 30, say=common.say)
+        found = grow(device=common.device, megabytes=megabytes, steps=4 if quick else STEPS, say=common.say)
         draw_growth(found, out)
         common.show(f"{out} and {out.with_suffix('.json')}")
         return found | {"chart": str(out)}

@@ -162,7 +162,7 @@ def reading(loaded: Loaded, texts: Sequence[str], label: str | None) -> Reading:
         raise UserError(f"{loaded.run}: is a language model and knows no --label")
     if not (task.generates or task.fills):  # a denoiser: both its sides are made from the text
         asked = lesson(loaded, texts)
-        note = f"this run repairs texts: it reads this one damaged, and {asked.wanted} are to be written"
+        note = f"this run repairs texts: it reads what its objective left of this one, and must write {asked.wanted}"
         return forced_reading(task, asked.batch, tokenizer, [note])
     notes, wanted = [], list[str | None]()
     if task.fills and MASK in texts[0]:

@@ -96,6 +96,30 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | No
     return tokens, padding
 
 
+def widened(batch: Batch, multiple: int) -> Batch:
+    """The same rows with padding up to a length that is such a multiple, so that few different lengths come."""
+    rows, length = batch.tokens.shape
+    more = -length % multiple
+
+    def wide(tensor: Any, filler: Any) -> Any:
+        return None if tensor is None else torch.nn.functional.pad(tensor, (0, more), value=filler)
+
+    padding = torch.zeros(rows, length, dtype=torch.bool) if batch.padding is None else batch.padding
+    labels = {head: wide(told, IGNORE) if head in batch.places else told for head, told in batch.labels.items()}
+    return replace(
+        batch,
+        tokens=wide(batch.tokens, 0),
+        padding=wide(padding, True),
+        documents=wide(batch.documents, -1),
+        bounds=None,
+        positions=wide(batch.positions, 0),
+        segments=wide(batch.segments, 0),
+        source=None if batch.source is None else widened(batch.source, multiple),
+        labels=labels,
+        places={head: places + places // length * more for head, places in batch.places.items()},
+    )
+
+
 def bounds_of(documents: Tensor) -> Tensor:
     """(M,) where the documents of (B, T) begin and end in all rows end to end; none goes on from one row to the next.
 

@@ -63,7 +63,8 @@ def attend_apart(
     rows, _, length, width = query.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (B, H, T, K) -> (B T, H, K)
     if dropout or width % 8:  # what varlen_attn calls, which itself knows of no dropout and no other scale
-        q, k, v = (F.pad(x, (0, -width % 8)) for x in (q, k, v))  # zeros add nothing
+        if width % 8:
+            q, k, v = (F.pad(x, (0, -width % 8)) for x in (q, k, v))  # zeros add nothing
         flash = torch.ops.aten._flash_attention_forward
         made = flash(q, k, v, bounds, bounds, length, length, dropout, causal, False, scale=width**-0.5)[0]
         made = made[..., :width]

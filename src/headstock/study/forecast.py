@@ -2,17 +2,22 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
-from headstock.model.counting import Place
+from headstock.model.counting import Dimensions, Place
+from headstock.model.kernels import SCORES, fuses
+from headstock.model.model import Model
 from headstock.study.machine import Machine
+from headstock.tasks.task import Task
 from headstock.train.blueprint import blueprint
-from headstock.train.cost import flops_per_token, memory, moving_flops, parts_of
+from headstock.train.cost import Memory, flops_per_token, memory, moving_flops, parts_of
 from headstock.train.settings import RunConfig
 
 # The share of its speed at large products that a device reaches in a model's, and how often the numbers that a step
 # keeps are read or written in it; fitted to measured steps. A probe replaces both by what it measures.
 REACHED = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}
-TOUCHED = {"cpu": 15, "mps": 6, "cuda": 5}
+TOUCHED = {"cpu": 15, "mps": 10, "cuda": 10}
+TOUCHED_COMPILED = 4
 OPERATIONS = 100  # of a layer, forward and back
 WRITTEN = 2.5e8  # bytes a second into a checkpoint, its checksum included
 VALIDATIONS = 10  # in a run, unless set otherwise
@@ -32,6 +37,7 @@ class Costs:
     saving: float  # seconds of a checkpoint
     peak: int  # bytes
     starting: float = 0.0  # seconds more that the first steps take
+    processor: float = 0.0  # seconds of a step on all cores together, where it was measured
     measured: bool = False
 
     @property
@@ -43,23 +49,17 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     model, task = blueprint(chosen)
     length = chosen.train.length or model.backbone.context or 256
     d = model.dimensions(length=length, source_length=length)
-    place = Place("cuda" if machine.device == "cuda" else "cpu", packed=True, half=machine.half)
+    # on a GPU packed rows are read document by document, without a table of who may look at whom
+    place = Place("cuda", half=machine.half) if machine.device == "cuda" else Place("cpu", packed=True)
     parts = parts_of(model, task, d, place)
     at_once = chosen.train.micro_batch or chosen.train.batch
-    held = memory(
-        model,
-        task,
-        d,
-        rows=at_once,
-        optimizer=chosen.train.optimizer,
-        place=place,
-        averaged=chosen.train.ema > 0,
-    )
+    held = held_in(model, task, d, place, at_once, chosen)
     tokens, flops = chosen.train.batch * length, flops_per_token(parts, training=True)
     times = math.ceil(chosen.train.batch / at_once)
     moving = moving_flops(parts.weights(), chosen.train.optimizer) / machine.products
     computing = flops * tokens / machine.products / REACHED[machine.device] + moving
-    carrying = TOUCHED[machine.device] * times * (held.activations + held.working) / machine.traffic
+    touched = TOUCHED_COMPILED if chosen.train.compile is True else TOUCHED[machine.device]
+    carrying = touched * times * (held.activations + held.working) / machine.traffic
     carrying += 4 * (held.weights + held.optimizer) / machine.traffic
     launching = machine.launch * OPERATIONS * (model.backbone.depth + 1) * times
     # a GPU is told what to do while it is still at work; a CPU does one after the other
@@ -74,6 +74,18 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
         saving=float(held.weights + held.optimizer + held.average) / WRITTEN,
         peak=int(held.total) + (machine.held if machine.device != "cuda" else 0),
     )
+
+
+def held_in(model: Model, task: Task, d: Dimensions, place: Place, rows: int, chosen: RunConfig) -> Memory:
+    """The closed form of memory; where scores of tokens are made in parts, only a part of them counts."""
+    ask = partial(memory, model, task, rows=rows, optimizer=chosen.train.optimizer, place=place)
+    held = ask(d, averaged=chosen.train.ema > 0)
+    scored = round(rows * d.length * task.passes("token", d.length))
+    if not fuses(scored, d.vocabulary):
+        return held
+    without = ask(replace(d, vocabulary=0))
+    parts = min(scored * d.vocabulary, SCORES) * (10 if place.half else 12)  # scores, their softmax and its gradient
+    return replace(held, activations=without.activations, working=without.working + parts)
 
 
 def is_inner(path: str, table: bool) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from headstock import config
 from headstock.errors import UserError
+from headstock.model.backbone import BACKBONES
 from headstock.study import rules
 from headstock.study.extent import Counted, Extent, count, extent
 from headstock.study.forecast import Costs, costs, fits, fitted, seconds_of, steps_in
@@ -16,6 +17,7 @@ from headstock.study.machine import Machine, look_at
 from headstock.study.probe import probe as try_out
 from headstock.study.rules import MOST_PASSES, TOKENS_PER_WEIGHT, Text
 from headstock.text.reading import read_corpus
+from headstock.train.compiling import WORTH
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import DataSettings, RunConfig, make_config
 from headstock.train.world import choose_device
@@ -198,6 +200,11 @@ class Planner:
             tree["train"]["batch"] = rules.rows_of(choice.tokens, length)
             tree["model"]["dropout"] = rules.dropout_of(choice.objective, choice.passes)
         tree["train"]["valid_tokens"] = rules.valid_tokens_of(choice.tokens)
+        if machine.device == "cuda":  # decided here, so that a probe is compiled where the run will be
+            whole = costs(self.build(tree, counted), machine).step * choice.tokens / (tree["train"]["batch"] * length)
+            seconds = whole if self.minutes is None else min(whole, 60 * self.minutes)
+            able = BACKBONES.get(tree["model"]["family"]).compiles
+            tree["train"]["compile"] = able and seconds >= WORTH
         chosen = fitted(self.build(tree, counted), machine)
         if chosen.train.micro_batch:
             tree["train"]["micro_batch"] = chosen.train.micro_batch
@@ -208,7 +215,7 @@ class Planner:
         steps = math.ceil(MOST_PASSES[choice.objective] * choice.text.tokens / each.tokens)
         if self.minutes is not None:
             steps = min(steps, steps_in(each, 60 * self.minutes, valid))
-        tree["train"] |= {"steps": steps}
+        tree["train"]["steps"] = steps
         return Plan(tree, choice, steps, each, machine, valid, self.minutes, self.found.read)
 
 

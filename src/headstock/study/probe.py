@@ -38,6 +38,7 @@ class Measured:
     validated: int  # tokens
     saving: float  # seconds
     peak: int
+    processor: float = 0.0  # of a step, on all cores together: it hardly moves when others use the machine too
 
     @property
     def step(self) -> float:
@@ -68,6 +69,7 @@ def corrected(forecast: Costs, found: Measured) -> Costs:
         reading=found.validation / max(1, found.validated),
         saving=found.saving,
         peak=found.peak,
+        processor=found.processor,
         starting=max(0.0, sum(found.steps[:WARM]) - len(found.steps[:WARM]) * found.step),
         measured=True,
     )
@@ -86,13 +88,16 @@ def measure(
         checkpoint_every=count + 1,
         tensorboard=False,
     )
-    moments: dict[str, list[float]] = {"step": [time.perf_counter()], "valid": []}
+    moments: dict[str, list[float]] = {"step": [], "valid": []}
+    processor: list[float] = []
 
     def hear(event: Event) -> None:
         if event.kind in moments:
             if event.progress.step == count or len(moments["step"]) <= WARM:
                 wait(device)
             moments[event.kind].append(time.perf_counter())
+        if event.kind == "step":
+            processor.append(time.process_time())
 
     with tempfile.TemporaryDirectory() as folder:
         stores = stores_of(sample, tokenizer, Path(folder), chosen)
@@ -111,6 +116,7 @@ def measure(
         validated=min(settings.valid_tokens, max(length, stores.valid.tokens)),
         saving=max(0.0, progress.aside - validation),
         peak=peak.bytes(),
+        processor=(processor[-1] - processor[WARM - 1]) / (count - WARM),
     )
 
 

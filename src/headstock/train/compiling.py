@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.files import cache_folder
+from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.train.budget import Budget
@@ -32,10 +33,12 @@ def compiles(
     say: Callable[[str], None],
 ) -> bool:
     """Whether the run is compiled: as it was asked, or by how long it will take. Always the same for the same run."""
-    if settings.compile == "graphs" and world.device.type != "cuda":
-        raise UserError("train.compile: graphs are CUDA graphs, and this run is not on a CUDA device")
+    if settings.compile in ("graphs", "replay") and world.device.type != "cuda":
+        raise UserError(f"train.compile: {settings.compile} needs CUDA graphs, and this run is not on a CUDA device")
+    if settings.compile == "replay" and (world.size > 1 or settings.unfreeze):
+        raise UserError("train.compile: replay is for one process that moves the same weights in every step")
     if settings.compile != "auto":
-        return bool(settings.compile)
+        return settings.compile in (True, "graphs")
     even = not hasattr(order.examples, "lengths")  # rows of many lengths would be compiled many times
     if world.device.type != "cuda" or not even or not model.backbone.compiles:
         return False
@@ -57,5 +60,20 @@ def step_seconds(model: Model, task: Task, settings: TrainSettings, length: int,
 def compiled(objective: nn.Module, settings: TrainSettings) -> nn.Module:
     """The module, compiled when it is first called; what was compiled is kept for other runs of the same shapes."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
-    more: dict[str, Any] = {"mode": "reduce-overhead"} if settings.compile == "graphs" else {}
-    return torch.compile(objective, **more)  # type: ignore[return-value]
+    graphs = settings.compile == "graphs"
+    more: dict[str, Any] = {"mode": "reduce-overhead"} if graphs else {}
+    made = torch.compile(objective, **more)
+    return made if graphs else Loose(made)  # type: ignore[return-value, arg-type]
+
+
+class Loose(nn.Module):
+    """Says which sizes differ from batch to batch, so that it need not be found out by compiling twice."""
+
+    def __init__(self, compiled: nn.Module):
+        super().__init__()
+        self.compiled = compiled
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        for tensor in (*batch.places.values(), *([] if batch.bounds is None else [batch.bounds])):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self.compiled(batch)

@@ -29,6 +29,7 @@ def measure(
     chosen: Sequence[int] = range(len(examples))
     if most is not None and most < len(examples):
         chosen = np.linspace(0, len(examples) - 1, most).astype(int).tolist()
+    learning = model.training
     model.eval()
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
@@ -44,6 +45,7 @@ def measure(
             losses = task.losses(model, batch.to(world.device))
         for head, loss in losses.items():
             sums[head] = sums[head] + loss.double() if head in sums else loss.double()
+    model.train(learning)
     names, heads = sorted(sums), sorted(counts)
     totals = world.total([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
     all_sums = dict(zip(names, totals[: len(names)], strict=True))

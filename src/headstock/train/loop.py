@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,22 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import Diverged, UserError
-from headstock.model.batch import Batch
+from headstock.model.batch import Batch, widened
 from headstock.model.model import Model
-from headstock.randomness import number
 from headstock.tasks.task import Task
 from headstock.train.ahead import Ahead
 from headstock.train.budget import Budget, due
 from headstock.train.compiling import compiled, compiles
-from headstock.train.evaluate import measure, precision, weights_swapped
+from headstock.train.evaluate import measure, weights_swapped
 from headstock.train.fitting import AtOnce
 from headstock.train.keep import InMemory, Keeper, OnDisk
 from headstock.train.optim import Average, lr_factor, make_optimizers
 from headstock.train.order import Order
 from headstock.train.progress import Progress
+from headstock.train.replay import LENGTHS, Recorded
 from headstock.train.run import Run
 from headstock.train.settings import TrainSettings
 from headstock.train.signals import Interrupted, Interruption
+from headstock.train.step import Objective, Seen, one_step
 from headstock.train.world import World
 
 
@@ -48,17 +48,6 @@ class Event:
 
 
 Watch = Callable[[Event], None]
-
-
-class Objective(nn.Module):
-    """Model and task as one module from batch to summed losses, which is what DDP and torch.compile can wrap."""
-
-    def __init__(self, model: Model, task: Task, *, smoothing: float):
-        super().__init__()
-        self.model, self.task, self.smoothing = model, task, smoothing
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.task.losses(self.model, batch, smoothing=self.smoothing)
 
 
 def train(
@@ -96,11 +85,12 @@ def train(
     objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
     if whole := compiles(model, task, settings, budget, order, world, say):
         objective = compiled(objective, settings)
-    objective = world.share(objective, thawing=settings.unfreeze is not None)
+    objective = world.share(objective, thawing=settings.unfreeze is not None).train()
+    replay = Recorded(objective, dtype=settings.dtype, device=world.device) if settings.compile == "replay" else None
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
     losses, seen, at_once = Running(), Seen(), AtOnce(settings.micro_batch, world, say)
-    cut = partial(cut_step, order, budget, progress, world, full=whole)
+    cut = partial(cut_step, order, budget, progress, world, full=whole, replayed=replay is not None)
     ahead = Ahead(lambda step: cut(step, at_once.size), progress.step, budget.steps)
     with Interruption() as interruption, ahead:
         # the clock is read for what is due once a step: between two readings nothing can be passed over, nor the end
@@ -111,7 +101,7 @@ def train(
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
             batches, fit = ahead.take(progress.step), partial(at_once.fit, again=partial(cut, progress.step))
             loss, gradient, counted = one_step(
-                objective, task, batches, optimizers, lr, settings, progress.step, world, seen, fit
+                objective, task, batches, optimizers, lr, settings, progress.step, world, seen, fit, replay
             )
             if average is not None:
                 average.update()
@@ -157,12 +147,26 @@ def row_length(model: Model, settings: TrainSettings) -> int:
 
 
 def cut_step(
-    order: Order, budget: Budget, progress: Progress, world: World, step: int, size: int | None, *, full: bool
+    order: Order,
+    budget: Budget,
+    progress: Progress,
+    world: World,
+    step: int,
+    size: int | None,
+    *,
+    full: bool,
+    replayed: bool = False,
 ) -> list[Batch]:
     """This process's batches of a step, which may be some steps ahead of the run's progress."""
     done = budget.share(step, progress.seconds)
+    full = full or replayed
     batches = order.micro_batches(step, size=size, rank=world.rank, world=world.size, full=full, done=done)
-    return [batch.pinned() for batch in batches] if world.device.type == "cuda" else batches
+    if world.device.type != "cuda":
+        return batches
+    if hasattr(order.examples, "lengths"):  # kernels for lengths that are no multiple of eight are slower
+        multiple = LENGTHS if replayed else 8
+        batches = [batch if batch.features is not None else widened(batch, multiple) for batch in batches]
+    return [batch.pinned() for batch in batches]
 
 
 def out_of_patience(progress: Progress, settings: TrainSettings) -> bool:
@@ -175,122 +179,6 @@ def thaw(model: Model, opened: float) -> None:
     for height, stage in enumerate(reversed(model.backbone.stages())):
         for parameter in stage:
             parameter.requires_grad_(id(parameter) in heads or height < math.floor(opened + 1e-9))
-
-
-def one_step(
-    objective: nn.Module,
-    task: Task,
-    batches: list[Batch],
-    optimizers: list[torch.optim.Optimizer],
-    lr: float,
-    settings: TrainSettings,
-    step: int,
-    world: World,
-    seen: "Seen | None" = None,
-    fit: Callable[..., "Learned"] = lambda learn, batches, forget: learn(batches),
-) -> tuple[Tensor, Tensor, int]:
-    """One move of the weights; the loss, the gradient's length and how many tokens there were, in all processes.
-
-    `fit` may cut the batches smaller where memory is too small for them.
-    """
-    objective.train()
-    learn = partial(gather, objective, task, settings=settings, step=step, world=world)
-    learned = fit(learn, batches, forget=lambda: [optimizer.zero_grad(set_to_none=True) for optimizer in optimizers])
-    if seen is not None:
-        seen.take(learned.seen)
-    model_parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradient = nn.utils.clip_grad_norm_(model_parameters, settings.clip or math.inf)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("scale", 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    if world.size > 1:
-        torch.distributed.all_reduce(learned.loss)
-    return learned.loss, gradient, learned.tokens
-
-
-@dataclass
-class Learned:
-    """What a step's batches gave, beside the gradients."""
-
-    loss: Tensor
-    tokens: int  # of all processes
-    seen: "Seen"
-
-
-def gather(
-    objective: nn.Module, task: Task, batches: Sequence[Batch], *, settings: TrainSettings, step: int, world: World
-) -> Learned:
-    """The gradients of a step, in the weights.
-
-    The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
-    """
-    seed_dropout(world.device, number(settings.seed, step, world.rank, "dropout"))
-    counts, tokens = total_counts(task, batches, world)
-    if settings.compile == "graphs":
-        torch.compiler.cudagraph_mark_step_begin()  # nothing of the step before is needed any more
-    whole, seen = torch.zeros((), device=world.device), Seen()
-    for place, batch in enumerate(batches):
-        last = place == len(batches) - 1
-        with nullcontext() if last else world.hold_back(objective):
-            with precision(world.device, settings.dtype):
-                sums = objective(batch.to(world.device))
-            means = [task.weight(head) * sums[head] / max(1, count) for head, count in counts.items()]
-            loss = torch.stack(means).sum()
-            (loss * world.size).backward()  # DDP divides by the number of processes, and the counts already did
-        whole += loss.detach()
-        seen.add(sums)
-    seen.count(counts)
-    return Learned(whole, tokens, seen)
-
-
-def seed_dropout(device: torch.device, seed: int) -> None:
-    """Seed the generator that dropout draws from; torch.manual_seed would seed those of every device there may be."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
-def total_counts(task: Task, batches: Sequence[Batch], world: World) -> tuple[dict[str, int], int]:
-    """Predictions by head, and tokens, of all processes together."""
-    mine: dict[str, int] = {}
-    tokens = 0
-    for batch in batches:
-        tokens += task.tokens(batch)
-        for head, count in task.counts(batch).items():
-            mine[head] = mine.get(head, 0) + count
-    *counts, every = map(int, world.total([*mine.values(), tokens]))
-    return dict(zip(mine, counts, strict=True)), every
-
-
-class Seen:
-    """What the training batches themselves showed since the validation before: a running score, for free."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, sums: dict[str, Tensor]) -> None:
-        for name, value in sums.items():
-            # a copy, as the memory of CUDA graphs is used again in the next step
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
-
-    def count(self, counts: dict[str, int]) -> None:
-        for head, count in counts.items():
-            self.counts[head] = self.counts.get(head, 0) + count
-
-    def take(self, other: "Seen") -> None:
-        self.add(other.sums)
-        self.count(other.counts)
-
-    def score(self, task: Task, world: World) -> dict[str, float]:
-        """The task's metrics over it, all processes together; then it begins anew."""
-        names = sorted(self.sums)
-        totals = world.total([float(self.sums[name]) for name in names])
-        counts, self.sums, self.counts = self.counts, {}, {}
-        return task.score(dict(zip(names, totals, strict=True)), counts, size=0)
 
 
 class Running:

@@ -29,18 +29,19 @@ class Order:
             return
         self.epoch = epoch
         self.examples: Examples = self.task.examples(self.data, length=self.length, seed=self.seed, epoch=epoch)
-        count = np.arange(len(self.examples), dtype=np.uint32)
+        count = len(self.examples)
         draw = generator(self.seed, epoch, "order")
-        self.order = draw.permutation(count)
+        self.order = np.arange(count, dtype=np.uint32)  # of a very large store, all that grows with it
+        draw.shuffle(self.order)
         lengths = getattr(self.examples, "lengths", None)
-        sizes = np.full(len(count), self.length) if lengths is None else np.asarray(lengths)  # rows are full else
+        sizes = np.broadcast_to(self.length, count) if lengths is None else np.asarray(lengths)  # rows are full else
         if self.batch_tokens is not None:
             steps = getattr(self, "steps_per_epoch", None)  # as many in every pass as in the first
             self.order, self.cuts = by_tokens(self.order, sizes, self.batch_tokens, draw, steps)
             return
         if lengths is not None:
             self.order = by_length(self.order, sizes, self.batch, draw)
-        self.cuts = np.minimum(np.arange(math.ceil(len(count) / self.batch) + 1) * self.batch, len(count))
+        self.cuts = np.minimum(np.arange(math.ceil(count / self.batch) + 1) * self.batch, count)
 
     def indices(self, step: int) -> list[int]:
         """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""

@@ -1,6 +1,7 @@
 """What a trained model says of many rows: read with others of like length, told in the order they came."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ def outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: 
 
 def as_arrays(rows: Sequence[Tensor]) -> list[np.ndarray]:
     """What a model made of each row, brought over in one piece: a GPU asked for row by row is waited for each time."""
-    if not rows or rows[0].device.type == "cpu":
-        return [row.float().numpy() for row in rows]
+    if not rows:
+        return []
     flat = torch.cat([row.flatten() for row in rows]).float().cpu().numpy()
-    pieces = np.split(flat, np.cumsum([row.numel() for row in rows])[:-1])
-    return [piece.reshape(row.shape) for piece, row in zip(pieces, rows, strict=True)]
+    ends = accumulate(row.numel() for row in rows)
+    return [flat[end - row.numel() : end].reshape(row.shape) for row, end in zip(rows, ends, strict=True)]
 
 
 def together(models: list[list[np.ndarray]]) -> list[np.ndarray]:

@@ -14,8 +14,6 @@ import torch
 from headstock.errors import UserError
 from headstock.study.bench.measured import Measured
 
-# script -> its options in a quick run; each takes --json FILE and writes {"results": [{"work", "ours", "theirs", ...}]}
-SCRIPTS: dict[str, list[str]] = {"inference.py": ["--tiny"], "train_speed.py": ["--tiny"]}
 FOLDER = Path(__file__).parents[4] / "benchmarks"  # in a checkout; an installed package has none
 
 
@@ -36,23 +34,27 @@ def against_peers(
     if not folder.is_dir() or importlib.util.find_spec("transformers") is None:
         say("no peers are at hand: they want a checkout's benchmarks/ and transformers")
         return []
-    found = []
-    for script, tiny in SCRIPTS.items():
-        if (folder / script).is_file():
-            options = ["--device", device.type, *(tiny if quick else [])]
-            if nanogpt is not None and script == "train_speed.py":
-                options += ["--nanogpt", str(nanogpt)]
-            found += run(folder / script, options, say)
+    where = ["--device", device.type]
+    inference = where + (["--tiny"] if quick else [] if device.type == "cuda" else ["--texts", "2000", "--rounds", "3"])
+    found = run(folder / "inference.py", [*inference, "--json"], inference_rows, say)
+    if quick or device.type == "cuda":  # its models are too large for a CPU
+        training = [*where, "--peers", *(["--tiny"] if quick else [])]
+        training += ["--nanogpt", str(nanogpt)] if nanogpt is not None else []
+        found += run(folder / "train_speed.py", [*training, "--out"], training_rows, say)
     return found
 
 
-def run(script: Path, options: list[str], say: Callable[[str], None]) -> list[Measured]:
+def run(
+    script: Path,
+    options: list[str],
+    rows_of: Callable[[dict[str, Any]], list[Measured]],
+    say: Callable[[str], None],
+) -> list[Measured]:
+    """What a script found; its last option is the one that the name of a file follows, which it writes."""
     say(f"{script.name}: both sides in turns")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        done = subprocess.run(
-            [sys.executable, str(script), *options, "--json", str(out)], capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, str(script), *options, str(out)], capture_output=True, text=True)
         if done.returncode or not out.is_file():
             why = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
             say(f"{script.name}: left out ({why})")
@@ -60,14 +62,21 @@ def run(script: Path, options: list[str], say: Callable[[str], None]) -> list[Me
         return rows_of(json.loads(out.read_text(encoding="utf-8")))
 
 
-def rows_of(told: dict[str, Any]) -> list[Measured]:
+def inference_rows(told: dict[str, Any]) -> list[Measured]:
     return [
-        Measured(
-            named(row), row["ours"], f"{row.get('unit', 'tokens')}/s", row["theirs"], row.get("peer", "transformers")
-        )
-        for row in told["results"]
-        if row.get("ours") and row.get("theirs")
+        Measured(named(row), row["ours"], f"{row['unit']}/s", row["theirs"], "transformers") for row in told["results"]
     ]
+
+
+def training_rows(told: dict[str, Any]) -> list[Measured]:
+    """Of each work ours comes first, and then the peers."""
+    found, ours = [], dict[str, float]()
+    for row in told["rows"]:
+        speed = row["tokens_per_second"]
+        if row["work"] in ours:
+            found.append(Measured(f"training {row['work']}", ours[row["work"]], "tokens/s", speed, row["how"]))
+        ours.setdefault(row["work"], speed)
+    return found
 
 
 def named(row: dict[str, Any]) -> str:

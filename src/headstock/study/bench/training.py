@@ -101,7 +101,13 @@ def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: i
     """The middle of the steps after the first few."""
     model, task = blueprint(chosen, weights=True)
     settings = replace(
-        chosen.train, steps=WARM + steps, validate_every=ALONE, checkpoint_every=ALONE, log_every=ALONE, weights="last"
+        chosen.train,
+        steps=WARM + steps,
+        validate_every=ALONE,
+        valid_tokens=1,  # at the end of a run there is a validation in any case
+        checkpoint_every=ALONE,
+        log_every=ALONE,
+        weights="last",
     )
     moments: list[tuple[float, float, int]] = []
 

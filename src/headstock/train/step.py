@@ -1,0 +1,161 @@
+"""One move of the weights: from a step's batches to gradients, and from these to other weights."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from headstock.model.batch import Batch
+from headstock.model.model import Model
+from headstock.randomness import number
+from headstock.tasks.task import Task
+from headstock.train.evaluate import precision
+from headstock.train.replay import Recorded
+from headstock.train.settings import TrainSettings
+from headstock.train.world import World
+
+
+class Objective(nn.Module):
+    """Model and task as one module from batch to summed losses, which is what DDP and torch.compile can wrap."""
+
+    def __init__(self, model: Model, task: Task, *, smoothing: float):
+        super().__init__()
+        self.model, self.task, self.smoothing = model, task, smoothing
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return self.task.losses(self.model, batch, smoothing=self.smoothing)
+
+
+def one_step(
+    objective: nn.Module,
+    task: Task,
+    batches: list[Batch],
+    optimizers: list[torch.optim.Optimizer],
+    lr: float,
+    settings: TrainSettings,
+    step: int,
+    world: World,
+    seen: "Seen | None" = None,
+    fit: Callable[..., "Learned"] = lambda learn, batches, forget: learn(batches),
+    replay: Recorded | None = None,
+) -> tuple[Tensor, Tensor, int]:
+    """One move of the weights; the loss, the gradient's length and how many tokens there were, in all processes.
+
+    `fit` may cut the batches smaller where memory is too small for them.
+    """
+    if not objective.training:  # to tell every part of it takes long beside the step of a small model
+        objective.train()
+    learn = partial(gather, objective, task, settings=settings, step=step, world=world, replay=replay)
+    to_none = replay is None  # recordings write gradients always to the same place
+    learned = fit(learn, batches, forget=lambda: [optimizer.zero_grad(to_none) for optimizer in optimizers])
+    if seen is not None:
+        seen.take(learned.seen)
+    model_parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    gradient = nn.utils.clip_grad_norm_(model_parameters, settings.clip or math.inf)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)
+        optimizer.step()
+        optimizer.zero_grad(to_none)
+    if world.size > 1:
+        torch.distributed.all_reduce(learned.loss)
+    return learned.loss, gradient, learned.tokens
+
+
+@dataclass
+class Learned:
+    """What a step's batches gave, beside the gradients."""
+
+    loss: Tensor
+    tokens: int  # of all processes
+    seen: "Seen"
+
+
+def gather(
+    objective: nn.Module,
+    task: Task,
+    batches: Sequence[Batch],
+    *,
+    settings: TrainSettings,
+    step: int,
+    world: World,
+    replay: Recorded | None = None,
+) -> Learned:
+    """The gradients of a step, in the weights.
+
+    The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
+    """
+    seed_dropout(world.device, number(settings.seed, step, world.rank, "dropout"))
+    counts, tokens = total_counts(task, batches, world)
+    if settings.compile == "graphs":
+        torch.compiler.cudagraph_mark_step_begin()  # nothing of the step before is needed any more
+    whole, seen = torch.zeros((), device=world.device), Seen()
+    for place, batch in enumerate(batches):
+        if replay is not None:
+            loss, sums = replay(batch, {head: task.weight(head) / max(1, count) for head, count in counts.items()})
+            whole += loss
+            seen.add(sums)
+            continue
+        last = place == len(batches) - 1
+        with nullcontext() if last else world.hold_back(objective):
+            with precision(world.device, settings.dtype):
+                sums = objective(batch.to(world.device))
+            means = [task.weight(head) * sums[head] / max(1, count) for head, count in counts.items()]
+            loss = torch.stack(means).sum()
+            (loss * world.size).backward()  # DDP divides by the number of processes, and the counts already did
+        whole += loss.detach()
+        seen.add(sums)
+    seen.count(counts)
+    return Learned(whole, tokens, seen)
+
+
+def seed_dropout(device: torch.device, seed: int) -> None:
+    """Seed the generator that dropout draws from; torch.manual_seed would seed those of every device there may be."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def total_counts(task: Task, batches: Sequence[Batch], world: World) -> tuple[dict[str, int], int]:
+    """Predictions by head, and tokens, of all processes together."""
+    mine: dict[str, int] = {}
+    tokens = 0
+    for batch in batches:
+        tokens += task.tokens(batch)
+        for head, count in task.counts(batch).items():
+            mine[head] = mine.get(head, 0) + count
+    *counts, every = map(int, world.total([*mine.values(), tokens]))
+    return dict(zip(mine, counts, strict=True)), every
+
+
+class Seen:
+    """What the training batches themselves showed since the validation before: a running score, for free."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():
+            # a copy, as the memory of CUDA graphs is used again in the next step
+            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+
+    def count(self, counts: dict[str, int]) -> None:
+        for head, count in counts.items():
+            self.counts[head] = self.counts.get(head, 0) + count
+
+    def take(self, other: "Seen") -> None:
+        self.add(other.sums)
+        self.count(other.counts)
+
+    def score(self, task: Task, world: World) -> dict[str, float]:
+        """The task's metrics over it, all processes together; then it begins anew."""
+        names = sorted(self.sums)
+        totals = world.total([float(self.sums[name]) for name in names])
+        counts, self.sums, self.counts = self.counts, {}, {}
+        return task.score(dict(zip(names, totals, strict=True)), counts, size=0)

@@ -1,0 +1,61 @@
+"""`plan` from the command line, and `pretrain --minutes`, which uses it."""
+
+import json
+import tomllib
+
+import pytest
+
+from headstock.train.run import open_run
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    from headstock.study import probe
+
+    monkeypatch.setattr(probe, "STEPS", 8)
+
+
+def test_a_plan_is_told_and_can_be_used(call, corpus, tmp_path, few_steps):
+    recipe = tmp_path / "mine.toml"
+    out, _ = call("plan", corpus, "--minutes", "0.01", "--probe", "--device", "cpu", "--out", recipe, "--json")
+    told = json.loads(out.splitlines()[-1])
+    assert {"parameters", "seconds", "peak_bytes", "tokens_per_second", "config"} <= told.keys()
+    assert told["probed"] and tomllib.loads(recipe.read_text()) == told["config"]
+    assert set(told["reasons"]) >= {"size", "vocabulary", "batch", "lr", "passes", "objective"}
+    out, _ = call("pretrain", "--config", recipe, "--out", tmp_path / "run", "--device", "cpu", "--json", "--quiet")
+    done = json.loads(out.splitlines()[-1])
+    assert done["steps"] == told["steps"] and done["parameters"]["total"] == told["parameters"]
+
+
+def test_without_a_file_the_settings_are_shown(call, corpus):
+    out, _ = call("plan", corpus, "--minutes", "0.01", "--device", "cpu", "--objective", "masked")
+    assert "[train]" in out and 'name = "masked"' in out and "because" in out and "--probe" in out
+
+
+def test_minutes_alone_choose_the_size(call, corpus, tmp_path):
+    _, err = call(
+        "pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", "--set", "lr=1e-3"
+    )
+    said = [line for line in err.splitlines() if "no preset or size was named" in line]
+    assert len(said) == 1 and "parameters" in said[0] and "tokens/s" in said[0]
+    chosen = open_run(tmp_path / "run").config()
+    assert chosen["train"]["minutes"] == 0.01 and chosen["train"]["steps"] is None
+    assert chosen["train"]["lr"] == 1e-3  # what was named stays
+    assert (chosen["model"]["depth"], chosen["model"]["width"], chosen["model"]["positions"]) == (2, 64, "rotary")
+
+
+@pytest.mark.parametrize("named", [["--preset", "gpt-nano"], ["--set", "depth=1"]])
+def test_a_size_that_is_named_is_kept(call, corpus, tmp_path, named):
+    small = ["--set", "width=16", "--set", "heads=2", "--set", "vocabulary=300"]
+    _, err = call("pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", *named, *small)
+    assert "no preset or size was named" not in err
+    assert open_run(tmp_path / "run").config()["model"]["positions"] == "learned"
+
+
+def test_mistakes_are_one_line(call, corpus, tmp_path):
+    _, err = call("plan", tmp_path / "none.txt", code=2)
+    assert "none.txt" in err and len(err.splitlines()) == 1
+    _, err = call("plan", corpus, "--minutes", "0", code=2)
+    assert "--minutes" in err
+    _, err = call("plan", corpus, "--out", tmp_path / "mine.yaml", code=2)
+    assert ".toml" in err

@@ -1,0 +1,126 @@
+"""Steps as recordings: batches of one shape are told apart from others, and a recording is given what changes."""
+
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pytest
+import torch
+
+import headstock
+from headstock.model.batch import IGNORE, Batch, pad, places_of, widened
+from headstock.model.model import Model
+from headstock.tasks.classify import Classify, ClassifyConfig
+from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.replay import Recorded, shape_of, tensors_of
+from headstock.train.run import Run
+from headstock.train.step import Objective
+from tests.model.small import small_backbone, small_model, some_tokens
+from tests.model.test_kernels import gpu
+
+
+def texts(*lengths, seed=0):
+    rows = [some_tokens(length, seed=seed + length).tolist() for length in lengths]
+    tokens, padding = pad(rows, 0)
+    labels, _ = pad([[*row[1:], 5] for row in rows], IGNORE)
+    return Batch(tokens, padding, labels={"token": labels}, places={"token": places_of(labels)})
+
+
+class NextToken:
+    """The loss of what follows, as any task has it."""
+
+    def losses(self, model, batch, *, smoothing):
+        vectors, labels = batch.at("token", model(batch).hidden)
+        scores = model.heads["token"](vectors)
+        return {"token": torch.nn.functional.cross_entropy(scores, labels, ignore_index=IGNORE, reduction="sum")}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_wider_rows_lose_the_same(causal):
+    model, batch = small_model(causal=causal), texts(5, 9, 7)
+    wide = widened(batch, 16)
+    assert wide.tokens.shape == (3, 16) and wide.padding.sum() == 48 - 21
+    losses = [NextToken().losses(model, one, smoothing=0.0)["token"] for one in (batch, wide)]
+    torch.testing.assert_close(*losses)
+    assert widened(texts(16, 16), 16).padding is not None  # there whether needed or not: one shape
+
+
+def test_a_wider_row_of_a_text_has_the_same_class():
+    tokenizer = train_tokenizer(["a b c"], TokenizerSettings(vocabulary=300))
+    task = Classify(ClassifyConfig(classes=("no", "yes"), pool="concat"), tokenizer)
+    backbone = small_backbone(causal=False)
+    model = Model(backbone, task.heads(backbone)).eval()
+    batch = texts(5, 9, 7)
+    batch.labels, batch.places = {"label": torch.tensor([0, 1, IGNORE])}, {}
+    torch.testing.assert_close(*(task.losses(model, one)["label"] for one in (batch, widened(batch, 16))))
+
+
+def test_shapes_are_told_apart_and_numbers_are_not():
+    one, same, longer = texts(5, 9), texts(9, 3, seed=7), texts(5, 10)
+    assert shape_of(one) == shape_of(same) != shape_of(longer)
+    assert shape_of(one) != shape_of(Batch(one.tokens, labels=one.labels, places=one.places))
+    assert shape_of(Batch(one.tokens, causal=True)) != shape_of(Batch(one.tokens, causal=False))
+    assert len(list(tensors_of(Batch(one.tokens, source=one)))) == 1 + 4
+
+
+class Again:
+    """In the place of a CUDA graph where there is no GPU: does the recorded work anew, and writes where it wrote."""
+
+    made: ClassVar[list["Again"]] = []
+
+    def __init__(self):
+        self.made.append(self)
+        self.work = self.results = None
+
+    def pool(self):
+        return "pool"
+
+    def replay(self):
+        loss, sums = self.work()
+        self.results[0].copy_(loss)
+        for name, value in sums.items():
+            self.results[1][name].copy_(value)
+
+
+def test_a_recording_learns_from_the_batch_that_is_given(monkeypatch):
+    model = small_model().train()
+    recorded = Recorded(Objective(model, NextToken(), smoothing=0.0), dtype="float32", device=torch.device("cpu"))
+    learn = recorded.learn
+
+    @contextmanager
+    def recording(graph, pool):
+        def note(batch, scale):
+            graph.results = tuple(learn(batch, scale))
+            model.zero_grad(set_to_none=False)  # what is recorded is not done yet
+            graph.work = lambda: learn(batch, scale)
+            return graph.results
+
+        recorded.learn = note
+        yield
+        recorded.learn = learn
+
+    Again.made = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Again)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    for number, batch in enumerate([texts(5, 9), texts(9, 4), texts(9, 3), texts(8, 2), texts(6, 9, seed=3)]):
+        factor = 1 / (number + 2)
+        plain = NextToken().losses(model, batch, smoothing=0.0)["token"]
+        wanted = torch.autograd.grad(plain * factor, list(model.parameters()))
+        model.zero_grad(set_to_none=False)
+        loss, sums = recorded(batch, {"token": factor})
+        torch.testing.assert_close((loss, sums["token"]), ((plain * factor).detach(), plain.detach()))
+        for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+    assert len(Again.made) == 1  # the shape that came again
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])
+def test_a_run_of_recordings_goes_the_same_way(objective, corpus, tmp_path, tiny):
+    settings = tiny | {"task.name": objective, "log_every": 1, "dropout": 0.1, "micro_batch": 4, "ema": 0.9}
+    curves = []
+    for compile in (False, "replay"):
+        out = tmp_path / str(compile)
+        headstock.pretrain(corpus, out=out, settings=settings | {"compile": compile}, device="cuda")
+        curves.append([row["loss"] for row in Run(out).read_metrics() if "loss" in row])
+    assert len(curves[0]) == 12 and curves[1] == pytest.approx(curves[0], abs=5e-3)

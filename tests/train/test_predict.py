@@ -17,7 +17,7 @@ from sklearn.metrics import f1_score
 import headstock
 from headstock.errors import UserError
 from headstock.model.batch import Batch
-from headstock.train import loaded
+from headstock.train import predict
 from headstock.train.finetune import finetune
 from headstock.train.predict import as_arrays, by_size
 from tests.conftest import TINY
@@ -79,7 +79,7 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
     model = headstock.load(run)
     given = texts(50, seed=1)
     whole = model.predict(given)
-    monkeypatch.setattr(loaded, "AT_ONCE", 7)
+    monkeypatch.setattr(predict, "AT_ONCE", 7)
     parts = model.predict(iter(given))
     assert [row["label"] for row in parts] == [row["label"] for row in whole]
     for one, other in zip(parts, whole, strict=True):

@@ -33,7 +33,7 @@ from headstock.train.loop import row_length
 from headstock.train.metrics import metrics_of
 from headstock.train.minimal import measure_pairs
 from headstock.train.onward import AT_ONCE, FIRST, growing, made_ahead
-from headstock.train.predict import outputs, together
+from headstock.train.predict import in_parts, outputs, together
 from headstock.train.pretrain import build_model, prepare_again
 from headstock.train.rows import marks_of
 from headstock.train.run import Run, check_tokenizers, open_run
@@ -64,15 +64,6 @@ def members(run: Run, chosen: RunConfig) -> list[Run]:
     """The runs whose weights make up a run: itself, or the models of an ensemble."""
     count = chosen.transfer.ensemble if chosen.transfer else 1
     return [run] if count == 1 else [run.member(number) for number in range(count)]
-
-
-def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
-    """Rows as their task has them, up to a few thousand at a time: those are sorted by length together."""
-    if isinstance(rows, Records):
-        yield from (rows.select(part) for part in growing(range(len(rows)), most=AT_ONCE))
-        return
-    for part in growing(rows, most=AT_ONCE):
-        yield Records("row", list(range(1, len(part) + 1)), task.columns_of(part))
 
 
 @dataclass(frozen=True)

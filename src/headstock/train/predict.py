@@ -1,6 +1,6 @@
 """What a trained model says of many rows: read with others of like length, told in the order they came."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -11,8 +11,19 @@ from torch import Tensor
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import Features, LabelledTask
+from headstock.text.records import Records
 from headstock.train.evaluate import precision
+from headstock.train.onward import AT_ONCE, growing
 from headstock.train.rows import tokens_at_once
+
+
+def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
+    """Rows as their task has them, up to a few thousand at a time: those are sorted by length together."""
+    if isinstance(rows, Records):
+        yield from (rows.select(part) for part in growing(range(len(rows)), most=AT_ONCE))
+        return
+    for part in growing(rows, most=AT_ONCE):
+        yield Records("row", list(range(1, len(part) + 1)), task.columns_of(part))
 
 
 def outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> list[np.ndarray]:

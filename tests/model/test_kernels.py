@@ -149,7 +149,7 @@ def packed_batch():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_documents_read_apart_give_what_the_mask_gives(causal, positions, kernel, monkeypatch):
-    model, batch = small_model(causal=causal, positions=positions), packed_batch()
+    model, batch = small_model(causal=causal, positions=positions, width=16), packed_batch()  # heads of eight
     calls = []
     monkeypatch.setattr(kernels, "_varlen", lambda *given: calls.append(1) or one_by_one(*given))
     apart = model(batch).hidden
@@ -197,7 +197,8 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 @gpu
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("width", [32, 100])  # heads that are no multiple of eight wide
-def test_the_kernel_reads_apart_as_the_mask_does(causal, width):
+def test_the_kernel_reads_apart_as_the_mask_does(monkeypatch, causal, width):
+    monkeypatch.setattr(kernels, "NEW", True)
     documents = torch.randint(0, 2, (4, 96)).cumsum(1)
     bounds, seen = bounds_of(documents).cuda(), documents[:, :, None] == documents[:, None]
     seen = (seen.tril() if causal else seen)[:, None].cuda()

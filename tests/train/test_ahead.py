@@ -64,9 +64,13 @@ def test_an_error_past_the_end_is_nobodys():
 
 
 def test_whoever_leaves_early_leaves_no_thread_behind():
-    with pytest.raises(KeyboardInterrupt), Ahead(batch, 0) as ahead:
-        ahead.take(0)
-        raise KeyboardInterrupt
+    def leave():
+        with Ahead(batch, 0) as ahead:
+            ahead.take(0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        leave()
     assert not alive()
 
 

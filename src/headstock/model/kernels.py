@@ -4,6 +4,7 @@ B rows, T tokens, H heads, K head width, N predictions, D width, V vocabulary. E
 formula gives; which way is the fastest depends on the device, and is known to nobody else.
 """
 
+import os
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from headstock.model.batch import IGNORE
 from headstock.model.masks import Mask
 
+NEW = os.environ.get("HEADSTOCK_KERNELS") == "new"  # what no GPU has run yet is used by those who ask for it
 SCORES = 1 << 27  # so many scores of tokens are held at once: half a gigabyte in single precision
 FEW = 1 << 24  # so few are held all at once: there is nothing to gain, and any loss can be taken of them
 
@@ -37,7 +39,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, dropout: float
 
 def reads_apart(x: Tensor, head_width: int) -> bool:
     """Whether there is a kernel that reads the documents of packed rows each by itself, with no mask to be built."""
-    if x.device.type != "cuda" or head_width > 256:
+    if not NEW or x.device.type != "cuda" or head_width > 256:
         return False
     return working_type(x) in (torch.bfloat16, torch.float16) and _has_kernel(x.device)
 

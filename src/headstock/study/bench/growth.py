@@ -56,7 +56,12 @@ def growth(
             best([over_length(shape, each, small, chosen, steps // 2) for _ in range(ROUNDS)]) for each in LENGTHS
         ]
         say("longer rows: done")
-    return about(chosen) | {"shape": shape.named, "stores": stores, "rows": rows, "lengths": lengths}
+    return about(chosen) | {"shape": named(shape), "stores": stores, "rows": rows, "lengths": lengths}
+
+
+def named(shape: Shape) -> str:
+    model = settings_of(shape).model
+    return f"{model.depth} layers x {model.width} wide, {shape.rows} rows of {shape.length} tokens"
 
 
 def best(turns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -131,16 +136,15 @@ def paint(figure: "Figure", found: dict[str, Any]) -> None:
     line(memory, sizes, [row["peak_bytes"] / 1e6 for row in found["stores"]], "megabytes in the store", "MB of memory")
     for axes in (speed, memory):
         axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
+        axes.set_xticks(sizes, [f"{size:,g}" for size in sizes])
+        axes.minorticks_off()
     clock = "processor_seconds" if "cpu" in found["device"] else "seconds"
     unit = "processor ms" if "cpu" in found["device"] else "ms"
     tokens, seconds = [row["tokens"] for row in found["rows"]], [1e3 * row[clock] for row in found["rows"]]
     line(step, tokens, seconds, "tokens in a step", f"{unit} a step")
     step.set_xlim(left=0)
-    step.set_ylim(bottom=0)
     lengths, seconds = [row["length"] for row in found["lengths"]], [1e3 * row[clock] for row in found["lengths"]]
     line(length, lengths, seconds, "tokens in a row", f"{unit} for {TOKENS:,} tokens")
-    length.set_ylim(bottom=0)
     for row in found["lengths"][-3:]:
         length.annotate(
             f"{row['attention']:.0%} attention",
@@ -156,4 +160,5 @@ def line(axes: Any, across: list[float], up: list[float], name: str, unit: str) 
     axes.plot(across, up, marker="o", color="#0072b2")
     axes.set_xlabel(name)
     axes.set_ylabel(unit)
+    axes.set_ylim(0, 1.15 * max(up))  # from nothing up, so that what is flat looks flat
     axes.grid(True)

@@ -59,10 +59,8 @@ QUICK = Shape("gpt-nano", 2, 64, {"model.depth": 2, "model.width": 32, "model.hi
 
 @dataclass(frozen=True)
 class Steps:
-    """The middle ones of several."""
-
-    seconds: float  # of a step, by the clock
-    processor: float  # of a step, on all cores together: it hardly moves when others use the machine
+    seconds: float  # of the middle step, by the clock
+    processor: float  # of the fastest step, on all cores together: others who use the machine hardly move it
     tokens: float  # in a step
     peak: int  # bytes
 
@@ -119,5 +117,6 @@ def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: i
     peak = Peak(device)
     train(model, task, stores, settings, run=None, world=World(device), watch=[hear])
     kept = moments[WARM - 1 :]
-    clock, processor = (statistics.median(b[which] - a[which] for a, b in pairwise(kept)) for which in (0, 1))
+    clock = statistics.median(after[0] - before[0] for before, after in pairwise(kept))
+    processor = min(after[1] - before[1] for before, after in pairwise(kept))
     return Steps(clock, processor, (kept[-1][2] - kept[0][2]) / (len(kept) - 1), peak.bytes())

@@ -63,6 +63,15 @@ def test_a_formula_changes_with_the_settings_it_is_of(corpus, tmp_path):
     assert "D T" not in told[1]
 
 
+def test_a_card_says_how_sure_its_numbers_are(corpus, tmp_path):
+    done = headstock.pretrain(corpus, out=tmp_path / "run", settings=TINY | {"steps": 1, "batch": 1, "length": 8})
+    low, high = done["intervals"]["perplexity"]
+    assert low < done["perplexity"] < high
+    assert (
+        f"valid ppl {done['perplexity']:.3f} ({low:.3f} to {high:.3f})" in (tmp_path / "run" / "README.md").read_text()
+    )
+
+
 def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
     headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 2})
     rows = [f"Anne likes number {i},{'odd' if i % 2 else 'even'}" for i in range(40)]

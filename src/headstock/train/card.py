@@ -83,11 +83,12 @@ def pretrained(run: Run) -> dict[str, str]:
     settings, data, results = run.config(), run.data(), run.results()
     objective, family = settings["task"]["name"], settings["model"]["family"]
     total, version = results["parameters"]["total"], results["versions"]["headstock"]
+    measured = summary(results["metrics"], results.get("intervals"))
     return {
         "title": f"A {objective} language model ({family}, {total:,} parameters), grown by Headstock {version}.",
         "data": table(corpus_rows(settings, data)),
         "training": table(budget(settings, results)),
-        "results": f"On the held-out text, all of it: {summary(results['metrics']).replace(' | ', ', ')}.",
+        "results": f"On the held-out text, all of it: {measured.replace(' | ', ', ')}.",
         "limits": listed(language_limits(run)),
         "here": language_use(run),
     }

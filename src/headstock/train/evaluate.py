@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from headstock.model.model import Model
+from headstock.randomness import generator
 from headstock.tasks.task import Examples, Task, filled
 from headstock.train.world import World
+
+FEWEST = 8  # batches; fewer say too little of how much others would differ
+RESAMPLES = 1000
+TAILS = (2.5, 97.5)  # percent
+
+Pieces = list[tuple[dict[str, float], dict[str, int], int]]  # each batch's summed losses, their counts, its examples
 
 
 @torch.inference_mode()
@@ -24,8 +31,12 @@ def measure(
     size: int,
     dtype: str = "auto",
     most: int | None = None,
+    pieces: Pieces | None = None,
 ) -> dict[str, float]:
-    """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes."""
+    """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes.
+
+    What each batch of this process gave is added to `pieces`, if there are any, for `spread` to make intervals of.
+    """
     chosen: Sequence[int] = range(len(examples))
     if most is not None and most < len(examples):
         chosen = np.linspace(0, len(examples) - 1, most).astype(int).tolist()
@@ -39,18 +50,46 @@ def measure(
     parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
     for part in parts or [()]:
         batch = filled(examples, part, max(1, len(part)))
-        for head, count in task.counts(batch).items():
+        counted = task.counts(batch)
+        for head, count in counted.items():
             counts[head] = counts.get(head, 0) + count
         with precision(world.device, dtype):
             losses = task.losses(model, batch.to(world.device))
         for head, loss in losses.items():
             sums[head] = sums[head] + loss.double() if head in sums else loss.double()
+        if pieces is not None:
+            pieces.append(({head: float(loss) for head, loss in losses.items()}, counted, len(part)))
     model.train(learning)
     names, heads = sorted(sums), sorted(counts)
     totals = world.total([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
     all_sums = dict(zip(names, totals[: len(names)], strict=True))
     all_counts = {head: int(count) for head, count in zip(heads, totals[len(names) :], strict=True)}
     return task.score(all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))))
+
+
+def spread(task: Task, pieces: Pieces, *, size: int) -> dict[str, tuple[float, float]]:
+    """95% intervals of the metrics of held-out text: had it been other batches of the same kind (bootstrap).
+
+    Batches, and not tokens, are drawn: the tokens of one text are hard or easy together.
+    """
+    if len(pieces) < FEWEST:
+        return {}
+    sums = {name: np.array([losses[name] for losses, _, _ in pieces]) for name in pieces[0][0]}
+    counts = {name: np.array([counted[name] for _, counted, _ in pieces]) for name in pieces[0][1]}
+    rows = np.array([piece[2] for piece in pieces])
+    drawn = generator("spread").multinomial(
+        len(pieces), np.full(len(pieces), 1 / len(pieces)), RESAMPLES
+    )  # (R, batches)
+    scores = [
+        task.score(
+            {name: float(times @ values) for name, values in sums.items()},
+            {name: int(times @ values) for name, values in counts.items()},
+            size=round(size * float(times @ rows) / float(rows.sum())),
+        )
+        for times in drawn
+    ]
+    found = {name: np.percentile([score[name] for score in scores], TAILS) for name in scores[0]}
+    return {name: (float(low), float(high)) for name, (low, high) in found.items()}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from headstock.text.store import Stores, build_stores
 from headstock.text.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
 from headstock.train import watch as watching
 from headstock.train.card import write_card
-from headstock.train.evaluate import measure
+from headstock.train.evaluate import Pieces, measure, spread
 from headstock.train.loop import Progress, Watch, row_length, train
 from headstock.train.peak import Peak
 from headstock.train.run import Run, open_run
@@ -332,8 +332,11 @@ def work(
     length = row_length(model, chosen.train)
     rows = chosen.train.micro_batch or chosen.train.batch
     valid = task.examples(stores.valid, length=length)
-    metrics = measure(model, task, valid, world=world, rows=rows, size=stores.valid.bytes, dtype=chosen.train.dtype)
+    size, pieces = stores.valid.bytes, Pieces()
+    metrics = measure(model, task, valid, world=world, rows=rows, size=size, dtype=chosen.train.dtype, pieces=pieces)
     results = describe_results(run, done, metrics, sizes, world) | {"peak_bytes": peak.bytes()}
+    if world.size == 1:  # a process knows its own batches only
+        results["intervals"] = spread(task, pieces, size=size)
     if world.leads:
         run.write_results(results)
         write_card(run)

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,14 +145,18 @@ def one_line(*, quiet: bool) -> Iterator[list[Watch]]:
         sys.stderr.write("\r\x1b[K")
 
 
-def summary(metrics: dict[str, float]) -> str:
-    """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`: one number once, by its fullest name."""
+def summary(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
+    """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`: one number once, by its fullest name.
+
+    With intervals, `valid loss 3.210 (3.151 to 3.272) | ...`.
+    """
+    around = {name: f" ({low:.3f} to {high:.3f})" for name, (low, high) in (intervals or {}).items()}
     short = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
     short |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl", "next_accuracy": "next accuracy"}
     short |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
     twice = {"perplexity"} if {"causal_perplexity", "forward_perplexity"} & metrics.keys() else set()
     shown = {name: value for name, value in metrics.items() if name not in twice | {"next_loss"}}
-    return " | ".join(f"{short.get(name, name)} {value:.3f}" for name, value in shown.items())
+    return " | ".join(f"{short.get(name, name)} {value:.3f}{around.get(name, '')}" for name, value in shown.items())
 
 
 def perplexity(loss: float) -> float:

@@ -38,6 +38,8 @@ def test_mistakes_are_told_in_one_line(call, tmp_path):
     assert "no such folder or file" in err
     _, err = call("import", run.path, "--out", tmp_path / "back", code=2)
     assert "is a run folder" in err
+    _, err = call("import", tmp_path, "--out", tmp_path / "back", code=2)
+    assert "wanted a Hugging Face folder, and this one has no config.json" in err
     (tmp_path / "back").mkdir()
     _, err = call("import", run.path, "--out", tmp_path / "back", code=2)
     assert "exists already; replace it with --overwrite" in err

@@ -44,6 +44,11 @@ def test_texts_files_and_a_pipe_give_the_same_translations(call, run, tmp_path, 
     (tmp_path / "texts.txt").write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\n")
     call("translate", run, "--file", tmp_path / "texts.txt", "--beams", 2, "--out", tmp_path / "out.txt")
     assert (tmp_path / "out.txt").read_text().splitlines() == [*found["texts"][:2], "", *found["texts"][2:]]
+    (tmp_path / "texts.en").write_text("\n".join(texts) + "\n")  # one side of a pair of files
+    out, _ = call("translate", run, "--file", tmp_path / "texts.en", "--beams", 2)
+    assert out.splitlines() == found["texts"]
+    _, err = call("translate", run, "--file", tmp_path / "nothing.en", code=2)
+    assert "nothing.en: no such file" in err
     table = write(tmp_path / "rows.tsv", [(text, "?") for text in texts])
     out, _ = call("translate", run, "--file", table, "--beams", 2)
     assert out.splitlines() == found["texts"]

@@ -83,13 +83,21 @@ def parts_of(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def sentences(file: str, columns: dict[str, str] | None) -> Iterator[str]:
-    """The sentences of a file: lines of plain text, blank ones too, or what the run calls the source of a table."""
-    from headstock.text.formats import PLAIN, source_of
+    """The sentences of a file: lines of plain text, blank ones too, or what the run calls the source of a table.
+
+    A file that ends as no format does, such as test.en, is one side of a pair of files: its lines are the sentences.
+    """
+    from headstock.errors import UserError
+    from headstock.text.formats import PLAIN, Source, source_of, text_lines
     from headstock.text.parallel import read_parallel
     from headstock.text.records import stream_texts
 
     known = source_of(Path(file))
-    if file != "-" and (columns or known is None or known.format != PLAIN):
+    if file != "-" and known is None and not columns:
+        if not Path(file).is_file():
+            raise UserError(f"{file}: no such file")
+        yield from (text for _, text in text_lines(Source(Path(file), file, PLAIN, "")))
+    elif file != "-" and (columns or (known is not None and known.format != PLAIN)):
         yield from read_parallel(file, columns=columns, insist=False).plain
     else:
         yield from (text for _, text in stream_texts(file))

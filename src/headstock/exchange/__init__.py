@@ -89,6 +89,8 @@ def import_run(
         raise UserError(f"{path}: is a folder; --dictionary and --sentencepiece go with a lab checkpoint (.pt)")
     if (source / "data.json").is_file():
         raise UserError(f"{path}: is a run folder already, so there is nothing to import")
+    if not (source / "config.json").is_file():
+        raise UserError(f"{path}: wanted a Hugging Face folder, and this one has no config.json")
     from headstock.exchange.huggingface import import_folder
 
     return import_folder(source, Path(out), say=say)

@@ -5,6 +5,7 @@ B rows, T tokens, P tokens read before, D width, H heads, K head width, C classe
 
 import logging
 import warnings
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,9 @@ class Graph(nn.Module):
     def forward(self, tokens: Tensor, real: Tensor, segments: Tensor | None = None) -> Any:
         return self.answer(Batch(tokens, real == 0, segments=segments))
 
+    @abstractmethod
     def answer(self, batch: Batch) -> Any:
-        raise NotImplementedError
+        """What the graph gives for a batch."""
 
     def example(self, rows: int = 2, length: int = 5, before: int = 3) -> tuple[Tensor, ...]:
         """Inputs of the right shapes, the last row with padding at its end."""

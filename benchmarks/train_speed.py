@@ -40,7 +40,7 @@ from headstock.study.bench.made_up import lines
 from headstock.tasks.classify import Labelled
 from headstock.text.reading import read_corpus
 from headstock.text.store import Stores, build_stores
-from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.text.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.train import loop
 from headstock.train.ahead import Ahead
 from headstock.train.fit import Data
@@ -51,7 +51,7 @@ from headstock.train.world import World
 
 NEVER = 10**9
 LOG_LENGTH, LOG_SPREAD = 4.61, 0.77  # mean and deviation of the logarithm of a book review's length in tokens
-BERT = {"norm": "post", "embed_norm": True, "causal": False, "segments": 2}
+BERT = {"norm": "post", "embed_norm": True, "causal": False, "segments": 2, "inner_dropout": False}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "known places": (Batch, "at", found_out),
 }
 WITHOUT = [*PATCHES, "padded vocabulary", "compiling"]
-WITH = ["graphs", "replay", "cudnn"]  # what is not on by itself
+WITH = ["replay", "cudnn"]  # what is not on by itself
 
 
 @contextmanager
@@ -174,9 +174,13 @@ class Text:
     tokenizers: dict[int, Tokenizer] = field(default_factory=dict)
 
     def tokenizer(self, entries: int) -> Tokenizer:
+        kept = self.folder / f"{self.path.stem}-{entries}.json"
+        if entries not in self.tokenizers and kept.exists():
+            self.tokenizers[entries] = open_tokenizer(kept)
         if entries not in self.tokenizers:
             texts = (document.text for document in islice(iter(read_corpus(self.path)), 50_000))
             self.tokenizers[entries] = train_tokenizer(texts, TokenizerSettings(vocabulary=entries))
+            self.tokenizers[entries].save(kept)
         return self.tokenizers[entries]
 
     def stores(self, work: Work) -> tuple[Tokenizer, Stores]:
@@ -217,7 +221,7 @@ def settings_of(work: Work, out: list[str], more: list[str], device: torch.devic
         "model": {"vocabulary": padded, **work.model},
         "task": work.task,
         "train": {**work.train, "steps": work.warm + work.steps, "valid_tokens": 1, **last}
-        | {"compile": next((way for way in more if way in ("graphs", "replay")), compiled)},
+        | {"compile": "replay" if "replay" in more else compiled},
     }
     if work.task["name"] == "classify":
         tree |= {"data": {}, "transfer": {"run": "none", "init": "scratch"}}
@@ -322,16 +326,19 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="measure Hugging Face's too")
     parser.add_argument("--tiny", action="store_true", help="small models and few steps, to try the script")
     parser.add_argument("--out", help="a JSON file to write")
+    parser.add_argument("--kept", type=Path, help="a folder that keeps tokenizers and tokens for the next call")
     given = parser.parse_args()
     device = torch.device(given.device)
     out = WITHOUT if "all" in given.without else given.without
     more = WITH if "all" in given.more else given.more
     rows: list[Told] = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(given.text) if given.text else Path(folder) / "text.txt"
-        if not given.text:
+    with tempfile.TemporaryDirectory() as forgotten:
+        folder = given.kept or Path(forgotten)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = Path(given.text) if given.text else folder / f"text{'-tiny' if given.tiny else ''}.txt"
+        if not given.text and not path.exists():
             path.write_text("\n".join(islice(lines(), 1000 if given.tiny else 200_000)) + "\n", encoding="utf-8")
-        text = Text(path, Path(folder))
+        text = Text(path, folder)
         for name in given.only:
             work = tiny(WORKS[name]) if given.tiny else WORKS[name]
             work = replace(work, train=work.train | ({"batch": given.batch} if given.batch else {}))

@@ -105,6 +105,44 @@ def test_a_run_says_what_their_model_says(name, tmp_path):
     assert distance(ours.roll(1, 0), wanted, None if targets is not None else real) > 1e-2
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert", "roberta"])
+@torch.no_grad()
+def test_it_is_trained_on_as_it_would_be_there(name, tmp_path):
+    """With one seed, training leaves out the same features."""
+    theirs = saved(tmp_path / "there", *MODELS[name])
+    opened = load(import_run(tmp_path / "there", out=tmp_path / "run").path, device="cpu")
+    tokens = torch.randint(7, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    still = theirs(**given).logits
+    opened.model.train()
+    theirs.train()
+    torch.manual_seed(1)
+    ours = scores(opened, given)
+    torch.manual_seed(1)
+    assert distance(ours, theirs(**given).logits, None) < 1e-4
+    assert distance(ours, still, None) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "inner"),
+    [
+        ("distilbert", None, False),
+        ("llama", None, False),
+        ("bart", 0.0, False),
+        ("bart", 0.1, True),
+        ("marian", 0, False),
+    ],
+)
+def test_dropout_inside_the_feed_forward_part_is_as_there(name, share, inner, tmp_path):
+    head, settings = MODELS[name]
+    saved(tmp_path / "there", head, settings | ({} if share is None else {"activation_dropout": share}))
+    run = import_run(tmp_path / "there", out=tmp_path / "run")
+    assert run.config()["model"]["inner_dropout"] is inner
+    if share is not None:
+        export_run(run, tmp_path / "back")
+        assert json.loads((tmp_path / "back" / "config.json").read_text())["activation_dropout"] == share
+
+
 def test_a_table_of_positions_that_begins_elsewhere_would_show(tmp_path):
     """The control of RoBERTa's offset: rows that are never read are not among what was taken over."""
     saved(tmp_path / "there", *MODELS["roberta"])

@@ -115,6 +115,23 @@ def test_one_wrong_thing_shows(ours):
     assert distance(read(first).hidden, last) > 1e-3
 
 
+def test_training_leaves_out_what_berts_does(ours):
+    """With one seed: the same draws in the same places, and none inside the feed-forward part."""
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
+
+    def draw(model: nn.Module):
+        torch.manual_seed(3)
+        return read(model.train())
+
+    theirs = draw(make_theirs(bert.BertModel, tensors)).hidden_states
+    for inner in (False, True):
+        mine = make_model(settings_of("bert-nano", **SMALL, inner_dropout=inner))
+        mine.load_tensors(ours.tensors(), source="the model that is not trained")
+        layers = draw(mine).layers
+        assert distance(layers[0], theirs[0]) < 1e-5 < 1e-2 < distance(layers[0], read(ours).layers[0])
+        assert (max(map(distance, layers, theirs)) < 1e-5) == (not inner)  # else the control
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"bias": False, "norm_kind": "rms", "activation": "swiglu"}])
 def test_a_head_that_transforms_has_a_bias_for_every_entry(tied, shape):

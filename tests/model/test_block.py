@@ -187,3 +187,14 @@ def test_dropout_acts_in_training_only_and_everywhere_torch_has_it():
     assert not torch.equal(ours(x, Mask()), ours(x, Mask()))
     assert sum(isinstance(part, nn.Dropout) for part in ours.modules()) == 3  # after attention, inside and after feed
     assert Block(WIDTH, HEADS, HIDDEN, dropout=0.25).attention.dropout == 0.25  # and on the attention itself
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@pytest.mark.parametrize("inner", [True, False])
+def test_the_feed_forward_part_drops_out_inside_only_where_it_is_told_to(activation, inner):
+    block = Block(WIDTH, HEADS, HIDDEN, activation=activation, dropout=0.5, inner_dropout=inner).train()
+    stir(block)
+    x = numbers(ROWS, LENGTH, WIDTH)
+    assert torch.equal(block.feed(x), block.feed(x)) == (not inner)
+    assert torch.equal(block.feed(x), block.eval().feed(x)) == (not inner)
+    assert not torch.equal(block.train()(x, Mask()), block(x, Mask()))  # after it and around attention it always does

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from headstock.model import generate as generation
-from headstock.model import kernels
 from headstock.model.generate import generate
 from headstock.model.recording import LEAST, can_record
 from headstock.model.sampling import Sampling
@@ -27,7 +26,6 @@ def test_nothing_is_recorded_on_a_cpu():
 @pytest.mark.parametrize("end", [None, 2])
 def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
     """Rows of different lengths that end at different times and slide."""
-    monkeypatch.setattr(kernels, "NEW", True)
     model = small_model(positions=positions, context=24).cuda()
     options = {"max_tokens": 60, "sampling": sampling, "end": end, "seeds": list(range(9))}
     recorded = []
@@ -42,8 +40,7 @@ def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
 
 @pytest.mark.gpu
 @CUDA
-def test_a_short_text_is_not_worth_it(monkeypatch):
-    monkeypatch.setattr(kernels, "NEW", True)
+def test_a_short_text_is_not_worth_it():
     state = small_backbone().cuda().new_state(2, 8)
     assert not can_record(object(), state, LEAST - 1)
     assert can_record(object(), state, LEAST)

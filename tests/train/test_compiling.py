@@ -1,4 +1,4 @@
-"""When a run is compiled: as asked, or where it is long enough; and a vocabulary that is rounded up."""
+"""When a run is compiled or recorded: as asked, or as it pays; and a vocabulary that is rounded up."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.train import compiling
 from headstock.train.budget import Budget
-from headstock.train.compiling import compiles
+from headstock.train.compiling import way_of
 from headstock.train.settings import TrainSettings
 from headstock.train.world import World
 from tests.model.small import small_model
@@ -34,40 +34,48 @@ def decided(settings, world=GPU, *, lengths=None):
     order = SimpleNamespace(length=16, examples=SimpleNamespace(**({} if lengths is None else {"lengths": lengths})))
     said = []
     budget = Budget.of(settings, 10)
-    return compiles(small_model(), AllPass(), settings, budget, order, world, said.append), said
+    return way_of(small_model(), AllPass(), settings, budget, order, world, said.append), said
 
 
-def test_a_short_run_is_not_compiled_and_says_so(machine):
-    yes, said = decided(TrainSettings(minutes=1.0))
-    assert not yes and len(said) == 1 and "60 s" in said[0]
-    assert decided(TrainSettings(minutes=30.0)) == (True, [])
-    assert decided(TrainSettings(steps=100))[0] is False  # two layers, each of two thousandths of a second
-    assert decided(TrainSettings(steps=60_000))[0] is True
-    assert decided(TrainSettings(steps=60_000 // 2, batch=32, micro_batch=16))[0] is True  # twice as many calls
+@pytest.fixture
+def slow(monkeypatch):
+    """Arithmetic that takes longer than the calls."""
+    monkeypatch.setattr(compiling, "CALLS", 0.0)
+    monkeypatch.setattr(compiling, "FLOPS", 1e6)
 
 
-def test_large_models_take_long_by_their_arithmetic(machine, monkeypatch):
-    monkeypatch.setattr(compiling, "FLOPS", 1.0)
-    assert decided(TrainSettings(steps=1))[0] is True
+def test_a_short_run_is_not_compiled_and_says_so(machine, slow):
+    way, said = decided(TrainSettings(minutes=1.0))
+    assert way == "plain" and len(said) == 1 and "60 s" in said[0]
+    assert decided(TrainSettings(minutes=30.0)) == ("compiled", [])
+    assert decided(TrainSettings(steps=1))[0] == "plain"
+    assert decided(TrainSettings(steps=60_000))[0] == "compiled"
 
 
-def test_what_would_be_compiled_over_and_over_is_not(machine):
-    assert decided(TrainSettings(minutes=30.0), lengths=[3, 4])[0] is False
-    assert decided(TrainSettings(minutes=30.0), World(torch.device("cpu"))) == (False, [])
+def test_where_calls_take_longest_steps_are_recorded(machine):
+    assert decided(TrainSettings(minutes=30.0)) == ("recorded", [])
+    assert decided(TrainSettings(steps=10), lengths=[3, 4]) == ("recorded", [])
+    assert decided(TrainSettings(minutes=30.0, unfreeze=1.0))[0] == "compiled"  # other weights move as it goes on
+    assert decided(TrainSettings(minutes=30.0), World(torch.device("cuda"), size=2))[0] == "compiled"
+
+
+def test_what_would_be_compiled_over_and_over_is_not(machine, slow):
+    assert decided(TrainSettings(minutes=30.0), lengths=[3, 4])[0] == "plain"
+    assert decided(TrainSettings(minutes=30.0), World(torch.device("cpu"))) == ("plain", [])
 
 
 def test_what_was_asked_is_done(machine):
     cpu = World(torch.device("cpu"))
-    assert decided(TrainSettings(steps=1, compile=True), cpu) == (True, [])
-    assert decided(TrainSettings(minutes=99.0, compile=False)) == (False, [])
-    assert decided(TrainSettings(steps=1, compile="graphs")) == (True, [])
+    assert decided(TrainSettings(steps=1, compile=True), cpu) == ("compiled", [])
+    assert decided(TrainSettings(minutes=99.0, compile=False)) == ("plain", [])
+    assert decided(TrainSettings(steps=1, compile="replay")) == ("recorded", [])
     with pytest.raises(UserError, match="CUDA"):
-        decided(TrainSettings(steps=1, compile="graphs"), cpu)
+        decided(TrainSettings(steps=1, compile="replay"), cpu)
 
 
 def test_a_wrong_word_is_named(corpus, tmp_path, tiny):
-    with pytest.raises(UserError, match=r"train.compile: must be one of 'auto', True, False, 'graphs'.*mean 'graphs'"):
-        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"compile": "graph"})
+    with pytest.raises(UserError, match=r"train.compile: must be one of 'auto', True, False, 'replay'.*mean 'replay'"):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"compile": "replayed"})
 
 
 def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, tiny):

@@ -13,6 +13,7 @@ from headstock.text.reading import read_corpus
 from headstock.text.store import build_store
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
+from headstock.train.run import open_run
 from headstock.train.settings import make_config, place_settings, preset_names, read_preset, with_options
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
@@ -75,6 +76,23 @@ def test_every_preset_goes_with_every_objective_of_its_family(stores, name, obje
     sum(losses[head] for head in counts).backward()
     unmoved = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     assert unmoved == []
+
+
+def test_presets_drop_out_inside_where_their_originals_do():
+    """BERT and GPT-2 do not; torch's own layer, which the lab took, does."""
+    chosen = {name: gather_config(name, None, {"data.corpus": ["a.txt"]}) for name in preset_names()}
+    drops = {name: one.model.inner_dropout for name, one in chosen.items() if one.family in ("transformer", "seq2seq")}
+    assert drops == {name: not name.startswith(("gpt-", "bert-")) for name in drops}
+    assert len(drops) == 17
+
+
+def test_a_run_that_was_made_before_the_setting_drops_out_inside_as_it_did():
+    for name in ("bert-nano", "seq2seq-nano"):
+        tree = gather_config(name, None, {"data.corpus": ["a.txt"]}).plain()
+        del tree["model"]["inner_dropout"]
+        assert make_config(tree).model.inner_dropout
+    old = open_run("reviews-en").config()
+    assert "inner_dropout" not in old["model"] and make_config(old).model.inner_dropout
 
 
 def test_another_objective_leaves_the_old_ones_settings_behind(tmp_path):

@@ -221,12 +221,12 @@ def mixing_keeps(c: Any, d: Dimensions, place: Place, *, keys: Size, share: Size
 
 def feed(name: str, c: Any, d: Dimensions) -> Part:
     """Each position by itself: up to the hidden width, bent, and down again."""
-    gated = c.activation == "swiglu"
-    bent = {"relu": d.hidden if c.dropout else 0, "swiglu": 3 * d.hidden}.get(c.activation, d.hidden)
+    gated, drops = c.activation == "swiglu", c.dropout and c.inner_dropout
+    bent = {"relu": d.hidden if drops else 0, "swiglu": 3 * d.hidden}.get(c.activation, d.hidden)
     gate = (linear("gate", d.width, d.hidden, bias=c.bias, keeps=False),) if gated else ()
     return Part(
         name,
-        kept=Kept(bent, dropped=d.hidden if c.dropout else 0),
+        kept=Kept(bent, dropped=d.hidden if drops else 0),
         parts=(
             *gate,
             linear("up", d.width, d.hidden, bias=c.bias),

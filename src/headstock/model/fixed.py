@@ -10,6 +10,8 @@ from headstock.model.counting import Dimensions, Part, Place
 class Fixed(Backbone):
     """Has nothing to learn and reads nothing: batches bring the features with them."""
 
+    compiles = False  # there is nothing in it
+
     def __init__(self, backbone: Backbone):
         super().__init__()
         self.width, self.depth = backbone.width, backbone.depth

@@ -4,9 +4,9 @@ B rows, T tokens, H heads, K head width, N predictions, D width, V vocabulary. E
 formula gives; which way is the fastest depends on the device, and is known to nobody else.
 """
 
-import os
+import warnings
 from functools import cache
-from inspect import signature
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from headstock.model.batch import IGNORE
 from headstock.model.masks import Mask
 
-NEW = os.environ.get("HEADSTOCK_KERNELS") == "new"  # what no GPU has run yet is used by those who ask for it
 SCORES = 1 << 27  # so many scores of tokens are held at once: half a gigabyte in single precision
+SCORES_CUDA = 1 << 29  # so many where nothing else is made of them: a gigabyte in half precision
 FEW = 1 << 24  # so few are held all at once: there is nothing to gain, and any loss can be taken of them
 
 
@@ -39,20 +39,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, dropout: float
 
 def reads_apart(x: Tensor, head_width: int) -> bool:
     """Whether there is a kernel that reads the documents of packed rows each by itself, with no mask to be built."""
-    if not NEW or x.device.type != "cuda" or head_width > 256:
+    if head_width > 256 or working_type(x) not in (torch.bfloat16, torch.float16):
         return False
-    return working_type(x) in (torch.bfloat16, torch.float16) and _has_kernel(x.device)
+    return _is_recent(x.device)
 
 
-@cache
-def _has_kernel(device: torch.device) -> bool:
-    if torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+def _is_recent(device: torch.device) -> bool:
+    """Whether kernels for GPUs are made for this one: one of NVIDIA's since Ampere."""
+    if device.type != "cuda" or torch.version.hip:
         return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
-    except ImportError:  # before torch 2.10
-        return False
-    return True
+    return torch.cuda.get_device_properties(device).major >= 8  # which a compiler may take for a constant
 
 
 def attend_apart(
@@ -78,17 +74,8 @@ def attend_apart(
 def _varlen(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, length: int, causal: bool) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    how: dict[str, Any] = {"is_causal": causal}
-    if "window_size" in _parameters():  # since torch 2.11: how far to look back and ahead
-        how = {"window_size": (-1, 0 if causal else -1)}
-    return varlen_attn(query, key, value, bounds, bounds, length, length, **how)  # type: ignore[return-value]
-
-
-@cache
-def _parameters() -> tuple[str, ...]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return tuple(signature(varlen_attn).parameters)
+    window = (-1, 0 if causal else -1)  # how far to look back and ahead
+    return varlen_attn(query, key, value, bounds, bounds, length, length, window_size=window)  # type: ignore[return-value]
 
 
 # What a head over the vocabulary loses
@@ -106,17 +93,80 @@ def linear_cross_entropy(
     labels: Tensor,
     *,
     smoothing: float = 0.0,
-    most: int = SCORES,
+    most: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed cross entropy of scores `hidden @ weight.T + bias`, and how many of the best are right.
 
     (N, D), (V, D), (V,), (N,). Never more than `most` scores are held, and none for the way back: the gradient is made
     together with the loss, when the scores are there anyway.
     """
+    most = most or (SCORES_CUDA if in_place(hidden) else SCORES)
     parts = max(1, -(-len(hidden) * len(weight) // most))
     hidden = hidden.to(working_type(hidden))
     with torch.autocast(hidden.device.type, enabled=False):
         return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, parts, torch.is_grad_enabled())
+
+
+def in_place(x: Tensor) -> bool:
+    """Whether scores on the device of `x` become their gradient in place, in as few passes over them as can be."""
+    return x.is_cuda
+
+
+def lose(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(n,) what each row of scores (n, V) loses and whether its best is right; (n, V) the gradient, if one `learns`."""
+    right = scores.argmax(-1) == labels
+    likely = scores.log_softmax(-1, dtype=torch.float32)
+    kept, at = (labels != IGNORE).float(), labels.clamp(min=0)[:, None]
+    lost = (smoothing - 1) * likely.gather(1, at).squeeze(1)
+    if smoothing:
+        lost = lost - smoothing * likely.mean(-1)
+    if not learns:
+        return lost * kept, right, scores
+    wrong = likely.exp_().scatter_add_(1, at, likely.new_full(at.shape, smoothing - 1))
+    if smoothing:
+        wrong -= smoothing / scores.size(1)
+    return lost * kept, right, wrong.mul_(kept[:, None]).to(scores.dtype)
+
+
+@torch.library.custom_op("headstock::lose_", mutates_args={"scores"})
+def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
+    """The same, but that the gradient takes the place of the scores; to those who compile it is a single operation."""
+    if _runs_triton(scores.device):
+        from headstock.model import fused
+
+        return fused.lose_(scores, labels, smoothing, learns)
+    parts = max(1, -(-scores.numel() // SCORES))  # since much is made of them at once
+    made = []
+    for some, wanted in zip(scores.chunk(parts), labels.chunk(parts), strict=True):
+        lost, right, wrong = lose(some, wanted, smoothing, learns)
+        made.append((lost, right))
+        if learns:
+            some.copy_(wrong)
+    return torch.cat([lost for lost, _ in made]), torch.cat([right for _, right in made])
+
+
+@lose_.register_fake
+def _(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
+
+
+@cache
+def _runs_triton(device: torch.device) -> bool:
+    """Whether Triton runs there, and can build: for that it needs a C compiler and Python's headers."""
+    if not _is_recent(device) or find_spec("triton") is None:
+        return False
+    try:
+        from headstock.model import fused
+
+        fused.lose_(torch.zeros(1, 2, device=device), torch.zeros(1, dtype=torch.int64, device=device), 0.0, True)
+    except Exception as error:  # of which there are many kinds, and every one has a way round
+        warnings.warn(f"Triton cannot build a kernel here, and losses take longer without: {error}", stacklevel=2)
+        return False
+    return True
+
+
+def _add(total: Tensor | None, part: Tensor) -> Tensor:
+    return part.float() if total is None else total.add_(part)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -135,28 +185,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         shift = None if bias is None else bias.to(hidden.dtype)
         loss, hits = hidden.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         moves: list[Tensor] = []
-        by_weight = torch.zeros_like(weight, dtype=torch.float32) if learns else None
-        by_bias = None if bias is None or not learns else torch.zeros_like(bias, dtype=torch.float32)
+        by_weight = by_bias = None
         for rows, wanted in zip(hidden.chunk(parts), labels.chunk(parts), strict=True):
             scores = F.linear(rows, table, shift)  # (n, V)
-            hits = hits + (scores.argmax(-1) == wanted).sum()
-            likely = scores.log_softmax(-1, dtype=torch.float32)
-            kept, at = (wanted != IGNORE).float(), wanted.clamp(min=0)[:, None]
-            lost = (smoothing - 1) * likely.gather(1, at).squeeze(1)
-            if smoothing:
-                lost = lost - smoothing * likely.mean(-1)
-            loss = loss + (lost * kept).sum()
-            if by_weight is None:
-                continue
-            wrong = likely.exp_().scatter_add_(1, at, likely.new_full(at.shape, smoothing - 1))
-            if smoothing:
-                wrong -= smoothing / len(weight)
-            wrong = wrong.mul_(kept[:, None]).to(hidden.dtype)  # the gradient of the scores
-            moves.append(wrong @ table)
-            by_weight += wrong.mT @ rows
-            if by_bias is not None:
-                by_bias += wrong.sum(0, dtype=torch.float32)
-        by_hidden = torch.cat(moves) if moves else None
+            if in_place(scores):
+                lost, right = lose_(scores, wanted, smoothing, learns)
+                wrong = scores
+            else:
+                lost, right, wrong = lose(scores, wanted, smoothing, learns)
+            loss, hits = loss + lost.sum(), hits + right.sum()
+            if learns:
+                moves.append(wrong @ table)
+                by_weight = _add(by_weight, wrong.mT @ rows)
+                by_bias = None if bias is None else _add(by_bias, wrong.sum(0, dtype=torch.float32))
+        by_hidden = None if not moves else moves[0] if parts == 1 else torch.cat(moves)
         ctx.save_for_backward(by_hidden, by_weight, by_bias)
         ctx.mark_non_differentiable(hits)
         return loss, hits

@@ -150,6 +150,7 @@ class Block(nn.Module):
         activation: Activation = "gelu",
         bias: bool = True,
         dropout: float = 0.0,
+        inner_dropout: bool = True,
         qk_norm: bool = False,
         cross: bool = False,
     ):
@@ -164,7 +165,8 @@ class Block(nn.Module):
         self.attention, self.around_attention = attention(), residual()
         self.cross = attention() if cross else None
         self.around_cross = residual() if cross else None
-        self.feed = FeedForward(width, hidden, activation=activation, bias=bias, dropout=dropout)
+        inner = dropout if inner_dropout else 0.0
+        self.feed = FeedForward(width, hidden, activation=activation, bias=bias, dropout=inner)
         self.around_feed = residual()
 
     def forward(

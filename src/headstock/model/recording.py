@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from headstock.model import kernels
 from headstock.model.batch import State
 
 LEAST = 16  # steps to come for which recording pays: it takes about as long as a few of them
@@ -21,13 +20,7 @@ def can_record(backbone: object, state: State | None, steps: int) -> bool:
 
     A module that is called as one may have hooks, and those would be heard once instead of at every step.
     """
-    if (
-        not kernels.NEW
-        or state is None
-        or steps < LEAST
-        or not state.lengths.is_cuda
-        or isinstance(backbone, nn.Module)
-    ):
+    if state is None or steps < LEAST or not state.lengths.is_cuda or isinstance(backbone, nn.Module):
         return False
     return state.fix()
 

@@ -17,7 +17,7 @@ from headstock.study.machine import Machine, look_at
 from headstock.study.probe import probe as try_out
 from headstock.study.rules import MOST_PASSES, TOKENS_PER_WEIGHT, Text
 from headstock.text.reading import read_corpus
-from headstock.train.compiling import WORTH
+from headstock.train.compiling import CALLS, WORTH
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import DataSettings, RunConfig, make_config
 from headstock.train.world import choose_device
@@ -201,10 +201,13 @@ class Planner:
             tree["model"]["dropout"] = rules.dropout_of(choice.objective, choice.passes)
         tree["train"]["valid_tokens"] = rules.valid_tokens_of(choice.tokens)
         if machine.device == "cuda":  # decided here, so that a probe is compiled where the run will be
-            whole = costs(self.build(tree, counted), machine).step * choice.tokens / (tree["train"]["batch"] * length)
+            so_far = self.build(tree, counted)
+            step = costs(so_far, machine).step
+            whole = step * choice.tokens / (tree["train"]["batch"] * length)
             seconds = whole if self.minutes is None else min(whole, 60 * self.minutes)
-            able = BACKBONES.get(tree["model"]["family"]).compiles
-            tree["train"]["compile"] = able and seconds >= WORTH
+            large = BACKBONES.get(tree["model"]["family"]).compiles and step > CALLS * so_far.model.depth
+            if large and seconds >= WORTH:
+                tree["train"]["compile"] = True
         chosen = fitted(self.build(tree, counted), machine)
         if chosen.train.micro_batch:
             tree["train"]["micro_batch"] = chosen.train.micro_batch

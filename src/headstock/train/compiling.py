@@ -1,9 +1,10 @@
-"""Whether a run is compiled, and how: what compiling costs must come back before the run is over."""
+"""How steps are run: plainly, compiled where that comes back before the run is over, or recorded where calls are it."""
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,10 +21,13 @@ from headstock.train.world import World
 
 WORTH = 180.0  # seconds that a run must take without it: compiling takes about one minute, and saves about a third
 FLOPS = 0.7e12  # a second and multiprocessor, of a large model that is not compiled
-CALLS = 2e-3  # seconds that a layer and batch take at least, however small: that long are its kernels called for
+CALLS = 4e-3  # seconds that a layer and batch take at least, however small: that long are its kernels called for
 
 
-def compiles(
+Way = Literal["plain", "compiled", "recorded"]
+
+
+def way_of(
     model: Model,
     task: Task,
     settings: TrainSettings,
@@ -31,39 +35,44 @@ def compiles(
     order: Order,
     world: World,
     say: Callable[[str], None],
-) -> bool:
-    """Whether the run is compiled: as it was asked, or by how long it will take. Always the same for the same run."""
-    if settings.compile in ("graphs", "replay") and world.device.type != "cuda":
-        raise UserError(f"train.compile: {settings.compile} needs CUDA graphs, and this run is not on a CUDA device")
-    if settings.compile == "replay" and (world.size > 1 or settings.unfreeze):
+) -> Way:
+    """How the steps are run: as it was asked, or by what they and the run will take. The same for the same run."""
+    alone = world.size == 1 and not settings.unfreeze
+    if settings.compile == "replay" and world.device.type != "cuda":
+        raise UserError("train.compile: replay needs CUDA graphs, and this run is not on a CUDA device")
+    if settings.compile == "replay" and not alone:
         raise UserError("train.compile: replay is for one process that moves the same weights in every step")
     if settings.compile != "auto":
-        return settings.compile in (True, "graphs")
-    even = not hasattr(order.examples, "lengths")  # rows of many lengths would be compiled many times
-    if world.device.type != "cuda" or not even or not model.backbone.compiles:
-        return False
-    seconds = budget.seconds or (budget.steps or 0) * step_seconds(model, task, settings, order.length, world)
+        return "recorded" if settings.compile == "replay" else "compiled" if settings.compile else "plain"
+    if world.device.type != "cuda" or not model.backbone.compiles:
+        return "plain"
+    work, calls = step_seconds(model, task, settings, order, world)
+    if work < 2 * calls and alone:  # up to there the GPU waits now and then
+        return "recorded"
+    if hasattr(order.examples, "lengths"):  # rows of many lengths would be compiled many times
+        return "plain"
+    seconds = budget.seconds or (budget.steps or 0) * max(work, calls)
     if seconds < WORTH and world.leads:
         say(f"not compiled: the run takes about {seconds:.0f} s, and compiling would cost more than it saves")
-    return seconds >= WORTH
+    return "compiled" if seconds >= WORTH else "plain"
 
 
-def step_seconds(model: Model, task: Task, settings: TrainSettings, length: int, world: World) -> float:
-    """About how long a step takes a process that does not compile."""
+def step_seconds(model: Model, task: Task, settings: TrainSettings, order: Order, world: World) -> tuple[float, float]:
+    """About how long a plain step's arithmetic takes a process, and the calling of its kernels: it takes the longer."""
     rows = settings.batch // world.size
+    lengths = getattr(order.examples, "lengths", None)
+    length = order.length if lengths is None else min(order.length, max(1, round(float(np.mean(lengths)))))
     flops = flops_per_token(parts_of(model, task, model.dimensions(length=length)), training=True)
     power = FLOPS * torch.cuda.get_device_properties(world.device).multi_processor_count
     parts = -(-rows // (settings.micro_batch or rows))
-    return max(float(flops) * rows * length / power, CALLS * model.backbone.depth * parts)
+    tokens = rows * length if settings.batch_tokens is None else settings.batch_tokens
+    return float(flops) * tokens / power, CALLS * model.backbone.depth * parts
 
 
-def compiled(objective: nn.Module, settings: TrainSettings) -> nn.Module:
+def compiled(objective: nn.Module) -> nn.Module:
     """The module, compiled when it is first called; what was compiled is kept for other runs of the same shapes."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
-    graphs = settings.compile == "graphs"
-    more: dict[str, Any] = {"mode": "reduce-overhead"} if graphs else {}
-    made = torch.compile(objective, **more)
-    return made if graphs else Loose(made)  # type: ignore[return-value, arg-type]
+    return Loose(torch.compile(objective))  # type: ignore[arg-type]
 
 
 class Loose(nn.Module):

@@ -16,7 +16,7 @@ from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.train.ahead import Ahead
 from headstock.train.budget import Budget, due
-from headstock.train.compiling import compiled, compiles
+from headstock.train.compiling import Way, compiled, way_of
 from headstock.train.evaluate import measure, weights_swapped
 from headstock.train.fitting import AtOnce
 from headstock.train.keep import InMemory, Keeper, OnDisk
@@ -83,14 +83,18 @@ def train(
     keeper: Keeper = OnDisk(run, settings, world) if run is not None else InMemory()
     progress = keeper.resume(model, optimizers, average, say)
     objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
-    if whole := compiles(model, task, settings, budget, order, world, say):
-        objective = compiled(objective, settings)
+    way = way_of(model, task, settings, budget, order, world, say)
+    if way == "compiled":
+        objective = compiled(objective)
     objective = world.share(objective, thawing=settings.unfreeze is not None).train()
-    replay = Recorded(objective, dtype=settings.dtype, device=world.device) if settings.compile == "replay" else None
+    replay = None
+    if way == "recorded":
+        how: dict[str, Any] = {"clip": settings.clip, "dtype": settings.dtype, "device": world.device}
+        replay = Recorded(objective, optimizers, **how, say=say)
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
     losses, seen, at_once = Running(), Seen(), AtOnce(settings.micro_batch, world, say)
-    cut = partial(cut_step, order, budget, progress, world, full=whole, replayed=replay is not None)
+    cut = partial(cut_step, order, budget, progress, world, way)
     ahead = Ahead(lambda step: cut(step, at_once.size), progress.step, budget.steps)
     with Interruption() as interruption, ahead:
         # the clock is read for what is due once a step: between two readings nothing can be passed over, nor the end
@@ -151,20 +155,17 @@ def cut_step(
     budget: Budget,
     progress: Progress,
     world: World,
+    way: Way,
     step: int,
     size: int | None,
-    *,
-    full: bool,
-    replayed: bool = False,
 ) -> list[Batch]:
     """This process's batches of a step, which may be some steps ahead of the run's progress."""
-    done = budget.share(step, progress.seconds)
-    full = full or replayed
+    done, full = budget.share(step, progress.seconds), way != "plain"
     batches = order.micro_batches(step, size=size, rank=world.rank, world=world.size, full=full, done=done)
     if world.device.type != "cuda":
         return batches
     if hasattr(order.examples, "lengths"):  # kernels for lengths that are no multiple of eight are slower
-        multiple = LENGTHS if replayed else 8
+        multiple = LENGTHS if way == "recorded" and order.batch_tokens is None else 8
         batches = [batch if batch.features is not None else widened(batch, multiple) for batch in batches]
     return [batch.pinned() for batch in batches]
 
@@ -185,7 +186,7 @@ class Running:
     """The mean loss since the last line. A GPU's loss is looked at one step later, so that it need not wait for us."""
 
     def __init__(self) -> None:
-        self.waiting: tuple[int, Tensor] | None = None
+        self.waiting: tuple[int, Tensor, Any] | None = None  # a step, its loss, and what says that it has come
         self.restart()
 
     def restart(self) -> None:
@@ -197,16 +198,24 @@ class Running:
 
     def add(self, step: int, loss: Tensor, tokens: int) -> int | None:
         """Keep a step's loss; the number of a step whose loss was not finite, if one was found."""
-        bad = self.settle() if loss.is_cuda else None
-        self.waiting = (step, loss)
         self.tokens += tokens
-        return bad if loss.is_cuda else self.settle()
+        if not loss.is_cuda:
+            self.waiting = (step, loss, None)
+            return self.settle()
+        # sent off now: whoever asked for it later would wait for all that the GPU was told to do meanwhile
+        sent, come = loss.detach().to("cpu", non_blocking=True), torch.cuda.Event()
+        come.record()
+        bad = self.settle()
+        self.waiting = (step, sent, come)
+        return bad
 
     def settle(self) -> int | None:
         if self.waiting is None:
             return None
-        step, loss = self.waiting
+        step, loss, come = self.waiting
         self.waiting = None
+        if come is not None:
+            come.synchronize()
         value = float(loss)
         self.total += value
         self.steps += 1

@@ -1,7 +1,7 @@
 """How weights move: AdamW, Muon for matrices, the learning-rate schedule and averaged weights."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,12 @@ class Muon(Optimizer):
         moved = orthogonal(stacked.flatten(0, 1)).view_as(stacked).flatten(1, 2)
         size = 0.2 * math.sqrt(max(rows, columns))  # the usual root mean square of an AdamW update
         weights: list[Tensor] = [*matrices]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, moved.to(weights[0].dtype).unbind(), alpha=-group["lr"] * size)
+        rate, ways = group["lr"], moved.to(weights[0].dtype)
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        if isinstance(rate, Tensor):  # a recorded step looks up the rate on the device
+            torch._foreach_sub_(weights, (ways * (rate * size)).unbind())
+        else:
+            torch._foreach_add_(weights, ways.unbind(), alpha=-rate * size)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -63,6 +67,16 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
         square = x @ x.mT
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
     return x.mT if tall else x
+
+
+def move(optimizers: Sequence[Optimizer], clip: float | None, *, to_none: bool) -> Tensor:
+    """Move the weights by their gradients, which then are zero or nothing; how long the gradients were."""
+    moving = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    gradient = nn.utils.clip_grad_norm_(moving, clip or math.inf)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(to_none)
+    return gradient
 
 
 def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:

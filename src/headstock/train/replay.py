@@ -1,10 +1,11 @@
 """Steps as recordings: a GPU is told once what to do for batches of one shape, and then only to do it again.
 
 A small model's step is hundreds of kernels, and to call them takes longer than to run them. A recording (a CUDA graph)
-of the way forward and back is called as one. The same kernels run, in the same order.
+of the way forward and back is called as one, and another of what moves the weights. The same kernels run, in the same
+order.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,25 +14,35 @@ from torch import Tensor, nn
 
 from headstock.model.batch import Batch
 from headstock.train.evaluate import precision
+from headstock.train.optim import move
 
-MOST = 64  # recordings; each keeps what a step needs, and shapes that come so seldom are not worth one
+MOST = 256  # recordings; shapes that come so seldom are not worth one
 LENGTHS = 32  # rows of texts are as long as a multiple of this, so that shapes come again
-
-Learn = Callable[[Batch, Mapping[str, float]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class Recorded:
-    """What an objective loses on a batch, with the gradients left in the weights.
+    """What an objective loses on a batch, with the gradients left in the weights; and how these are moved then.
 
     The first batch of a shape is read as usual, which also prepares the device; at the second it is recorded.
     Gradients must stay where they are between steps, so they are set to zero and not to nothing.
     """
 
-    def __init__(self, objective: nn.Module, *, dtype: str, device: torch.device):
-        self.objective, self.dtype, self.device = objective, dtype, device
+    def __init__(
+        self,
+        objective: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        clip: float | None,
+        dtype: str,
+        device: torch.device,
+        say: Callable[[str], None] = lambda line: None,
+    ):
+        self.objective, self.dtype, self.device, self.say = objective, dtype, device, say
         self.met: set[Any] = set()
         self.recordings: dict[Any, Recording] = {}
         self.pool: Any = None  # of memory, which all recordings share: one is played at a time
+        self.possible: bool | None = None  # not known before the first batch was read
+        self.moving = Moving(optimizers, clip, device)
 
     def __call__(self, batch: Batch, factors: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the losses by head, each times its factor, and the losses themselves."""
@@ -40,11 +51,13 @@ class Recorded:
             return self.recordings[shape].play(batch, factors)
         here = batch.to(self.device)
         scale = {head: torch.full((), factor, device=self.device) for head, factor in factors.items()}
-        if shape not in self.met or len(self.recordings) >= MOST:
+        if self.possible is None:
+            return self.try_out(here, scale)
+        if not self.possible or shape not in self.met or len(self.recordings) >= MOST:
             self.met.add(shape)
             return self.learn(here, scale)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with recording(graph, self.pool):
             loss, sums = self.learn(here, scale)
         self.pool = graph.pool()
         self.recordings[shape] = Recording(graph, here, scale, loss, sums)
@@ -56,6 +69,29 @@ class Recorded:
         loss = torch.stack([sums[head].float() * factor for head, factor in scale.items()]).sum()
         loss.backward()
         return loss.detach(), {name: value.detach() for name, value in sums.items()}
+
+    def try_out(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The run's first batch: whoever waits for the GPU in the middle of a step cannot be recorded."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = self.learn(batch, scale)
+        except RuntimeError as wrong:
+            if "synchronizing" not in str(wrong):
+                raise
+            self.possible = False
+        else:
+            self.possible = True
+            return found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        self.say("steps are not recorded: this model's wait for the GPU in between")
+        self.objective.zero_grad(set_to_none=False)
+        return self.learn(batch, scale)
+
+    def move(self, lr: float) -> Tensor:
+        """Move the weights by their gradients, which are zero then; what the gradients' length was."""
+        return self.moving(lr)
 
 
 class Recording:
@@ -74,6 +110,39 @@ class Recording:
             self.scale[head].fill_(factor)
         self.graph.replay()
         return self.loss, self.sums
+
+
+class Moving:
+    """What clips the gradients and moves the weights, as a recording. Learning rates are read from the device."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], clip: float | None, device: torch.device):
+        self.optimizers, self.clip = optimizers, clip
+        self.groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self.rates = torch.zeros(len(self.groups), device=device)
+        for group, rate in zip(self.groups, self.rates.unbind(), strict=True):
+            group |= {"lr": rate, "capturable": True}
+        self.graph: Any = None
+        self.gradient: Tensor | None = None  # the length that a recording finds
+        self.moves = 0
+
+    def __call__(self, lr: float) -> Tensor:
+        rates = torch.tensor([lr * group.get("scale", 1.0) for group in self.groups])
+        self.rates.copy_(rates.pin_memory() if self.rates.is_cuda else rates, non_blocking=True)
+        self.moves += 1
+        if self.moves < 3:  # the first makes what optimizers remember; and some look around once more
+            return move(self.optimizers, self.clip, to_none=False)
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with recording(self.graph, None):
+                self.gradient = move(self.optimizers, self.clip, to_none=False)
+        self.graph.replay()
+        assert self.gradient is not None
+        return self.gradient
+
+
+def recording(graph: Any, pool: Any) -> Any:
+    """Other threads may go on with theirs: batches are made by one."""
+    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
 
 
 def tensors_of(batch: Batch) -> Iterator[Tensor]:

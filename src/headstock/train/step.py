@@ -1,6 +1,5 @@
 """One move of the weights: from a step's batches to gradients, and from these to other weights."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from headstock.model.model import Model
 from headstock.randomness import number
 from headstock.tasks.task import Task
 from headstock.train.evaluate import precision
+from headstock.train.optim import move
 from headstock.train.replay import Recorded
 from headstock.train.settings import TrainSettings
 from headstock.train.world import World
@@ -54,13 +54,13 @@ def one_step(
     learned = fit(learn, batches, forget=lambda: [optimizer.zero_grad(to_none) for optimizer in optimizers])
     if seen is not None:
         seen.take(learned.seen)
-    model_parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradient = nn.utils.clip_grad_norm_(model_parameters, settings.clip or math.inf)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("scale", 1.0)
-        optimizer.step()
-        optimizer.zero_grad(to_none)
+    if replay is not None:
+        gradient = replay.move(lr)
+    else:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group.get("scale", 1.0)
+        gradient = move(optimizers, settings.clip, to_none=True)
     if world.size > 1:
         torch.distributed.all_reduce(learned.loss)
     return learned.loss, gradient, learned.tokens
@@ -91,8 +91,6 @@ def gather(
     """
     seed_dropout(world.device, number(settings.seed, step, world.rank, "dropout"))
     counts, tokens = total_counts(task, batches, world)
-    if settings.compile == "graphs":
-        torch.compiler.cudagraph_mark_step_begin()  # nothing of the step before is needed any more
     whole, seen = torch.zeros((), device=world.device), Seen()
     for place, batch in enumerate(batches):
         if replay is not None:
@@ -142,7 +140,7 @@ class Seen:
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():
-            # a copy, as the memory of CUDA graphs is used again in the next step
+            # a copy, as the memory of a recording is used again in the next step
             self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
 
     def count(self, counts: dict[str, int]) -> None:

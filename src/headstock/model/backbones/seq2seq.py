@@ -29,6 +29,7 @@ class Seq2SeqConfig:
     heads: int = 4
     hidden: int = 512  # width inside the feed-forward part
     dropout: float = 0.0
+    inner_dropout: bool = True  # also inside the feed-forward part, as torch's own layer does; BERT and GPT-2 do not
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
     norm_epsilon: float = EPSILON

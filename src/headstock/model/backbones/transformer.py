@@ -27,6 +27,7 @@ class TransformerConfig:
     heads: int = 4
     hidden: int = 512  # width inside the feed-forward part
     dropout: float = 0.0
+    inner_dropout: bool = True  # also inside the feed-forward part, as torch's own layer does; BERT and GPT-2 do not
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
     norm_epsilon: float = EPSILON
@@ -90,6 +91,7 @@ class Transformer(Backbone):
                 activation=c.activation,
                 bias=c.bias,
                 dropout=c.dropout,
+                inner_dropout=c.inner_dropout,
                 qk_norm=c.qk_norm,
                 cross=c.cross,
             )

@@ -145,6 +145,7 @@ class Bert(Architecture):
             "heads": config.get("num_attention_heads", 12),
             "hidden": config.get("intermediate_size", 3072),
             "dropout": float(config.get("hidden_dropout_prob", 0.1)),
+            "inner_dropout": False,
             "norm": "post",
             "norm_epsilon": config.get("layer_norm_eps", 1e-12),
             "activation": activation_of(config.get("hidden_act", "gelu")),

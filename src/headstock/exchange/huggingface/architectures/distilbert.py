@@ -80,6 +80,7 @@ class DistilBert(Architecture):
             "heads": config.get("n_heads", 12),
             "hidden": config.get("hidden_dim", 3072),
             "dropout": float(config.get("dropout", 0.1)),
+            "inner_dropout": False,
             "norm": "post",
             "norm_epsilon": 1e-12,
             "activation": activation_of(config.get("activation", "gelu")),

@@ -136,6 +136,7 @@ class GPT2(Architecture):
             "activation": activation_of(config.get("activation_function", "gelu_new")),
             "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
             "dropout": float(config.get("resid_pdrop", 0.1)),
+            "inner_dropout": False,
             "tied": tied_with(tensors, config, "lm_head.weight", "transformer.wte.weight"),
         }
         task = task_of(head)

@@ -184,6 +184,7 @@ class Llama(Architecture):
             "qk_norm": any(name.endswith("q_norm.weight") for name in tensors),
             "tied": tied_with(tensors, config, "lm_head.weight", "model.embed_tokens.weight"),
             "dropout": float(config.get("attention_dropout", 0.0)),
+            "inner_dropout": False,
             "causal": causal,
         }
         return {"model": model, "task": task_settings(config, head, tensors, causal=causal)}

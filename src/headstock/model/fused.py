@@ -1,0 +1,109 @@
+"""What rows of scores lose, and their gradient in their place, by one Triton kernel: imported only where there is one.
+
+N rows, V vocabulary.
+"""
+
+import torch
+import triton  # type: ignore[import-not-found,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+from torch import Tensor
+
+from headstock.model.batch import IGNORE
+
+BLOCK = 8192  # scores read at once: a row of usual length is a few blocks, whose second reading the cache serves
+
+
+def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
+    """(N,) what each row of scores (N, V) loses, and whether the first of its best scores is that of its label.
+
+    Where the model `learns`, the scores become the gradient of the summed loss.
+    """
+    rows, vocabulary = scores.shape
+    assert scores.stride(1) == 1
+    lost = torch.empty(rows, dtype=torch.float32, device=scores.device)
+    right = torch.empty(rows, dtype=torch.bool, device=scores.device)
+    block = min(BLOCK, triton.next_power_of_2(vocabulary))
+    if rows:
+        with torch.cuda.device_of(scores):  # Triton starts kernels on the current device
+            _row[(rows,)](
+                scores,
+                labels.contiguous(),
+                lost,
+                right,
+                scores.stride(0),
+                vocabulary,
+                float(smoothing),
+                IGNORE=IGNORE,
+                SMOOTH=smoothing > 0,
+                LEARNS=learns,
+                BLOCK=block,
+                num_warps=max(1, min(16, block // 512)),
+            )
+    return lost, right
+
+
+@triton.jit
+def _row(
+    scores,
+    labels,
+    lost,
+    right,
+    stride,
+    vocabulary,
+    smoothing,
+    IGNORE: tl.constexpr,
+    SMOOTH: tl.constexpr,
+    LEARNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)  # there may be more scores than 32 bits can count
+    scores += row * stride
+    label = tl.load(labels + row)
+    places = tl.arange(0, BLOCK)
+    if label == IGNORE:
+        tl.store(lost + row, 0.0)
+        tl.store(right + row, False)
+        if LEARNS:
+            for begin in range(0, vocabulary, BLOCK):
+                at = begin + places
+                tl.store(scores + at, tl.zeros((BLOCK,), tl.float32), mask=at < vocabulary)
+    else:
+        # a label that is no token makes the loss NaN, instead of reading the memory of others
+        own = tl.load(scores + label, mask=(label >= 0) & (label < vocabulary), other=float("nan")).to(tl.float32)
+        # each lane reads for itself, and they are brought together once a reading: that is what they would wait for
+        highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+        ahead = tl.zeros((BLOCK,), tl.int32)  # scores before the label's: those above, and equal ones that stand before
+        plain = tl.zeros((BLOCK,), tl.float32)  # the sum of the scores
+        for begin in range(0, vocabulary, BLOCK):
+            at = begin + places
+            x = tl.load(scores + at, mask=at < vocabulary, other=float("-inf"), eviction_policy="evict_last")
+            x = x.to(tl.float32)
+            highest = tl.maximum(highest, x)
+            behind = tl.where(at < label, x < own, x <= own)
+            ahead += tl.where(behind, 0, 1)
+            if SMOOTH:
+                plain += tl.where(at < vocabulary, x, 0.0)
+        best = tl.max(highest, 0)
+        base = tl.where(best == float("-inf"), 0.0, best)  # scores may forbid: -inf less itself is no number
+        powers = tl.zeros((BLOCK,), tl.float32)  # the sum of exp(score - best)
+        for begin in range(0, vocabulary, BLOCK):
+            at = begin + places
+            x = tl.load(scores + at, mask=at < vocabulary, other=float("-inf"), eviction_policy="evict_last")
+            powers += tl.exp(x.to(tl.float32) - base)
+        norm = best + tl.log(tl.sum(powers, 0))
+        loss = norm - own
+        if SMOOTH:
+            loss = (1 - smoothing) * loss + smoothing * (norm - tl.sum(plain, 0) / vocabulary)
+        tl.store(lost + row, loss)
+        tl.store(right + row, tl.sum(ahead, 0) == 0)
+        if LEARNS:
+            for begin in range(0, vocabulary, BLOCK):
+                at = begin + places
+                x = tl.load(scores + at, mask=at < vocabulary, other=0.0, eviction_policy="evict_first")
+                wrong = tl.exp(x.to(tl.float32) - norm)
+                if SMOOTH:
+                    wrong -= smoothing / vocabulary
+                    wrong = tl.where(at == label, wrong - (1 - smoothing), wrong)
+                else:
+                    wrong = tl.where(at == label, wrong - 1.0, wrong)
+                tl.store(scores + at, wrong.to(scores.dtype.element_ty), mask=at < vocabulary)

@@ -115,6 +115,31 @@ def test_a_recording_learns_from_the_batch_that_is_given(monkeypatch):
     assert len(Again.made) == 1  # the shape that came again
 
 
+def test_where_memory_is_too_small_for_recordings_steps_are_made_plainly(monkeypatch):
+    model, said = small_model().train(), []
+    objective = Objective(model, NextToken(), smoothing=0.0)
+    device = torch.device("cpu")
+    recorded = Recorded(objective, [], clip=1.0, dtype="float32", device=device, say=said.append)
+    recorded.possible = True
+
+    @contextmanager
+    def recording(graph, pool, capture_error_mode):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Again)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    batch = texts(5, 9)
+    wanted = NextToken().losses(model, batch, smoothing=0.0)["token"].detach()
+    found = [recorded(batch, {"token": 1.0})[0] for _ in range(3)]
+    torch.testing.assert_close(found, [wanted] * 3)
+    assert len(said) == 1 and "memory" in said[0] and not recorded.recordings
+    gradient = model.backbone.tokens.weight.grad.clone()
+    model.zero_grad()
+    recorded(batch, {"token": 1.0})
+    torch.testing.assert_close(gradient, 3 * model.backbone.tokens.weight.grad)  # each was learned from once
+
+
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headstock.model.counting import Dimensions, Place
-from headstock.model.kernels import SCORES, fuses
+from headstock.model.kernels import SCORES, SCORES_CUDA, fuses
 from headstock.model.model import Model
 from headstock.study.machine import Machine
 from headstock.tasks.task import Task
@@ -19,6 +19,7 @@ REACHED = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}
 TOUCHED = {"cpu": 15, "mps": 10, "cuda": 10}
 TOUCHED_COMPILED = 4
 OPERATIONS = 100  # of a layer, forward and back
+RECORDED = 0.15  # the share of the calls' time that is left where a small model's steps are recorded
 WRITTEN = 2.5e8  # bytes a second into a checkpoint, its checksum included
 VALIDATIONS = 10  # in a run, unless set otherwise
 ROOM = 0.8  # of what is free may be taken
@@ -62,6 +63,8 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     carrying = touched * times * (held.activations + held.working) / machine.traffic
     carrying += 4 * (held.weights + held.optimizer) / machine.traffic
     launching = machine.launch * OPERATIONS * (model.backbone.depth + 1) * times
+    if machine.device == "cuda" and model.backbone.compiles and chosen.train.compile in ("auto", "replay"):
+        launching *= RECORDED
     # a GPU is told what to do while it is still at work; a CPU does one after the other
     step = max(computing + carrying, launching) if machine.device == "cuda" else computing + carrying + launching
     return Costs(
@@ -84,7 +87,10 @@ def held_in(model: Model, task: Task, d: Dimensions, place: Place, rows: int, ch
     if not fuses(scored, d.vocabulary):
         return held
     without = ask(replace(d, vocabulary=0))
-    parts = min(scored * d.vocabulary, SCORES) * (10 if place.half else 12)  # scores, their softmax and its gradient
+    if place.device == "cuda":  # scores that become their gradient
+        parts = min(scored * d.vocabulary, SCORES_CUDA) * (2 if place.half else 4)
+    else:  # scores, their softmax and its gradient
+        parts = min(scored * d.vocabulary, SCORES) * (10 if place.half else 12)
     return replace(held, activations=without.activations, working=without.working + parts)
 
 

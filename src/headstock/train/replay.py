@@ -5,6 +5,7 @@ of the way forward and back is called as one, and another of what moves the weig
 order.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from headstock.model.batch import Batch
 from headstock.train.evaluate import precision
+from headstock.train.fitting import out_of_memory
 from headstock.train.optim import move
 
 MOST = 256  # recordings; shapes that come so seldom are not worth one
@@ -56,12 +58,29 @@ class Recorded:
         if not self.possible or shape not in self.met or len(self.recordings) >= MOST:
             self.met.add(shape)
             return self.learn(here, scale)
+        try:
+            self.recordings[shape] = self.record(here, scale)
+        except RuntimeError as wrong:
+            if not out_of_memory(wrong):
+                raise
+            short = True  # acted on below: until then the error holds on to all that it passed through
+        else:
+            short = False
+        return self.give_up(here, scale) if short else self.recordings[shape].play(batch, factors)
+
+    def record(self, batch: Batch, scale: dict[str, Tensor]) -> "Recording":
         graph = torch.cuda.CUDAGraph()
         with recording(graph, self.pool):
-            loss, sums = self.learn(here, scale)
+            loss, sums = self.learn(batch, scale)
         self.pool = graph.pool()
-        self.recordings[shape] = Recording(graph, here, scale, loss, sums)
-        return self.recordings[shape].play(batch, factors)
+        return Recording(graph, batch, scale, loss, sums)
+
+    def give_up(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """What recordings keep is given back; nothing was moved while one was made."""
+        self.say("memory ran out for recordings of steps: from now on they are called kernel by kernel")
+        self.recordings, self.pool, self.possible = {}, None, False
+        torch.cuda.empty_cache()
+        return self.learn(batch, scale)
 
     def learn(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         with precision(self.device, self.dtype):
@@ -73,7 +92,8 @@ class Recorded:
     def try_out(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The run's first batch: whoever waits for the GPU in the middle of a step cannot be recorded."""
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings(action="ignore"):  # of its being new
+            torch.cuda.set_sync_debug_mode("error")
         try:
             found = self.learn(batch, scale)
         except RuntimeError as wrong:

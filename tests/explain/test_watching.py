@@ -108,6 +108,8 @@ def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
         torch.testing.assert_close(one.made, one.around.norm(added) if norm == "post" else added)
     assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the way back is closed
     assert not torch.allclose(bare(batch).hidden, model(batch).hidden)
+    for one in (bare, held):  # also where the vector of one place is all that is asked for
+        torch.testing.assert_close(one.at(batch, torch.tensor([3, 6])), one(batch).hidden[[0, 1], [3, 6]])
     mine, theirs = dict(model.named_parameters()), dict(bare.named_parameters())
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) and mine[name] is not theirs[name] for name in mine)

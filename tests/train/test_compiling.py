@@ -7,6 +7,8 @@ import torch
 
 import headstock
 from headstock.errors import UserError
+from headstock.model.fixed import Fixed
+from headstock.model.model import Model
 from headstock.train import compiling
 from headstock.train.budget import Budget
 from headstock.train.compiling import way_of
@@ -30,11 +32,11 @@ def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=100))
 
 
-def decided(settings, world=GPU, *, lengths=None):
+def decided(settings, world=GPU, *, lengths=None, model=None):
     order = SimpleNamespace(length=16, examples=SimpleNamespace(**({} if lengths is None else {"lengths": lengths})))
     said = []
     budget = Budget.of(settings, 10)
-    return way_of(small_model(), AllPass(), settings, budget, order, world, said.append), said
+    return way_of(model or small_model(), AllPass(), settings, budget, order, world, said.append), said
 
 
 @pytest.fixture
@@ -64,11 +66,17 @@ def test_what_would_be_compiled_over_and_over_is_not(machine, slow):
     assert decided(TrainSettings(minutes=30.0), World(torch.device("cpu"))) == ("plain", [])
 
 
+def test_a_head_on_kept_features_is_trained_plainly(machine):
+    whole = small_model()
+    assert decided(TrainSettings(minutes=30.0), model=Model(Fixed(whole.backbone), whole.heads)) == ("plain", [])
+
+
 def test_what_was_asked_is_done(machine):
     cpu = World(torch.device("cpu"))
     assert decided(TrainSettings(steps=1, compile=True), cpu) == ("compiled", [])
     assert decided(TrainSettings(minutes=99.0, compile=False)) == ("plain", [])
     assert decided(TrainSettings(steps=1, compile="replay")) == ("recorded", [])
+    assert decided(TrainSettings(steps=1, compile="both")) == ("both", [])
     with pytest.raises(UserError, match="CUDA"):
         decided(TrainSettings(steps=1, compile="replay"), cpu)
 

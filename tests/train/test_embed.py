@@ -39,6 +39,20 @@ def test_pooled_vectors_are_those_of_each_text_alone(causal, pool):
         np.testing.assert_allclose(vector, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize(("causal", "pool"), [(True, "last"), (False, "last"), (False, "cls")])
+def test_what_nobody_reads_changes_nothing(causal, pool):
+    model, given = small_model(causal=causal, positions="rotary"), [*TEXTS, LONG]  # a long one is read in rows
+    less = embed(model, given, marks=MARKS, length=16, layers="last", pool=pool)
+    hook = model.backbone.blocks[-1].register_forward_hook(lambda *_: None)  # who listens is told of all places
+    whole = embed(model, given, marks=MARKS, length=16, layers="last", pool=pool)
+    hook.remove()
+    np.testing.assert_allclose(less, whole, rtol=1e-6, atol=1e-6)
+    by_number = embed(model, given, marks=MARKS, length=16, layers="2", pool=pool)  # of layers that are kept
+    np.testing.assert_allclose(less, by_number, rtol=1e-6, atol=1e-6)
+    shifted = embed(model, [text[:-1] for text in given], marks=MARKS, length=16, layers="last", pool=pool)
+    assert np.abs(np.array(less[3]) - shifted[3]).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("layers", "width"), [("last", 8), ("0", 8), ("2", 8), ("sum4", 8), ("concat4", 32), ("mix", 8)]
 )

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
+from torch.overrides import TorchFunctionMode
 
 import headstock
 from headstock.errors import UserError
@@ -73,6 +75,40 @@ def test_a_text_is_told_alike_alone_and_among_others(folder, long, pool):
     alone = np.concatenate([model.probabilities([text]) for text in given])
     assert together == pytest.approx(alone, abs=1e-5)
     assert np.ptp(together[:, 0]) > 1e-3  # they do differ, so an order that was lost would be seen
+
+
+@pytest.mark.parametrize(
+    ("long", "pool", "both"), [("head", "last", False), ("windows", "last", True), ("windows", "cls", True)]
+)
+def test_what_nobody_reads_is_not_computed_and_changes_nothing(folder, long, pool, both):
+    settings = {"long": long, "pool": pool, "bidirectional": both, "epochs": 1}
+    model = headstock.load(learned(folder, f"only-{long}-{pool}-{both}", **settings))
+    given, last = ["", *texts(30, seed=2)], model.model.backbone.blocks[-1]
+    less = model.probabilities(given)
+    hook = last.register_forward_hook(lambda *_: None)  # who listens is told of all places
+    whole = model.probabilities(given)
+    hook.remove()
+    assert less == pytest.approx(whole, rel=2e-6, abs=0)
+    assert np.ptp(less[:, 0]) > 1e-3
+    weight = last.feed.up.weight
+    places = []
+    with monitored(weight, places):
+        model.probabilities(given[:3])
+    assert set(places) == {1}
+
+
+@contextmanager
+def monitored(weight, places):
+    """Notes how many places of a row a weight is used for, without a hook."""
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.nn.functional.linear and args[1] is weight:
+                places.append(args[0].size(1))
+            return function(*args, **(kwargs or {}))
+
+    with Noting():
+        yield
 
 
 def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from headstock.explain.watching import connections_of, stacks_of
-from headstock.model.layers import Block, Residual
+from headstock.model.layers import Block, Residual, at
 from headstock.model.model import Model
 
 Ablation = Literal["skip", "skip-gradient"]
@@ -26,8 +26,9 @@ class Unskipped(Residual):
     def around(self, x: Tensor) -> Tensor | float:
         return 0.0
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        added = self.around(x) + sublayer(x if self.post else self.norm(x))
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, only: Tensor | None = None) -> Tensor:
+        own = x if only is None else at(x, only)
+        added = self.around(own) + sublayer(x if self.post else self.norm(x))
         return self.norm(added) if self.post else added
 
 

@@ -24,6 +24,7 @@ class Backbone(nn.Module):
     carries: ClassVar[bool] = False  # what it read before a row is worth bringing along: see `Batch.before`
     both_ways: ClassVar[bool] = False  # it reads forward and backward apart: the halves of its vectors predict each way
     compiles: ClassVar[bool] = True  # torch.compile pays: what it does is the same for every batch
+    reads_one: ClassVar[bool] = False  # what nobody wants it need not compute: it takes notice of `Batch.only`
     reads_source: ClassVar[bool] = False  # it is an encoder-decoder: batches bring the source that a target goes with
 
     @abstractmethod

@@ -39,6 +39,7 @@ class Batch:
     source: "Batch | None" = None  # what an encoder-decoder reads
     before: "Batch | None" = None  # what stands before the rows in their first documents, to know what they go on from
     owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
+    only: Tensor | None = None  # (B,) the one place of each row whose vector is wanted; None: all are. See Model.at
     features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE where nothing is predicted
     places: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) which of all B T tokens have a label: see at
@@ -79,7 +80,7 @@ class Batch:
 class Output:
     """What a backbone made of a batch."""
 
-    hidden: Tensor  # (B, T, D)
+    hidden: Tensor  # (B, T, D), or (B, 1, D) where one place of each row was all that was wanted
     layers: list[Tensor] = field(default_factory=list)  # the embedding and every layer's (B, T, D), when asked for
     state: State | None = None  # for the next call, when one was given
 

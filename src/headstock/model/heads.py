@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.model.backbone import Backbone
+from headstock.model.batch import Batch
 from headstock.model.counting import Dimensions, Kept, Part, Place, Size, linear, norm
 from headstock.model.features import Mix
 from headstock.model.layers import ACTIVATIONS, make_norm
@@ -170,6 +171,15 @@ def pool(hidden: Tensor, padding: Tensor | None, how: Pool) -> Tensor:
     if how == "max":
         return hidden.masked_fill(nowhere, -torch.inf).amax(1)
     return hidden.masked_fill(nowhere, 0).sum(1) / real.view(-1, *[1] * (hidden.dim() - 2))
+
+
+def place_of(batch: Batch, how: Pool) -> Tensor | None:
+    """(B,) the one place of each row that is taken by this pooling; None where it takes several."""
+    rows, length = batch.tokens.shape
+    if how == "last" and batch.padding is not None:
+        return (~batch.padding).sum(1) - 1
+    where = {"cls": 0, "last": length - 1}.get(how)
+    return None if where is None else torch.full((rows,), where, device=batch.tokens.device)
 
 
 def pooled_width(width: int, how: Pool) -> int:

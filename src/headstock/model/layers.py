@@ -51,8 +51,17 @@ class Attention(nn.Module):
         self.key_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
 
     def forward(
-        self, x: Tensor, mask: Mask, *, rotation: Rotation | None = None, cache: Cache | None = None, layer: int = 0
+        self,
+        x: Tensor,
+        mask: Mask,
+        *,
+        rotation: Rotation | None = None,
+        cache: Cache | None = None,
+        layer: int = 0,
+        only: Tensor | None = None,
     ) -> Tensor:
+        if only is not None:
+            return self.from_one(x, mask, rotation, only)
         query, key, value = self.split(self.inputs(x), 3)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -62,17 +71,26 @@ class Attention(nn.Module):
             key, value = cache.extend(layer, key, value)
         return self.mix(query, key, value, mask)
 
+    def from_one(self, x: Tensor, mask: Mask, rotation: Rotation | None, only: Tensor) -> Tensor:
+        """(B, 1, D): from one place of each row onto all of it."""
+        query, (key, value) = self.ask(at(x, only)), self.remember(x)
+        if rotation is not None:
+            query, key = rotate(query, rotation_at(rotation, only)), rotate(key, rotation)
+        return self.mix(query, key, value, mask.at(only, x.size(1)))
+
     def across(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Mask) -> Tensor:
         """Queries from `x` onto the keys and values that `remember` made of the other sequence."""
+        return self.mix(self.ask(x), *memory, mask)
+
+    def ask(self, x: Tensor) -> Tensor:
+        """The queries alone."""
         width = x.size(-1)
         bias = None if self.inputs.bias is None else self.inputs.bias[:width]
         (query,) = self.split(F.linear(x, self.inputs.weight[:width], bias), 1)
-        if self.query_norm is not None:
-            query = self.query_norm(query)
-        return self.mix(query, *memory, mask)
+        return query if self.query_norm is None else self.query_norm(query)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of a sequence that is looked at but does not change."""
+        """The keys and values alone, of a sequence that is looked at."""
         width = memory.size(-1)
         bias = None if self.inputs.bias is None else self.inputs.bias[width:]
         key, value = self.split(F.linear(memory, self.inputs.weight[width:], bias), 2)
@@ -128,8 +146,11 @@ class Residual(nn.Module):
         self.post = norm == "post"
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, only: Tensor | None = None) -> Tensor:
+        """With `only`, the sublayer adds to one place of each row, and only that goes on: (B, T, D) -> (B, 1, D)."""
         added = sublayer(x if self.post else self.norm(x))
+        if only is not None:
+            x = at(x, only)
         if self.training:  # asked here because generating a token is mostly calls, and this one would do nothing
             added = self.dropout(added)
         return self.norm(x + added) if self.post else x + added
@@ -179,13 +200,28 @@ class Block(nn.Module):
         layer: int = 0,
         memory: tuple[Tensor, Tensor] | None = None,
         memory_mask: Mask | None = None,
+        only: Tensor | None = None,
     ) -> Tensor:
-        x = self.around_attention(x, lambda h: self.attention(h, mask, rotation=rotation, cache=cache, layer=layer))
+        """(B, T, D), or where `only` (B,) says which one place of each row is wanted of it, (B, 1, D)."""
+        x = self.around_attention(
+            x, lambda h: self.attention(h, mask, rotation=rotation, cache=cache, layer=layer, only=only), only=only
+        )
         if self.cross is not None and self.around_cross is not None:
             assert memory is not None and memory_mask is not None
             cross = self.cross
             x = self.around_cross(x, lambda h: cross.across(h, memory, memory_mask))
         return self.around_feed(x, self.feed)
+
+
+def at(x: Tensor, places: Tensor) -> Tensor:
+    """The vector at one place of each row: (B, T, D) -> (B, 1, D)."""
+    return x[torch.arange(len(x), device=x.device), places].unsqueeze(1)
+
+
+def rotation_at(rotation: Rotation, places: Tensor) -> Rotation:
+    """The angles of one place of each row, (B, 1, 1, K/2)."""
+    cosine, sine = (part.expand(len(places), 1, *part.shape[-2:]).squeeze(1) for part in rotation)  # (B, T, K/2)
+    return at(cosine, places).unsqueeze(1), at(sine, places).unsqueeze(1)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

@@ -16,9 +16,13 @@ from torch.nn import functional as F
 
 def light(module: nn.Module) -> Any:
     """A twin that gives what calling the module gives; the module itself where somebody listens to its parts."""
-    if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
-        return module
-    return _twin(module)
+    return module if listened(module) else _twin(module)
+
+
+def listened(module: nn.Module) -> bool:
+    """Whether somebody listens to its parts, or watches what attention does."""
+    parts = module.modules()
+    return any(part._forward_hooks or part._forward_pre_hooks or getattr(part, "watch", None) for part in parts)
 
 
 def _twin(module: nn.Module) -> Any:

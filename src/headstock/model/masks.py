@@ -22,6 +22,19 @@ class Mask:
         seen = subsequent(queries, keys, device) if self.causal else seen
         return seen[None, None] & (True if self.allowed is None else self.allowed)
 
+    def at(self, places: Tensor, keys: int) -> "Mask":
+        """The same for one query of each row, which stands at (B,) `places` among so many keys."""
+        assert self.bounds is None, "packed documents are read whole"
+        allowed = self.allowed
+        if allowed is not None and allowed.size(-2) > 1:
+            rows = torch.arange(len(places), device=places.device)
+            table = allowed.view(*[1] * (4 - allowed.dim()), *allowed.shape).expand(len(places), -1, -1, -1)
+            allowed = table[rows, :, places].unsqueeze(2)  # (B, H or 1, 1, S)
+        if self.causal:
+            past = torch.arange(keys, device=places.device) <= places[:, None, None, None]  # (B, 1, 1, S)
+            allowed = past if allowed is None else allowed & past
+        return Mask(allowed)
+
 
 def subsequent(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
     """(T, S) True where a query may look: at itself and before. The last query is the last key."""

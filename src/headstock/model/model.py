@@ -11,6 +11,8 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, Output, State
 from headstock.model.counting import CPU, Dimensions, Part, Place, Size
 from headstock.model.heads import ClassHead
+from headstock.model.layers import at
+from headstock.model.light import listened
 
 
 class Model(nn.Module):
@@ -21,6 +23,15 @@ class Model(nn.Module):
 
     def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
         return self.backbone(batch, state, keep_layers=keep_layers)
+
+    def at(self, batch: Batch, places: Tensor) -> Tensor:
+        """(B, D) the last layer's vector at one place of each row; what only other places need is not computed.
+
+        For models that are not learning just now. Whoever listens to their parts is told of all places nonetheless.
+        """
+        if self.backbone.reads_one and not listened(self.backbone):
+            return self(replace(batch, only=places)).hidden.squeeze(1)
+        return at(self(batch).hidden, places).squeeze(1)
 
     def with_heads(self, heads: Mapping[str, nn.Module]) -> "Model":
         """The same backbone, the same weights, other heads."""

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.features import feature_width
-from headstock.model.heads import ClassHead, pool, pooled_width
+from headstock.model.heads import ClassHead, place_of, pool, pooled_width
 from headstock.model.model import Model
 from headstock.tasks.classes import ClassConfig, balanced_weights, find_classes, label_numbers
 from headstock.tasks.labelled import Features, LabelledTask, Tallies
@@ -153,11 +153,18 @@ class Classify(LabelledTask):
 
     # From batches to numbers
 
-    def read(self, model: Model, batch: Batch) -> Tensor:
-        """(N, D) one vector an example, pooled over its tokens and averaged over its rows; (N, L + 1, D) for a mix."""
+    def read(self, model: Model, batch: Batch, *, finished: bool = False) -> Tensor:
+        """(N, D) one vector an example, pooled over its tokens and averaged over its rows; (N, L + 1, D) for a mix.
+
+        Of a model that is `finished`, no more is computed than that takes.
+        """
         if batch.features is not None:
             return batch.features
-        vectors = pool(self.vectors(model, batch), batch.padding, self.config.pool)
+        places = place_of(batch, self.config.pool) if finished and self.config.layers == "last" else None
+        if places is None:
+            vectors = pool(self.vectors(model, batch), batch.padding, self.config.pool)
+        else:
+            vectors = model.at(batch, places)
         if batch.owners is None:
             return vectors
         # how many examples there are is asked of the labels first: the owners may be on a GPU that is still at work
@@ -168,7 +175,7 @@ class Classify(LabelledTask):
 
     def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """The pooled vector alone: that is all the head ever sees."""
-        return [[vector[None]] for vector in self.read(model, batch)]
+        return [[vector[None]] for vector in self.read(model, batch, finished=True)]
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         labels = batch.labels["label"]
@@ -214,7 +221,7 @@ class Classify(LabelledTask):
 
     def probabilities(self, model: Model, batch: Batch) -> Tensor:
         """(N, C) how likely each class is; they sum to one unless several may be true."""
-        scores = model.heads["label"](self.read(model, batch)).float()
+        scores = model.heads["label"](self.read(model, batch, finished=True)).float()
         return scores.sigmoid() if self.several else scores.softmax(-1)
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ FLOPS = 0.7e12  # a second and multiprocessor, of a large model that is not comp
 CALLS = 4e-3  # seconds that a layer and batch take at least, however small: that long are its kernels called for
 
 
-Way = Literal["plain", "compiled", "recorded"]
+Way = Literal["plain", "compiled", "recorded", "both"]
+ASKED: dict[Any, Way] = {True: "compiled", False: "plain", "replay": "recorded", "both": "both"}
 
 
 def way_of(
@@ -38,12 +39,14 @@ def way_of(
 ) -> Way:
     """How the steps are run: as it was asked, or by what they and the run will take. The same for the same run."""
     alone = world.size == 1 and not settings.unfreeze
-    if settings.compile == "replay" and world.device.type != "cuda":
-        raise UserError("train.compile: replay needs CUDA graphs, and this run is not on a CUDA device")
-    if settings.compile == "replay" and not alone:
-        raise UserError("train.compile: replay is for one process that moves the same weights in every step")
+    if settings.compile in ("replay", "both") and world.device.type != "cuda":
+        raise UserError(f"train.compile: {settings.compile} needs CUDA graphs, and this run is not on a CUDA device")
+    if settings.compile in ("replay", "both") and not alone:
+        raise UserError(
+            f"train.compile: {settings.compile} is for one process that moves the same weights in every step"
+        )
     if settings.compile != "auto":
-        return "recorded" if settings.compile == "replay" else "compiled" if settings.compile else "plain"
+        return ASKED[settings.compile]
     if world.device.type != "cuda" or not model.backbone.compiles:
         return "plain"
     work, calls = step_seconds(model, task, settings, order, world)

@@ -21,6 +21,7 @@ from headstock.files import whole_file
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
 from headstock.model.features import Mix, check_layers, feature_width, take_layers
+from headstock.model.heads import place_of
 from headstock.model.heads import pool as pooled
 from headstock.model.model import Model
 from headstock.text.tokenizer import Tokenizer
@@ -77,10 +78,10 @@ def embed(
     for held in in_batches(rows, lambda row: marks.length(row[1]), model.device):
         shown = [marks.around(texts[i][part.begin : part.end]) for i, part in held]
         batch = batch_of(shown, marks.filler, model.device)
-        vectors = read(model, batch, layers)  # (B, T, D)
         if pool != "none":
-            whole.append(pooled(vectors, batch.padding, pool))
+            whole.append(read_pooled(model, batch, layers, pool))
             continue
+        vectors = read(model, batch, layers)  # (B, T, D)
         for (i, part), row in zip(held, vectors.cpu().numpy(), strict=True):
             found[i][part.first : part.last] = row[taken(part, marks)]
     return found if pool == "none" else averaged(whole, [i for i, _ in rows], len(texts))
@@ -111,6 +112,15 @@ def read(model: Model, batch: Batch, layers: str) -> Tensor:
         return vectors
     learned = next((part for part in model.heads.modules() if isinstance(part, Mix)), None)
     return vectors.mean(-2) if learned is None else learned(vectors)  # (B, T, L + 1, D) -> (B, T, D)
+
+
+@torch.inference_mode()
+def read_pooled(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
+    """(B, D) the same, pooled."""
+    places = place_of(batch, how) if layers == "last" else None
+    if places is None:
+        return pooled(read(model, batch, layers), batch.padding, how)
+    return model.at(batch, places).float()
 
 
 # Vectors on disk

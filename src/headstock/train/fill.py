@@ -126,8 +126,7 @@ class Filler:
         for part in in_batches(rows, lambda row: len(row[0]), device):
             batch = batch_of([shown for shown, _ in part], self.marks.filler, device, causal=False)
             places = torch.tensor([place - self.shift for _, place in part], device=device)
-            hidden = self.model(batch).hidden[torch.arange(len(part), device=device), places]
-            scores = self.model.heads["token"](hidden).float().log_softmax(-1)
+            scores = self.model.heads["token"](self.model.at(batch, places)).float().log_softmax(-1)
             found.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
         return np.concatenate(found)
 

@@ -84,11 +84,11 @@ def train(
     progress = keeper.resume(model, optimizers, average, say)
     objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
     way = way_of(model, task, settings, budget, order, world, say)
-    if way == "compiled":
+    if way in ("compiled", "both"):
         objective = compiled(objective)
     objective = world.share(objective, thawing=settings.unfreeze is not None).train()
     replay = None
-    if way == "recorded":
+    if way in ("recorded", "both"):
         how: dict[str, Any] = {"clip": settings.clip, "dtype": settings.dtype, "device": world.device}
         replay = Recorded(objective, optimizers, **how, say=say)
 
@@ -165,7 +165,7 @@ def cut_step(
     if world.device.type != "cuda":
         return batches
     if hasattr(order.examples, "lengths"):  # kernels for lengths that are no multiple of eight are slower
-        multiple = LENGTHS if way == "recorded" and order.batch_tokens is None else 8
+        multiple = LENGTHS if way in ("recorded", "both") and order.batch_tokens is None else 8
         batches = [batch if batch.features is not None else widened(batch, multiple) for batch in batches]
     return [batch.pinned() for batch in batches]
 

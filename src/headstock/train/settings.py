@@ -97,8 +97,8 @@ class TrainSettings:
     patience: int | None = None  # validations without a better one after which training stops
     ema: float = 0.0  # decay of the averaged weights that are kept in the end; 0 keeps the last ones
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    # auto: on a GPU as it pays; true: by torch.compile; replay: steps recorded as CUDA graphs, for small models
-    compile: Literal["auto", True, False, "replay"] = "auto"
+    # auto: on a GPU as it pays; true: by torch.compile; replay: steps recorded as CUDA graphs, for small models; both
+    compile: Literal["auto", True, False, "replay", "both"] = "auto"
     vocabulary_multiple: int = 1  # a new model's vocabulary is rounded up to one, which GPUs may read faster
     validate_every: int | None = None  # steps; a tenth of the run unless given
     valid_tokens: int = 200_000  # at most so many are read by the validations on the way; the last reads all

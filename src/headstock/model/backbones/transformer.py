@@ -67,6 +67,7 @@ class Transformer(Backbone):
     """Embeddings plus positions, a stack of blocks, and a last norm where the blocks norm first."""
 
     Config = TransformerConfig
+    reads_one = True
     waves: Tensor  # (context, D) sinusoids
     cosine: Tensor  # (context, K / 2) of the rotary angles, and their sine
     sine: Tensor
@@ -158,6 +159,7 @@ class Transformer(Backbone):
         memory_padding: Tensor | None = None,
     ) -> Output:
         assert state is None or isinstance(state, Cache)
+        assert batch.only is None or (state is None and not keep_layers), "the other places are wanted too"
         length = batch.tokens.size(1)
         places = self.places(batch, state)
         longest = length if state is None else state.longest + length
@@ -170,8 +172,9 @@ class Transformer(Backbone):
         layers = [x]
         for i, block in enumerate(self.blocks):
             kept = self.memory_of(block, i, memory, state) if self.config.cross else None
+            only = batch.only if i == self.depth - 1 else None  # below the last layer all look at all
             x = block(
-                x, mask, rotation=rotation, cache=state, layer=i, memory=kept, memory_mask=memory_mask
+                x, mask, rotation=rotation, cache=state, layer=i, memory=kept, memory_mask=memory_mask, only=only
             )  # (B, T, D)
             if keep_layers:
                 layers.append(x)
@@ -183,9 +186,10 @@ class Transformer(Backbone):
         return x if self.final_norm is None else self.final_norm(x)
 
     def mask(self, batch: Batch, x: Tensor) -> Mask:
-        # whoever looks at attention wants a mask to see
+        # whoever looks at attention wants a mask to see, and a query that is alone knows its document by nothing else
         watched = any(block.attention.watch is not None for block in self.blocks)  # type: ignore[union-attr]
-        apart = batch.bounds is not None and not watched and reads_apart(x, self.width // self.config.heads)
+        packed = batch.bounds is not None and batch.only is None
+        apart = packed and not watched and reads_apart(x, self.width // self.config.heads)
         return mask_for(batch, causal=self.causal, apart=apart)
 
     def places(self, batch: Batch, state: Cache | None) -> Tensor:

@@ -84,6 +84,50 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process alone holds the claim to what `path` names, while this lasts; one that dies gives it up.
+
+    >>> with claimed(Path("claims/cell-1")) as mine:
+    ...     print("ours" if mine else "another process is at work on it")
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        mine = _lock(file.fileno())
+        try:
+            yield mine
+        finally:
+            if mine:
+                _unlock(file.fileno())
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int) -> bool:
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _unlock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
 def sweep(folder: Path) -> None:
     """Remove what processes that no longer live left half-made in `folder`."""
     for left in folder.glob(f".*{PARTIAL}"):

@@ -93,5 +93,6 @@ def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, t
     loaded = headstock.load(tmp_path / "run")
     assert loaded.config.model.vocabulary == 320 and loaded.tokenizer.vocabulary == 301
     assert any("19 entries stand for no token" in line for line in said)
+    assert "room for 19 more, which stand for nothing" in (tmp_path / "run" / "README.md").read_text()
     (made,) = loaded.generate(["Anne"], max_tokens=40, temperature=5.0)
     assert made.text

@@ -13,6 +13,7 @@ from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
 from headstock.study.leaks import Leaks, look_for_leaks
 from headstock.study.settings import CompareSettings, Plan, make_plan
+from headstock.study.sharing import alone, forget_claims, share
 from headstock.text.records import Records
 from headstock.train.labelled import read_splits, spread
 from headstock.train.loop import Watch
@@ -77,7 +78,8 @@ def compare(
     named = [runs] if isinstance(runs, str | Path) else list(runs)
     ground = lay_ground(plan, folder, World(choose_device(device)), say)
     if not named and plan.pretrain:
-        named = [grown(plan, folder, device, watch, say).path]
+        with alone(folder, "stock"):
+            named = [grown(plan, folder, device, watch, say).path]
     chosen = make_arms(named, plan.compare.arms, plan.arms)
     for arm in chosen:  # wrong settings of the last arm are found before the first is trained
         settings_of(ground, Place(arm, 0, plan.compare.seed, shown=False), ground.splits.train)
@@ -150,7 +152,7 @@ def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Record
 
 
 def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
-    """All cells, the cheap ones first; those whose file is there are not made again."""
+    """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
     asked = plan.compare
     counts = sorted(asked.labels) or [len(ground.splits.train)]
     seeds = range(asked.seed, asked.seed + asked.seeds)
@@ -161,16 +163,19 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
         for arm in arms
     ]
     sweep(ground.folder / "cells")
-    cells: list[dict[str, Any]] = []
-    for number, place in enumerate(places, 1):
-        try:
-            made, new = cell(ground, place, watch)
-        except Interrupted as stop:
-            raise Interrupted(
-                f"stopped; {len(cells)} of {len(places)} cells are kept in {ground.folder}, the same command goes on",
-                stop.exit_code - 128,
-            ) from None
-        cells.append(made)
-        told = f"{made['score']:6.1%}  {made['seconds']:5.1f} s" if new else f"{made['score']:6.1%}  (kept)"
-        say(f"{number:3d}/{len(places)}  {place.labels:6,} labels  seed {place.seed}  {place.arm.name:20s} {told}")
-    return cells
+    cells: dict[int, dict[str, Any]] = {}
+    try:
+        for number, (made, new) in share(
+            ground.folder, places, lambda place: f"{place.file}-{place.seed}", lambda p: cell(ground, p, watch), say
+        ):
+            place, cells[number] = places[number], made
+            told = f"{made['score']:6.1%}  {made['seconds']:5.1f} s" if new else f"{made['score']:6.1%}  (kept)"
+            where = f"{place.labels:6,} labels  seed {place.seed}  {place.arm.name:20s}"
+            say(f"{len(cells):3d}/{len(places)}  {where} {told}")
+    except Interrupted as stop:
+        raise Interrupted(
+            f"stopped; {len(cells)} of {len(places)} cells are kept in {ground.folder}, the same command goes on",
+            stop.exit_code - 128,
+        ) from None
+    forget_claims(ground.folder)
+    return [cells[number] for number in range(len(places))]

@@ -14,6 +14,7 @@ from headstock import files
 from headstock.errors import ConfigError, UserError
 from headstock.study.grid import Plan, Point, draw_points, label, make_plan, mark
 from headstock.study.ranking import answer, best_first, number
+from headstock.study.sharing import alone, forget_claims, share
 from headstock.study.trials import DECIDED, Field, Finetuning, Made, Pretraining, Trial, make_trial, run_of
 from headstock.text.reading import read_corpus
 from headstock.train.loop import Watch
@@ -80,7 +81,9 @@ def sweep(
     if plan.sweep.seeds < 2:
         say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
     made = make_all(plan, field, points, watch, say)
-    best = keep_best(plan, field, points, made, watch, say)
+    with alone(folder, "best"):
+        best = keep_best(plan, field, points, made, watch, say)
+    forget_claims(folder)
     results = answer(plan, field, points, made, best, seconds=time.monotonic() - began)
     files.write_json(folder / "results.json", results)
     return results
@@ -215,25 +218,34 @@ def trials_of(plan: Plan, point: Point) -> list[Trial]:
 
 
 def make_all(plan: Plan, field: Field, points: list[Point], watch: Sequence[Watch], say: Say) -> list[list[Made]]:
-    """The trials of each point, its seeds together; those whose file is there are not made again."""
+    """The trials of each point, its seeds together; those whose file is there are not made again.
+
+    Nor are those that another process is at work on.
+    """
     files.sweep(field.folder / "cells")
-    total, done, made = len(points) * plan.sweep.seeds, 0, list[list[Made]]()
+    trials = [trial for point in points for trial in trials_of(plan, point)]
+    total, seeds, known = len(trials), plan.sweep.seeds, dict[int, Made]()
     width = min(40, max(len(label(point)) for point in points))
-    say(f"points: {len(points)}, seeds of each: {plan.sweep.seeds}, trainings: {total}")
-    for point in points:
-        made.append([])
-        for trial in trials_of(plan, point):
-            with told_if_stopped(f"{done} of {total} cells are kept in {field.folder}"):
-                cell, new = make_trial(field, trial, keep=plan.sweep.keep, watch=watch)
-            made[-1].append(cell)
-            done += 1
-            score = "failed" if cell["failed"] else number(field.metric, cell["score"])
-            time_it_took = f"{cell['seconds']:6.1f} s" if new else "(kept)"
-            say(
-                f"{done:3d}/{total}  {label(point):{width}s}  seed {trial.seed}  {field.metric} {score}  {time_it_took}"
-            )
-        tidy(plan, field, points[: len(made)], made)
-    return made
+    say(f"points: {len(points)}, seeds of each: {seeds}, trainings: {total}")
+
+    def make(trial: Trial) -> tuple[Made, bool]:
+        with told_if_stopped(f"{len(known)} of {total} cells are kept in {field.folder}"):
+            return make_trial(field, trial, keep=plan.sweep.keep, watch=watch)
+
+    for place, (cell, new) in share(field.folder, trials, lambda trial: trial.name, make, say):
+        known[place] = cell
+        score = "failed" if cell["failed"] else number(field.metric, cell["score"])
+        time_it_took = f"{cell['seconds']:6.1f} s" if new else "(kept)"
+        what = f"{label(trials[place].point):{width}s}  seed {trials[place].seed}"
+        say(f"{len(known):3d}/{total}  {what}  {field.metric} {score}  {time_it_took}")
+        whole = [at for at in range(len(points)) if all(at * seeds + seed in known for seed in range(seeds))]
+        if place // seeds in whole:  # what is worse than another can go, whatever is yet to come
+            tidy(plan, field, [points[at] for at in whole], [cells_of(known, at, seeds) for at in whole])
+    return [cells_of(known, at, seeds) for at in range(len(points))]
+
+
+def cells_of(known: Mapping[int, Made], point: int, seeds: int) -> list[Made]:
+    return [known[point * seeds + seed] for seed in range(seeds)]
 
 
 @contextmanager

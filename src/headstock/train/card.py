@@ -252,6 +252,8 @@ def tokenizer_of(run: Run) -> str:
     if tokenizer.source is not None:
         source = tokenizer.source
         told += f" What it reads is cut by another: {source.kind}, {source.vocabulary:,} entries."
+    if (unused := run.config()["model"].get("vocabulary", 0) - tokenizer.vocabulary) > 0:
+        told += f" The model has room for {unused:,} more, which stand for nothing and are never said."
     settings = run.config().get("tokenizer") or {}
     return told + (f" Taken from {settings['file']}." if settings.get("file") else "")
 

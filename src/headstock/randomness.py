@@ -29,6 +29,36 @@ def uniforms(*key: int | str, rows: Sequence[int] | np.ndarray, count: int) -> n
     return (x >> np.uint64(11)) * 2.0**-53
 
 
+class Scattered:
+    """The numbers below `count` in an order that a key decides: any stretch of it, and nothing is held.
+
+    A network of Feistel's shuffles all numbers of so many bits. What lands at `count` or above, never more than three
+    in four, is shuffled on until it is below; no two land at the same place.
+    """
+
+    def __init__(self, count: int, *key: int | str):
+        self.count = count
+        self.bits = np.uint64(max(1, ((max(1, count) - 1).bit_length() + 1) // 2))  # of each half
+        self.keys = np.random.SeedSequence(_numbers(key)).generate_state(6, np.uint64)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, stretch: slice) -> np.ndarray:
+        numbers = self.shuffled(np.arange(*stretch.indices(self.count), dtype=np.uint64))
+        while len(above := np.flatnonzero(numbers >= self.count)):
+            numbers[above] = self.shuffled(numbers[above])
+        return numbers.astype(np.int64)
+
+    def shuffled(self, x: np.ndarray) -> np.ndarray:
+        mask = (np.uint64(1) << self.bits) - np.uint64(1)
+        left, right = x >> self.bits, x & mask
+        with np.errstate(over="ignore"):
+            for key in self.keys:
+                left, right = right, left ^ (_mixed(right + key) & mask)
+        return (left << self.bits) | right
+
+
 def _mixed(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -46,7 +46,7 @@ def test_steps_are_timed_with_all_their_tokens(tmp_path):
     stores = write_stores(tmp_path / "store", 0.1, vocabulary=settings_of(QUICK).model.vocabulary)
     found = measure(settings_of(QUICK), stores, CPU, steps=4)
     assert found.tokens == pytest.approx(QUICK.rows * QUICK.length, rel=0.1)
-    assert found.seconds > 0 and found.processor > 0 and found.peak > 1 << 20
+    assert found.seconds > 0 and found.peak > 1 << 20
 
 
 def test_a_ratio_says_how_many_times_as_fast():

@@ -78,6 +78,15 @@ def test_rows_held_out_of_the_training_file_are_not_learned_from(stock, files, t
 # What is told
 
 
+@pytest.mark.parametrize("weights", ["best", "last"])
+def test_it_is_told_whether_epochs_were_chosen(stock, files, tmp_path, weights):
+    asked = {"arms": ["scratch"], "seeds": 2, "settings": SETTINGS | {"weights": weights}}
+    said = compare(stock, train=files["train"], valid=files["valid"], out=tmp_path, **asked)["notes"]
+    assert any("epochs were chosen" in line for line in said) == (weights == "best")
+    assert any("chose its epoch" in line for line in said) == (weights == "best")
+    assert any("last epoch" in line for line in said) == (weights == "last")
+
+
 def test_results_follow_the_schema(done):
     results, out, _ = done
     assert faults(json.loads(json.dumps(results)), SCHEMA) == []

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.model.batch import Batch
-from headstock.randomness import generator
+from headstock.randomness import Scattered, generator
+from headstock.train import order as order_module
 from headstock.train.order import POOL, Order, by_length
 
 
@@ -125,3 +126,48 @@ def test_a_step_is_the_same_for_any_number_of_processes(world, size):
                 together += batch.tokens[counted, 0].tolist()
         assert sorted(together) == sorted(alone.indices(step))
         assert len(parts) == 1
+
+
+# Very many examples
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 9))
+def test_a_computed_order_has_every_number_once(count, seed):
+    order = Scattered(count, seed, 0, "order")
+    whole = order[0:count]
+    assert sorted(whole) == list(range(count)) == sorted(order[:])
+    assert np.array_equal(np.concatenate([order[:5], order[5:11], order[11:]]), whole)
+
+
+def test_a_computed_order_is_another_in_every_pass_and_looks_like_chance():
+    first, second = (Scattered(100_000, 0, epoch, "order")[:] for epoch in (0, 1))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, Scattered(100_000, 0, 0, "order")[:])
+    for one in (first, second):
+        assert abs(np.corrcoef(np.arange(100_000), one)[0, 1]) < 0.015  # chance: 0.003
+        assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.015
+        assert 0.45 < np.mean(np.diff(one) > 0) < 0.55
+        halves = [np.mean(part < 50_000) for part in np.split(one, 100)]
+        assert 0.01 < np.std(halves) < 0.024  # a thousand throws of a coin: 0.016
+
+
+class Countless:
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+
+def test_nothing_grows_with_the_examples(monkeypatch):
+    many = 10**12  # an array of them would fill any memory
+    order = Order(LengthTask(Countless), many, length=8, batch=64, seed=0)  # type: ignore[arg-type]
+    assert order.steps_per_epoch == -(-many // 64)
+    steps = [order.indices(step) for step in (0, 1, order.steps_per_epoch - 1, order.steps_per_epoch)]
+    assert len({index for step in steps for index in step}) == 64 * 4
+    assert all(0 <= index < many for step in steps for index in step)
+    monkeypatch.setattr(order_module, "MANY", 10)
+    small = order_of([1] * 25, 4, kind=Plain)
+    assert sorted(index for step in steps_of(small) for index in step) == list(range(25))
+    assert [len(step) for step in steps_of(small, epoch=1)] == [4] * 6 + [1]

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 from typing import Any
@@ -202,15 +202,28 @@ def describe_arm(arm: Arm, made: Cell) -> dict[str, Any]:
     }
 
 
+def takes_last(plan: Plan) -> bool:
+    """Whether no arm chooses among its epochs, and TF-IDF, which chooses among classifiers, is not there."""
+
+    def asked(settings: Mapping[str, Any], otherwise: str) -> str:
+        return settings.get("weights", settings.get("train.weights", otherwise))
+
+    of_all = asked(plan.settings, "best")
+    own = [asked(plan.arms.get(name, {}), of_all) for name in plan.compare.arms]
+    return "tfidf" not in plan.compare.arms and set(own) == {"last"}
+
+
 def notes(plan: Plan, ground: Ground, leaks: Leaks) -> list[str]:
+    last = takes_last(plan)
     said = ["Each arm chose its epoch or classifier on at most as many validation rows as it had training rows."]
+    if last:
+        said = ["The weights are those of the last epoch: no rows chose one."]
     said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.judge.signatures().items()]
     if plan.compare.seeds < 2:
         said.append("One seed only: nothing is known of how much another would differ, so intervals are left out.")
     if ground.measured_is_valid:
-        said.append(
-            "Measured on the validation rows, by which the epochs were chosen too: the numbers flatter all arms."
-        )
+        chosen = "" if last else ", by which the epochs were chosen too: the numbers flatter all arms"
+        said.append(f"Measured on the validation rows{chosen}.")
     if leaks.excluded:
         said.append(f"{len(leaks.excluded):,} measured rows were left out because pretraining had seen their texts.")
     said += [

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from headstock.model.batch import Batch
-from headstock.randomness import generator
+from headstock.randomness import Scattered, generator
 from headstock.tasks.task import Examples, Task, filled
 
 POOL = 64  # steps whose examples are sorted by length together
+MANY = 1 << 22  # examples: the order of more is computed where it is asked for, since to hold it would grow with them
 
 
 class Order:
@@ -22,7 +23,7 @@ class Order:
         self.lock = threading.RLock()  # batches are made by a thread, and the loop may ask for names meanwhile
         self.epoch = -1
         self.enter(0)
-        self.steps_per_epoch = len(self.cuts) - 1
+        self.steps_per_epoch = math.ceil(len(self.order) / batch) if self.cuts is None else len(self.cuts) - 1
 
     def enter(self, epoch: int) -> None:
         if epoch == self.epoch:
@@ -30,10 +31,14 @@ class Order:
         self.epoch = epoch
         self.examples: Examples = self.task.examples(self.data, length=self.length, seed=self.seed, epoch=epoch)
         count = len(self.examples)
-        draw = generator(self.seed, epoch, "order")
-        self.order = np.arange(count, dtype=np.uint32)  # of a very large store, all that grows with it
-        draw.shuffle(self.order)
         lengths = getattr(self.examples, "lengths", None)
+        self.cuts: np.ndarray | None = None  # where steps begin and end, if not after every `batch` examples
+        self.order: np.ndarray | Scattered = Scattered(count, self.seed, epoch, "order")
+        if count > MANY and lengths is None and self.batch_tokens is None:
+            return
+        draw = generator(self.seed, epoch, "order")
+        self.order = np.arange(count, dtype=np.uint32)
+        draw.shuffle(self.order)
         sizes = np.broadcast_to(self.length, count) if lengths is None else np.asarray(lengths)  # rows are full else
         if self.batch_tokens is not None:
             steps = getattr(self, "steps_per_epoch", None)  # as many in every pass as in the first
@@ -41,14 +46,16 @@ class Order:
             return
         if lengths is not None:
             self.order = by_length(self.order, sizes, self.batch, draw)
-        self.cuts = np.minimum(np.arange(math.ceil(count / self.batch) + 1) * self.batch, count)
 
     def indices(self, step: int) -> list[int]:
         """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""
         epoch, place = divmod(step, self.steps_per_epoch)
         with self.lock:
             self.enter(epoch)
-            return self.order[self.cuts[place] : self.cuts[place + 1]].tolist()
+            begin, end = place * self.batch, (place + 1) * self.batch
+            if self.cuts is not None:
+                begin, end = self.cuts[place : place + 2]
+            return self.order[begin:end].tolist()
 
     def micro_batches(
         self, step: int, *, size: int | None, rank: int, world: int, full: bool = False, done: float | None = None

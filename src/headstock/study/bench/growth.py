@@ -12,7 +12,7 @@ import torch
 from headstock.files import write_json
 from headstock.study.bench.made_up import write_stores
 from headstock.study.bench.measured import about
-from headstock.study.bench.training import Shape, Steps, measure, settings_of
+from headstock.study.bench.training import Shape, measure, settings_of
 from headstock.text.store import Stores, open_stores
 from headstock.train.blueprint import blueprint
 from headstock.train.cost import flops_per_token, parts_of
@@ -66,7 +66,7 @@ def named(shape: Shape) -> str:
 
 def best(turns: list[dict[str, Any]]) -> dict[str, Any]:
     """The fastest turn: others may be at work on the machine, which never makes anything faster."""
-    return min(turns, key=lambda turn: turn["processor_seconds"])
+    return min(turns, key=lambda turn: turn["seconds"])
 
 
 def in_own_process(folder: Path, shape: Shape, device: str, steps: int) -> dict[str, Any]:
@@ -78,21 +78,12 @@ def in_own_process(folder: Path, shape: Shape, device: str, steps: int) -> dict[
 def read_store(folder: Path, shape: Shape, device: str, steps: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     found = measure(settings_of(shape), open_stores(folder), choose_device(device), steps=steps)
-    return told(found) | {"tokens_per_second": found.tokens / time_of(found, device), "peak_bytes": found.peak}
-
-
-def told(found: Steps) -> dict[str, float]:
-    return {"seconds": found.seconds, "processor_seconds": found.processor}
-
-
-def time_of(found: Steps, device: str) -> float:
-    """On a CPU, which others may use too, what the processor took; a GPU is ours alone."""
-    return found.processor if device == "cpu" else found.seconds
+    return {"seconds": found.seconds, "tokens_per_second": found.speed, "peak_bytes": found.peak}
 
 
 def over_rows(shape: Shape, rows: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
     found = measure(settings_of(replace(shape, rows=rows)), stores, device, steps=steps)
-    return {"tokens": rows * shape.length, **told(found)}
+    return {"tokens": rows * shape.length, "seconds": found.seconds}
 
 
 def over_length(shape: Shape, length: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
@@ -105,7 +96,7 @@ def over_length(shape: Shape, length: int, stores: Stores, device: torch.device,
     )
     chosen = settings_of(longer)
     found = measure(chosen, stores, device, steps=max(4, steps))
-    return {"length": length, **told(found), "attention": attention_share(chosen, length)}
+    return {"length": length, "seconds": found.seconds, "attention": attention_share(chosen, length)}
 
 
 def attention_share(chosen: RunConfig, length: int) -> float:
@@ -138,17 +129,15 @@ def paint(figure: "Figure", found: dict[str, Any]) -> None:
         axes.set_xscale("log")
         axes.set_xticks(sizes, [f"{size:,g}" for size in sizes])
         axes.minorticks_off()
-    clock = "processor_seconds" if "cpu" in found["device"] else "seconds"
-    unit = "processor ms" if "cpu" in found["device"] else "ms"
-    tokens, seconds = [row["tokens"] for row in found["rows"]], [1e3 * row[clock] for row in found["rows"]]
-    line(step, tokens, seconds, "tokens in a step", f"{unit} a step")
+    tokens, seconds = [row["tokens"] for row in found["rows"]], [1e3 * row["seconds"] for row in found["rows"]]
+    line(step, tokens, seconds, "tokens in a step", "ms a step")
     step.set_xlim(left=0)
-    lengths, seconds = [row["length"] for row in found["lengths"]], [1e3 * row[clock] for row in found["lengths"]]
-    line(length, lengths, seconds, "tokens in a row", f"{unit} for {TOKENS:,} tokens")
+    lengths, seconds = [row["length"] for row in found["lengths"]], [1e3 * row["seconds"] for row in found["lengths"]]
+    line(length, lengths, seconds, "tokens in a row", f"ms for {TOKENS:,} tokens")
     for row in found["lengths"][-3:]:
         length.annotate(
             f"{row['attention']:.0%} attention",
-            (row["length"], 1e3 * row[clock]),
+            (row["length"], 1e3 * row["seconds"]),
             textcoords="offset points",
             xytext=(-8, 6),
             ha="right",

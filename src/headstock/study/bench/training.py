@@ -60,7 +60,6 @@ QUICK = Shape("gpt-nano", 2, 64, {"model.depth": 2, "model.width": 32, "model.hi
 @dataclass(frozen=True)
 class Steps:
     seconds: float  # of the middle step, by the clock
-    processor: float  # of the fastest step, on all cores together: others who use the machine hardly move it
     tokens: float  # in a step
     peak: int  # bytes
 
@@ -107,16 +106,15 @@ def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: i
         log_every=ALONE,
         weights="last",
     )
-    moments: list[tuple[float, float, int]] = []
+    moments: list[tuple[float, int]] = []
 
     def hear(event: Event) -> None:
         if event.kind == "step":
             wait(device)
-            moments.append((time.perf_counter(), time.process_time(), event.progress.tokens))
+            moments.append((time.perf_counter(), event.progress.tokens))
 
     peak = Peak(device)
     train(model, task, stores, settings, run=None, world=World(device), watch=[hear])
     kept = moments[WARM - 1 :]
     clock = statistics.median(after[0] - before[0] for before, after in pairwise(kept))
-    processor = min(after[1] - before[1] for before, after in pairwise(kept))
-    return Steps(clock, processor, (kept[-1][2] - kept[0][2]) / (len(kept) - 1), peak.bytes())
+    return Steps(clock, (kept[-1][1] - kept[0][1]) / (len(kept) - 1), peak.bytes())

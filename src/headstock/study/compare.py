@@ -13,7 +13,7 @@ from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
 from headstock.study.leaks import Leaks, look_for_leaks
 from headstock.study.settings import CompareSettings, Plan, make_plan
-from headstock.study.sharing import alone, forget_claims, share
+from headstock.study.sharing import alone, share
 from headstock.text.records import Records
 from headstock.train.labelled import read_splits, spread
 from headstock.train.loop import Watch
@@ -177,5 +177,4 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
             f"stopped; {len(cells)} of {len(places)} cells are kept in {ground.folder}, the same command goes on",
             stop.exit_code - 128,
         ) from None
-    forget_claims(ground.folder)
     return [cells[number] for number in range(len(places))]

@@ -14,7 +14,7 @@ from headstock import files
 from headstock.errors import ConfigError, UserError
 from headstock.study.grid import Plan, Point, draw_points, label, make_plan, mark
 from headstock.study.ranking import answer, best_first, number
-from headstock.study.sharing import alone, forget_claims, share
+from headstock.study.sharing import alone, share
 from headstock.study.trials import DECIDED, Field, Finetuning, Made, Pretraining, Trial, make_trial, run_of
 from headstock.text.reading import read_corpus
 from headstock.train.loop import Watch
@@ -83,7 +83,6 @@ def sweep(
     made = make_all(plan, field, points, watch, say)
     with alone(folder, "best"):
         best = keep_best(plan, field, points, made, watch, say)
-    forget_claims(folder)
     results = answer(plan, field, points, made, best, seconds=time.monotonic() - began)
     files.write_json(folder / "results.json", results)
     return results

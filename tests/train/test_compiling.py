@@ -55,8 +55,15 @@ def test_a_short_run_is_not_compiled_and_says_so(machine, slow):
 
 
 def test_where_calls_take_longest_steps_are_recorded(machine):
-    assert decided(TrainSettings(minutes=30.0)) == ("recorded", [])
+    assert decided(TrainSettings(minutes=1.0)) == ("recorded", [])
     assert decided(TrainSettings(steps=10), lengths=[3, 4]) == ("recorded", [])
+    assert decided(TrainSettings(minutes=30.0), lengths=[3, 4]) == ("recorded", [])
+
+
+def test_a_long_run_of_small_steps_is_compiled_and_recorded(machine):
+    assert decided(TrainSettings(minutes=30.0)) == ("both", [])
+    assert decided(TrainSettings(steps=10))[0] == "recorded"
+    assert decided(TrainSettings(steps=10**13))[0] == "both"
     assert decided(TrainSettings(minutes=30.0, unfreeze=1.0))[0] == "compiled"  # other weights move as it goes on
     assert decided(TrainSettings(minutes=30.0), World(torch.device("cuda"), size=2))[0] == "compiled"
 

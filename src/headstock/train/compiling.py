@@ -1,4 +1,4 @@
-"""How steps are run: plainly, compiled where that comes back before the run is over, or recorded where calls are it."""
+"""How steps are run: plainly, compiled where a run is long enough, recorded where calling takes longest, or both."""
 
 import os
 from collections.abc import Callable
@@ -50,11 +50,13 @@ def way_of(
     if world.device.type != "cuda" or not model.backbone.compiles:
         return "plain"
     work, calls = step_seconds(model, task, settings, order, world)
-    if work < 2 * calls and alone:  # up to there the GPU waits now and then
-        return "recorded"
-    if hasattr(order.examples, "lengths"):  # rows of many lengths would be compiled many times
+    small = work < 2 * calls and alone  # up to there the GPU waits now and then
+    seconds = budget.seconds or (budget.steps or 0) * (work if small else max(work, calls))
+    uneven = hasattr(order.examples, "lengths")  # rows of many lengths would be compiled many times
+    if small:
+        return "recorded" if uneven or seconds < WORTH else "both"
+    if uneven:
         return "plain"
-    seconds = budget.seconds or (budget.steps or 0) * max(work, calls)
     if seconds < WORTH and world.leads:
         say(f"not compiled: the run takes about {seconds:.0f} s, and compiling would cost more than it saves")
     return "compiled" if seconds >= WORTH else "plain"

@@ -268,7 +268,7 @@ def test_the_page_says_nothing_that_it_does_not_quote(told):
     seen = torch.tensor(facts["products"][:7]) / math.sqrt(8)
     wrong = float(seen[2]), float(F.softmax(seen, 0)[2])
     made = [number for number in re.findall(r"\d+\.\d+", between) if number not in inside]
-    assert [float(number) for number in made] == pytest.approx(wrong, abs=0.02)
+    assert [float(number) for number in made] == pytest.approx(wrong, rel=0.02)
     assert "1,059 weights" in more["params"] and "128 fixed numbers" in more["params"]
 
 

@@ -114,6 +114,18 @@ def test_auto_guesses_and_says_so(tmp_path):
     assert read_corpus(table).how() == "documents are the rows of column 'text'"
 
 
+def test_a_catalogs_corpus_is_cut_where_the_catalog_joined_it(tmp_path):
+    """However long its documents are: the first lines of a play have no blank one."""
+    play = "\n".join(f"line {i}" for i in range(2000))
+    corpus = write(tmp_path, "corpus.txt", f"{play}\n\n{play} and\n")
+    assert read_corpus(corpus).how().startswith("documents are lines (guessed")
+    write(tmp_path, "SOURCE.json", '{"files": {"corpus.txt": "0"}}')
+    assert texts(read_corpus(corpus)) == [play, f"{play} and"]
+    assert read_corpus(corpus).how() == "documents are blocks between blank lines (as the catalog writes them)"
+    other = write(tmp_path, "other.txt", play)
+    assert read_corpus(other).how().startswith("documents are lines (guessed")
+
+
 def test_text_is_composed_and_otherwise_left_alone_unless_asked(tmp_path):
     decomposed = unicodedata.normalize("NFD", "Élève à l'ÉCOLE, ça et là\n")
     path = write(tmp_path, "a.txt", decomposed)

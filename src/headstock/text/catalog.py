@@ -188,6 +188,12 @@ def licence_of(path: str) -> str | None:
     return _card(Path(path).parent).get("licence")
 
 
+def is_corpus(path: Path) -> bool:
+    """Whether a file is a dataset's corpus, or lies as one: blank lines stand between its documents, however long."""
+    files = _card(path.parent).get("files")
+    return path.name == "corpus.txt" and isinstance(files, dict) and path.name in files
+
+
 def get_entry(entry: Entry, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
     if source is not None and not source.exists():
         raise UserError(f"{source}: no such file or folder to take {entry.name} from")

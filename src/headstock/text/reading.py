@@ -295,6 +295,8 @@ def _is_json(data: bytes) -> bool:
 
 def guess_cut(plain: list[Source]) -> tuple[str, str]:
     """How the text files are best cut, by their first lines, and the words that say so."""
+    if all(catalog.is_corpus(source.path) for source in plain):
+        return "block", " (as the catalog writes them)"
     sampled, runs, gaps = 0, [0], 0
     for source in plain:
         if sum(runs) >= SAMPLE_LINES:

@@ -7,15 +7,13 @@ import sys
 
 import pytest
 
+from tests.commands import command
+
 
 def headstock(*words, stdin: str | bytes | None = None, code: int = 0):
-    """Run a real command; its stdout, stderr and exit code."""
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [sys.executable, "-m", "headstock", *map(str, words)], capture_output=True, input=data or b"", timeout=120
-    )
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == code, f"exit {done.returncode}\n{out}\n{err}"
+    """Run a real command; its stdout and stderr."""
+    ended, out, err = command(*words, stdin=stdin.encode() if isinstance(stdin, str) else stdin or b"")
+    assert ended == code, f"exit {ended}\n{out}\n{err}"
     return out, err
 
 

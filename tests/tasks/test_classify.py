@@ -17,7 +17,7 @@ from headstock.model.batch import IGNORE, Batch
 from headstock.model.heads import pool
 from headstock.model.model import Model
 from headstock.tasks.classes import balanced_weights, find_classes, label_numbers
-from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
+from headstock.tasks.classify import Classify, ClassifyConfig, Labelled, as_predictions
 from headstock.tasks.task import filled
 from headstock.text.records import Records, read_records
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
@@ -315,3 +315,28 @@ def test_wrong_settings_cannot_be_built():
     assert [where for where, _ in caught.value.problems] == ["dropout", "class_weights", "separator"]
     with pytest.raises(ConfigError, match="0 or more"):
         ClassifyConfig(classes=("a", "b"), class_weights=(1.0, -1.0))
+
+
+# What is said of a text
+
+
+@pytest.mark.parametrize("separator", [None, "|"])
+def test_many_texts_are_told_as_each_by_itself_and_as_plain_numbers_would(separator):
+    config = ClassifyConfig(classes=("no", "so", "yes"), separator=separator)
+    ties = np.arange(129, dtype=np.float32) / 128  # all of its numbers that lie between two of six digits are here
+    found = np.random.default_rng(0).random((5000, 3), dtype=np.float32)
+    found[: len(ties)] = ties[:, None]
+    found[-2:] = [[0.25, 0.5, 0.5], [1.0, 0.0, 0.75]]
+    told = as_predictions(config, list(found))
+    assert told == [as_predictions(config, [row])[0] for row in found]
+    for said, row in zip(told, found.tolist(), strict=True):
+        assert said["probabilities"] == {name: round(p, 6) for name, p in zip(config.classes, row, strict=True)}
+        if separator is None:
+            assert list(said) == ["label", "probabilities"]
+            assert said["label"] == config.classes[row.index(max(row))]  # the first of equals
+        else:
+            assert list(said) == ["label", "labels", "probabilities"]
+            assert said["labels"] == [name for name, p in zip(config.classes, row, strict=True) if p > 0.5]
+            assert said["label"] == "|".join(said["labels"])
+    assert {type(p) for said in told for p in said["probabilities"].values()} == {float}
+    assert as_predictions(config, []) == []

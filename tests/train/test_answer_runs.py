@@ -2,14 +2,13 @@
 
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 
 import headstock
 from headstock.errors import UserError
 from headstock.train.run import Run
+from tests.commands import command
 from tests.conftest import TINY
 
 LEARN = {"least_steps": 0, "epochs": 14, "lr": 0.01, "batch": 16}
@@ -107,7 +106,8 @@ def test_answers_are_words_of_the_context(learned):
     context = "Story Story Zoë likes Paris."
     both = loaded.answer(["who?", "where?"], context=context)
     assert [row["answer"] for row in both] == ["Zoë", "Paris"]
-    assert both[:1] == loaded.answer("who?", context=context)
+    (alone,) = loaded.answer("who?", context=context)  # another number of rows, and so another order of sums
+    assert both[0] == alone | {"score": pytest.approx(alone["score"], abs=1e-6)}
     assert set(both[0]) == {"answer", "start", "end", "score"}
 
 
@@ -123,17 +123,11 @@ def test_evaluate_measures_what_it_is_given_and_what_was_held_out(learned, files
         loaded.evaluate(files["unlabelled"])
 
 
-def command(*words, code=0):
-    done = subprocess.run([sys.executable, "-m", "headstock", *map(str, words)], capture_output=True, timeout=120)
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == code, f"{out}\n{err}"
-    return out, err
-
-
 def test_the_command_answers_from_a_file_and_says_so_in_json(learned, tmp_path):
     context = tmp_path / "story.txt"
     context.write_text("Story Story Ben finds the sea.\n", encoding="utf-8")
-    out, _ = command("answer", learned[0], "--context", context, "who?", "where?", "--json")
+    code, out, err = command("answer", learned[0], "--context", context, "who?", "where?", "--json")
+    assert code == 0, err
     answers = json.loads(out.splitlines()[-1])["answers"]
     assert [row["answer"] for row in answers] == ["Ben", "the sea"]
     assert (answers[0]["start"], answers[0]["end"]) == (12, 15)

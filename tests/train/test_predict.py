@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 import headstock
 from headstock.errors import UserError
 from headstock.model.batch import Batch
+from headstock.text.records import Records
 from headstock.train import predict
 from headstock.train.finetune import finetune
-from headstock.train.predict import as_arrays, by_size
+from headstock.train.predict import as_arrays, by_size, together
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 4, "lr": 0.01}
@@ -92,19 +93,23 @@ def test_what_nobody_reads_is_not_computed_and_changes_nothing(folder, long, poo
     assert np.ptp(less[:, 0]) > 1e-3
     weight = last.feed.up.weight
     places = []
-    with monitored(weight, places):
+
+    def note(function, args):
+        if function is torch.nn.functional.linear and args[1] is weight:
+            places.append(args[0].size(1))
+
+    with noting(note):
         model.probabilities(given[:3])
     assert set(places) == {1}
 
 
 @contextmanager
-def monitored(weight, places):
-    """Notes how many places of a row a weight is used for, without a hook."""
+def noting(note):
+    """Tells of all that is done to tensors, without a hook."""
 
     class Noting(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            if function is torch.nn.functional.linear and args[1] is weight:
-                places.append(args[0].size(1))
+            note(function, args)
             return function(*args, **(kwargs or {}))
 
     with Noting():
@@ -146,11 +151,36 @@ def test_parts_hold_every_text_once_and_not_too_many_tokens(lengths):
 
 def test_rows_of_any_shape_come_over_in_one_piece():
     rows = [torch.arange(3.0), torch.ones(2, 2), torch.zeros(0, 2), torch.tensor(7), torch.arange(4).bfloat16()]
-    found = as_arrays(rows)
-    assert [one.shape for one in found] == [(3,), (2, 2), (0, 2), (), (4,)]
-    for one, row in zip(found, rows, strict=True):
+    alike = torch.arange(6).bfloat16().view(2, 3)  # a batch whose rows are one tensor
+    found = as_arrays([rows[:2], alike, rows[2:], alike[:1], []])
+    assert [one.shape for one in found] == [(3,), (2, 2), (3,), (3,), (0, 2), (), (4,), (3,)]
+    for one, row in zip(found, [*rows[:2], *alike, *rows[2:], alike[0]], strict=True):
         np.testing.assert_array_equal(one, row.float().numpy())
-    assert as_arrays([]) == []
+    assert as_arrays([]) == as_arrays([[]]) == []
+
+
+def test_what_is_done_to_tensors_does_not_grow_with_the_texts_of_a_batch(run):
+    model = headstock.load(run)
+
+    def calls(given):
+        called = []
+        with noting(lambda function, args: called.append(function)):
+            assert len(model.outputs(model.labelled().prepare(given, labelled=False))) == len(given)
+        return len(called)
+
+    many = Records("row", list(range(60)), {"text": ["Anne", "Ben"] * 30})
+    assert calls(many) == calls(many.select(range(4)))
+
+
+@pytest.mark.parametrize("models", [2, 3, 9])
+def test_an_ensemble_is_the_mean_of_its_models_to_the_last_bit(models):
+    draw = np.random.default_rng(0)
+    rows = [[draw.random((1 + i % 3, 4), dtype=np.float32) for i in range(40)] for _ in range(models)]
+    found = together(rows)
+    assert {one.dtype for one in found} == {np.dtype(np.float32)}
+    for one, row in zip(found, zip(*rows, strict=True), strict=True):
+        np.testing.assert_array_equal(one, np.mean(row, axis=0))
+    assert together(rows[:1]) is rows[0]
 
 
 MEMORY = """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from headstock.train.run import Run
 from headstock.train.world import choose_device
+from tests.conftest import TINY
 
 
 def launch(processes: int, corpus, out, settings, *more: str):
@@ -25,29 +27,38 @@ def launch(processes: int, corpus, out, settings, *more: str):
     return done
 
 
-def test_two_processes_learn_what_one_does(corpus, tmp_path, tiny):
-    settings = tiny | {"log_every": 1, "validate_every": 6, "ema": 0.9, "optimizer": "muon", "micro_batch": 2}
-    done = {n: launch(n, corpus, tmp_path / str(n), settings) for n in (1, 2)}
-    rows = {n: Run(tmp_path / str(n)).read_metrics() for n in (1, 2)}
+SETTINGS = TINY | {"log_every": 1, "validate_every": 4, "ema": 0.9, "optimizer": "muon", "micro_batch": 2}
+
+
+@pytest.fixture(scope="module")
+def two(corpus, tmp_path_factory):
+    """A run of two processes, and what they said."""
+    out = tmp_path_factory.mktemp("two") / "run"
+    return out, launch(2, corpus, out, SETTINGS)
+
+
+def test_two_processes_learn_what_one_does(corpus, tmp_path, two):
+    out, done = two
+    launch(1, corpus, tmp_path / "run", SETTINGS)
+    rows = {1: Run(tmp_path / "run").read_metrics(), 2: Run(out).read_metrics()}
     for name in ("loss", "valid_loss", "gradient"):
         curves = {n: [row[name] for row in rows[n] if name in row] for n in (1, 2)}
         assert len(curves[1]) == len(curves[2]) > 1
         assert curves[2] == pytest.approx(curves[1], abs=1e-4)
     assert [row["tokens"] for row in rows[1]] == [row["tokens"] for row in rows[2]]
-    lines = done[2].stdout.strip().splitlines()
+    lines = done.stdout.strip().splitlines()
     assert len(lines) == 1  # one process speaks
     assert json.loads(lines[0])["processes"] == 2
-    assert len(rows[2]) == 14  # and one writes
+    assert len(rows[2]) == 15  # and one writes
 
 
-def test_two_processes_go_on_together(corpus, tmp_path, tiny):
-    settings = tiny | {"log_every": 1, "validate_every": 4}
+def test_two_processes_go_on_together(corpus, tmp_path, two):
     out = tmp_path / "run"
-    launch(2, corpus, out, settings)
+    shutil.copytree(two[0], out)
     before = Run(out).results()
     for late in (out / "checkpoints" / "step-12", out / "results.json", out / "model.safetensors"):
         late.rename(tmp_path / late.name)
-    launch(2, corpus, out, settings, "--resume")
+    launch(2, corpus, out, SETTINGS, "--resume")
     assert Run(out).results()["valid_loss"] == before["valid_loss"]
 
 

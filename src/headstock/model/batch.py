@@ -1,5 +1,6 @@
 """What the parts of a model hand each other.  B rows, T tokens in a row, D width."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
@@ -88,13 +89,12 @@ class Output:
 def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
     """Rows of different lengths as one tensor, and where it is padding (None if nowhere)."""
     lengths = [len(row) for row in rows]
-    padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
-    flat = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long)  # much sooner done than row by row
+    numbers = array("q", list(chain.from_iterable(rows)))  # taken in sooner than by torch.tensor, all rows end to end
+    flat = torch.frombuffer(numbers, dtype=torch.long) if numbers else torch.empty(0, dtype=torch.long)
     if len(set(lengths)) == 1:
-        return flat.view(padding.shape), None
-    tokens = torch.full(padding.shape, filler, dtype=torch.long)
-    tokens[~padding] = flat
-    return tokens, padding
+        return flat.view(len(rows), lengths[0]), None
+    padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    return torch.full(padding.shape, filler, dtype=torch.long).masked_scatter_(~padding, flat), padding
 
 
 def widened(batch: Batch, multiple: int) -> Batch:

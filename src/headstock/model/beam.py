@@ -14,6 +14,7 @@ from torch import Tensor
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import Batch
 from headstock.model.generate import check_rows, ends_of, whole
+from headstock.model.kernels import fast_products
 from headstock.model.light import light
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling
@@ -60,6 +61,7 @@ class _Rules:
 
 
 @torch.inference_mode()
+@fast_products()
 def beam_search(
     model: Model,
     prompts: Sequence[Sequence[int]],

@@ -40,6 +40,7 @@ class Place:
     device: Literal["cpu", "cuda"] = "cpu"
     packed: bool = False  # rows join several documents, so that attention needs a table of who may look at whom
     half: bool = False  # products are computed in bfloat16
+    workspace: bool = True  # a CPU's LSTM cells are oneDNN's, which keep a workspace of their own
 
 
 CPU = Place()
@@ -250,8 +251,8 @@ def cells(name: str, c: Any, d: Dimensions, place: Place) -> Part:
         "bias_hh_l0": (gates * hidden,),
     }
     inside = 7 * hidden  # the gates, and what the cells held and gave
-    if c.cell == "lstm" and place.device == "cpu":
-        # the CPU's kernel keeps a workspace instead, with a step more than there are tokens; this fits what it asks for
+    if c.cell == "lstm" and place.device == "cpu" and place.workspace:
+        # the workspace has these instead, with a step more than there are tokens; this fits what it asks for
         states = 5 * hidden + 6 * (hidden if c.hidden >= c.width else width)
         inside = 5 * hidden + states * (d.length + 1) / d.length
     kept = Kept(single=width + inside)  # cells compute in single precision always

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headstock.model.batch import Batch, State, pad
+from headstock.model.kernels import fast_products
 from headstock.model.light import light
 from headstock.model.model import Model
 from headstock.model.recording import Step, can_record, record
@@ -50,6 +51,7 @@ class _Row:
 
 
 @torch.inference_mode()
+@fast_products()
 def generate(
     model: Model,
     prompts: Sequence[Sequence[int]],

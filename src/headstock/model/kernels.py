@@ -1,12 +1,16 @@
-"""How the two heaviest things are computed: attention, and what a head over the vocabulary loses.
+"""How the heaviest things are computed: products, attention, and what a head over the vocabulary loses.
 
 B rows, T tokens, H heads, K head width, N predictions, D width, V vocabulary. Everything here gives what the plain
 formula gives; which way is the fastest depends on the device, and is known to nobody else.
 """
 
+import platform
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 import torch
@@ -25,6 +29,52 @@ def working_type(x: Tensor) -> torch.dtype:
     """The precision that products of `x` are computed in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+@contextmanager
+def fast_products() -> Iterator[None]:
+    """For a while, products and cells on a CPU as they are fastest there. It concerns no other device.
+
+    Whoever is inside, in whatever thread or half-read stream, has the same; the last to leave puts back what was.
+    """
+    if not onednn_is_slow():
+        yield
+        return
+    _set_aside.enter()
+    try:
+        yield
+    finally:
+        _set_aside.leave()
+
+
+class _SetAside:
+    """Counts those who want oneDNN set aside: the setting is one for the whole process."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = Lock(), 0, True
+
+    def enter(self) -> None:
+        onednn: Any = torch.backends.mkldnn
+        with self.lock:
+            if not self.inside:
+                self.before, onednn.enabled = onednn.enabled, False
+            self.inside += 1
+
+    def leave(self) -> None:
+        onednn: Any = torch.backends.mkldnn
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                onednn.enabled = self.before
+
+
+_set_aside = _SetAside()
+
+
+@cache
+def onednn_is_slow() -> bool:
+    """On ARM without long vectors oneDNN needs up to 1.7 times as long as the plain library that is beside it."""
+    return platform.machine() in ("aarch64", "arm64") and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
 # Attention

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headstock.model.counting import Dimensions, Place
-from headstock.model.kernels import SCORES, SCORES_CUDA, fuses
+from headstock.model.kernels import SCORES, SCORES_CUDA, fuses, onednn_is_slow
 from headstock.model.model import Model
 from headstock.study.machine import Machine
 from headstock.tasks.task import Task
@@ -51,7 +51,8 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     length = chosen.train.length or model.backbone.context or 256
     d = model.dimensions(length=length, source_length=length)
     # on a GPU packed rows are read document by document, without a table of who may look at whom
-    place = Place("cuda", half=machine.half) if machine.device == "cuda" else Place("cpu", packed=True)
+    own = Place("cpu", packed=True, workspace=not onednn_is_slow())
+    place = Place("cuda", half=machine.half) if machine.device == "cuda" else own
     parts = parts_of(model, task, d, place)
     at_once = chosen.train.micro_batch or chosen.train.batch
     held = held_in(model, task, d, place, at_once, chosen)

@@ -109,8 +109,11 @@ class LabelledTask(Task):
     # From batches to answers
 
     @abstractmethod
-    def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
-        """For each example the numbers its prediction is made from; those of several models may be averaged."""
+    def outputs(self, model: Model, batch: Batch) -> Tensor | list[Tensor]:
+        """For each example the numbers its prediction is made from; those of several models may be averaged.
+
+        Where they are as many for each example, one tensor (N, ...) has them all.
+        """
 
     @abstractmethod
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from headstock.model.batch import Batch
 from headstock.model.features import Mix, check_layers, feature_width, take_layers
 from headstock.model.heads import place_of
 from headstock.model.heads import pool as pooled
+from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.rows import Marks, Part, batch_of, in_batches, parts
@@ -67,17 +68,14 @@ def embed(
     """
     check_layers(layers, model.backbone.depth)
     width = feature_width(model.backbone.width, layers)
-    rows = [
-        (i, part)
-        for i, text in enumerate(texts)
-        for part in parts(len(text), marks.room(length), ahead=not model.backbone.causal)
-    ]
+    room, ahead, device = marks.room(length), not model.backbone.causal, model.device
+    rows = [(i, part) for i, text in enumerate(texts) for part in parts(len(text), room, ahead=ahead)]
     rows.sort(key=lambda row: row[1].begin - row[1].end)  # the longest first; rows of one text stay in order
     found = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
     whole: list[Tensor] = []  # of each batch (B, D), left where the model is until all are there
-    for held in in_batches(rows, lambda row: marks.length(row[1]), model.device):
+    for held in in_batches(rows, lambda row: marks.length(row[1]), device):
         shown = [marks.around(texts[i][part.begin : part.end]) for i, part in held]
-        batch = batch_of(shown, marks.filler, model.device)
+        batch = batch_of(shown, marks.filler, device)
         if pool != "none":
             whole.append(read_pooled(model, batch, layers, pool))
             continue
@@ -104,6 +102,7 @@ def taken(part: Part, marks: Marks) -> slice:
 
 
 @torch.inference_mode()
+@fast_products()
 def read(model: Model, batch: Batch, layers: str) -> Tensor:
     """(B, T, D) of the chosen layers; a mix has equal shares of all unless the model's own head has learned others."""
     output = model(batch, keep_layers=layers != "last")
@@ -115,6 +114,7 @@ def read(model: Model, batch: Batch, layers: str) -> Tensor:
 
 
 @torch.inference_mode()
+@fast_products()
 def read_pooled(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
     """(B, D) the same, pooled."""
     places = place_of(batch, how) if layers == "last" else None

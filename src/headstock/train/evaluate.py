@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.randomness import generator
 from headstock.tasks.task import Examples, Task, filled
@@ -21,6 +22,7 @@ Pieces = list[tuple[dict[str, float], dict[str, int], int]]  # each batch's summ
 
 
 @torch.inference_mode()
+@fast_products()
 def measure(
     model: Model,
     task: Task,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from headstock.errors import UserError
+from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.text.gaps import MASK, Gap, Spelling
 from headstock.text.tokenizer import Tokenizer
@@ -120,6 +121,7 @@ class Filler:
         return shown, next_one - begin + len(self.marks.before)
 
     @torch.inference_mode()
+    @fast_products()
     def told(self, rows: Sequence[tuple[list[int], int]]) -> np.ndarray:
         """(N, V) the logarithm of each entry's probability at the hidden place of each row."""
         device, found = self.model.device, []

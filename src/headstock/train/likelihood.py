@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.train.rows import Marks, batch_of, in_batches, parts
 
@@ -99,6 +100,7 @@ def one_hidden(
 
 
 @torch.inference_mode()
+@fast_products()
 def asked_likelihoods(model: Model, rows: Sequence[Asked], *, filler: int, causal: bool) -> list[np.ndarray]:
     """The log-probability of each asked token, row by row; only the places that are asked pass through the head."""
     batch = batch_of([row.shown for row in rows], filler, model.device, causal=causal)

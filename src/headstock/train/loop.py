@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headstock.errors import Diverged, UserError
 from headstock.model.batch import Batch, widened
+from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.train.ahead import Ahead
@@ -50,6 +51,7 @@ class Event:
 Watch = Callable[[Event], None]
 
 
+@fast_products()
 def train(
     model: Model,
     task: Task,

@@ -1,20 +1,25 @@
 """What a trained model says of many rows: read with others of like length, told in the order they came."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
-from typing import Any
+from functools import reduce
+from itertools import accumulate, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headstock.model.batch import Batch
+from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.tasks.labelled import Features, LabelledTask
 from headstock.text.records import Records
 from headstock.train.evaluate import precision
 from headstock.train.onward import AT_ONCE, growing
 from headstock.train.rows import tokens_at_once
+
+Made = TypeVar("Made")
+Row = TypeVar("Row")
 
 
 def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
@@ -28,50 +33,64 @@ def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Reco
 
 def outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> list[np.ndarray]:
     """What the predictions of all rows are made from, in their order."""
-    return as_arrays(read(model, task, data, task.outputs, length=length, dtype=dtype))
+    order, made = read(model, task, data, task.outputs, length=length, dtype=dtype)
+    return in_order(order, as_arrays(made))
 
 
-def as_arrays(rows: Sequence[Tensor]) -> list[np.ndarray]:
-    """What a model made of each row, brought over in one piece: a GPU asked for row by row is waited for each time."""
-    if not rows:
+def as_arrays(batches: Sequence[Tensor | list[Tensor]]) -> list[np.ndarray]:
+    """What a model made of each row, batch after batch, where those of a batch are one tensor or one each.
+
+    It is brought over in one piece: a GPU asked for row by row is waited for each time, and every call on a tensor lets
+    other threads run in between, here the one that cuts the next texts.
+    """
+    whole = [tensor for made in batches for tensor in ([made] if isinstance(made, Tensor) else made)]
+    if not whole:
         return []
-    flat = torch.cat([row.flatten() for row in rows]).float().cpu().numpy()
-    ends = accumulate(row.numel() for row in rows)
-    return [flat[end - row.numel() : end].reshape(row.shape) for row, end in zip(rows, ends, strict=True)]
+    flat = torch.cat([tensor.flatten() for tensor in whole]).float().cpu().numpy()
+    ends = accumulate(tensor.numel() for tensor in whole)
+    cut = (flat[end - tensor.numel() : end].reshape(tensor.shape) for tensor, end in zip(whole, ends, strict=True))
+    return [row for made in batches for row in (next(cut) if isinstance(made, Tensor) else islice(cut, len(made)))]
 
 
 def together(models: list[list[np.ndarray]]) -> list[np.ndarray]:
     """The mean of what several models give, row by row."""
-    return models[0] if len(models) == 1 else [np.mean(row, axis=0) for row in zip(*models, strict=True)]
+    return models[0] if len(models) == 1 else [reduce(np.add, row) / len(row) for row in zip(*models, strict=True)]
 
 
 def features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> Features:
     """What the backbone makes of each row, computed once: all that the head of a frozen model ever sees."""
-    kept = read(model, task, data, task.remember, length=length, dtype=dtype)
+    order, made = read(model, task, data, task.remember, length=length, dtype=dtype)
+    kept = in_order(order, [parts for batch in made for parts in batch])
     return Features.of(data, [[part.float().cpu() for part in parts] for parts in kept])
 
 
 @torch.no_grad()
+@fast_products()
 def read(
     model: Model,
     task: LabelledTask,
     data: Any,
-    what: Callable[[Model, Batch], list[Any]],
+    what: Callable[[Model, Batch], Made],
     *,
     length: int,
     dtype: str,
-) -> list[Any]:
-    """What `what` makes of every row, in the order of the rows."""
-    model.eval()
+) -> tuple[list[int], list[Made]]:
+    """The order in which rows are read, and what `what` makes of each batch of them."""
+    device = model.eval().device
     examples = task.examples(data, length=length)
-    found: list[Any] = [None] * len(examples)
+    order, made = [], []
     lengths = getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))
-    for part in by_size(lengths, tokens_at_once(model.device)):
-        with precision(model.device, dtype):
-            made = what(model, examples.batch(part).to(model.device))
-        for place, one in zip(part, made, strict=True):
-            found[place] = one
-    return found
+    for part in by_size(lengths, tokens_at_once(device)):
+        with precision(device, dtype):
+            made.append(what(model, examples.batch(part).to(device)))
+        order += part
+    return order, made
+
+
+def in_order(order: list[int], found: list[Row]) -> list[Row]:
+    """What was found in this order of the rows, in that of the rows themselves."""
+    assert len(order) == len(found), "each row has its own"
+    return [found[place] for place in np.argsort(order).tolist()]
 
 
 def by_size(lengths: np.ndarray, most: int) -> Iterator[list[int]]:

@@ -100,5 +100,5 @@ def in_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.
 
 def batch_of(shown: Sequence[Sequence[int]], filler: int, device: torch.device, **more: Any) -> Batch:
     """Rows of tokens as one batch on the device."""
-    tokens, padding = pad([list(row) for row in shown], filler)
+    tokens, padding = pad(shown, filler)
     return Batch(tokens, padding, **more).to(device)

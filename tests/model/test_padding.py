@@ -1,0 +1,29 @@
+"""Rows of tokens as one batch."""
+
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headstock.model.batch import IGNORE, pad
+
+
+@given(st.lists(st.lists(st.integers(-100, 60_000), max_size=9), min_size=1, max_size=9))
+@example([[], []])
+@example([[], [1]])
+@example([[1, 2], [3, 4]])
+def test_rows_are_padded_on_the_right_and_only_where_they_must_be(rows):
+    tokens, padding = pad(rows, IGNORE)
+    longest = max(map(len, rows))
+    assert tokens.dtype == torch.long
+    assert tokens.shape == (len(rows), longest)
+    assert tokens.tolist() == [row + [IGNORE] * (longest - len(row)) for row in rows]
+    if padding is None:
+        assert all(len(row) == longest for row in rows)
+    else:
+        assert padding.tolist() == [[place >= len(row) for place in range(longest)] for row in rows]
+        assert padding.any()
+
+
+def test_rows_may_be_any_sequence():
+    tokens, _ = pad([(1, 2), range(3, 6), torch.tensor([6]).tolist()], 0)
+    assert tokens.tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]

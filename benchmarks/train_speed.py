@@ -220,7 +220,8 @@ class Told:
 def settings_of(work: Work, out: list[str], more: list[str], device: torch.device) -> RunConfig:
     multiple = 1 if "padded vocabulary" in out else 128
     padded = -(-work.real // multiple) * multiple
-    compiled: Any = device.type == "cuda" and work.task["name"] != "classify" and "compiling" not in out
+    compiled: Any = "auto" if work.task["name"] == "classify" else device.type == "cuda"  # auto records small models
+    compiled = False if "compiling" in out else compiled
     last = {"validate_every": NEVER, "checkpoint_every": NEVER, "log_every": work.warm + work.steps, "weights": "last"}
     tree = {
         "model": {"vocabulary": padded, **work.model},

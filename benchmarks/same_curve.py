@@ -35,7 +35,8 @@ def ways_on(device: str) -> dict[str, dict[str, Any]]:
     """What is compared with the plain way; a CPU has no recordings, and is fastest in single precision."""
     if device != "cuda":
         return {"as it comes": {"compile": False}}
-    return {"call by call": {"compile": False}, "recorded": {"compile": "replay"}, "compiled": {"compile": True}}
+    ways: dict[str, dict[str, Any]] = {"call by call": {"compile": False}, "recorded": {"compile": "replay"}}
+    return ways | {"compiled": {"compile": True}, "in 8 bits": {"compile": True, "dtype": "float8"}}
 
 
 def curve(text: list[str], folder: Path, given: argparse.Namespace, seed: int, plain: bool, how: dict[str, Any]) -> Any:

@@ -75,8 +75,9 @@ WORKS = {
             "width": 768,
             "heads": 12,
             "hidden": 3072,
-            "bias": False,
-        },  # as nanoGPT trains it
+            "bias": False,  # as nanoGPT trains it
+            "activation": "gelu_tanh",
+        },
         {"name": "causal"},
         {"batch": 64, "lr": 6e-4, "optimizer": "adamw"},
         real=50_257,
@@ -135,33 +136,20 @@ def found_out(batch: Batch, head: str, hidden: torch.Tensor) -> tuple[torch.Tens
     return hidden[wanted], batch.labels[head][wanted]
 
 
-def halved(embed: Any) -> Any:
-    """Blocks add to a stream in the precision of products, half as wide as single precision."""
-
-    def half(self: Any, *given: Any) -> torch.Tensor:
-        x = embed(self, *given)
-        return x.to(kernels.working_type(x))
-
-    return half
-
-
 PATCHES: dict[str, tuple[Any, str, Any]] = {
     "fused loss": (kernels, "FEW", float("inf")),
     "documents apart": (transformer, "reads_apart", lambda x, width: False),
     "batches ahead": (loop, "Ahead", InTurn),
     "known places": (Batch, "at", found_out),
 }
-ADDED: dict[str, tuple[Any, str, Any]] = {
-    "half residual": (transformer.Transformer, "embed", halved(transformer.Transformer.embed)),
-}
 WITHOUT = [*PATCHES, "padded vocabulary", "compiling"]
-WITH = ["replay", "both", *ADDED]  # what is not on by itself
+WITH = ["replay", "both", "eight bits", "eight bits, both"]  # what is not on by itself
 
 
 @contextmanager
-def changed(out: list[str], more: list[str]) -> Iterator[None]:
+def changed(out: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
-        for patch in (*(PATCHES.get(name) for name in out), *(ADDED.get(name) for name in more)):
+        for patch in (PATCHES.get(name) for name in out):
             if patch is not None:
                 stack.enter_context(mock.patch.object(*patch))
         yield
@@ -227,7 +215,8 @@ def settings_of(work: Work, out: list[str], more: list[str], device: torch.devic
         "model": {"vocabulary": padded, **work.model},
         "task": work.task,
         "train": {**work.train, "steps": work.warm + work.steps, "valid_tokens": 1, **last}
-        | {"compile": next((way for way in more if way in ("replay", "both")), compiled)},
+        | {"compile": next((way for way in ("replay", "both") if any(way in name for name in more)), compiled)}
+        | ({"dtype": "float8"} if any("eight" in name for name in more) else {}),
     }
     if work.task["name"] == "classify":
         tree |= {"data": {}, "transfer": {"run": "none", "init": "scratch"}}
@@ -257,7 +246,7 @@ def ours(name: str, work: Work, text: Text, device: torch.device, out: list[str]
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with changed(out, more):
+    with changed(out):
         train(model, task, data, chosen.train, run=None, world=World(device), watch=[hear])
     (start, before), (end, after) = moments
     peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
@@ -326,6 +315,7 @@ def main() -> None:
     parser.add_argument("--text", help="a text file, one document a line; made-up lines unless given")
     parser.add_argument("--without", nargs="+", default=[], choices=["all", *WITHOUT], help="leave out, one at a time")
     parser.add_argument("--with", nargs="+", default=[], choices=["all", *WITH], dest="more", help="add, one at a time")
+    parser.add_argument("--no-plain", action="store_true", help="do not measure what is neither without nor with")
     parser.add_argument("--batch", type=int, help="rows in a step, of every work")
     parser.add_argument("--steps", type=int, help="steps that are timed, of every work")
     parser.add_argument("--nanogpt", help="folder of nanoGPT's own code")
@@ -349,7 +339,7 @@ def main() -> None:
             work = tiny(WORKS[name]) if given.tiny else WORKS[name]
             work = replace(work, train=work.train | ({"batch": given.batch} if given.batch else {}))
             work = replace(work, steps=given.steps or work.steps)
-            plans = [([], []), *(([x], []) for x in out), *(([], [x]) for x in more)]
+            plans = [*([] if given.no_plain else [([], [])]), *(([x], []) for x in out), *(([], [x]) for x in more)]
             for left, added in plans:
                 try:
                     rows.append(ours(name, work, text, device, left, added))

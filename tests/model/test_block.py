@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.model.batch import Batch
-from headstock.model.layers import Block
+from headstock.model.layers import Block, gelu_tanh
 from headstock.model.masks import Mask, hide, mask_for
 from tests.model.small import small_backbone, some_tokens, stir
 
@@ -198,3 +198,25 @@ def test_the_feed_forward_part_drops_out_inside_only_where_it_is_told_to(activat
     assert torch.equal(block.feed(x), block.feed(x)) == (not inner)
     assert torch.equal(block.feed(x), block.eval().feed(x)) == (not inner)
     assert not torch.equal(block.train()(x, Mask()), block(x, Mask()))  # after it and around attention it always does
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_what_blocks_add_up_has_the_precision_of_products(norm, kind):
+    backbone = small_backbone(norm=norm, norm_kind=kind).eval()
+    batch = Batch(some_tokens(2, 8))
+    exact = backbone(batch, keep_layers=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = backbone(batch, keep_layers=True)
+    assert all(layer.dtype == torch.float32 for layer in exact.layers)
+    assert all(layer.dtype == torch.bfloat16 for layer in [*half.layers, half.hidden])
+    torch.testing.assert_close(half.hidden.float(), exact.hidden, rtol=0.05, atol=0.05)
+
+
+def test_compiled_gpt_2_bends_alike():
+    x = numbers(1000).mul(4).requires_grad_()
+    plain, other = gelu_tanh(x), torch.compile(gelu_tanh, backend="aot_eager")(x)
+    torch.testing.assert_close(other, plain, rtol=1e-5, atol=2e-6)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (plain, other)]
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)

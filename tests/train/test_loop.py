@@ -219,7 +219,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_
 
 def test_a_batch_that_cannot_be_shared_is_refused():
     with pytest.raises(UserError, match="8 cannot be shared equally by 3 processes"):
-        loop.check_shares(TrainSettings(batch=8), World(torch.device("cpu"), 0, 3))
+        loop.check_possible(TrainSettings(batch=8), World(torch.device("cpu"), 0, 3))
 
 
 def test_padded_rows_train_too(corpus, tmp_path, tiny):

@@ -9,19 +9,23 @@ import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from headstock.model.batch import IGNORE
+from headstock.model.eight import BACKWARD, WRONG
 
 BLOCK = 8192  # scores read at once: a row of usual length is a few blocks, whose second reading the cache serves
 
 
-def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
+def lose_(
+    scores: Tensor, labels: Tensor, smoothing: float, learns: bool, *, small: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(N,) what each row of scores (N, V) loses, and whether the first of its best scores is that of its label.
 
-    Where the model `learns`, the scores become the gradient of the summed loss.
+    Where the model `learns`, the scores become the gradient of the summed loss; if `small`, it also comes in 8 bits.
     """
     rows, vocabulary = scores.shape
     assert scores.stride(1) == 1
     lost = torch.empty(rows, dtype=torch.float32, device=scores.device)
     right = torch.empty(rows, dtype=torch.bool, device=scores.device)
+    shrunk = torch.empty(rows, vocabulary, dtype=BACKWARD, device=scores.device) if small else None
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     if rows:
         with torch.cuda.device_of(scores):  # Triton starts kernels on the current device
@@ -30,16 +34,19 @@ def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tup
                 labels.contiguous(),
                 lost,
                 right,
+                scores if shrunk is None else shrunk,
                 scores.stride(0),
                 vocabulary,
                 float(smoothing),
+                WRONG,
                 IGNORE=IGNORE,
                 SMOOTH=smoothing > 0,
                 LEARNS=learns,
+                SMALL=small,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
             )
-    return lost, right
+    return lost, right, shrunk
 
 
 @triton.jit
@@ -48,17 +55,22 @@ def _row(
     labels,
     lost,
     right,
+    shrunk,
     stride,
     vocabulary,
     smoothing,
+    scale,
     IGNORE: tl.constexpr,
     SMOOTH: tl.constexpr,
     LEARNS: tl.constexpr,
+    SMALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    LOG2E: tl.constexpr = 1.4426950408889634  # powers of two are what the hardware makes
     row = tl.program_id(0).to(tl.int64)  # there may be more scores than 32 bits can count
     scores += row * stride
-    label = tl.load(labels + row)
+    shrunk += row * vocabulary
+    label = tl.load(labels + row).to(tl.int32)
     places = tl.arange(0, BLOCK)
     if label == IGNORE:
         tl.store(lost + row, 0.0)
@@ -66,44 +78,55 @@ def _row(
         if LEARNS:
             for begin in range(0, vocabulary, BLOCK):
                 at = begin + places
-                tl.store(scores + at, tl.zeros((BLOCK,), tl.float32), mask=at < vocabulary)
+                nothing = tl.zeros((BLOCK,), tl.float32)
+                tl.store(scores + at, nothing.to(scores.dtype.element_ty), mask=at < vocabulary)
+                if SMALL:
+                    tl.store(shrunk + at, nothing.to(shrunk.dtype.element_ty), mask=at < vocabulary)
     else:
         # a label that is no token makes the loss NaN, instead of reading the memory of others
         own = tl.load(scores + label, mask=(label >= 0) & (label < vocabulary), other=float("nan")).to(tl.float32)
         # each lane reads for itself, and they are brought together once a reading: that is what they would wait for
         highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-        ahead = tl.zeros((BLOCK,), tl.int32)  # scores before the label's: those above, and equal ones that stand before
         plain = tl.zeros((BLOCK,), tl.float32)  # the sum of the scores
         for begin in range(0, vocabulary, BLOCK):
             at = begin + places
             x = tl.load(scores + at, mask=at < vocabulary, other=float("-inf"), eviction_policy="evict_last")
             x = x.to(tl.float32)
             highest = tl.maximum(highest, x)
-            behind = tl.where(at < label, x < own, x <= own)
-            ahead += tl.where(behind, 0, 1)
             if SMOOTH:
                 plain += tl.where(at < vocabulary, x, 0.0)
         best = tl.max(highest, 0)
-        base = tl.where(best == float("-inf"), 0.0, best)  # scores may forbid: -inf less itself is no number
+        earlier = 0
+        if own == best:  # of equal scores the first is the best: is there one before?
+            equal = tl.zeros((BLOCK,), tl.int32)
+            for begin in range(0, label, BLOCK):
+                at = begin + places
+                x = tl.load(scores + at, mask=at < label, other=float("-inf"), eviction_policy="evict_last")
+                equal += tl.where(x.to(tl.float32) == best, 1, 0)
+            earlier = tl.sum(equal, 0)
+        base = tl.where(best == float("-inf"), 0.0, best) * LOG2E  # scores may forbid: -inf less itself is no number
         powers = tl.zeros((BLOCK,), tl.float32)  # the sum of exp(score - best)
         for begin in range(0, vocabulary, BLOCK):
             at = begin + places
             x = tl.load(scores + at, mask=at < vocabulary, other=float("-inf"), eviction_policy="evict_last")
-            powers += tl.exp(x.to(tl.float32) - base)
+            powers += tl.exp2(x.to(tl.float32) * LOG2E - base)
         norm = best + tl.log(tl.sum(powers, 0))
         loss = norm - own
         if SMOOTH:
             loss = (1 - smoothing) * loss + smoothing * (norm - tl.sum(plain, 0) / vocabulary)
         tl.store(lost + row, loss)
-        tl.store(right + row, tl.sum(ahead, 0) == 0)
+        tl.store(right + row, (own == best) & (earlier == 0))
         if LEARNS:
+            base = norm * LOG2E
             for begin in range(0, vocabulary, BLOCK):
                 at = begin + places
                 x = tl.load(scores + at, mask=at < vocabulary, other=0.0, eviction_policy="evict_first")
-                wrong = tl.exp(x.to(tl.float32) - norm)
+                wrong = tl.exp2(x.to(tl.float32) * LOG2E - base)
                 if SMOOTH:
                     wrong -= smoothing / vocabulary
                     wrong = tl.where(at == label, wrong - (1 - smoothing), wrong)
                 else:
                     wrong = tl.where(at == label, wrong - 1.0, wrong)
                 tl.store(scores + at, wrong.to(scores.dtype.element_ty), mask=at < vocabulary)
+                if SMALL:
+                    tl.store(shrunk + at, (wrong * scale).to(shrunk.dtype.element_ty), mask=at < vocabulary)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headstock.model import eight
 from headstock.model.batch import IGNORE
 from headstock.model.masks import Mask
 
@@ -77,6 +78,13 @@ def onednn_is_slow() -> bool:
     return platform.machine() in ("aarch64", "arm64") and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, whole: bool = True) -> Tensor:
+    """(..., K), (N, K), (N,) -> (..., N): a layer's product; not `whole` where its gradient comes in pieces."""
+    if eight.serves(x, weight):
+        return eight.linear(x, weight, bias, back=whole)
+    return F.linear(x, weight, bias)
+
+
 # Attention
 
 
@@ -108,6 +116,18 @@ def attend_apart(
 
     Documents of no length are allowed, so that there may be as many bounds in every batch.
     """
+    width = query.size(-1)
+    if (width <= 64 or width == 128) and _runs_triton(query.device):  # it pads others, which takes longer
+        from headstock.model import fused_attention
+
+        return fused_attention.attend(query, key, value, bounds, causal=causal, dropout=dropout)
+    return attend_by_flash(query, key, value, bounds, causal=causal, dropout=dropout)
+
+
+def attend_by_flash(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *, causal: bool, dropout: float = 0.0
+) -> Tensor:
+    """The same by torch's own kernel, which spends a tile of 128 x 128 scores on the shortest document."""
     rows, _, length, width = query.shape
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (B, H, T, K) -> (B T, H, K)
     if dropout or width % 8:  # what varlen_attn calls, which itself knows of no dropout and no other scale
@@ -152,9 +172,10 @@ def linear_cross_entropy(
     """
     most = most or (SCORES_CUDA if in_place(hidden) else SCORES)
     parts = max(1, -(-len(hidden) * len(weight) // most))
+    small = bias is None and eight.serves(hidden, weight)
     hidden = hidden.to(working_type(hidden))
     with torch.autocast(hidden.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, parts, torch.is_grad_enabled())
+        return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, parts, torch.is_grad_enabled(), small)
 
 
 def in_place(x: Tensor) -> bool:
@@ -184,7 +205,7 @@ def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tup
     if _runs_triton(scores.device):
         from headstock.model import fused
 
-        return fused.lose_(scores, labels, smoothing, learns)
+        return fused.lose_(scores, labels, smoothing, learns)[:2]
     parts = max(1, -(-scores.numel() // SCORES))  # since much is made of them at once
     made = []
     for some, wanted in zip(scores.chunk(parts), labels.chunk(parts), strict=True):
@@ -200,9 +221,36 @@ def _(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[T
     return scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
 
 
-@cache
+@torch.library.custom_op("headstock::lose_small_", mutates_args={"scores"})
+def lose_small_(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for who learns, and the gradient in 8 bits too."""
+    if _runs_triton(scores.device):
+        from headstock.model import fused
+
+        lost, right, small = fused.lose_(scores, labels, smoothing, True, small=True)
+        assert small is not None
+    else:
+        lost, right, wrong = lose(scores, labels, smoothing, True)
+        scores.copy_(wrong)
+        small = eight.shrink(wrong, eight.WRONG, eight.BACKWARD)
+    return lost, right, small
+
+
+@lose_small_.register_fake
+def _(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    lost, right = scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
+    return lost, right, scores.new_empty(scores.shape, dtype=eight.BACKWARD)
+
+
+@torch.compiler.assume_constant_result
 def _runs_triton(device: torch.device) -> bool:
-    """Whether Triton runs there, and can build: for that it needs a C compiler and Python's headers."""
+    """Whether Triton runs there; a compiler asks it as we do, and does not look into it."""
+    return _builds_triton(device)
+
+
+@cache
+def _builds_triton(device: torch.device) -> bool:
+    """Whether it can build there: for that it needs a C compiler and Python's headers."""
     if not _is_recent(device) or find_spec("triton") is None:
         return False
     try:
@@ -230,25 +278,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         parts: int,
         learns: bool,
+        small: bool,
     ) -> tuple[Tensor, Tensor]:
-        table = weight.to(hidden.dtype)
+        table, small_table = weight.to(hidden.dtype), eight.Table(weight) if small else None
         shift = None if bias is None else bias.to(hidden.dtype)
         loss, hits = hidden.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         moves: list[Tensor] = []
         by_weight = by_bias = None
-        for rows, wanted in zip(hidden.chunk(parts), labels.chunk(parts), strict=True):
-            scores = F.linear(rows, table, shift)  # (n, V)
-            if in_place(scores):
+        size = -(-len(hidden) // parts)
+        size += -size % 128 if parts > 1 else 0  # whole tiles, as products are made of
+        for rows, wanted in zip(hidden.split(size), labels.split(size), strict=True):
+            scores = F.linear(rows, table, shift) if small_table is None else small_table.scores(rows)  # (n, V)
+            if small_table is not None:
+                lost, right, less = lose_small_(scores, wanted, smoothing)
+                wrong = scores
+            elif in_place(scores):
                 lost, right = lose_(scores, wanted, smoothing, learns)
                 wrong = scores
             else:
                 lost, right, wrong = lose(scores, wanted, smoothing, learns)
             loss, hits = loss + lost.sum(), hits + right.sum()
             if learns:
-                moves.append(wrong @ table)
+                moves.append(wrong @ table if small_table is None else small_table.back(less))
                 by_weight = _add(by_weight, wrong.mT @ rows)
                 by_bias = None if bias is None else _add(by_bias, wrong.sum(0, dtype=torch.float32))
-        by_hidden = None if not moves else moves[0] if parts == 1 else torch.cat(moves)
+        by_hidden = None if not moves else moves[0] if len(moves) == 1 else torch.cat(moves)
         ctx.save_for_backward(by_hidden, by_weight, by_bias)
         ctx.mark_non_differentiable(hits)
         return loss, hits
@@ -257,4 +311,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         by_hidden, by_weight, by_bias = ctx.saved_tensors
         to_bias = None if by_bias is None else by_bias * slope
-        return by_hidden * slope.to(by_hidden.dtype), by_weight * slope, to_bias, None, None, None, None
+        return by_hidden * slope.to(by_hidden.dtype), by_weight * slope, to_bias, None, None, None, None, None

@@ -1,7 +1,6 @@
 """The pieces of a Transformer.  B rows, T queries, S keys, H heads, D width, K = D / H head width, F hidden."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.model.cache import Cache
-from headstock.model.kernels import attend
+from headstock.model.kernels import attend, linear, working_type
 from headstock.model.masks import Mask
 
 NormKind = Literal["layer", "rms"]
@@ -17,10 +16,18 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles, each (T, K/2) or (B, 1, T, K/2)
 Watch = Callable[[Tensor, Tensor, Tensor, Mask, Tensor], None]  # told queries, keys, values, mask and what was mixed
 
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GPT-2's. Half of one plus a tangent is a sigmoid, which compiled code has a shorter way to."""
+    if torch.compiler.is_compiling():
+        return x * torch.sigmoid(x * (1.5957691216057308 + 0.07135481627 * x * x))  # 2 sqrt(2 / pi), and 0.044715 of it
+    return F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's
+    "gelu_tanh": gelu_tanh,
     "silu": F.silu,
     "swiglu": F.silu,
 }
@@ -34,8 +41,24 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)
 
 
+class LayerNorm(nn.LayerNorm):
+    """torch's own, whose output has the precision of products: what blocks add up is then read and written in half."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(working_type(x))
+
+
+class Linear(nn.Linear):
+    """torch's own, its product made as it is fastest; `whole` where its gradient comes in one piece."""
+
+    whole = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, whole=self.whole)
+
+
 def make_norm(width: int, kind: NormKind, *, bias: bool = True, epsilon: float = EPSILON) -> nn.Module:
-    return nn.LayerNorm(width, eps=epsilon, bias=bias) if kind == "layer" else RMSNorm(width, eps=epsilon)
+    return LayerNorm(width, eps=epsilon, bias=bias) if kind == "layer" else RMSNorm(width, eps=epsilon)
 
 
 class Attention(nn.Module):
@@ -45,8 +68,9 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.watch: Watch | None = None  # who wants to see what is mixed by: see looking.py
-        self.inputs = nn.Linear(width, 3 * width, bias=bias)  # queries, keys and values in one product
-        self.output = nn.Linear(width, width, bias=bias)
+        self.inputs = Linear(width, 3 * width, bias=bias)  # queries, keys and values in one product
+        self.inputs.whole = False
+        self.output = Linear(width, width, bias=bias)
         self.query_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
         self.key_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
 
@@ -114,9 +138,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int, *, activation: Activation, bias: bool, dropout: float):
         super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=bias) if activation == "swiglu" else None
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.gate = Linear(width, hidden, bias=bias) if activation == "swiglu" else None
+        self.up = Linear(width, hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.activation = ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
 

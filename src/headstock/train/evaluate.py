@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.model.eight import eight_bits
 from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.randomness import generator
@@ -96,9 +97,12 @@ def spread(task: Task, pieces: Pieces, *, size: int) -> dict[str, tuple[float, f
 
 @contextmanager
 def precision(device: torch.device, dtype: str) -> Iterator[None]:
-    """bfloat16 where it is fast, which is on CUDA; single precision elsewhere unless asked otherwise."""
-    use = dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use):
+    """bfloat16 where it is fast, which is on CUDA; single precision elsewhere unless asked otherwise.
+
+    With float8 what learns does its large products in 8 bits; everything else, and whoever looks, stays at bfloat16.
+    """
+    use = dtype in ("bfloat16", "float8") or (dtype == "auto" and device.type == "cuda")
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), eight_bits(dtype == "float8"):
         yield
 
 

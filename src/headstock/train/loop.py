@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headstock.errors import Diverged, UserError
 from headstock.model.batch import Batch, widened
+from headstock.model.eight import has_eight_bits
 from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.tasks.task import Task
@@ -78,7 +79,7 @@ def train(
         seed=settings.seed,
     )
     budget = Budget.of(settings, order.steps_per_epoch)
-    check_shares(settings, world)
+    check_possible(settings, world)
     model.to(world.device)
     optimizers = make_optimizers(model, settings)
     average = Average(model, settings.ema) if settings.ema else None
@@ -260,10 +261,12 @@ def tell(watch: Sequence[Watch], event: Event) -> None:
         watcher(event)
 
 
-def check_shares(settings: TrainSettings, world: World) -> None:
+def check_possible(settings: TrainSettings, world: World) -> None:
     if settings.batch % (world.size * (settings.micro_batch or 1)):
         parts = f"{world.size} processes" + (f" x micro_batch {settings.micro_batch}" if settings.micro_batch else "")
         raise UserError(f"train.batch: {settings.batch} cannot be shared equally by {parts}")
+    if settings.dtype == "float8" and not has_eight_bits(world.device):
+        raise UserError("train.dtype: float8 needs a GPU with 8-bit products, which NVIDIA's have since Ada and Hopper")
 
 
 def agree(received: int | None, world: World) -> int | None:

@@ -96,7 +96,7 @@ class TrainSettings:
     )
     patience: int | None = None  # validations without a better one after which training stops
     ema: float = 0.0  # decay of the averaged weights that are kept in the end; 0 keeps the last ones
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"  # float8: bfloat16, but large products in 8 bits
     # auto: on a GPU as it pays; true: by torch.compile; replay: steps recorded as CUDA graphs, for small models; both
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
     vocabulary_multiple: int = 1  # a new model's vocabulary is rounded up to one, which GPUs may read faster

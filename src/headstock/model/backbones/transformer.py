@@ -12,7 +12,7 @@ from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, Output, State
 from headstock.model.cache import Cache
 from headstock.model.counting import Dimensions, Kept, Part, Place, blocks, in_parts, norm, table
-from headstock.model.kernels import reads_apart
+from headstock.model.kernels import reads_apart, working_type
 from headstock.model.layers import EPSILON, Activation, Block, NormKind, Rotation, make_norm
 from headstock.model.masks import Mask, hide, mask_for
 from headstock.model.positions import BASE, rotary_angles, sinusoids
@@ -217,6 +217,7 @@ class Transformer(Backbone):
             x = x + self.segments(kinds)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
+        x = x.to(working_type(x))  # blocks add to a stream in the precision of products: it is read and written often
         return self.dropout(x) if self.training else x
 
     def rotation(self, places: Tensor, longest: int) -> Rotation:

@@ -338,26 +338,27 @@ def main() -> None:
                 "\n".join(islice(lines(), 400 if given.size == "tiny" else 50_000)) + "\n", encoding="utf-8"
             )
         tokenizer, stores = Text(path, folder).stores(work)
+        device = torch.device(given.device)
+        where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+        held = {"train_tokens": stores.train.tokens, "valid_tokens": stores.valid.tokens}
+        data = held | {"entries": tokenizer.vocabulary}
+        facts = {"date": str(date.today()), "device": where, "torch": torch.__version__, "data": data}
         for seed in range(given.seeds):
             for way in ways(given):
                 rows.append(trained(way, work, tokenizer, stores, given, seed))
                 compare(rows)
                 print_table(rows[-1:], lambda line: print(line, file=sys.stderr))
-    compare(rows)
+                if given.out:  # after each, for whoever is stopped in between
+                    whole = facts | {"rows": [asdict(row) for row in rows]}
+                    Path(given.out).write_text(json.dumps(whole, indent=1) + "\n")
     print_table(rows)
     print_curves(rows)
     if given.seeds > 1:
         print_means(rows)
-    device = torch.device(given.device)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    data = {"train_tokens": stores.train.tokens, "valid_tokens": stores.valid.tokens, "entries": tokenizer.vocabulary}
     print(
         f"{data['train_tokens']:,} tokens to learn from, {data['valid_tokens']:,} held out, {data['entries']:,} entries"
     )
     print(f"{date.today()}, {where}, torch {torch.__version__}")
-    if given.out:
-        facts = {"date": str(date.today()), "device": where, "torch": torch.__version__, "data": data}
-        Path(given.out).write_text(json.dumps(facts | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

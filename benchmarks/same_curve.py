@@ -72,22 +72,27 @@ def main() -> None:
     given = parser.parse_args()
     if given.tiny:
         given.steps, given.seeds = 6, 2
+    card = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    facts: dict[str, Any] = {"device": card, "torch": torch.__version__, "rows": []}
+
+    def tell(way: str, gap: float, losses: list[float]) -> None:
+        """Told and written at once: whoever is stopped in between has the ways before."""
+        facts["rows"].append({"way": way, "apart": gap, "valid_loss": losses})
+        print(f"{way:14s} {gap:8.4f}   {', '.join(f'{loss:.4f}' for loss in losses)}", flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(facts, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = given.text or [str(write_text(folder / "text.txt", 0.1 if given.tiny else 10))]
         plain = [curve(text, folder / f"plain-{s}", given, s, True, {"compile": False}) for s in range(given.seeds)]
+        print(f"{'way':14s} {'apart':>8s}   validation loss by seed   (plain: apart from other seeds, else from plain)")
         between = statistics.mean(apart(a, b) for (a, _), (b, _) in combinations(plain, 2))
-        rows = [{"way": "plain", "apart": between, "valid_loss": [loss for _, loss in plain]}]
+        tell("plain", between, [loss for _, loss in plain])
         for way, how in ways_on(given.device).items():
             made = [curve(text, folder / f"{way}-{s}", given, s, False, how) for s in range(given.seeds)]
             gap = statistics.mean(apart(a, b) for (a, _), (b, _) in zip(plain, made, strict=True))
-            rows.append({"way": way, "apart": gap, "valid_loss": [loss for _, loss in made]})
-    print(f"{'way':14s} {'apart':>8s}   validation loss by seed   (plain: apart from other seeds, else from plain)")
-    for row in rows:
-        print(f"{row['way']:14s} {row['apart']:8.4f}   {', '.join(f'{loss:.4f}' for loss in row['valid_loss'])}")
-    if given.out:
-        card = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-        given.out.write_text(json.dumps({"device": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+            tell(way, gap, [loss for _, loss in made])
 
 
 if __name__ == "__main__":

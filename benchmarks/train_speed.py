@@ -50,6 +50,7 @@ from headstock.train.settings import RunConfig, make_config
 from headstock.train.world import World
 
 NEVER = 10**9
+OPENING = 2  # a mark before every text that no text has itself
 LOG_LENGTH, LOG_SPREAD = 4.61, 0.77  # mean and deviation of the logarithm of a book review's length in tokens
 BERT = {"norm": "post", "embed_norm": True, "causal": False, "segments": 2, "inner_dropout": False}
 
@@ -290,7 +291,8 @@ def theirs(name: str, work: Work, text: Text, device: torch.device, given: argpa
     else:
         texts = made_up_reviews(work, 1600 if work.steps > 4 else 40)
         by = "Trainer" if huggingface.HAS_TRAINER else "a bare loop"
-        yield told(f"Hugging Face, {by}", huggingface.classifier(texts.tokens, texts.labels, shape, **steps))
+        rows = [[OPENING, *tokens] for tokens in texts.tokens]  # as ours begin, so that no text's own token is asked
+        yield told(f"Hugging Face, {by}", huggingface.classifier(rows, texts.labels, shape, **steps))
 
 
 # The table
@@ -328,6 +330,17 @@ def main() -> None:
     out = WITHOUT if "all" in given.without else given.without
     more = WITH if "all" in given.more else given.more
     rows: list[Told] = []
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    facts = {"date": str(date.today()), "device": where, "torch": torch.__version__}
+
+    def tell(row: Told) -> None:
+        """Told and written at once: whoever is stopped in between has what came before."""
+        rows.append(row)
+        print_table([row], lambda line: print(line, file=sys.stderr, flush=True))
+        if given.out:
+            whole = facts | {"rows": [asdict(row) for row in rows]}
+            Path(given.out).write_text(json.dumps(whole, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as forgotten:
         folder = given.kept or Path(forgotten)
         folder.mkdir(parents=True, exist_ok=True)
@@ -342,18 +355,13 @@ def main() -> None:
             plans = [*([] if given.no_plain else [([], [])]), *(([x], []) for x in out), *(([], [x]) for x in more)]
             for left, added in plans:
                 try:
-                    rows.append(ours(name, work, text, device, left, added))
+                    tell(ours(name, work, text, device, left, added))
                 except Exception as wrong:  # the others are worth knowing even so
                     print(f"{name}, without {left}, with {added}: {type(wrong).__name__}: {wrong}", file=sys.stderr)
-                else:
-                    print_table(rows[-1:], lambda line: print(line, file=sys.stderr))
-            rows += theirs(name, work, text, device, given)
+            for row in theirs(name, work, text, device, given):
+                tell(row)
     print_table(rows)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{date.today()}, {where}, torch {torch.__version__}")
-    if given.out:
-        facts = {"date": str(date.today()), "device": where, "torch": torch.__version__}
-        Path(given.out).write_text(json.dumps(facts | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from headstock.model import kernels
 from headstock.model.batch import IGNORE
+from headstock.model.eight import WRONG
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
@@ -136,9 +137,24 @@ def interpreted():
     assert kernels.lose_(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), 0.0, True)[0].shape == (0,)
     for most in (100, None):
         check_whole("cpu", most, "aot_eager")
+    check_small(run)
     with torch.inference_mode():
         assert whole_loss_alone() == pytest.approx(10 * 2.397895, rel=1e-5)
     assert len(calls) > 40
+
+
+def check_small(run):
+    """The gradient that comes beside the scores is theirs, scaled; not in 8 bits, which the interpreter cannot round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headstock.model.fused.BACKWARD", torch.float32)
+        for size in ((16, 50), (3, 20_000)):
+            scores, labels = problem(*size)
+            wanted, right, slope = plain(scores, labels, 0.1)
+            lost, hits, small = run(scores, labels, 0.1, True, small=True)
+            torch.testing.assert_close(lost, wanted, rtol=2e-5, atol=2e-5)
+            assert torch.equal(hits, right)
+            torch.testing.assert_close(small.double() / WRONG, slope, rtol=5e-6, atol=2e-6)
+            torch.testing.assert_close(small / WRONG, scores)
 
 
 def whole_loss_alone():

@@ -12,7 +12,7 @@ from headstock.study.bench import peers
 from headstock.study.bench.bench import table
 from headstock.study.bench.made_up import write_rows, write_stores, write_text
 from headstock.study.bench.measured import Measured
-from headstock.study.bench.training import QUICK, SHAPES, measure, settings_of
+from headstock.study.bench.training import QUICK, SHAPES, measure, settings_of, shapes
 from headstock.text.records import read_records
 from headstock.train.blueprint import stand_in
 
@@ -40,6 +40,13 @@ def test_every_shape_can_be_built(shape):
     chosen = settings_of(shape)
     assert chosen.train.batch == shape.rows and chosen.train.length == shape.length
     assert getattr(chosen.model, "context", None) is None or chosen.model.context >= shape.length
+
+
+@pytest.mark.parametrize(("has", "count"), [(True, 1), (False, 0)])
+def test_eight_bits_are_measured_where_a_gpu_has_them(monkeypatch, has, count):
+    monkeypatch.setattr("headstock.study.bench.training.has_eight_bits", lambda device: has)
+    names = [shape.named for shape in shapes(torch.device("cuda"), quick=False)]
+    assert sum("in 8 bits" in name for name in names) == count and len(names) > 3
 
 
 def test_steps_are_timed_with_all_their_tokens(tmp_path):

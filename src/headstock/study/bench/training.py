@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from headstock import config
+from headstock.model.eight import has_eight_bits
 from headstock.study.bench.made_up import write_stores
 from headstock.study.bench.measured import Measured
 from headstock.study.machine import wait
@@ -37,7 +38,11 @@ class Shape:
 
     @property
     def named(self) -> str:
-        return f"{self.preset}, {self.rows} x {self.length}"
+        return f"{self.preset}, {self.rows} x {self.length}{', in 8 bits' if self.small else ''}"
+
+    @property
+    def small(self) -> bool:
+        return self.settings.get("train.dtype") == "float8"
 
 
 SHAPES = {
@@ -52,6 +57,7 @@ SHAPES = {
         Shape("bert-base", 256, 128, {"train.compile": True}),
         Shape("modern-small", 128, 512, {"train.compile": True}),
         Shape("gpt-nano", 64, 256, {}),
+        Shape("gpt-base", 64, 1024, {"train.compile": True, "train.dtype": "float8"}),
     ),
 }
 QUICK = Shape("gpt-nano", 2, 64, {"model.depth": 2, "model.width": 32, "model.hidden": 64})
@@ -69,7 +75,11 @@ class Steps:
 
 
 def shapes(device: torch.device, *, quick: bool) -> tuple[Shape, ...]:
-    return (QUICK,) if quick else SHAPES.get(device.type, SHAPES["cpu"])
+    """Those that are worth measuring there, and can be."""
+    if quick:
+        return (QUICK,)
+    every = SHAPES.get(device.type, SHAPES["cpu"])
+    return tuple(shape for shape in every if not shape.small or has_eight_bits(device))
 
 
 def training(device: torch.device, *, quick: bool) -> list[Measured]:

@@ -144,7 +144,7 @@ def interpreted():
 
 
 def check_small(run):
-    """The gradient that comes beside the scores is theirs, scaled; not in 8 bits, which the interpreter cannot round."""
+    """The gradient that comes beside the scores is theirs, scaled; not in 8 bits, which it rounds wrongly here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headstock.model.fused.BACKWARD", torch.float32)
         for size in ((16, 50), (3, 20_000)):

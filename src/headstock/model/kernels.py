@@ -171,11 +171,19 @@ def linear_cross_entropy(
     together with the loss, when the scores are there anyway.
     """
     most = most or (SCORES_CUDA if in_place(hidden) else SCORES)
-    parts = max(1, -(-len(hidden) * len(weight) // most))
+    rows = rows_at_once(len(hidden), max(1, most // len(weight)))
     small = bias is None and eight.serves(hidden, weight)
     hidden = hidden.to(working_type(hidden))
     with torch.autocast(hidden.device.type, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, parts, torch.is_grad_enabled(), small)
+        return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, rows, torch.is_grad_enabled(), small)
+
+
+def rows_at_once(count: int, most: int) -> int:
+    """Parts of so many rows are about equal, and in whole tiles of products where that is not more than `most`."""
+    parts = max(1, -(-count // most))
+    even = max(1, -(-count // parts))
+    whole = even + -even % 128
+    return whole if parts > 1 and whole <= most else even
 
 
 def in_place(x: Tensor) -> bool:
@@ -276,7 +284,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         smoothing: float,
-        parts: int,
+        at_once: int,
         learns: bool,
         small: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -285,9 +293,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, hits = hidden.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         moves: list[Tensor] = []
         by_weight = by_bias = None
-        size = -(-len(hidden) // parts)
-        size += -size % 128 if parts > 1 else 0  # whole tiles, as products are made of
-        for rows, wanted in zip(hidden.split(size), labels.split(size), strict=True):
+        for rows, wanted in zip(hidden.split(at_once), labels.split(at_once), strict=True):
             scores = F.linear(rows, table, shift) if small_table is None else small_table.scores(rows)  # (n, V)
             if small_table is not None:
                 lost, right, less = lose_small_(scores, wanted, smoothing)

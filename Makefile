@@ -20,6 +20,7 @@ lint: $(VENV)/.all
 
 types: $(VENV)/.all
 	$(BIN)/mypy
+	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache --explicit-package-bases *.py
 
 tests: $(VENV)/.all
 	$(BIN)/python -m pytest -n auto --dist loadfile

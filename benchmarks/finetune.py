@@ -125,7 +125,7 @@ def gather(data: str | None, rows: int, batch: int, dropout: float) -> Work:
     """Labelled rows from a file, or made-up ones of real lengths where the catalog's are not to be had."""
     rows -= rows % batch  # all steps alike
     try:
-        records = with_labels(read_records(data or CATALOG), "to train on")
+        records = with_labels(read_records(data or CATALOG), "label", "to train on")
     except HeadstockError as wrong:
         if data is not None:
             raise
@@ -311,7 +311,7 @@ def by_trainer(work: Work, rows: Rows, collate: Counting, clock: Clock, steps: i
 
 def by_bare_loop(work: Work, rows: Rows, collate: Counting, clock: Clock, steps: int, grouped: bool) -> None:
     model = their_model(work).train()
-    sampler = LengthGroupedSampler(work.batch, dataset=rows) if grouped else RandomSampler(rows)  # type: ignore[arg-type]
+    sampler = LengthGroupedSampler(work.batch, dataset=rows) if grouped else RandomSampler(rows)
     loader: DataLoader[Any] = DataLoader(rows, work.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, BETA2), weight_decay=WEIGHT_DECAY, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP * steps), steps)

@@ -14,6 +14,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import transformers
@@ -84,7 +86,7 @@ def our_tokens(model: Model, prompts: Tensor, new: int) -> list[list[int]]:
     return [continuation.tokens for continuation in made]
 
 
-def their_tokens(model: GPT2LMHeadModel, prompts: Tensor, new: int) -> list[list[int]]:
+def their_tokens(model: Any, prompts: Tensor, new: int) -> list[list[int]]:
     with torch.inference_mode():
         attention = torch.ones_like(prompts)
         made = model.generate(prompts, attention_mask=attention, max_new_tokens=new, do_sample=False, use_cache=True)
@@ -118,8 +120,8 @@ def main() -> int:
     for rows in chosen.rows:
         prompts = torch.randint(config.vocabulary, (rows, chosen.prompt), generator=torch.Generator().manual_seed(rows))
         sides: list[Callable[[], list[list[int]]]] = [
-            lambda prompts=prompts: our_tokens(ours, prompts, chosen.tokens),
-            lambda prompts=prompts: their_tokens(theirs, prompts, chosen.tokens),
+            partial(our_tokens, ours, prompts, chosen.tokens),
+            partial(their_tokens, theirs, prompts, chosen.tokens),
         ]
         made = [side() for side in sides]  # the warm-up, and the comparison
         assert all(len(row) == chosen.tokens for row in made[0] + made[1])

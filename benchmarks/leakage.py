@@ -41,7 +41,7 @@ def made_up(megabytes: int, texts: int) -> None:
 def real(path: str, texts: int) -> None:
     """Every hundredth text is a stretch of the corpus; the others are the same stretches in another order of words."""
     corpus, pick = read_corpus(path), random.Random(0)
-    size, tested = 0.0, []
+    size, tested = 0.0, list[str]()
     for document in corpus:
         size += len(document.text.encode()) / 1e6
         if len(tested) < texts and len(stretch := document.text.split()[:40]) == 40:

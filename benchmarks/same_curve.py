@@ -12,7 +12,6 @@ validation losses.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from itertools import combinations
@@ -96,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -42,7 +42,7 @@ def generator(folder: Path, *, device: str, dtype: torch.dtype) -> Callable[[lis
 
 def classifier(folder: Path, *, device: str, dtype: torch.dtype) -> Callable[[Sequence[str], int], list[Any]]:
     """From texts and a batch size to the probability of every class, by its name."""
-    pipe = pipeline("text-classification", str(folder), device=torch.device(device), dtype=dtype)
+    pipe: Any = pipeline("text-classification", str(folder), device=torch.device(device), dtype=dtype)
 
     def predict(texts: Sequence[str], batch_size: int) -> list[dict[str, float]]:
         told = pipe(list(texts), batch_size=batch_size, top_k=None, truncation=True)

@@ -1,11 +1,6 @@
 """Scores that become their gradient in place lose what the plain formula says: by Triton's interpreter and on a GPU."""
 
-import os
-import subprocess
-import sys
 import warnings
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +9,7 @@ from torch.nn import functional as F
 from headstock.model import kernels
 from headstock.model.batch import IGNORE
 from headstock.model.eight import WRONG
+from tests.model.interpreter import interpret
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
@@ -111,7 +107,7 @@ def test_the_whole_loss_is_the_same_in_place(most):
 
 
 def interpreted():
-    """All of it on a CPU, where Triton only pretends; called in a process of its own, since Triton decides once."""
+    """All of it on a CPU, where Triton only pretends; see interpreter.py."""
     from headstock.model import fused
 
     def lose_(*given):
@@ -165,15 +161,8 @@ def whole_loss_alone():
         return kernels.linear_cross_entropy(hidden, weight, None, labels)[0].item()
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_kernel_in_the_interpreter():
-    code = "from tests.model.test_fused import interpreted; interpreted()"
-    root = Path(__file__).parents[2]
-    surroundings = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=surroundings, capture_output=True, text=True)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this Triton's interpreter cannot count to a number of this NumPy's")
-    assert done.returncode == 0, done.stderr
+    interpret(__name__)
 
 
 # What only a GPU can show

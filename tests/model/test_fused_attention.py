@@ -1,16 +1,11 @@
 """Attention by Triton inside packed documents is the plain formula's: by Triton's interpreter and on a GPU."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 
 from headstock.model import kernels
 from headstock.model.batch import bounds_of
+from tests.model.interpreter import interpret
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -73,7 +68,7 @@ SIZES = [  # documents of a token, of none, of several tiles; in all less than a
 
 
 def interpreted():
-    """All of it on a CPU, where Triton only pretends; called in a process of its own, since Triton decides once."""
+    """All of it on a CPU, where Triton only pretends; see interpreter.py."""
     from headstock.model import fused_attention as fused
 
     fused.FORWARD, fused.BY_QUERY, fused.BY_KEY = (fused.Tiles(*size, 4, 2) for size in ((16, 16), (16, 32), (32, 16)))
@@ -123,15 +118,8 @@ def check_operation(fused, device="cpu"):
         torch.library.opcheck(fused.attend_apart, (query, key, value, bounds, seed, False, dropout))
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_the_kernels_in_the_interpreter():
-    code = "from tests.model.test_fused_attention import interpreted; interpreted()"
-    root = Path(__file__).parents[2]
-    surroundings = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=surroundings, capture_output=True, text=True)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this Triton's interpreter cannot count to a number of this NumPy's")
-    assert done.returncode == 0, done.stderr
+    interpret(__name__)
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])

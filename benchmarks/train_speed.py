@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import islice
@@ -30,6 +30,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))  # the peers' side lies beside
 
@@ -142,9 +143,10 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "documents apart": (transformer, "reads_apart", lambda x, width: False),
     "batches ahead": (loop, "Ahead", InTurn),
     "known places": (Batch, "at", found_out),
+    "half stream": (transformer, "working_type", lambda x: torch.float32),  # where blocks norm first
 }
 WITHOUT = [*PATCHES, "padded vocabulary", "compiling"]
-WITH = ["replay", "both", "eight bits", "eight bits, both"]  # what is not on by itself
+WITH = ["replay", "both", "eight bits", "eight bits, both", "eight bits, exact gelu"]  # what is not on by itself
 
 
 @contextmanager
@@ -213,7 +215,7 @@ def settings_of(work: Work, out: list[str], more: list[str], device: torch.devic
     compiled = False if "compiling" in out else compiled
     last = {"validate_every": NEVER, "checkpoint_every": NEVER, "log_every": work.warm + work.steps, "weights": "last"}
     tree = {
-        "model": {"vocabulary": padded, **work.model},
+        "model": {"vocabulary": padded, **work.model, **({"activation": "gelu"} if "exact" in " ".join(more) else {})},
         "task": work.task,
         "train": {**work.train, "steps": work.warm + work.steps, "valid_tokens": 1, **last}
         | {"compile": next((way for way in ("replay", "both") if any(way in name for name in more)), compiled)}
@@ -224,7 +226,24 @@ def settings_of(work: Work, out: list[str], more: list[str], device: torch.devic
     return make_config(tree)
 
 
-def ours(name: str, work: Work, text: Text, device: torch.device, out: list[str], more: list[str]) -> Told:
+@contextmanager
+def profiled(device: torch.device) -> Iterator[None]:
+    """Afterwards, which kernels took longest, of all steps together: a run that is not fit to be timed."""
+    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[kind]) as seen:
+        yield
+    print(seen.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=40), file=sys.stderr)
+
+
+def ours(
+    name: str,
+    work: Work,
+    text: Text,
+    device: torch.device,
+    out: list[str],
+    more: list[str],
+    profiling: bool = False,
+) -> Told:
     began = time.perf_counter()
     torch._dynamo.reset()
     chosen = settings_of(work, out, more, device)
@@ -247,7 +266,7 @@ def ours(name: str, work: Work, text: Text, device: torch.device, out: list[str]
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with changed(out):
+    with changed(out), profiled(device) if profiling else nullcontext():
         train(model, task, data, chosen.train, run=None, world=World(device), watch=[hear])
     (start, before), (end, after) = moments
     peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
@@ -322,6 +341,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps that are timed, of every work")
     parser.add_argument("--nanogpt", help="folder of nanoGPT's own code")
     parser.add_argument("--peers", action="store_true", help="measure Hugging Face's too")
+    parser.add_argument("--profile", action="store_true", help="tell which kernels take longest; it slows them")
     parser.add_argument("--tiny", action="store_true", help="small models and few steps, to try the script")
     parser.add_argument("--out", help="a JSON file to write")
     parser.add_argument("--kept", type=Path, help="a folder that keeps tokenizers and tokens for the next call")
@@ -355,7 +375,7 @@ def main() -> None:
             plans = [*([] if given.no_plain else [([], [])]), *(([x], []) for x in out), *(([], [x]) for x in more)]
             for left, added in plans:
                 try:
-                    tell(ours(name, work, text, device, left, added))
+                    tell(ours(name, work, text, device, left, added, given.profile))
                 except Exception as wrong:  # the others are worth knowing even so
                     print(f"{name}, without {left}, with {added}: {type(wrong).__name__}: {wrong}", file=sys.stderr)
             for row in theirs(name, work, text, device, given):

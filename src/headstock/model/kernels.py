@@ -1,7 +1,8 @@
 """How the heaviest things are computed: products, attention, and what a head over the vocabulary loses.
 
 B rows, T tokens, H heads, K head width, N predictions, D width, V vocabulary. Everything here gives what the plain
-formula gives; which way is the fastest depends on the device, and is known to nobody else.
+formula gives, but for products in 8 bits, which a run must ask for and which are near it; which way is the fastest
+depends on the device, and is known to nobody else.
 """
 
 import platform

@@ -1,4 +1,4 @@
-"""Kernels of ours on a GPU, beside torch's own: attention in packed short documents, and products in 8 bits.
+"""Kernels of ours on a GPU, beside torch's own: attention in packed short documents, products in 8 bits, gradients.
 
     python benchmarks/kernels.py                       BERT-base's shape: 64 rows of 512 tokens, 12 heads of 64
     python benchmarks/kernels.py --means 45 --rows 16
@@ -25,6 +25,7 @@ HEADS, WIDTH = 12, 64
 REPEATS = 20
 PRODUCTS = {"queries, keys and values": (768, 2304), "output": (768, 768), "up": (768, 3072), "down": (3072, 768)}
 TOKENS, SCALE = 65_536, 16.0
+VOCABULARY, AT_ONCE = 50_304, 9_472  # scores of a head are held for so many tokens at once
 Way = Callable[..., Tensor]
 
 
@@ -81,6 +82,36 @@ def products() -> None:
         print(f"{name:26s} {on_gpu(large):8.3f} {on_gpu(small):8.3f}", flush=True)
 
 
+def gradients() -> None:
+    """What 8 bits save and cost on the way back: of attention's three inputs, and of a head's weights."""
+    print(f"{'gradients':26s} {'16 bits':>8s} {'8 bits':>8s} {'of which made ready':>20s}")
+    slopes = [torch.randn(TOKENS, 768, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    weight = torch.randn(2304, 768, device="cuda", dtype=torch.bfloat16) * 0.05
+    table, grain = eight.shrunk(weight.t())
+    ready = partial(eight.gather, slopes, SCALE, False)
+
+    def by_input() -> Tensor:
+        return eight.multiply(ready()[1], table.t(), 1 / SCALE, grain)
+
+    compare("queries, keys and values", lambda: torch.cat(slopes, 1) @ weight, by_input, ready)
+    wrong = torch.randn(AT_ONCE, VOCABULARY, device="cuda", dtype=torch.bfloat16)
+    hidden = torch.randn(AT_ONCE, 768, device="cuda", dtype=torch.bfloat16)
+    small, few = eight.shrink(wrong, SCALE, eight.BACKWARD), eight.shrink(hidden, SCALE)
+    one = grain.new_full((), 1 / SCALE)
+    turn = partial(eight.turn, small)
+
+    def by_weight() -> Tensor:
+        return eight.multiply(turn(), eight.turn(few).t(), 1 / SCALE, one)
+
+    compare("a head's weights", lambda: wrong.mT @ hidden, by_weight, turn)
+
+
+def compare(name: str, large: Callable[[], Tensor], small: Callable[[], Tensor], ready: Callable[[], Any]) -> None:
+    apart = (small() - large()).norm() / large().norm()
+    assert apart < 0.1, f"{name}: the two differ by {apart:.3f}"
+    print(f"{name:26s} {on_gpu(large):8.3f} {on_gpu(small):8.3f} {on_gpu(ready):20.3f}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--means", type=int, nargs="+", default=[45, 120, 512], help="tokens in a document")
@@ -94,6 +125,7 @@ def main() -> int:
     attention(given)
     if eight.has_eight_bits(torch.device("cuda")):
         products()
+        gradients()
     return 0
 
 

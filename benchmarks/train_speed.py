@@ -373,13 +373,13 @@ def main() -> None:
             work = replace(work, train=work.train | ({"batch": given.batch} if given.batch else {}))
             work = replace(work, steps=given.steps or work.steps)
             plans = [*([] if given.no_plain else [([], [])]), *(([x], []) for x in out), *(([], [x]) for x in more)]
+            for row in theirs(name, work, text, device, given):  # first, so that ratios are to theirs
+                tell(row)
             for left, added in plans:
                 try:
                     tell(ours(name, work, text, device, left, added, given.profile))
                 except Exception as wrong:  # the others are worth knowing even so
                     print(f"{name}, without {left}, with {added}: {type(wrong).__name__}: {wrong}", file=sys.stderr)
-            for row in theirs(name, work, text, device, given):
-                tell(row)
     print_table(rows)
     print(f"{date.today()}, {where}, torch {torch.__version__}")
 

@@ -79,6 +79,7 @@ def interpreted():
             check(packed, bounds, toward, found, plain(packed, bounds, causal), 1e-5)
     check_strides(fused)
     check_dropout(fused)
+    check_packed(fused)
     packed, bounds, toward = problem([9, 3], heads=1, kind=torch.float16)
     found = fused.attend(*apart(packed), bounds, causal=True)
     check(packed, bounds, toward, found, plain(packed, bounds, True), 4e-3)
@@ -109,6 +110,19 @@ def check_dropout(fused):
         torch.manual_seed(seed)
         calls.append(fused.attend(*apart(packed), bounds, causal=False, dropout=0.5))
     assert torch.equal(calls[0], calls[1]) and not torch.equal(calls[0], calls[2])
+
+
+def check_packed(fused):
+    """In one piece it is the same to the bit, and so is its gradient."""
+    packed, bounds, toward = problem([7, 5, 12], rows=2)
+    for causal, dropout in ((False, 0.0), (True, 0.3)):
+        torch.manual_seed(3)
+        wanted = fused.attend(*apart(packed), bounds, causal=causal, dropout=dropout)
+        torch.manual_seed(3)
+        found = fused.attend_packed(packed, bounds, causal=causal, dropout=dropout).transpose(1, 2)
+        assert torch.equal(found, wanted)
+        mine, theirs = (torch.autograd.grad(x, packed, toward)[0] for x in (found, wanted))
+        assert torch.equal(mine, theirs)
 
 
 def check_operation(fused, device="cpu"):

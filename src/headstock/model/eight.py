@@ -10,17 +10,21 @@ to be read once more, which costs most of what is gained. So scales are known be
 - The gradient of a mean over M tokens is M times smaller than one token's, whose size 5 bits of exponent allow for.
 - The gradient of a cross entropy lies between -1 and 1.
 
-The gradient of weights is computed in 16 bits: it is a sum over tokens, for which both factors would have to be turned
-round in memory first.
+The gradient of a layer's weights is computed in 16 bits: it is a sum over tokens, for which both factors would have to
+be turned round in memory first. That of a head over the vocabulary is in 8, since one factor is narrow there and the
+other need then not be written in 16 bits at all.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from headstock.model.gpu import runs_triton
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 SIZES = 16  # products of 8 bits are made of so many features at once
@@ -55,33 +59,78 @@ def serves(x: Tensor, weight: Tensor) -> bool:
     return weight.size(0) % SIZES == 0 and weight.size(1) % SIZES == 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, back: bool = True) -> Tensor:
-    """(..., K), (N, K), (N,) -> (..., N) in bfloat16; with `back`, the gradient of `x` is made in 8 bits too."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., K), (N, K), (N,) -> (..., N) in bfloat16; the gradient of `x` is made in 8 bits too."""
+    return linear_apart(x, weight, bias, 1)[0]
+
+
+def linear_apart(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
+    """The same in so many parts (..., N / parts), for when their gradients come one by one."""
     with torch.autocast(x.device.type, enabled=False):
         rows = x.flatten(0, -2).to(torch.bfloat16)
-        made: Tensor = _Linear.apply(rows, weight, None if bias is None else bias.to(torch.bfloat16), back)
-    return made.unflatten(0, x.shape[:-1])
+        made = _Linear.apply(rows, weight, None if bias is None else bias.to(torch.bfloat16), parts)
+    return tuple(part.unflatten(0, x.shape[:-1]) for part in made)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, back: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
-        ctx.biased, ctx.back = bias is not None, back
+        ctx.biased = bias is not None
         scale = reach(x.size(1))
         table, grain = shrunk(weight)
-        return multiply(shrink(x, scale), table.t(), 1 / scale, grain, bias, fast=True)
+        return multiply(shrink(x, scale), table.t(), 1 / scale, grain, bias, fast=True).chunk(parts, 1)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        if ctx.back:
-            scale = 2.0 ** (6 + math.ceil(math.log2(len(slope))))  # 64 and more where a token moves features by one
-            table, grain = shrunk(weight.t())
-            by_x = multiply(shrink(slope, scale, BACKWARD), table.t(), 1 / scale, grain)
+        scale = 2.0 ** (6 + math.ceil(math.log2(len(x))))  # 64 and more where a token moves features by one
+        if len(slopes) == 1:
+            slope, small = slopes[0], shrink(slopes[0], scale, BACKWARD)
+            by_bias = slope.sum(0) if ctx.biased else None
         else:
-            by_x = slope @ weight.to(slope.dtype)
-        return by_x, (slope.mT @ x).to(weight.dtype), slope.sum(0) if ctx.biased else None, None
+            slope, small, sums = gather(slopes, scale, ctx.biased)
+            by_bias = sums.to(slope.dtype) if ctx.biased else None
+        table, grain = shrunk(weight.t())
+        by_x = multiply(small, table.t(), 1 / scale, grain)
+        return by_x, (slope.mT @ x).to(weight.dtype), by_bias, None
+
+
+@torch.library.custom_op("headstock::gather", mutates_args=())
+def gather(parts: Sequence[Tensor], scale: float, summed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(M, D) gradients of several parts in one reading: (M, N) side by side, the same in 8 bits, (N,) their sums."""
+    whole, small, _ = _gathered(parts)
+    if runs_triton(whole.device):
+        from headstock.model import fused_eight
+
+        return whole, small, fused_eight.gather(parts, whole, small, scale, summed)
+    whole = torch.cat(list(parts), 1)
+    return whole, shrink(whole, scale, BACKWARD), whole.sum(0, dtype=torch.float32)
+
+
+@gather.register_fake
+def _gathered(parts: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    features = sum(part.size(1) for part in parts)
+    whole = parts[0].new_empty(len(parts[0]), features)
+    return whole, whole.new_empty(whole.shape, dtype=BACKWARD), whole.new_empty(features, dtype=torch.float32)
+
+
+@torch.library.custom_op("headstock::turn", mutates_args=())
+def turn(x: Tensor) -> Tensor:
+    """(M, N) in 8 bits -> (N, M) row after row in memory, with zeros up to a multiple of what products want."""
+    turned = _turned(x)
+    if runs_triton(x.device):
+        from headstock.model import fused_eight
+
+        fused_eight.turn(x.view(torch.int8), turned.view(torch.int8))
+    else:
+        turned.copy_(F.pad(x.view(torch.int8), (0, 0, 0, turned.size(1) - len(x))).t().view(x.dtype))
+    return turned
+
+
+@turn.register_fake
+def _turned(x: Tensor) -> Tensor:
+    return x.new_empty(x.size(1), len(x) + -len(x) % SIZES)
 
 
 def reach(features: int) -> float:
@@ -109,16 +158,21 @@ def multiply(
     return torch._scaled_mm(x, turned, scale_a=grain.new_full((), scale), scale_b=grain, **how)
 
 
-class Table:
-    """A head's weights (V, D), for its scores and for what their gradient wants of its vectors."""
+class Head:
+    """A head's weights (V, D) and bias (V,), and some vectors (M, D): scores, and what their gradient gives to each."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight: Tensor, bias: Tensor | None, hidden: Tensor):
+        self.scale = reach(hidden.size(1))
         self.rows, self.grain = shrunk(weight)
-        self.columns = self.rows.t().contiguous()
+        self.columns, self.bias = self.rows.t().contiguous(), bias
+        self.hidden = shrink(hidden, self.scale)
 
-    def scores(self, x: Tensor) -> Tensor:
-        scale = reach(x.size(1))
-        return multiply(shrink(x, scale), self.rows.t(), 1 / scale, self.grain, fast=True)
+    def scores(self, part: slice) -> Tensor:
+        return multiply(self.hidden[part], self.rows.t(), 1 / self.scale, self.grain, self.bias, fast=True)
 
-    def back(self, wrong: Tensor) -> Tensor:
-        return multiply(wrong, self.columns.t(), 1 / WRONG, self.grain)
+    def back(self, wrong: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(m, D) by vectors, (V, D) by weights, (V,) by the bias."""
+        by_hidden = multiply(wrong, self.columns.t(), 1 / WRONG, self.grain)
+        turned, one = turn(wrong), self.grain.new_full((), 1 / self.scale)
+        by_weight = multiply(turned, turn(self.hidden[part]).t(), 1 / WRONG, one)
+        return by_hidden, by_weight, None if self.bias is None else turned.float().sum(1) / WRONG

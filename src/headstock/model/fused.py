@@ -1,4 +1,4 @@
-"""What rows of scores lose, and their gradient in their place, by one Triton kernel: imported only where there is one.
+"""What rows of scores lose, and their gradient, by one Triton kernel: imported only where there is Triton.
 
 N rows, V vocabulary.
 """
@@ -9,23 +9,22 @@ import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
 from headstock.model.batch import IGNORE
-from headstock.model.eight import BACKWARD, WRONG
 
 BLOCK = 8192  # scores read at once: a row of usual length is a few blocks, whose second reading the cache serves
 
 
-def lose_(
-    scores: Tensor, labels: Tensor, smoothing: float, learns: bool, *, small: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def lose(
+    scores: Tensor, labels: Tensor, smoothing: float, slopes: Tensor | None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """(N,) what each row of scores (N, V) loses, and whether the first of its best scores is that of its label.
 
-    Where the model `learns`, the scores become the gradient of the summed loss; if `small`, it also comes in 8 bits.
+    The gradient of the summed loss, scaled, goes into `slopes` (N, V) if there are any: perhaps the scores themselves.
     """
     rows, vocabulary = scores.shape
-    assert scores.stride(1) == 1
+    assert scores.stride(1) == 1 and (slopes is None or slopes.stride(1) == 1)
     lost = torch.empty(rows, dtype=torch.float32, device=scores.device)
     right = torch.empty(rows, dtype=torch.bool, device=scores.device)
-    shrunk = torch.empty(rows, vocabulary, dtype=BACKWARD, device=scores.device) if small else None
+    made = scores if slopes is None else slopes
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     if rows:
         with torch.cuda.device_of(scores):  # Triton starts kernels on the current device
@@ -34,19 +33,19 @@ def lose_(
                 labels.contiguous(),
                 lost,
                 right,
-                scores if shrunk is None else shrunk,
+                made,
                 scores.stride(0),
+                made.stride(0),
                 vocabulary,
                 float(smoothing),
-                WRONG,
+                float(scale),
                 IGNORE=IGNORE,
                 SMOOTH=smoothing > 0,
-                LEARNS=learns,
-                SMALL=small,
+                LEARNS=slopes is not None,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
             )
-    return lost, right, shrunk
+    return lost, right
 
 
 @triton.jit
@@ -55,21 +54,21 @@ def _row(
     labels,
     lost,
     right,
-    shrunk,
+    slopes,
     stride,
+    slopes_stride,
     vocabulary,
     smoothing,
     scale,
     IGNORE: tl.constexpr,
     SMOOTH: tl.constexpr,
     LEARNS: tl.constexpr,
-    SMALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     LOG2E: tl.constexpr = 1.4426950408889634  # powers of two are what the hardware makes
     row = tl.program_id(0).to(tl.int64)  # there may be more scores than 32 bits can count
     scores += row * stride
-    shrunk += row * vocabulary
+    slopes += row * slopes_stride
     label = tl.load(labels + row).to(tl.int32)
     places = tl.arange(0, BLOCK)
     if label == IGNORE:
@@ -79,9 +78,7 @@ def _row(
             for begin in range(0, vocabulary, BLOCK):
                 at = begin + places
                 nothing = tl.zeros((BLOCK,), tl.float32)
-                tl.store(scores + at, nothing.to(scores.dtype.element_ty), mask=at < vocabulary)
-                if SMALL:
-                    tl.store(shrunk + at, nothing.to(shrunk.dtype.element_ty), mask=at < vocabulary)
+                tl.store(slopes + at, nothing.to(slopes.dtype.element_ty), mask=at < vocabulary)
     else:
         # a label that is no token makes the loss NaN, instead of reading the memory of others
         own = tl.load(scores + label, mask=(label >= 0) & (label < vocabulary), other=float("nan")).to(tl.float32)
@@ -127,6 +124,4 @@ def _row(
                     wrong = tl.where(at == label, wrong - (1 - smoothing), wrong)
                 else:
                     wrong = tl.where(at == label, wrong - 1.0, wrong)
-                tl.store(scores + at, wrong.to(scores.dtype.element_ty), mask=at < vocabulary)
-                if SMALL:
-                    tl.store(shrunk + at, (wrong * scale).to(shrunk.dtype.element_ty), mask=at < vocabulary)
+                tl.store(slopes + at, (wrong * scale).to(slopes.dtype.element_ty), mask=at < vocabulary)

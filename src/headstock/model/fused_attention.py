@@ -33,10 +33,35 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *, causal:
     `bounds` (M,) are where documents begin and end in all rows end to end, from 0 to N; some may have no length, and
     none goes on from one row to the next. What is given has the memory of (B, T, H, K).
     """
-    assert 0 <= dropout < 1 and query.dtype == key.dtype == value.dtype
-    seed = torch.randint(1 << 31, (1,), device=query.device) if dropout else None
-    mixed: Tensor = attend_apart(query, key, value, bounds, seed, causal, dropout)[0]
+    assert query.dtype == key.dtype == value.dtype
+    mixed: Tensor = attend_apart(query, key, value, bounds, _seed(query, dropout), causal, dropout)[0]
     return mixed
+
+
+def attend_packed(packed: Tensor, bounds: Tensor, *, causal: bool, dropout: float = 0.0) -> Tensor:
+    """(B, T, H, K) the same of (B, T, 3, H, K) as one product makes them, whose gradient then comes in one piece."""
+    mixed: Tensor = _Packed.apply(packed, bounds, _seed(packed, dropout), causal, dropout)
+    return mixed
+
+
+class _Packed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, bounds: Tensor, seed: Tensor | None, causal: bool, dropout: float) -> Tensor:
+        mixed, logs, spans = attend_apart(*_unpacked(packed), bounds, seed, causal, dropout)
+        ctx.save_for_backward(packed, mixed, logs, spans, seed)
+        ctx.dropout = dropout
+        return mixed.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, toward: Tensor) -> tuple[Tensor | None, ...]:
+        packed, *others = ctx.saved_tensors
+        slopes = attend_apart_backward(toward.transpose(1, 2), *_unpacked(packed), *others, ctx.dropout)
+        return slopes, None, None, None, None
+
+
+def _seed(x: Tensor, dropout: float) -> Tensor | None:
+    assert 0 <= dropout < 1
+    return torch.randint(1 << 31, (1,), device=x.device) if dropout else None
 
 
 @torch.library.custom_op("headstock::attend_apart", mutates_args=())

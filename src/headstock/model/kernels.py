@@ -6,11 +6,9 @@ depends on the device, and is known to nobody else.
 """
 
 import platform
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.nn import functional as F
 
 from headstock.model import eight
 from headstock.model.batch import IGNORE
+from headstock.model.gpu import is_recent, runs_triton
 from headstock.model.masks import Mask
 
 SCORES = 1 << 27  # so many scores of tokens are held at once: half a gigabyte in single precision
@@ -79,11 +78,14 @@ def onednn_is_slow() -> bool:
     return platform.machine() in ("aarch64", "arm64") and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, whole: bool = True) -> Tensor:
-    """(..., K), (N, K), (N,) -> (..., N): a layer's product; not `whole` where its gradient comes in pieces."""
-    if eight.serves(x, weight):
-        return eight.linear(x, weight, bias, back=whole)
-    return F.linear(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., K), (N, K), (N,) -> (..., N): a layer's product."""
+    return eight.linear(x, weight, bias) if eight.serves(x, weight) else F.linear(x, weight, bias)
+
+
+def linear_apart(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> tuple[Tensor, ...] | None:
+    """A product in parts whose gradients come one by one; nothing where it is better made in one piece and split."""
+    return eight.linear_apart(x, weight, bias, parts) if eight.serves(x, weight) else None
 
 
 # Attention
@@ -100,14 +102,7 @@ def reads_apart(x: Tensor, head_width: int) -> bool:
     """Whether there is a kernel that reads the documents of packed rows each by itself, with no mask to be built."""
     if head_width > 256 or working_type(x) not in (torch.bfloat16, torch.float16):
         return False
-    return _is_recent(x.device)
-
-
-def _is_recent(device: torch.device) -> bool:
-    """Whether kernels for GPUs are made for this one: one of NVIDIA's since Ampere."""
-    if device.type != "cuda" or torch.version.hip:
-        return False
-    return torch.cuda.get_device_properties(device).major >= 8  # which a compiler may take for a constant
+    return is_recent(x.device)
 
 
 def attend_apart(
@@ -117,12 +112,29 @@ def attend_apart(
 
     Documents of no length are allowed, so that there may be as many bounds in every batch.
     """
-    width = query.size(-1)
-    if (width <= 64 or width == 128) and _runs_triton(query.device):  # it pads others, which takes longer
+    if _fits(query.size(-1), query.device):
         from headstock.model import fused_attention
 
         return fused_attention.attend(query, key, value, bounds, causal=causal, dropout=dropout)
     return attend_by_flash(query, key, value, bounds, causal=causal, dropout=dropout)
+
+
+def takes_packed(x: Tensor, mask: Mask, head_width: int) -> bool:
+    """Whether attention under this mask is made best of queries, keys and values as one product leaves them."""
+    return mask.bounds is not None and _fits(head_width, x.device)
+
+
+def attend_packed(packed: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """(B, T, 3, H, K) -> (B, T, H, K): nothing is put together again on the way back."""
+    from headstock.model import fused_attention
+
+    assert mask.bounds is not None
+    return fused_attention.attend_packed(packed, mask.bounds, causal=mask.causal, dropout=dropout)
+
+
+def _fits(head_width: int, device: torch.device) -> bool:
+    """Whether our own kernel is the faster one: it pads other widths, which takes longer."""
+    return (head_width <= 64 or head_width == 128) and runs_triton(device)
 
 
 def attend_by_flash(
@@ -173,7 +185,7 @@ def linear_cross_entropy(
     """
     most = most or (SCORES_CUDA if in_place(hidden) else SCORES)
     rows = rows_at_once(len(hidden), max(1, most // len(weight)))
-    small = bias is None and eight.serves(hidden, weight)
+    small = eight.serves(hidden, weight)
     hidden = hidden.to(working_type(hidden))
     with torch.autocast(hidden.device.type, enabled=False):
         return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, rows, torch.is_grad_enabled(), small)
@@ -211,10 +223,10 @@ def lose(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tupl
 @torch.library.custom_op("headstock::lose_", mutates_args={"scores"})
 def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
     """The same, but that the gradient takes the place of the scores; to those who compile it is a single operation."""
-    if _runs_triton(scores.device):
+    if runs_triton(scores.device):
         from headstock.model import fused
 
-        return fused.lose_(scores, labels, smoothing, learns)[:2]
+        return fused.lose(scores, labels, smoothing, scores if learns else None)
     parts = max(1, -(-scores.numel() // SCORES))  # since much is made of them at once
     made = []
     for some, wanted in zip(scores.chunk(parts), labels.chunk(parts), strict=True):
@@ -230,46 +242,22 @@ def _(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[T
     return scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
 
 
-@torch.library.custom_op("headstock::lose_small_", mutates_args={"scores"})
-def lose_small_(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for who learns, and the gradient in 8 bits too."""
-    if _runs_triton(scores.device):
+@torch.library.custom_op("headstock::lose_small", mutates_args=())
+def lose_small(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for who learns, with the gradient in 8 bits; the scores stay."""
+    if runs_triton(scores.device):
         from headstock.model import fused
 
-        lost, right, small = fused.lose_(scores, labels, smoothing, True, small=True)
-        assert small is not None
-    else:
-        lost, right, wrong = lose(scores, labels, smoothing, True)
-        scores.copy_(wrong)
-        small = eight.shrink(wrong, eight.WRONG, eight.BACKWARD)
-    return lost, right, small
+        slopes = torch.empty_like(scores, dtype=eight.BACKWARD)
+        return *fused.lose(scores, labels, smoothing, slopes, eight.WRONG), slopes
+    lost, right, wrong = lose(scores, labels, smoothing, True)
+    return lost, right, eight.shrink(wrong, eight.WRONG, eight.BACKWARD)
 
 
-@lose_small_.register_fake
+@lose_small.register_fake
 def _(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
     lost, right = scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
-    return lost, right, scores.new_empty(scores.shape, dtype=eight.BACKWARD)
-
-
-@torch.compiler.assume_constant_result
-def _runs_triton(device: torch.device) -> bool:
-    """Whether Triton runs there; a compiler asks it as we do, and does not look into it."""
-    return _builds_triton(device)
-
-
-@cache
-def _builds_triton(device: torch.device) -> bool:
-    """Whether it can build there: for that it needs a C compiler and Python's headers."""
-    if not _is_recent(device) or find_spec("triton") is None:
-        return False
-    try:
-        from headstock.model import fused
-
-        fused.lose_(torch.zeros(1, 2, device=device), torch.zeros(1, dtype=torch.int64, device=device), 0.0, True)
-    except Exception as error:  # of which there are many kinds, and every one has a way round
-        warnings.warn(f"Triton cannot build a kernel here, and losses take longer without: {error}", stacklevel=2)
-        return False
-    return True
+    return lost, right, torch.empty_like(scores, dtype=eight.BACKWARD)
 
 
 def _add(total: Tensor | None, part: Tensor) -> Tensor:
@@ -289,26 +277,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
         learns: bool,
         small: bool,
     ) -> tuple[Tensor, Tensor]:
-        table, small_table = weight.to(hidden.dtype), eight.Table(weight) if small else None
-        shift = None if bias is None else bias.to(hidden.dtype)
+        table, shift = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        head = eight.Head(weight, shift, hidden) if small else None
         loss, hits = hidden.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         moves: list[Tensor] = []
         by_weight = by_bias = None
-        for rows, wanted in zip(hidden.split(at_once), labels.split(at_once), strict=True):
-            scores = F.linear(rows, table, shift) if small_table is None else small_table.scores(rows)  # (n, V)
-            if small_table is not None:
-                lost, right, less = lose_small_(scores, wanted, smoothing)
-                wrong = scores
-            elif in_place(scores):
-                lost, right = lose_(scores, wanted, smoothing, learns)
-                wrong = scores
+        for begin in range(0, max(1, len(hidden)), at_once):  # once even for nothing
+            part = slice(begin, begin + at_once)
+            rows, wanted = hidden[part], labels[part]
+            if head is not None:
+                lost, right, wrong = lose_small(head.scores(part), wanted, smoothing)
+                move, pull, shove = head.back(wrong, part)
             else:
-                lost, right, wrong = lose(scores, wanted, smoothing, learns)
+                scores = F.linear(rows, table, shift)  # (n, V)
+                if in_place(scores):
+                    lost, right = lose_(scores, wanted, smoothing, learns)
+                    wrong = scores
+                else:
+                    lost, right, wrong = lose(scores, wanted, smoothing, learns)
+                if learns:
+                    move, pull = wrong @ table, wrong.mT @ rows
+                    shove = None if bias is None else wrong.sum(0, dtype=torch.float32)
             loss, hits = loss + lost.sum(), hits + right.sum()
             if learns:
-                moves.append(wrong @ table if small_table is None else small_table.back(less))
-                by_weight = _add(by_weight, wrong.mT @ rows)
-                by_bias = None if bias is None else _add(by_bias, wrong.sum(0, dtype=torch.float32))
+                moves.append(move)
+                by_weight = _add(by_weight, pull)
+                by_bias = None if shove is None else _add(by_bias, shove)
         by_hidden = None if not moves else moves[0] if len(moves) == 1 else torch.cat(moves)
         ctx.save_for_backward(by_hidden, by_weight, by_bias)
         ctx.mark_non_differentiable(hits)

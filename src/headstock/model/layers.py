@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.model.cache import Cache
-from headstock.model.kernels import attend, linear, working_type
+from headstock.model.kernels import attend, attend_packed, linear, linear_apart, takes_packed, working_type
 from headstock.model.masks import Mask
+from headstock.model.pointwise import drop, gelu, gelu_tanh
 
 NormKind = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
@@ -17,16 +18,9 @@ Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles, e
 Watch = Callable[[Tensor, Tensor, Tensor, Mask, Tensor], None]  # told queries, keys, values, mask and what was mixed
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    """GPT-2's. Half of one plus a tangent is a sigmoid, which compiled code has a shorter way to."""
-    if torch.compiler.is_compiling():
-        return x * torch.sigmoid(x * (1.5957691216057308 + 0.07135481627 * x * x))  # 2 sqrt(2 / pi), and 0.044715 of it
-    return F.gelu(x, approximate="tanh")
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
     "swiglu": F.silu,
@@ -49,12 +43,17 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Linear(nn.Linear):
-    """torch's own, its product made as it is fastest; `whole` where its gradient comes in one piece."""
-
-    whole = True
+    """torch's own, its product made as it is fastest."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, whole=self.whole)
+        return linear(x, self.weight, self.bias)
+
+
+class Dropout(nn.Dropout):
+    """torch's own, its draws made as they are fastest."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, self.p) if self.training and self.p else x
 
 
 def make_norm(width: int, kind: NormKind, *, bias: bool = True, epsilon: float = EPSILON) -> nn.Module:
@@ -69,7 +68,6 @@ class Attention(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.watch: Watch | None = None  # who wants to see what is mixed by: see looking.py
         self.inputs = Linear(width, 3 * width, bias=bias)  # queries, keys and values in one product
-        self.inputs.whole = False
         self.output = Linear(width, width, bias=bias)
         self.query_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
         self.key_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
@@ -86,7 +84,10 @@ class Attention(nn.Module):
     ) -> Tensor:
         if only is not None:
             return self.from_one(x, mask, rotation, only)
-        query, key, value = self.split(self.inputs(x), 3)
+        bare = rotation is None and cache is None and self.query_norm is None and self.watch is None
+        if bare and takes_packed(x, mask, x.size(-1) // self.heads):
+            return self.mix_packed(x, mask)
+        query, key, value = self.project(x)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
@@ -94,6 +95,13 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.extend(layer, key, value)
         return self.mix(query, key, value, mask)
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, not normed yet."""
+        parts = linear_apart(x, self.inputs.weight, self.inputs.bias, 3)
+        if parts is None:
+            return self.split(self.inputs(x), 3)
+        return tuple(self.split(part, 1)[0] for part in parts)
 
     def from_one(self, x: Tensor, mask: Mask, rotation: Rotation | None, only: Tensor) -> Tensor:
         """(B, 1, D): from one place of each row onto all of it."""
@@ -125,6 +133,12 @@ class Attention(nn.Module):
         apart = x.view(rows, length, parts, self.heads, width // (parts * self.heads))
         return apart.transpose(1, 3).unbind(2)  # (B, T, parts D) -> (B, H, parts, T, K) -> each (B, H, T, K)
 
+    def mix_packed(self, x: Tensor, mask: Mask) -> Tensor:
+        """Queries, keys and values as the product leaves them, to which nothing is done before they meet."""
+        packed = self.inputs(x).unflatten(-1, (3, self.heads, -1))  # (B, T, 3 D) -> (B, T, 3, H, K)
+        mixed = attend_packed(packed, mask, self.dropout if self.training else 0.0)
+        return self.output(mixed.flatten(2))
+
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         mixed = attend(query, key, value, mask, dropout)
@@ -142,7 +156,7 @@ class FeedForward(nn.Module):
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
         self.activation = ACTIVATIONS[activation]
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -168,7 +182,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = make_norm(width, kind, bias=bias, epsilon=epsilon)
         self.post = norm == "post"
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, only: Tensor | None = None) -> Tensor:
         """With `only`, the sublayer adds to one place of each row, and only that goes on: (B, T, D) -> (B, 1, D)."""

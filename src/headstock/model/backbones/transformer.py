@@ -13,7 +13,7 @@ from headstock.model.batch import Batch, Output, State
 from headstock.model.cache import Cache
 from headstock.model.counting import Dimensions, Kept, Part, Place, blocks, in_parts, norm, table
 from headstock.model.kernels import reads_apart, working_type
-from headstock.model.layers import EPSILON, Activation, Block, NormKind, Rotation, make_norm
+from headstock.model.layers import EPSILON, Activation, Block, Dropout, NormKind, Rotation, make_norm
 from headstock.model.masks import Mask, hide, mask_for
 from headstock.model.positions import BASE, rotary_angles, sinusoids
 
@@ -80,7 +80,7 @@ class Transformer(Backbone):
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
         self.segments = nn.Embedding(c.segments, c.width) if c.segments else None
         self.embed_norm = make_norm(c.width, c.norm_kind, bias=c.bias, epsilon=c.norm_epsilon) if c.embed_norm else None
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = Dropout(c.dropout)
         self.blocks = nn.ModuleList(
             Block(
                 c.width,

@@ -16,10 +16,12 @@ from headstock.study.extent import count, extent, packed_share
 from headstock.study.forecast import Costs, costs, fits, fitted, seconds_of, steps_in
 from headstock.study.machine import Machine, look_at
 from headstock.study.plan import Planner, flat, plan
+from headstock.study.plan_told import told
 from headstock.study.probe import Measured, corrected
 from headstock.study.recipe import to_toml
 from headstock.text.reading import read_corpus
 from headstock.train.blueprint import blueprint
+from headstock.train.compiling import CALLS
 from headstock.train.cost import moving_flops, parts_of
 from headstock.train.optim import make_optimizers
 from headstock.train.settings import make_config
@@ -205,6 +207,49 @@ def test_what_was_measured_takes_the_place_of_the_forecast():
     assert slow.starting == pytest.approx(8.6)
 
 
+def test_a_small_step_on_a_card_takes_what_its_calls_take(found):
+    one = made(found, CARD, minutes=1, objective="hybrid")
+    chosen = planner(found).build(one.tree, count(found, one.tree["tokenizer"]["vocabulary"]))
+    recorded = costs(chosen, CARD)
+    assert recorded.step >= forecast.RECORDED * CALLS * chosen.model.depth
+    assert recorded.starting >= 250 * CALLS * chosen.model.depth  # each shape is called kernel by kernel at first
+    plain = costs(replace(chosen, train=replace(chosen.train, compile=False)), CARD)
+    assert plain.step >= CALLS * chosen.model.depth and plain.starting == 0
+    assert costs(chosen, LAPTOP).starting == 0
+
+
+def test_what_was_tried_on_a_card_is_what_is_run(found):
+    asked = planner(found, minutes=1, objective="causal")
+    for machine, way, word in ((CARD, "recorded", "replay"), (CARD, "plain", False), (LAPTOP, "plain", None)):
+        choice, counted = asked.choose(machine)
+        tried = replace(EACH, way=way, measured=True)
+        assert asked.plan(choice, counted, machine, tried).tree["train"].get("compile") is word
+
+
+def test_time_and_speed_are_those_that_a_run_tells(found):
+    asked = planner(found, minutes=1, objective="causal")
+    tried = replace(EACH, step=0.01, starting=2.0, cold=30.0, measured=True)
+    one = asked.plan(*asked.choose(CARD), CARD, tried)
+    aside = 10 * (one.valid_tokens * tried.reading + tried.saving)
+    assert one.tokens_per_second == pytest.approx(one.tokens / (one.seconds - aside))
+    assert one.tokens_per_second < tried.tokens_per_second
+    assert any("a new process may take up to 30 s more" in line for line in told(one))
+    late = asked.plan(*asked.choose(CARD), CARD, replace(tried, starting=70.0, cold=0.0))
+    assert late.seconds > 70 and any("more than the 1 minutes" in line for line in told(late))
+    assert not any("new process" in line for line in told(late))
+
+
+def test_held_out_text_that_is_read_twice_takes_twice_as_long(found):
+    plans = {o: made(found, LAPTOP, minutes=60, objective=o) for o in ("causal", "hybrid")}
+    held = {o: p.choice.text.tokens * 0.05 / 0.95 for o, p in plans.items()}
+    assert plans["causal"].tree["train"]["valid_tokens"] > held["causal"]  # all of it is read
+    assert plans["causal"].valid_tokens == pytest.approx(held["causal"])
+    assert plans["hybrid"].valid_tokens == pytest.approx(
+        min(2 * held["hybrid"], plans["hybrid"].tree["train"]["valid_tokens"])
+    )
+    assert plans["hybrid"].valid_tokens > held["hybrid"]
+
+
 def test_a_machine_is_looked_at():
     seen = look_at(torch.device("cpu"))
     assert seen.products > 1e8 and seen.traffic > 1e7 and 0 < seen.launch < 0.1
@@ -228,6 +273,7 @@ def test_a_probed_plan_can_be_run_and_is_what_was_said(text, tmp_path, monkeypat
 
     monkeypatch.setattr(module, "ROUNDS", 1)
     monkeypatch.setattr(probe, "STEPS", 12)
+    monkeypatch.setattr(probe, "TRIED", 0.0)
     one = plan(text, device="cpu", minutes=0.02, probe=True)
     told = one.plain()
     assert told["probed"] and one.costs.measured and told["tokens_per_second"] > 0

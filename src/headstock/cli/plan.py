@@ -17,7 +17,7 @@ def plan(
         str | None,
         typer.Option("--objective", help="causal, masked, hybrid, both-ways or denoise; proposed unless named."),
     ] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Make about 50 real steps here, and correct it.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Make 50 or more real steps here, and correct it.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the settings to this .toml file.")] = None,
     documents: Documents = None,
     column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,

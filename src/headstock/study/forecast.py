@@ -10,6 +10,7 @@ from headstock.model.model import Model
 from headstock.study.machine import Machine
 from headstock.tasks.task import Task
 from headstock.train.blueprint import blueprint
+from headstock.train.compiling import CALLS, Way
 from headstock.train.cost import Memory, flops_per_token, memory, moving_flops, parts_of
 from headstock.train.settings import RunConfig
 
@@ -20,6 +21,8 @@ TOUCHED = {"cpu": 15, "mps": 10, "cuda": 10}
 TOUCHED_COMPILED = 4
 OPERATIONS = 100  # of a layer, forward and back
 RECORDED = 0.15  # the share of the calls' time that is left where a small model's steps are recorded
+# shapes that batches have in 2,500 steps, of objectives whose batches differ: each is read as usual, then recorded
+SHAPES = {"masked": 20, "hybrid": 250, "denoise": 250}
 WRITTEN = 2.5e8  # bytes a second into a checkpoint, its checksum included
 VALIDATIONS = 10  # in a run, unless set otherwise
 ROOM = 0.8  # of what is free may be taken
@@ -37,8 +40,10 @@ class Costs:
     reading: float  # seconds to read a token in a validation
     saving: float  # seconds of a checkpoint
     peak: int  # bytes
-    starting: float = 0.0  # seconds more that the first steps take
+    starting: float = 0.0  # seconds more that the first steps take, and those of new shapes where steps are recorded
+    cold: float = 0.0  # seconds more that a process takes which has to load its kernels first; in no forecast
     processor: float = 0.0  # seconds of a step on all cores together, where it was measured
+    way: Way | None = None  # how steps were run, where they were
     measured: bool = False
 
     @property
@@ -64,8 +69,13 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     carrying = touched * times * (held.activations + held.working) / machine.traffic
     carrying += 4 * (held.weights + held.optimizer) / machine.traffic
     launching = machine.launch * OPERATIONS * (model.backbone.depth + 1) * times
-    if machine.device == "cuda" and model.backbone.compiles and chosen.train.compile in ("auto", "replay"):
-        launching *= RECORDED
+    starting = 0.0
+    if machine.device == "cuda":  # calls take longer than small operations do: autograd and optimizers are called too
+        launching = max(launching, CALLS * model.backbone.depth * times)
+        if model.backbone.compiles and chosen.train.compile in ("auto", "replay"):
+            small = computing + carrying < 2 * launching  # as train.compiling has it
+            starting = 2 * launching * SHAPES.get(chosen.objective, 1) if small else 0.0
+            launching *= RECORDED
     # a GPU is told what to do while it is still at work; a CPU does one after the other
     step = max(computing + carrying, launching) if machine.device == "cuda" else computing + carrying + launching
     return Costs(
@@ -77,6 +87,7 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
         reading=float(step) * machine.slower / tokens / 3,
         saving=float(held.weights + held.optimizer + held.average) / WRITTEN,
         peak=int(held.total) + (machine.held if machine.device != "cuda" else 0),
+        starting=starting * machine.slower,
     )
 
 

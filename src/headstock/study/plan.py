@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headstock.study import rules
 from headstock.study.extent import Counted, Extent, count, extent
 from headstock.study.forecast import Costs, costs, fits, fitted, seconds_of, steps_in
 from headstock.study.machine import Machine, look_at
+from headstock.study.probe import WORDS
 from headstock.study.probe import probe as try_out
 from headstock.study.rules import MOST_PASSES, TOKENS_PER_WEIGHT, Text
 from headstock.text.reading import read_corpus
@@ -57,7 +59,13 @@ class Plan:
 
     @property
     def seconds(self) -> float:
+        """What the run will tell as its own: steps, validations and checkpoints, recording and compiling among them."""
         return seconds_of(self.costs, self.steps, self.valid_tokens)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Likewise: of all steps, the slow ones at the beginning too, without validations and checkpoints."""
+        return self.tokens / (self.costs.starting + self.steps * self.costs.step)
 
     @property
     def tokens(self) -> int:
@@ -74,7 +82,7 @@ class Plan:
             "flops": self.costs.flops * self.tokens,
             "seconds": round(self.seconds, 1),
             "peak_bytes": self.costs.peak,
-            "tokens_per_second": round(self.costs.tokens_per_second, 1),
+            "tokens_per_second": round(self.tokens_per_second, 1),
             "steps": self.steps,
             "tokens": self.tokens,
             "passes": round(self.passes, 3),
@@ -115,9 +123,21 @@ def plan(
     planner = Planner(found, data, minutes, objective, seed)
     choice, counted = planner.choose(machine)
     made = planner.plan(choice, counted, machine)
+    cold = 0.0
     for left in reversed(range(ROUNDS if probe else 0)):
         chosen, forecast = planner.build(made.tree, counted), made.costs
-        tried = try_out(chosen, counted.tokenizer, found.sample, forecast, device=chosen_device, say=say)
+        tried = try_out(
+            chosen,
+            counted.tokenizer,
+            found.sample,
+            forecast,
+            valid_tokens=made.valid_tokens,
+            steps_for=partial(planner.steps, choice, valid_tokens=made.valid_tokens),
+            device=chosen_device,
+            say=say,
+        )
+        cold = max(cold, tried.cold)  # later probes find kernels that the first one loaded
+        tried = replace(tried, cold=cold)
         made = planner.plan(choice, counted, machine, tried)
         off = tried.step / forecast.step
         if max(off, 1 / off) < WRONG or minutes is None or not left:
@@ -178,7 +198,8 @@ class Planner:
             each = costs(chosen, machine)
             most = MOST_PASSES[objective] * text.tokens
             if self.minutes is not None:
-                most = min(most, FREE * 60 * self.minutes * each.tokens_per_second)
+                free = max(FREE * 60 * self.minutes - each.starting, 0.1 * 60 * self.minutes)
+                most = min(most, free * each.tokens_per_second)
             enough = most >= TOKENS_PER_WEIGHT * each.inner and fits(one_row(chosen), machine)
             if best is not None and not enough:
                 break
@@ -211,15 +232,20 @@ class Planner:
         chosen = fitted(self.build(tree, counted), machine)
         if chosen.train.micro_batch:
             tree["train"]["micro_batch"] = chosen.train.micro_batch
+        if tried is not None and tried.way is not None and machine.device == "cuda":
+            tree["train"]["compile"] = WORDS[tried.way]  # what was tried is what will be run
         if self.seed is not None:
             tree["train"]["seed"] = self.seed
         each = tried or costs(chosen, machine)
-        valid = min(chosen.train.valid_tokens, choice.text.tokens * VALID / (1 - VALID))
-        steps = math.ceil(MOST_PASSES[choice.objective] * choice.text.tokens / each.tokens)
-        if self.minutes is not None:
-            steps = min(steps, steps_in(each, 60 * self.minutes, valid))
-        tree["train"]["steps"] = steps
+        held = rules.held_out(choice.objective, choice.text.tokens * VALID / (1 - VALID))
+        valid = min(chosen.train.valid_tokens, held)
+        tree["train"]["steps"] = steps = self.steps(choice, each, valid_tokens=valid)
         return Plan(tree, choice, steps, each, machine, valid, self.minutes, self.found.read)
+
+    def steps(self, choice: Choice, each: Costs, *, valid_tokens: float) -> int:
+        """As many as there is time for, and no more passes than pay."""
+        steps = math.ceil(MOST_PASSES[choice.objective] * choice.text.tokens / each.tokens)
+        return steps if self.minutes is None else min(steps, steps_in(each, 60 * self.minutes, valid_tokens))
 
 
 def one_row(chosen: RunConfig) -> RunConfig:

@@ -41,11 +41,13 @@ def told(made: Plan) -> list[str]:
     each = made.costs
     lines = [
         f"{'measured' if each.measured else 'forecast'}: {duration(made.seconds)}, "
-        f"{each.tokens_per_second:,.0f} tokens/s, {size(each.peak)} of memory at most, "
+        f"{made.tokens_per_second:,.0f} tokens/s, {size(each.peak)} of memory at most, "
         f"{made.plain()['flops']:.2g} operations"
     ]
     if not each.measured:
         lines.append("roughly: time may be off by a factor of two before it is tried here with --probe")
+    if each.cold > 0.05 * made.seconds:
+        lines.append(f"a new process may take up to {duration(each.cold)} more, to load or make its kernels")
     if not made.exact:
         lines.append("the corpus is large, so its size was estimated from a part of it")
     if made.minutes is not None and made.seconds < 0.8 * 60 * made.minutes:
@@ -53,6 +55,11 @@ def told(made: Plan) -> list[str]:
         lines.append(
             f"the text is used up before the {made.minutes:g} minutes: it is read {most} times, and more would only "
             "learn it by heart; more text would help more than more time"
+        )
+    if made.minutes is not None and made.seconds > 1.05 * 60 * made.minutes:
+        lines.append(
+            f"this is more than the {made.minutes:g} minutes: to begin, to validate and to save alone takes "
+            f"{duration(made.seconds - made.steps * each.step)}"
         )
     if made.minutes is None:
         lines.append("no --minutes were named, so this is as much as the text is worth")
@@ -65,7 +72,7 @@ def why(made: Plan) -> str:
     parts = ", ".join(chosen[name] for name in ("objective", "size", "passes", "batch"))
     return (
         f"no preset or size was named, so it was chosen for {made.minutes:g} minutes here: {parts}; "
-        f"about {made.costs.tokens_per_second:,.0f} tokens/s and {size(made.costs.peak)} (headstock plan says why)"
+        f"about {made.tokens_per_second:,.0f} tokens/s and {size(made.costs.peak)} (headstock plan says why)"
     )
 
 
@@ -75,7 +82,7 @@ def heading(made: Plan) -> str:
     return (
         f"{each.parameters:,} parameters, {made.passes:.1f} passes over about {made.choice.text.tokens:,.0f} tokens.\n"
         f"{'Measured' if each.measured else 'Forecast'} on {made.machine.name}: {duration(made.seconds)}, "
-        f"{each.tokens_per_second:,.0f} tokens/s, {size(each.peak)}."
+        f"{made.tokens_per_second:,.0f} tokens/s, {size(each.peak)}."
     )
 
 

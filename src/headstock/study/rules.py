@@ -43,6 +43,7 @@ SIZES = (
 PRESETS = ("nano", "mini", "small", "base")  # the sizes of families that are not planned by depth and width
 FAMILIES = {"both-ways": "elmo", "denoise": "seq2seq"}  # objectives that want another family than the Transformer
 MOST_PASSES = {"causal": 4, "both-ways": 4, "hybrid": 10, "masked": 16, "denoise": 16}
+READ_TWICE = ("hybrid",)  # objectives whose held-out text is read once hidden and once left to right
 TOKENS_PER_WEIGHT = 10
 STEPS = 2500
 MODERN: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "positions": "rotary", "activation": "swiglu"}
@@ -125,6 +126,11 @@ def rows_of(tokens: float, length: int) -> int:
     """Rows of a step, a power of two."""
     wanted = tokens / STEPS / length
     return 2 ** max(3, min(10, round(math.log2(max(1.0, wanted)))))
+
+
+def held_out(objective: str, tokens: float) -> float:
+    """Tokens that a validation would read if it read all of the text that is held out."""
+    return tokens * (2 if objective in READ_TWICE else 1)
 
 
 def valid_tokens_of(tokens: float) -> int:

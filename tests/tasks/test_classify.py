@@ -13,12 +13,12 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
 from headstock.errors import ConfigError, UserError
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
 from headstock.tasks.classes import balanced_weights, find_classes, label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig, Labelled, as_predictions
-from headstock.tasks.task import filled
+from headstock.tasks.task import filled, framed
 from headstock.text.records import Records, read_records
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.predict import features
@@ -50,6 +50,34 @@ def records(*labels, source="train.csv"):
 
 
 # What is read of a text
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 40), max_size=9), min_size=1, max_size=6),
+    st.lists(st.integers(50, 59), max_size=2),
+    st.lists(st.integers(60, 69), max_size=2),
+)
+def test_texts_are_framed_as_if_each_was_a_row_by_itself(texts, before, after):
+    tokens, padding = framed(texts, before, after, 99)
+    wanted, nowhere = pad([[*before, *text, *after] for text in texts], 99)
+    assert tokens.dtype == wanted.dtype and torch.equal(tokens, wanted)
+    assert (padding is None) == (nowhere is None)
+    assert padding is None or torch.equal(padding, nowhere)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("long", ["head", "tail", "head+tail", "windows"])
+def test_a_batch_is_the_rows_of_its_texts_whether_they_are_long_or_not(long, closed):
+    task, data = make(long=long, closed=closed), labelled("abc", "", "j", "abcdefgh", "ghijabcdefgh")
+    examples = task.examples(data, length=8)
+    for chosen in ([0, 1, 2], [2, 0], [1], [3, 0], [4, 2]):
+        rows = [row for i in chosen for row in task.rows(data.tokens[i], 8)]
+        tokens, padding = pad(rows, task.filler)
+        batch = examples.batch(chosen)
+        assert torch.equal(batch.tokens, tokens)
+        assert (batch.padding is None) == (padding is None)
+        assert padding is None or torch.equal(batch.padding, padding)
 
 
 @settings(max_examples=200, deadline=None)

@@ -183,6 +183,39 @@ def test_all_kinds_take_any_text_alone_or_in_a_batch(trained, texts):
         assert all(0 <= i < tokenizer.vocabulary for ids in rows for i in ids)
 
 
+PIECES = [
+    "the cat ",
+    "L’été… ",
+    "Œuvre\t",
+    "ſtraße\n",
+    "<eos>",
+    "[MASK]",
+    "cafe\u0301",
+    "e\u0323\u0302",
+    "猫犬 ",
+    "Å",
+    "한",
+]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3))).map("".join), min_size=1, max_size=5))
+def test_a_text_that_is_spelled_as_it_should_be_is_cut_the_same_without_spelling_it_anew(trained, texts):
+    texts = [text.encode(errors="ignore").decode() for text in texts]
+    for kind in ("bpe", "wordpiece", "word", "char"):
+        engine = trained[kind].engine
+        spelled = engine._library.encode_batch_fast(texts, add_special_tokens=False)
+        assert engine.encode_batch(texts) == [cut.ids for cut in spelled]
+
+
+def test_only_a_normalizer_that_leaves_latin_letters_alone_is_passed_by(trained):
+    passed = {kind: trained[kind].engine._bare is not None for kind in KINDS}
+    assert passed == {"bpe": True, "unigram": False, "wordpiece": True, "word": True, "char": True}
+    for change in ("lowercase", "strip_accents"):
+        asked = TokenizerSettings(kind="wordpiece", vocabulary=200, **{change: True})
+        assert train_tokenizer(TEXTS, asked).engine._bare is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_text_gives_the_same_bytes(kind, tmp_path):
     contents = set()

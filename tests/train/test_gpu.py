@@ -43,6 +43,18 @@ def test_compiled_for_real(corpus, tmp_path, tiny):
     assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
+def test_texts_of_all_lengths_are_read_without_a_plan_for_each_shape(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny, device="cuda")
+    model, cuda, seen = headstock.load(tmp_path / "run", device="cuda"), torch.backends.cuda, []
+    before = cuda.cudnn_sdp_enabled()
+    texts = ["Anne likes Paris. " * (1 + i % 5) for i in range(600)]
+    model.model.backbone.register_forward_pre_hook(lambda *_: seen.append(cuda.cudnn_sdp_enabled()))
+    found = model.embed(texts, pool="last")
+    assert seen and not any(seen)
+    assert cuda.cudnn_sdp_enabled() == before
+    assert found == pytest.approx(headstock.load(tmp_path / "run", device="cpu").embed(texts, pool="last"), abs=0.05)
+
+
 def test_generation_is_the_same_with_and_without_the_cache(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 60, "lr": 1e-2}, device="cuda")
     model = headstock.load(tmp_path / "run", device="cuda")

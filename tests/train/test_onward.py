@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.train.onward import WAITING, growing, made_ahead
+from headstock.train.onward import WAITING, growing, made_ahead, worked_ahead
 
 
 @given(st.integers(0, 3000), st.integers(1, 900))
@@ -60,3 +60,48 @@ def test_nobody_goes_on_making_when_nobody_asks():
     stream.close()
     thread.join(60)  # an end to a test that would otherwise never fail
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_work_is_told_in_order_however_many_do_it(threads):
+    first = threading.Event()
+
+    def work(item):
+        if item == 0 and threads > 1:
+            assert first.wait(60)  # the first is done after the second, which others do meanwhile
+        first.set()
+        if item == 7:
+            raise KeyError("eighth")
+        return item * item
+
+    assert list(worked_ahead(work, iter(range(7)), threads=threads)) == [item * item for item in range(7)]
+    first.clear()
+    stream = worked_ahead(work, itertools.count(), threads=threads)
+    assert list(itertools.islice(stream, 7)) == [item * item for item in range(7)]
+    with pytest.raises(KeyError, match="eighth"):
+        next(stream)
+
+
+def test_few_parts_are_worked_on_however_many_are_to_come():
+    used, lead = 0, []
+
+    def counted():
+        for made in range(300):
+            lead.append(made - used)
+            yield made
+
+    for _ in worked_ahead(str, counted(), threads=3):
+        used += 1
+    assert used == 300
+    assert max(lead) <= WAITING + 2
+
+
+def test_workers_leave_when_nobody_asks():
+    before = set(threading.enumerate())
+    stream = worked_ahead(str, itertools.count(), threads=3)
+    assert next(stream) == "0"
+    more = set(threading.enumerate()) - before
+    stream.close()
+    for thread in more:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in more)

@@ -20,7 +20,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.model.batch import Batch
 from headstock.text.records import Records
-from headstock.train import predict
+from headstock.train import embed, loaded, predict
 from headstock.train.finetune import finetune
 from headstock.train.predict import as_arrays, by_size, together
 from tests.conftest import TINY
@@ -128,6 +128,38 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
     endless = model.predictions(itertools.cycle(given))  # answers do not wait for the last text
     assert [row["label"] for row in itertools.islice(endless, 60)] == [row["label"] for row in [*whole, *whole[:10]]]
     assert model.predict([]) == []
+
+
+def test_many_threads_cut_what_one_cuts(run, monkeypatch):
+    model, given = headstock.load(run, device="cpu"), texts(50, seed=1)
+    one = model.predict(given), model.embed(given)
+    monkeypatch.setattr(predict, "AT_ONCE", 7)
+    monkeypatch.setattr(predict, "cutters", lambda device: 3)
+    monkeypatch.setattr(loaded, "AT_ONCE", 7)
+    monkeypatch.setattr(loaded, "cutters", lambda device: 3)
+    for row, other in zip(model.predict(given), one[0], strict=True):
+        assert row["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
+    assert model.embed(given) == pytest.approx(one[1], abs=1e-5)
+
+
+def test_texts_are_read_by_kernels_that_take_any_shape(run, monkeypatch):
+    """On a GPU; here that they would be."""
+    inside, seen = [], []
+
+    @contextmanager
+    def noted(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    model = headstock.load(run, device="cpu")
+    monkeypatch.setattr(predict, "any_shape", noted)
+    monkeypatch.setattr(embed, "any_shape", noted)
+    model.model.backbone.register_forward_pre_hook(lambda *_: seen.append(len(inside)))
+    model.predict(texts(5))
+    model.embed(texts(5), pool="mean")
+    model.embed(texts(5), pool="last")
+    assert seen == [1, 1, 1]
 
 
 def test_an_empty_text_is_told_from_the_opening_mark_alone(run):

@@ -22,7 +22,7 @@ from headstock.model.heads import ClassHead, place_of, pool, pooled_width
 from headstock.model.model import Model
 from headstock.tasks.classes import ClassConfig, balanced_weights, find_classes, label_numbers
 from headstock.tasks.labelled import Features, LabelledTask, Tallies
-from headstock.tasks.task import TASKS, Examples
+from headstock.tasks.task import TASKS, Examples, framed
 from headstock.text.records import Records, read_records
 from headstock.text.tokenizer import Tokenizer
 
@@ -302,13 +302,16 @@ class Texts:
         return len(self.data.tokens)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        texts = [self.task.rows(self.data.tokens[i], self.length) for i in indices]
-        tokens, padding = pad([row for text in texts for row in text], self.task.filler)
-        owners = None
-        if len(tokens) > len(texts):
-            owners = torch.repeat_interleave(torch.tensor([len(text) for text in texts]))
-        labels = chosen_labels(self.data.labels, indices)
-        return Batch(tokens, padding, segments=self.task.which_text(tokens), owners=owners, labels=labels)
+        task, labels, owners = self.task, chosen_labels(self.data.labels, indices), None
+        chosen = [self.data.tokens[i] for i in indices]
+        if task.of_texts and max(map(len, chosen)) + task.marks <= self.length:  # each is one row, and whole
+            tokens, padding = framed(chosen, (task.start,), task.closing, task.filler)
+        else:
+            texts = [task.rows(each, self.length) for each in chosen]
+            tokens, padding = pad([row for text in texts for row in text], task.filler)
+            if len(tokens) > len(texts):
+                owners = torch.repeat_interleave(torch.tensor([len(text) for text in texts]))
+        return Batch(tokens, padding, segments=task.which_text(tokens), owners=owners, labels=labels)
 
     def name(self, index: int) -> str:
         return self.data.places[index]

@@ -2,8 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
@@ -114,6 +117,27 @@ def closing(tokenizer: Tokenizer) -> tuple[int, ...]:
     if found is None:
         raise UserError("this tokenizer has no mark to close a text with ([SEP] or an end mark)")
     return (found,)
+
+
+def framed(
+    texts: Sequence[Sequence[int]], before: Sequence[int], after: Sequence[int], filler: int
+) -> tuple[Tensor, Tensor | None]:
+    """Texts with marks around each as one tensor (B, T), and where it is padding (None if nowhere).
+
+    What `pad` makes of rows that have their marks, but sooner: no list is made for each text, which would also be one
+    more for the collector of garbage to look at.
+    """
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends = (lengths + len(before))[:, None]  # (B, 1)
+    places = np.arange(int(lengths.max(initial=0)) + len(before) + len(after))
+    tokens = np.full((len(texts), len(places)), filler, np.int64)
+    tokens[:, : len(before)] = before
+    inside = (places >= len(before)) & (places < ends)
+    tokens[inside] = np.fromiter(chain.from_iterable(texts), np.int64, int(lengths.sum()))
+    if after:
+        np.put_along_axis(tokens, ends + np.arange(len(after)), np.asarray(after)[None], 1)
+    even = len(set(lengths.tolist())) == 1
+    return torch.from_numpy(tokens), None if even else torch.from_numpy(places >= ends + len(after))
 
 
 TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from headstock.text.vocabularies import TokenizerSettings, learn
 from headstock.text.words import word_tables
 
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
+# Latin letters, most marks and the euro: composed characters stay as they are, and none of them is an ideograph
+COMPOSED = re.compile("[\\u0000-\\u02ff\\u2010-\\u2027\\u20ac]*")
 
 
 class Engine(Protocol):
@@ -158,9 +160,19 @@ class Library:
         added = library.get_added_tokens_decoder()
         self.special = frozenset(self.roles.values()) | {number for number, token in added.items() if token.special}
         self._library = library
+        self._bare = _without_composing(library, described["normalizer"], added)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [cut.ids for cut in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """Texts in composed Latin letters go past the library's normalizer where it would leave them as they are."""
+        bare = self._bare
+        if bare is None:
+            return _ids(self._library, texts)
+        composed = [text.isascii() or COMPOSED.fullmatch(text) is not None for text in texts]
+        if all(composed):
+            return _ids(bare, texts)
+        others = iter(_ids(self._library, [text for text, is_so in zip(texts, composed, strict=True) if not is_so]))
+        plain = iter(_ids(bare, compress(texts, composed)))
+        return [next(plain if is_so else others) for is_so in composed]
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
         cut = self._library.encode(text, add_special_tokens=False)
@@ -184,6 +196,35 @@ class Library:
             described["model"]["vocab"] = [(piece, round(score, 6)) for piece, score in pieces]
         deciding = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
         return json.dumps({part: described[part] for part in deciding}, sort_keys=True).encode()
+
+
+def _ids(library: tokenizers.Tokenizer, texts: Iterable[str]) -> list[list[int]]:
+    return [cut.ids for cut in library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def _without_composing(
+    library: tokenizers.Tokenizer, normalizer: dict[str, Any] | None, added: Mapping[int, tokenizers.AddedToken]
+) -> tokenizers.Tokenizer | None:
+    """The same without its normalizer, where that does nothing to composed Latin letters; it shares the vocabulary."""
+    if normalizer is None or not _only_composes(normalizer):
+        return None
+    bare = tokenizers.Tokenizer(library.model)
+    bare.pre_tokenizer = library.pre_tokenizer
+    bare.add_tokens([added[number] for number in sorted(added)])
+    bare.encode_special_tokens = True
+    theirs = bare.get_added_tokens_decoder()  # a vocabulary with gaps may number them otherwise
+    numbered = {number: (token.content, token.special) for number, token in added.items()}
+    return bare if {number: (token.content, token.special) for number, token in theirs.items()} == numbered else None
+
+
+def _only_composes(normalizer: dict[str, Any]) -> bool:
+    """Whether it does no more than to compose characters (NFC) and to set ideographs apart, as BERT's does."""
+    if normalizer["type"] == "Sequence":
+        return all(map(_only_composes, normalizer["normalizers"]))
+    others = ("clean_text", "strip_accents", "lowercase")
+    return normalizer["type"] == "NFC" or (
+        normalizer["type"] == "BertNormalizer" and all(normalizer[name] is False for name in others)
+    )
 
 
 def _unknown(model: dict[str, Any]) -> str | None:

@@ -25,8 +25,9 @@ from headstock.model.heads import place_of
 from headstock.model.heads import pool as pooled
 from headstock.model.kernels import fast_products
 from headstock.model.model import Model
+from headstock.tasks.task import framed
 from headstock.text.tokenizer import Tokenizer
-from headstock.train.rows import Marks, Part, batch_of, in_batches, parts
+from headstock.train.rows import Marks, Part, any_shape, brought, in_batches, parts
 
 Pool = Literal["none", "mean", "cls", "last"]
 WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # letters with hyphens and apostrophes inside, or marks
@@ -74,8 +75,8 @@ def embed(
     found = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
     whole: list[Tensor] = []  # of each batch (B, D), left where the model is until all are there
     for held in in_batches(rows, lambda row: marks.length(row[1]), device):
-        shown = [marks.around(texts[i][part.begin : part.end]) for i, part in held]
-        batch = batch_of(shown, marks.filler, device)
+        shown = [texts[i] if part.whole(texts[i]) else texts[i][part.begin : part.end] for i, part in held]
+        batch = brought(Batch(*framed(shown, marks.before, marks.after, marks.filler)), device)
         if pool != "none":
             whole.append(read_pooled(model, batch, layers, pool))
             continue
@@ -90,6 +91,10 @@ def averaged(whole: list[Tensor], owners: list[int], count: int) -> list[np.ndar
     if not whole:
         return []
     vectors = torch.cat(whole).cpu().numpy()  # in one piece: to ask a GPU more often is to wait for it more often
+    if len(vectors) == count:  # one row each, in another order
+        found = np.empty_like(vectors)
+        found[owners] = vectors
+        return list(found)
     sums = np.zeros((count, vectors.shape[1]), dtype=np.float32)
     np.add.at(sums, owners, vectors)
     return list(sums / np.bincount(owners, minlength=count).astype(np.float32)[:, None])
@@ -105,7 +110,8 @@ def taken(part: Part, marks: Marks) -> slice:
 @fast_products()
 def read(model: Model, batch: Batch, layers: str) -> Tensor:
     """(B, T, D) of the chosen layers; a mix has equal shares of all unless the model's own head has learned others."""
-    output = model(batch, keep_layers=layers != "last")
+    with any_shape(batch.tokens.device):
+        output = model(batch, keep_layers=layers != "last")
     vectors = take_layers(model.backbone, output, layers).float()
     if layers != "mix":
         return vectors
@@ -120,7 +126,8 @@ def read_pooled(model: Model, batch: Batch, layers: str, how: Literal["mean", "c
     places = place_of(batch, how) if layers == "last" else None
     if places is None:
         return pooled(read(model, batch, layers), batch.padding, how)
-    return model.at(batch, places).float()
+    with any_shape(batch.tokens.device):
+        return model.at(batch, places).float()
 
 
 # Vectors on disk

@@ -32,10 +32,10 @@ from headstock.train.likelihood import Kind, Score, token_likelihoods
 from headstock.train.loop import row_length
 from headstock.train.metrics import metrics_of
 from headstock.train.minimal import measure_pairs
-from headstock.train.onward import AT_ONCE, FIRST, growing, made_ahead
-from headstock.train.predict import in_parts, outputs, together
+from headstock.train.onward import AT_ONCE, FIRST, growing, worked_ahead
+from headstock.train.predict import outputs, prepared_ahead, together
 from headstock.train.pretrain import build_model, prepare_again
-from headstock.train.rows import marks_of
+from headstock.train.rows import cutters, marks_of
 from headstock.train.run import Run, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.translation import Alignment, align, prepared, translations
@@ -231,7 +231,8 @@ class Loaded:
         how, most = check_pool(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
         check_layers(layers, self.model.backbone.depth)
         marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
-        for rows in made_ahead(self.tokenizer.encode_batch(part) for part in growing(texts, most=most)):
+        cut, threads = self.tokenizer.encode_batch, cutters(self.model.device)
+        for rows in worked_ahead(cut, growing(texts, most=most), threads=threads):
             yield from embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how)
 
     def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
@@ -248,7 +249,7 @@ class Loaded:
         While the model reads some, the next ones are cut into tokens.
         """
         task = self.labelled()
-        for data in made_ahead(task.prepare(part, labelled=False) for part in in_parts(rows, task)):
+        for data in prepared_ahead(rows, task, self.model.device):
             yield from task.predictions(data, self.outputs(data))
 
     def rows_of(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:

@@ -1,7 +1,7 @@
 """What a trained model says of many rows: read with others of like length, told in the order they came."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
@@ -15,11 +15,17 @@ from headstock.model.model import Model
 from headstock.tasks.labelled import Features, LabelledTask
 from headstock.text.records import Records
 from headstock.train.evaluate import precision
-from headstock.train.onward import AT_ONCE, growing
-from headstock.train.rows import tokens_at_once
+from headstock.train.onward import AT_ONCE, growing, worked_ahead
+from headstock.train.rows import any_shape, brought, cutters, tokens_at_once
 
 Made = TypeVar("Made")
 Row = TypeVar("Row")
+
+
+def prepared_ahead(rows: Iterable[Any] | Records, task: LabelledTask, device: torch.device) -> Iterator[Any]:
+    """Rows as their task reads them, in parts; those to come are cut into tokens while a model reads others."""
+    prepare = partial(task.prepare, labelled=False)
+    return worked_ahead(prepare, in_parts(rows, task), threads=cutters(device))
 
 
 def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
@@ -80,10 +86,10 @@ def read(
     examples = task.examples(data, length=length)
     order, made = [], []
     lengths = getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))
-    for part in by_size(lengths, tokens_at_once(device)):
-        with precision(device, dtype):
-            made.append(what(model, examples.batch(part).to(device)))
-        order += part
+    with any_shape(device), precision(device, dtype):
+        for part in by_size(lengths, tokens_at_once(device)):
+            made.append(what(model, brought(examples.batch(part), device)))
+            order += part
     return order, made
 
 

@@ -3,8 +3,11 @@
 B rows, T places in a row.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +19,7 @@ from headstock.text.tokenizer import Tokenizer
 # About so many are read at once. On a CPU more are slower: what a layer makes then no longer fits into the processor's
 # own memory, and is asked from the system anew each time.
 TOKENS = {"cpu": 1024, "mps": 16_384, "cuda": 65_536}
+CUTTERS = 4  # threads that cut texts at the most while a GPU reads others
 
 Row = TypeVar("Row")
 
@@ -61,6 +65,10 @@ class Part(NamedTuple):
     first: int
     last: int  # one past the last token that is taken
 
+    def whole(self, text: Sequence[int]) -> bool:
+        """Whether it is all of its text."""
+        return self.end - self.begin == len(text)
+
 
 def parts(length: int, room: int, *, ahead: bool) -> list[Part]:
     """A text of `length` tokens in rows of at most `room` that overlap by half; every token is taken once.
@@ -83,6 +91,42 @@ def tokens_at_once(device: torch.device) -> int:
     return TOKENS.get(device.type, TOKENS["cpu"])
 
 
+def cutters(device: torch.device) -> int:
+    """How many threads cut texts while a model reads others: on a CPU it needs the processors itself."""
+    return 1 if device.type == "cpu" else min(CUTTERS, os.cpu_count() or 1)
+
+
+_cudnn_before: list[bool] = []  # what the setting was, for each who is inside
+_cudnn_lock = Lock()
+
+
+@contextmanager
+def any_shape(device: torch.device) -> Iterator[None]:
+    """For a while, attention by kernels that take every shape as it comes.
+
+    On Hopper and Blackwell torch chooses cuDNN's first, in half precision, and that makes a plan on the processor for
+    each new shape; of texts sorted by length nearly every batch has a shape of its own. The setting is one for the
+    whole process; the last to leave puts back what was.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cuda: Any = torch.backends.cuda
+    with _cudnn_lock:
+        _cudnn_before.append(cuda.cudnn_sdp_enabled())
+        cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        with _cudnn_lock:
+            cuda.enable_cudnn_sdp(_cudnn_before.pop())  # the first one's is the last to be taken
+
+
+def brought(batch: Batch, device: torch.device) -> Batch:
+    """A batch on the device; a GPU fetches it by itself, so that the next can be made while it still reads."""
+    return (batch.pinned() if device.type == "cuda" else batch).to(device)
+
+
 def in_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:
     """Rows as they come, as many at once as a device reads well; of like length if they come sorted."""
     most = tokens_at_once(device)
@@ -101,4 +145,4 @@ def in_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.
 def batch_of(shown: Sequence[Sequence[int]], filler: int, device: torch.device, **more: Any) -> Batch:
     """Rows of tokens as one batch on the device."""
     tokens, padding = pad(shown, filler)
-    return Batch(tokens, padding, **more).to(device)
+    return brought(Batch(tokens, padding, **more), device)

@@ -292,6 +292,7 @@ def theirs(name: str, work: Work, text: Text, device: torch.device, given: argpa
         return Told(name, how, speed, ms, loss, 0.0, peak)
 
     shape = {"vocabulary": work.real, "batch": work.train["batch"], **work.model}
+    shape["places"] = shape["batch"] * work.train.get("length", shape["context"])  # of a step
     steps: dict[str, Any] = {"warm": work.warm, "steps": work.steps, "device": device}
     if name == "gpt" and given.nanogpt:
         from peers.nanogpt import measure as nanogpt
@@ -338,6 +339,7 @@ def main() -> None:
     parser.add_argument("--with", nargs="+", default=[], choices=["all", *WITH], dest="more", help="add, one at a time")
     parser.add_argument("--no-plain", action="store_true", help="do not measure what is neither without nor with")
     parser.add_argument("--batch", type=int, help="rows in a step, of every work")
+    parser.add_argument("--length", type=int, help="tokens in a row, of every work; a peer pads to what it pads to")
     parser.add_argument("--steps", type=int, help="steps that are timed, of every work")
     parser.add_argument("--nanogpt", help="folder of nanoGPT's own code")
     parser.add_argument("--peers", action="store_true", help="measure Hugging Face's too")
@@ -370,7 +372,8 @@ def main() -> None:
         text = Text(path, folder)
         for name in given.only:
             work = tiny(WORKS[name]) if given.tiny else WORKS[name]
-            work = replace(work, train=work.train | ({"batch": given.batch} if given.batch else {}))
+            sizes = {"batch": given.batch, "length": given.length}
+            work = replace(work, train=work.train | {what: size for what, size in sizes.items() if size})
             work = replace(work, steps=given.steps or work.steps)
             plans = [*([] if given.no_plain else [([], [])]), *(([x], []) for x in out), *(([], [x]) for x in more)]
             for row in theirs(name, work, text, device, given):  # first, so that ratios are to theirs

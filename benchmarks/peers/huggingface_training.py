@@ -57,7 +57,7 @@ def masked(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if compiled:
         model = torch.compile(model)
-    batch = max(1, shape["batch"] * shape["context"] // padded_to)
+    batch = max(1, shape["places"] // padded_to)
     made = [_hidden(rows, marks, batch, padded_to, shape["vocabulary"], number, device) for number in range(8)]
     began, tokens, loss = 0.0, 0, torch.zeros(())
     for step in range(warm + steps):

@@ -30,9 +30,9 @@ def drop_by_hash(x: Tensor, dropout: float) -> Tensor:
     torch's own draws, fit for any statistics, need ten times the arithmetic, and what they left is remembered. These
     are made again on the way back from a number for all.
     """
-    seed = torch.randint(-(1 << 31), 1 << 31, (1,), device=x.device).int()
-    place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) * -1640531535
-    mixed = (place ^ ((place >> 16) & 0xFFFF) ^ seed) * 2146121005  # shifts fill with the sign, which is taken off
+    one, two = torch.randint(-(1 << 31), 1 << 31, (2,), device=x.device).int()
+    place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape) ^ one
+    mixed = (place ^ ((place >> 16) & 0xFFFF) ^ two) * 2146121005  # shifts fill with the sign, which is taken off
     mixed = (mixed ^ ((mixed >> 15) & 0x1FFFF)) * -2073254261
     return torch.where(mixed >= round(dropout * 2**32) - 2**31, x * (1 / (1 - dropout)), 0.0)
 

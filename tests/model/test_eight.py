@@ -186,7 +186,7 @@ def test_compiled_it_is_the_same(device, function, outputs):
 def test_a_run_learns_what_it_learns_in_sixteen_bits(corpus, tmp_path, tiny, device):
     losses, vocabulary = {}, {"vocabulary_multiple": 16}
     for dtype in ("bfloat16", "float8"):
-        settings = tiny | vocabulary | {"steps": 40, "lr": 1e-2, "dtype": dtype, "width": 32, "hidden": 64}
+        settings = tiny | vocabulary | {"steps": 20, "lr": 1e-2, "dtype": dtype, "width": 32, "hidden": 64}
         done = headstock.pretrain(corpus, out=tmp_path / dtype, settings=settings, device=device)
         losses[dtype] = done["valid_loss"]
     assert losses["float8"] == pytest.approx(losses["bfloat16"], abs=0.05)

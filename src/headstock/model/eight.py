@@ -99,10 +99,10 @@ class _Linear(torch.autograd.Function):
 @torch.library.custom_op("headstock::gather", mutates_args=())
 def gather(parts: Sequence[Tensor], scale: float, summed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(M, D) gradients of several parts in one reading: (M, N) side by side, the same in 8 bits, (N,) their sums."""
-    whole, small, _ = _gathered(parts)
-    if runs_triton(whole.device):
+    if runs_triton(parts[0].device):
         from headstock.model import fused_eight
 
+        whole, small, _ = _gathered(parts)
         return whole, small, fused_eight.gather(parts, whole, small, scale, summed)
     whole = torch.cat(list(parts), 1)
     return whole, shrink(whole, scale, BACKWARD), whole.sum(0, dtype=torch.float32)

@@ -1,6 +1,5 @@
 """Each fast way gives what the plain formula gives: values, gradients, and the curve of a short run."""
 
-from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -168,55 +167,6 @@ def test_whoever_watches_attention_sees_a_mask(kernel):
     model.backbone.blocks[0].attention.watch = lambda *told: seen.append(told[3])
     model(batch)
     assert seen[0].bounds is None and seen[0].allowed is not None
-
-
-# Products on a CPU
-
-
-@pytest.fixture
-def onednn(monkeypatch):
-    """Whether torch uses it, on a machine where it is slow."""
-    monkeypatch.setattr(kernels, "onednn_is_slow", lambda: True)
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = True
-    yield torch.backends.mkldnn
-    torch.backends.mkldnn.enabled = before
-
-
-def test_a_slow_library_is_set_aside_until_the_last_has_left(onednn, monkeypatch):
-    x, weight = torch.randn(64, 32), torch.randn(48, 32)
-    plain, first, second = F.linear(x, weight), kernels.fast_products(), kernels.fast_products()
-    with suppress(KeyError), kernels.fast_products():
-        assert not onednn.enabled
-        torch.testing.assert_close(F.linear(x, weight), plain)
-        raise KeyError
-    assert onednn.enabled
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not onednn.enabled  # the second is still inside
-    second.__exit__(None, None, None)
-    assert onednn.enabled
-    monkeypatch.setattr(kernels, "onednn_is_slow", lambda: False)
-    with kernels.fast_products():
-        assert onednn.enabled
-
-
-def test_reading_writing_and_learning_set_it_aside(corpus, tmp_path, tiny, onednn, monkeypatch):
-    seen, attend = [], F.scaled_dot_product_attention
-
-    def watched(*given, **more):
-        seen.append(onednn.enabled)
-        return attend(*given, **more)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 2}, device="cpu")
-    loaded = headstock.load(tmp_path / "run", device="cpu")
-    for use, more in ((loaded.generate, {"max_tokens": 2}), (loaded.score, {}), (loaded.embed, {})):
-        before = len(seen)
-        use(["Anne"], **more)
-        assert len(seen) > before > 0
-    assert not any(seen) and onednn.enabled
 
 
 # Equal work: short runs

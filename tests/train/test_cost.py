@@ -8,9 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from headstock.explain.subject import open_subject
+from headstock.model.aside import fast_products, onednn_is_slow
 from headstock.model.batch import Batch
 from headstock.model.counting import Place
-from headstock.model.kernels import fast_products, onednn_is_slow
 from headstock.tasks.task import cross_entropy
 from headstock.train.cost import flops_per_token, memory, parts_of
 from headstock.train.optim import make_optimizers

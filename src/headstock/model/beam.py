@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from headstock.errors import ConfigError, UserError
+from headstock.model.aside import fast_products
 from headstock.model.batch import Batch
 from headstock.model.generate import check_rows, ends_of, whole
-from headstock.model.kernels import fast_products
 from headstock.model.light import light
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headstock.model.aside import fast_products
 from headstock.model.batch import Batch, State, pad
-from headstock.model.kernels import fast_products
 from headstock.model.light import light
 from headstock.model.model import Model
 from headstock.model.recording import Step, can_record, record

@@ -31,6 +31,6 @@ def _builds_triton(device: torch.device) -> bool:
         scores, labels = torch.zeros(1, 2, device=device), torch.zeros(1, dtype=torch.int64, device=device)
         fused.lose(scores, labels, 0.0, scores)
     except Exception as error:  # of which there are many kinds, and every one has a way round
-        warnings.warn(f"Triton cannot build a kernel here, and losses take longer without: {error}", stacklevel=2)
+        warnings.warn(f"Triton cannot build a kernel here, and training takes longer without: {error}", stacklevel=2)
         return False
     return True

@@ -5,11 +5,6 @@ formula gives, but for products in 8 bits, which a run must ask for and which ar
 depends on the device, and is known to nobody else.
 """
 
-import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from threading import Lock
 from typing import Any
 
 import torch
@@ -30,52 +25,6 @@ def working_type(x: Tensor) -> torch.dtype:
     """The precision that products of `x` are computed in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-@contextmanager
-def fast_products() -> Iterator[None]:
-    """For a while, products and cells on a CPU as they are fastest there. It concerns no other device.
-
-    Whoever is inside, in whatever thread or half-read stream, has the same; the last to leave puts back what was.
-    """
-    if not onednn_is_slow():
-        yield
-        return
-    _set_aside.enter()
-    try:
-        yield
-    finally:
-        _set_aside.leave()
-
-
-class _SetAside:
-    """Counts those who want oneDNN set aside: the setting is one for the whole process."""
-
-    def __init__(self) -> None:
-        self.lock, self.inside, self.before = Lock(), 0, True
-
-    def enter(self) -> None:
-        onednn: Any = torch.backends.mkldnn
-        with self.lock:
-            if not self.inside:
-                self.before, onednn.enabled = onednn.enabled, False
-            self.inside += 1
-
-    def leave(self) -> None:
-        onednn: Any = torch.backends.mkldnn
-        with self.lock:
-            self.inside -= 1
-            if not self.inside:
-                onednn.enabled = self.before
-
-
-_set_aside = _SetAside()
-
-
-@cache
-def onednn_is_slow() -> bool:
-    """On ARM without long vectors oneDNN needs up to 1.7 times as long as the plain library that is beside it."""
-    return platform.machine() in ("aarch64", "arm64") and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

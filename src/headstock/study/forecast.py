@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
+from headstock.model.aside import onednn_is_slow
 from headstock.model.counting import Dimensions, Place
-from headstock.model.kernels import SCORES, SCORES_CUDA, fuses, onednn_is_slow
+from headstock.model.kernels import SCORES, SCORES_CUDA, fuses
 from headstock.model.model import Model
 from headstock.study.machine import Machine
 from headstock.tasks.task import Task

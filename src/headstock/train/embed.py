@@ -18,16 +18,16 @@ from torch import Tensor
 
 from headstock.errors import UserError, did_you_mean
 from headstock.files import whole_file
+from headstock.model.aside import any_shape, fast_products
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
 from headstock.model.features import Mix, check_layers, feature_width, take_layers
 from headstock.model.heads import place_of
 from headstock.model.heads import pool as pooled
-from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.tasks.task import framed
 from headstock.text.tokenizer import Tokenizer
-from headstock.train.rows import Marks, Part, any_shape, brought, in_batches, parts
+from headstock.train.rows import Marks, Part, brought, in_batches, parts
 
 Pool = Literal["none", "mean", "cls", "last"]
 WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # letters with hyphens and apostrophes inside, or marks

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.model.aside import fast_products
 from headstock.model.eight import eight_bits
-from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.randomness import generator
 from headstock.tasks.task import Examples, Task, filled

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from headstock.errors import UserError
-from headstock.model.kernels import fast_products
+from headstock.model.aside import fast_products
 from headstock.model.model import Model
 from headstock.text.gaps import MASK, Gap, Spelling
 from headstock.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.model.kernels import fast_products
+from headstock.model.aside import fast_products
 from headstock.model.model import Model
 from headstock.train.rows import Marks, batch_of, in_batches, parts
 

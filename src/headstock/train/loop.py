@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import Diverged, UserError
+from headstock.model.aside import fast_products
 from headstock.model.batch import Batch, widened
 from headstock.model.eight import has_eight_bits
-from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.train.ahead import Ahead

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.model.aside import any_shape, fast_products
 from headstock.model.batch import Batch
-from headstock.model.kernels import fast_products
 from headstock.model.model import Model
 from headstock.tasks.labelled import Features, LabelledTask
 from headstock.text.records import Records
 from headstock.train.evaluate import precision
 from headstock.train.onward import AT_ONCE, growing, worked_ahead
-from headstock.train.rows import any_shape, brought, cutters, tokens_at_once
+from headstock.train.rows import brought, cutters, tokens_at_once
 
 Made = TypeVar("Made")
 Row = TypeVar("Row")

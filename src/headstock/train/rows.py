@@ -5,9 +5,7 @@ B rows, T places in a row.
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -94,32 +92,6 @@ def tokens_at_once(device: torch.device) -> int:
 def cutters(device: torch.device) -> int:
     """How many threads cut texts while a model reads others: on a CPU it needs the processors itself."""
     return 1 if device.type == "cpu" else min(CUTTERS, os.cpu_count() or 1)
-
-
-_cudnn_before: list[bool] = []  # what the setting was, for each who is inside
-_cudnn_lock = Lock()
-
-
-@contextmanager
-def any_shape(device: torch.device) -> Iterator[None]:
-    """For a while, attention by kernels that take every shape as it comes.
-
-    On Hopper and Blackwell torch chooses cuDNN's first, in half precision, and that makes a plan on the processor for
-    each new shape; of texts sorted by length nearly every batch has a shape of its own. The setting is one for the
-    whole process; the last to leave puts back what was.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    cuda: Any = torch.backends.cuda
-    with _cudnn_lock:
-        _cudnn_before.append(cuda.cudnn_sdp_enabled())
-        cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        with _cudnn_lock:
-            cuda.enable_cudnn_sdp(_cudnn_before.pop())  # the first one's is the last to be taken
 
 
 def brought(batch: Batch, device: torch.device) -> Batch:

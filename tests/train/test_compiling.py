@@ -1,17 +1,21 @@
 """When a run is compiled or recorded: as asked, or as it pays; and a vocabulary that is rounded up."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import headstock
 from headstock.errors import UserError
+from headstock.model import eight, kernels
 from headstock.model.fixed import Fixed
 from headstock.model.model import Model
 from headstock.train import compiling
 from headstock.train.budget import Budget
 from headstock.train.compiling import way_of
+from headstock.train.run import Run
 from headstock.train.settings import TrainSettings
 from headstock.train.world import World
 from tests.model.small import small_model
@@ -103,3 +107,24 @@ def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, t
     assert "room for 19 more, which stand for nothing" in (tmp_path / "run" / "README.md").read_text()
     (made,) = loaded.generate(["Anne"], max_tokens=40, temperature=5.0)
     assert made.text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8"])
+@pytest.mark.parametrize("objective", [{"task.name": "masked", "transform": True}, {"task.name": "hybrid"}])
+def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, tmp_path, tiny, monkeypatch):
+    """What is hidden becomes less from step to step, and a loss made in parts is made in as many."""
+    monkeypatch.setattr(kernels, "FEW", 0)
+    monkeypatch.setattr(kernels, "in_place", lambda x: True)  # as on a GPU
+    monkeypatch.setattr(eight, "LEAST", 1)
+    counted = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(compiling.torch, "compile", partial(torch.compile, backend=counted))
+    options = objective | {"fraction_start": 0.9, "fraction": 0.6, "dtype": dtype}
+    sizes = {"vocabulary": 304, "batch": 8, "length": 16, "depth": 1, "steps": 4, "log_every": 1}
+    curves = []
+    for compile in (False, True):
+        torch._dynamo.reset()
+        out = tmp_path / str(compile)
+        headstock.pretrain(corpus, out=out, settings=tiny | options | sizes | {"compile": compile})
+        curves.append([row["loss"] for row in Run(out).read_metrics() if "loss" in row])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+    assert counted.frame_count == 1

@@ -11,7 +11,7 @@ from headstock.model.batch import IGNORE, Batch, pad, places_of, widened
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.replay import Recorded, shape_of, tensors_of
+from headstock.train.replay import Recorded, Recording, shape_of, tensors_of
 from headstock.train.run import Run
 from headstock.train.step import Objective
 from tests.model.small import small_backbone, small_model, some_tokens
@@ -143,12 +143,14 @@ def test_where_memory_is_too_small_for_recordings_steps_are_made_plainly(monkeyp
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])
-def test_a_run_of_recordings_goes_the_same_way(objective, corpus, tmp_path, tiny):
+def test_a_run_of_recordings_goes_the_same_way(objective, corpus, tmp_path, tiny, monkeypatch):
     settings = tiny | {"task.name": objective, "log_every": 1, "dropout": 0.1, "micro_batch": 4, "ema": 0.9}
-    curves = []
+    curves, played, play = [], [], Recording.play
+    monkeypatch.setattr(Recording, "play", lambda *given: played.append(1) or play(*given))
     for compile in (False, "replay", "both"):
-        out = tmp_path / str(compile)
+        out, before = tmp_path / str(compile), len(played)
         headstock.pretrain(corpus, out=out, settings=settings | {"compile": compile}, device="cuda")
         curves.append([row["loss"] for row in Run(out).read_metrics() if "loss" in row])
+        assert (len(played) > before) == bool(compile)  # it was not given up in silence
     assert len(curves[0]) == 12 and curves[1] == pytest.approx(curves[0], abs=5e-3)
     assert curves[2] == pytest.approx(curves[0], abs=5e-2)  # compiled, dropout draws other numbers

@@ -136,7 +136,7 @@ def bounds_of(documents: Tensor) -> Tensor:
 def places_of(labels: Tensor) -> Tensor:
     """(N,) where labels are, in (B, T) read row by row; and some where none is, so that N is of few different sizes.
 
-    A compiled model is compiled anew for each size.
+    A step is recorded anew for each size.
     """
     wanted = labels.flatten() != IGNORE
     found = wanted.nonzero().squeeze(1)

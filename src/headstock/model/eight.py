@@ -84,7 +84,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        scale = 2.0 ** (6 + math.ceil(math.log2(len(x))))  # 64 and more where a token moves features by one
+        scale = 64.0 * power_above(x.size(0))  # 64 and more where a token moves features by one
         if len(slopes) == 1:
             slope, small = slopes[0], shrink(slopes[0], scale, BACKWARD)
             by_bias = slope.sum(0) if ctx.biased else None
@@ -111,7 +111,7 @@ def gather(parts: Sequence[Tensor], scale: float, summed: bool) -> tuple[Tensor,
 @gather.register_fake
 def _gathered(parts: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     features = sum(part.size(1) for part in parts)
-    whole = parts[0].new_empty(len(parts[0]), features)
+    whole = parts[0].new_empty(parts[0].size(0), features)
     return whole, whole.new_empty(whole.shape, dtype=BACKWARD), whole.new_empty(features, dtype=torch.float32)
 
 
@@ -130,7 +130,16 @@ def turn(x: Tensor) -> Tensor:
 
 @turn.register_fake
 def _turned(x: Tensor) -> Tensor:
-    return x.new_empty(x.size(1), len(x) + -len(x) % SIZES)
+    return x.new_empty(x.size(1), x.size(0) + -x.size(0) % SIZES)
+
+
+def power_above(number: int) -> float:
+    """The least power of two that is not below. By comparing only: of a number that a compiler leaves open it then
+    remembers between which powers it lies, and not the number."""
+    power = 1.0
+    while power < number:
+        power *= 2
+    return power
 
 
 def reach(features: int) -> float:

@@ -133,19 +133,17 @@ def linear_cross_entropy(
     together with the loss, when the scores are there anyway.
     """
     most = most or (SCORES_CUDA if in_place(hidden) else SCORES)
-    rows = rows_at_once(len(hidden), max(1, most // len(weight)))
+    rows = rows_at_once(max(1, most // len(weight)))
     small = eight.serves(hidden, weight)
     hidden = hidden.to(working_type(hidden))
     with torch.autocast(hidden.device.type, enabled=False):
         return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, rows, torch.is_grad_enabled(), small)
 
 
-def rows_at_once(count: int, most: int) -> int:
-    """Parts of so many rows are about equal, and in whole tiles of products where that is not more than `most`."""
-    parts = max(1, -(-count // most))
-    even = max(1, -(-count // parts))
-    whole = even + -even % 128
-    return whole if parts > 1 and whole <= most else even
+def rows_at_once(most: int) -> int:
+    """Parts are in whole tiles of products. They do not depend on how many rows come: whoever compiles this would do so
+    anew for every number of them."""
+    return most - most % 128 or most
 
 
 def in_place(x: Tensor) -> bool:
@@ -188,7 +186,8 @@ def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tup
 
 @lose_.register_fake
 def _(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
+    rows = scores.size(0)  # not len(), which would be compiled in
+    return scores.new_empty(rows, dtype=torch.float32), scores.new_empty(rows, dtype=torch.bool)
 
 
 @torch.library.custom_op("headstock::lose_small", mutates_args=())
@@ -205,7 +204,8 @@ def lose_small(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor
 
 @lose_small.register_fake
 def _(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-    lost, right = scores.new_empty(len(scores), dtype=torch.float32), scores.new_empty(len(scores), dtype=torch.bool)
+    rows = scores.size(0)
+    lost, right = scores.new_empty(rows, dtype=torch.float32), scores.new_empty(rows, dtype=torch.bool)
     return lost, right, torch.empty_like(scores, dtype=eight.BACKWARD)
 
 
@@ -231,8 +231,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, hits = hidden.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         moves: list[Tensor] = []
         by_weight = by_bias = None
-        for begin in range(0, max(1, len(hidden)), at_once):  # once even for nothing
+        begin, more = 0, True  # once even for nothing; not by `range`, which would be told the number of rows
+        while more:
             part = slice(begin, begin + at_once)
+            begin += at_once
+            more = begin < len(hidden)
             rows, wanted = hidden[part], labels[part]
             if head is not None:
                 lost, right, wrong = lose_small(head.scores(part), wanted, smoothing)

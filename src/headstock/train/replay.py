@@ -25,8 +25,8 @@ LENGTHS = 32  # rows of texts are as long as a multiple of this, so that shapes 
 class Recorded:
     """What an objective loses on a batch, with the gradients left in the weights; and how these are moved then.
 
-    The first batch of a shape is read as usual, which also prepares the device; at the second it is recorded.
-    Gradients must stay where they are between steps, so they are set to zero and not to nothing.
+    The first batch of a shape is read as usual, which also prepares the device and compiles; when a shape comes again
+    it is recorded. Gradients must stay where they are between steps, so they are set to zero and not to nothing.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Recorded:
         self.met: set[Any] = set()
         self.recordings: dict[Any, Recording] = {}
         self.pool: Any = None  # of memory, which all recordings share: one is played at a time
-        self.possible: bool | None = None  # not known before the first batch was read
+        self.possible: bool | None = None  # not known before a shape comes again
         self.moving = Moving(optimizers, clip, device)
 
     def __call__(self, batch: Batch, factors: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -53,11 +53,11 @@ class Recorded:
             return self.recordings[shape].play(batch, factors)
         here = batch.to(self.device)
         scale = {head: torch.full((), factor, device=self.device) for head, factor in factors.items()}
-        if self.possible is None:
-            return self.try_out(here, scale)
-        if not self.possible or shape not in self.met or len(self.recordings) >= MOST:
+        if self.possible is False or shape not in self.met or len(self.recordings) >= MOST:
             self.met.add(shape)
             return self.learn(here, scale)
+        if self.possible is None:
+            return self.try_out(here, scale)
         try:
             self.recordings[shape] = self.record(here, scale)
         except RuntimeError as wrong:
@@ -90,7 +90,7 @@ class Recorded:
         return loss.detach(), {name: value.detach() for name, value in sums.items()}
 
     def try_out(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The run's first batch: whoever waits for the GPU in the middle of a step cannot be recorded."""
+        """Whoever waits for the GPU in the middle of a step cannot be recorded. A compiler does, but only once."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(action="ignore"):  # of its being new
             torch.cuda.set_sync_debug_mode("error")

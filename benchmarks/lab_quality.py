@@ -58,12 +58,13 @@ LAB = {"batch": 16, "optimizer": "adamw", "lr": 5e-4, "dtype": "float32", "compi
 PLAIN = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "beta2": 0.999}
 OURS = {"dtype": "auto", "compile": "replay", "vocabulary_multiple": 128}
 TRAPEZOID = {"schedule": "trapezoid", "warmup": 0.05, "cooldown": 0.5}
+MUON = {"optimizer": "muon", "batch": 128, "lr": 8e-3, "beta2": 0.99, "weight_decay": 0.3, "compile": "both"}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {  # rows, and settings of train
     "lab": ("padded", LAB | PLAIN),
     "lab-tuned": ("padded", LAB | TRAPEZOID | {"lr": 2e-3}),
     "packed-16": ("packed", LAB | OURS),
     "packed-adamw": ("packed", LAB | OURS | TRAPEZOID | {"batch": 128, "lr": 4e-3}),
-    "packed-muon": ("packed", OURS | TRAPEZOID | {"optimizer": "muon", "batch": 128, "lr": 1.6e-2}),
+    "packed-muon": ("packed", OURS | TRAPEZOID | MUON),
 }
 
 

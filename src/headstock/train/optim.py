@@ -26,34 +26,42 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            alike: dict[torch.Size, list[nn.Parameter]] = {}
-            for matrix in group["params"]:
-                if matrix.grad is not None:
-                    alike.setdefault(matrix.shape, []).append(matrix)
-            for matrices in alike.values():
-                self.move(matrices, group)
+        """Matrices of one shape are orthogonalised together, of whatever group; a stack of `parts`, part by part."""
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        alike: dict[torch.Size, dict[nn.Parameter, Tensor]] = {}
+        for group, matrices in groups:
+            for matrix, update in zip(matrices, self.updates(matrices, group["momentum"]), strict=True):
+                stack = update.unflatten(0, (group["parts"], -1))  # (parts, rows, columns)
+                alike.setdefault(stack.shape[1:], {})[matrix] = stack
+        ways: dict[nn.Parameter, Tensor] = {}
+        for (rows, columns), stacks in alike.items():
+            size = 0.2 * math.sqrt(max(rows, columns))  # the usual root mean square of an AdamW update
+            moved = (orthogonal(torch.cat([*stacks.values()])).to(next(iter(stacks)).dtype) * size).contiguous()
+            for matrix, way in zip(stacks, moved.split([len(stack) for stack in stacks.values()]), strict=True):
+                ways[matrix] = way.flatten(0, 1)
+        for group, matrices in groups:
+            if matrices:
+                apply([*matrices], [ways[matrix] for matrix in matrices], group["lr"], group["weight_decay"])
 
-    def move(self, matrices: list[nn.Parameter], group: dict) -> None:
-        """Matrices of one shape are orthogonalised together; a stack of `parts` matrices, part by part."""
+    def updates(self, matrices: list[nn.Parameter], momentum: float) -> Sequence[Tensor]:
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum"] = torch.zeros_like(matrix)
+        if not matrices:
+            return []
         momenta = [self.state[matrix]["momentum"] for matrix in matrices]
         gradients: list[Tensor] = [matrix.grad for matrix in matrices if matrix.grad is not None]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's look ahead
-        stacked = torch.stack(updates).unflatten(1, (group["parts"], -1))  # (N, parts, rows, columns)
-        rows, columns = stacked.shape[-2:]
-        moved = orthogonal(stacked.flatten(0, 1)).view_as(stacked).flatten(1, 2)
-        size = 0.2 * math.sqrt(max(rows, columns))  # the usual root mean square of an AdamW update
-        weights: list[Tensor] = [*matrices]
-        rate, ways = group["lr"], moved.to(weights[0].dtype)
-        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-        if isinstance(rate, Tensor):  # a recorded step looks up the rate on the device
-            torch._foreach_sub_(weights, (ways * (rate * size)).unbind())
-        else:
-            torch._foreach_add_(weights, ways.unbind(), alpha=-rate * size)
+        torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+        return torch._foreach_lerp(gradients, momenta, momentum)  # Nesterov's look ahead
+
+
+def apply(matrices: list[Tensor], ways: list[Tensor], rate: float | Tensor, decay: float) -> None:
+    torch._foreach_mul_(matrices, 1 - rate * decay)
+    if isinstance(rate, Tensor):  # a recorded step looks up the rate on the device
+        torch._foreach_mul_(ways, rate)
+        torch._foreach_sub_(matrices, ways)
+    else:
+        torch._foreach_add_(matrices, ways, alpha=-rate)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -65,7 +73,8 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         square = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+        both = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, both, x, beta=3.4445)
     return x.mT if tall else x
 
 

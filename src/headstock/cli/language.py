@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, RunPath
+from headstock.cli.options import Columns, Int8, RunPath
 from headstock.cli.verb import Common, verb
 
 TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file, one a line; - is stdin.")]
@@ -34,6 +34,7 @@ def generate(
     beams: Annotated[int | None, typer.Option("--beams", help="The likeliest text that so many rows find.")] = None,
     length_penalty: Annotated[float, typer.Option("--length-penalty", help="Above 1: longer, with beams.")] = 1.0,
     no_repeat: Annotated[int, typer.Option("--no-repeat", help="No so many tokens twice, with beams.")] = 0,
+    int8: Int8 = False,
 ) -> dict[str, Any]:
     """Continue a text."""
     from headstock.errors import UserError
@@ -44,7 +45,7 @@ def generate(
         raise UserError("--stream shows one text: give one prompt and one sample")
     if stream and beams is not None:
         raise UserError("--stream shows a text as it grows, and --beams know theirs only in the end")
-    loaded = load(run, device=common.device)
+    loaded = load(run, device=common.device, int8=int8)
     streaming = stream and not common.json
     if streaming:
         print(prompts[0], end="", flush=True)
@@ -152,6 +153,7 @@ def embed(
     words: Annotated[bool, typer.Option("--words", help="One vector a word: the mean of its tokens.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write them here: .npy or .jsonl.")] = None,
     columns: Columns = None,
+    int8: Int8 = False,
 ) -> dict[str, Any]:
     """Texts as vectors: one a text, word or token, from the layers you choose."""
     from headstock.errors import UserError
@@ -167,7 +169,7 @@ def embed(
         raise UserError(f"--words gives one vector a word, which does not go with --pool {pool}")
     if out is not None and out.suffix not in (".npy", ".jsonl"):
         raise UserError(f"--out {out}: must end in .npy or .jsonl")
-    loaded = load(run, device=common.device)
+    loaded = load(run, device=common.device, int8=int8)
     how = "none" if words else pool
     named = parse_columns(columns) if columns else None
     texts: Iterable[str] = text or (row for _, row in stream_texts(file or "-", columns=named))

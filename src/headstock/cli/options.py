@@ -17,5 +17,6 @@ Documents = Annotated[str | None, typer.Option("--documents", help="line, block,
 Train = Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")]
 Valid = Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")]
 Test = Annotated[Path | None, typer.Option("--test", help="Measured at the end; predicted if unlabelled.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="On a CPU: large products in 8 bits, nearly the same and sooner.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")]

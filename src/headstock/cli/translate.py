@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, RunPath
+from headstock.cli.options import Columns, Int8, RunPath
 from headstock.cli.verb import Common, verb
 
 AT_ONCE = 512  # texts that are sorted by length together
@@ -31,6 +31,7 @@ def translate(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the translations here, one a line.")] = None,
     columns: Columns = None,
+    int8: Int8 = False,
 ) -> dict[str, Any]:
     """Translate sentences with a run that was fine-tuned for it.
 
@@ -48,7 +49,7 @@ def translate(
     if alignment is not None and (file is not None or len(text or ()) != 1):
         raise UserError("--alignment draws one translation: give one text")
     options = {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat, "max_tokens": max_tokens}
-    loaded = load(run, device=common.device)
+    loaded = load(run, device=common.device, int8=int8)
     task = loaded.translator(**options)
     named = parse_columns(columns) if columns else None
     made, count = [], 0

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, RunPath
+from headstock.cli.options import Columns, Int8, RunPath
 from headstock.cli.verb import Common, verb
 
 
@@ -22,6 +22,7 @@ def predict(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write JSON lines here, one a row.")] = None,
     columns: Columns = None,
+    int8: Int8 = False,
 ) -> dict[str, Any]:
     """What a fine-tuned run says of new rows: their class, the tags of their words, the answers to their questions.
 
@@ -39,7 +40,7 @@ def predict(
     if not text and file is None and sys.stdin.isatty():
         raise UserError("no text: give one, name a --file, or pipe text in")
     named = parse_columns(columns) if columns else None
-    loaded = load(run, device=common.device)
+    loaded = load(run, device=common.device, int8=int8)
     rows = text or loaded.rows_of(file or "-", columns=named)
     made, count = [], 0
     with ExitStack() as stack:
@@ -71,6 +72,7 @@ def evaluate(
     ] = False,
     rows: Annotated[int | None, typer.Option("--rows", help="Minimal pairs: at most so many of each file.")] = None,
     pseudo: Annotated[bool, typer.Option("--pseudo", help="Minimal pairs: score each token given all others.")] = False,
+    int8: Int8 = False,
 ) -> dict[str, Any]:
     """How good a run is: perplexity on text, accuracy with its interval on labelled rows or minimal pairs."""
     from headstock.errors import UserError
@@ -79,7 +81,7 @@ def evaluate(
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is for --minimal-pairs, which was not asked for")
-    loaded = load(run, device=common.device)
+    loaded = load(run, device=common.device, int8=int8)
     if minimal_pairs:
         metrics = loaded.minimal_pairs(file or (), rows=rows, pseudo=pseudo or None, watch=tenths(common.say))
     else:

@@ -25,6 +25,7 @@ class TokenHead(nn.Module):
         config = backbone.config
         self.transform = Transform(backbone) if transform else None
         self.tied = config.tied
+        self.small: Callable[[Tensor], Tensor] | None = None  # the same scores in 8 bits: see int8.py
         if config.tied:
             self.weight = backbone.tokens.weight
             self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if transform else None
@@ -34,7 +35,8 @@ class TokenHead(nn.Module):
             self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(self.transformed(hidden), self.weight, self.bias)  # (..., D) -> (..., V)
+        hidden = self.transformed(hidden)
+        return F.linear(hidden, self.weight, self.bias) if self.small is None else self.small(hidden)  # (..., V)
 
     def transformed(self, hidden: Tensor) -> Tensor:
         return hidden if self.transform is None else self.transform(hidden)

@@ -11,6 +11,7 @@ from headstock.errors import UserError
 from headstock.model.beam import Hypothesis, beam_search, check_beams
 from headstock.model.features import check_layers, feature_width
 from headstock.model.generate import generate
+from headstock.model.int8 import make_small
 from headstock.model.model import Model
 from headstock.model.sampling import Sampling
 from headstock.randomness import number
@@ -45,8 +46,11 @@ from headstock.train.writer import Writer
 ROWS = 16  # texts read at once
 
 
-def load(run: str | Path, *, device: str = "auto") -> "Loaded":
-    """Open a finished run; everything it can do is a method of what comes back."""
+def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Loaded":
+    """Open a finished run; everything it can do is a method of what comes back.
+
+    With `int8` large products are made in 8 bits, on a CPU: nearly the same answers in about half the time.
+    """
     found = open_run(run)
     chosen = make_config(found.config())
     tokenizer = found.tokenizer()
@@ -57,6 +61,8 @@ def load(run: str | Path, *, device: str = "auto") -> "Loaded":
         model, task = build_model(chosen, tokenizer)
         model.load_tensors(part.weights(), source=str(part))
         models.append(model.to(where).eval())
+        if int8:
+            make_small(model)
     return Loaded(found, chosen, tokenizer, models, task)
 
 

@@ -88,19 +88,6 @@ def test_each_layer_learns_at_its_share_of_the_rate_above_it(optimizer, norm):
     assert set(got.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_tables_learn_at_a_rate_of_their_own(optimizer):
-    sizes = {"vocabulary": 20, "context": 8, "depth": 1, "width": 8, "heads": 2, "hidden": 16}
-    backbone = Transformer(TransformerConfig(**sizes, tied=False))
-    model = Model(backbone, {"token": TokenHead(backbone)})
-    made = make_optimizers(model, TrainSettings(optimizer=optimizer, table_lr=3.0, layer_decay=0.5))
-    scales = {id(p): group["scale"] for one in made for group in one.param_groups for p in group["params"]}
-    assert len(scales) == len(list(model.parameters()))
-    assert scales[id(backbone.tokens.weight)] == scales[id(backbone.positions.weight)] == 3 * 0.5**2
-    assert scales[id(model.heads["token"].weight)] == 1.0  # an untied head is no table
-    assert {scales[id(p)] for p in backbone.blocks.parameters()} == {0.5}
-
-
 def test_schedules():
     def at(schedule, done, **more):
         return lr_factor(done, TrainSettings(schedule=schedule, warmup=0.1, **more))

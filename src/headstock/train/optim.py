@@ -91,14 +91,13 @@ def move(optimizers: Sequence[Optimizer], clip: float | None, *, to_none: bool) 
 def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
     """Every trainable weight in exactly one of them; only matrices decay.
 
-    Each group has a `scale`: its share of the learning rate, smaller the deeper it lies if `layer_decay` says so, and
-    `table_lr` times that for embedding tables.
+    Each group has a `scale`: its share of the learning rate, smaller the deeper it lies if `layer_decay` says so.
     """
     trainable = {id(p): p for p in model.parameters() if p.requires_grad}
     optimizers: list[Optimizer] = []
     if settings.optimizer == "muon":
         parts = parts_of(model)
-        tables = tables_of(model)
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         inner = [p for p in model.backbone.parameters() if id(p) in trainable and p.dim() == 2 and id(p) not in tables]
         groups = [
             group
@@ -128,22 +127,15 @@ def parts_of(model: Model) -> dict[int, int]:
     return parts | {id(p): len(p) // m.hidden_size for m in cells for p in m.parameters() if p.dim() == 2}
 
 
-def tables_of(model: Model) -> set[int]:
-    """Which weights are looked up by number: those of tokens, positions and segments."""
-    return {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-
-
 def by_depth(
     parameters: list[nn.Parameter], model: Model, settings: TrainSettings, **options: float
 ) -> list[dict[str, Any]]:
     """The parameters in groups of one learning rate: that of the heads, times the decay for each layer below them."""
-    stages, tables = model.backbone.stages(), tables_of(model)
+    stages = model.backbone.stages()
     depth = {id(p): len(stages) - place for place, stage in enumerate(stages) for p in stage}
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
-        scale = settings.layer_decay ** depth.get(id(parameter), 0)
-        scale *= settings.table_lr if id(parameter) in tables else 1.0
-        groups.setdefault(scale, []).append(parameter)
+        groups.setdefault(settings.layer_decay ** depth.get(id(parameter), 0), []).append(parameter)
     return [{"params": group, "scale": scale, **options} for scale, group in groups.items()]
 
 

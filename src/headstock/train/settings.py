@@ -91,7 +91,6 @@ class TrainSettings:
     clip: float = 1.0  # longest gradient; 0 leaves it as it is
     label_smoothing: float = 0.0
     layer_decay: float = 1.0  # each layer's learning rate is this share of that of the one above it
-    table_lr: float = 1.0  # the learning rate of embedding tables is so many times that of all else
     unfreeze: float | None = (
         None  # epochs after which the next layer from the top starts to move; all at once unless given
     )
@@ -130,7 +129,7 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 problems.append((name, f"must be above 0, not {value}"))
-        for name in ("batch", "keep", "valid_tokens", "vocabulary_multiple", "lr", "layer_decay", "table_lr"):
+        for name in ("batch", "keep", "valid_tokens", "vocabulary_multiple", "lr", "layer_decay"):
             if getattr(self, name) <= 0:
                 problems.append((name, f"must be above 0, not {getattr(self, name)}"))
         for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay", "beta1", "beta2", "momentum"):

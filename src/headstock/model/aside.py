@@ -55,7 +55,12 @@ def fast_products() -> Iterator[None]:
 @cache
 def onednn_is_slow() -> bool:
     """On ARM without long vectors oneDNN needs up to 1.7 times as long as the plain library that is beside it."""
-    return platform.machine() in ("aarch64", "arm64") and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    return on_arm() and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+
+
+@cache
+def on_arm() -> bool:
+    return platform.machine() in ("aarch64", "arm64")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ instructions for it multiply such integers about three times as fast. Attention,
 are.
 """
 
-import platform
 import warnings
 from functools import cache
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.errors import UserError
+from headstock.model.aside import on_arm
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 
@@ -30,12 +30,12 @@ class SmallLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = weight, bias
         self.scales = weight.detach().abs().amax(1).clamp(min=1e-12)  # (N,)
-        self.packed, self.narrow = pack(weight.detach() / self.scales[:, None]), not on_arm()
+        self.packed = pack(weight.detach() / self.scales[:, None])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() < FEW * x.size(-1):
             return F.linear(x, self.weight, self.bias)
-        made: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.narrow)
+        made = multiply(x.float(), self.packed)
         return (made.mul_(self.scales) if self.bias is None else torch.addcmul(self.bias, made, self.scales)).type_as(x)
 
 
@@ -71,6 +71,12 @@ def pack(weight: Tensor) -> Any:
         libraries.engine = before
 
 
+def multiply(x: Tensor, packed: Any) -> Tensor:
+    """(..., K) -> (..., N). Elsewhere than on ARM sums of full 8 bits may run over, so that 7 are taken of `x`."""
+    made: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not on_arm())
+    return made
+
+
 def engine() -> str | None:
     """The library that multiplies them. On ARM not the one torch would take, which is slower than 32 bits."""
     wanted, there = "onednn" if on_arm() else "x86", torch.backends.quantized.supported_engines
@@ -82,14 +88,9 @@ def is_right() -> bool:
     """Whether products are near those in single precision, for several numbers of rows one after the other."""
     draw = torch.Generator().manual_seed(0)
     weight, x = torch.rand(32, 64, generator=draw) * 2 - 1, torch.rand(64, 64, generator=draw)
-    packed, narrow = pack(weight), not on_arm()
+    packed = pack(weight)
     for rows in (x, x[:24] - 0.5, x[:40] * 3):
         wanted = rows @ weight.T
-        found: Tensor = torch.ops.quantized.linear_dynamic(rows, packed, narrow)
-        if (found - wanted).abs().max() > 0.05 * wanted.abs().max():
+        if (multiply(rows, packed) - wanted).abs().max() > 0.05 * wanted.abs().max():
             return False
     return True
-
-
-def on_arm() -> bool:
-    return platform.machine() in ("aarch64", "arm64")

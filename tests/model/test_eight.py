@@ -8,11 +8,13 @@ import headstock
 from headstock.errors import UserError
 from headstock.model import eight, kernels
 from headstock.model.batch import IGNORE
+from headstock.train.evaluate import precision
 from headstock.train.loop import check_possible
 from headstock.train.settings import TrainSettings
 from headstock.train.world import World
 from tests.model.interpreter import interpret
 
+CPU = torch.device("cpu")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, gpu])]
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -85,8 +87,6 @@ def test_who_only_looks_is_not_served_nor_are_odd_sizes():
         assert not eight.serves(x[:63], weight)
         assert not eight.serves(x, torch.randn(47, 32)) and not eight.serves(x[:, :31], weight[:, :31])
         with torch.no_grad():
-            assert not eight.serves(x, weight)
-        with eight.eight_bits(False):
             assert not eight.serves(x, weight)
     assert not eight.serves(x, weight)
 
@@ -198,3 +198,15 @@ def test_a_device_without_them_is_told(monkeypatch):
     with pytest.raises(UserError, match="float8 needs a GPU"):
         check_possible(TrainSettings(dtype="float8"), World(torch.device("cpu")))
     check_possible(TrainSettings(dtype="bfloat16"), World(torch.device("cpu")))
+
+
+def test_it_ends_with_the_last_who_wants_it_and_not_before():
+    first, second = eight.eight_bits(), eight.eight_bits()
+    first.__enter__()
+    with precision(CPU, "auto"):
+        assert eight._wanted
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert eight._wanted
+    second.__exit__(None, None, None)
+    assert not eight._wanted

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from headstock.model import generate as generation
 from headstock.model.batch import Batch
+from headstock.model.beam import beam_search
 from headstock.model.generate import Continuation, generate
 from headstock.model.sampling import Sampling
 from tests.model.small import small_model, some_tokens
@@ -213,3 +214,11 @@ def test_rows_that_are_done_are_not_read_for_long(monkeypatch):
     going = [sum(1 + 2 * row > step for row in range(12)) for step in range(1, 23)]
     assert len(read) == len(going)
     assert all(wanted <= taken < 4 / 3 * wanted + 1 for taken, wanted in zip(read, going, strict=True))
+
+
+@pytest.mark.parametrize("prompts", [[[1, 2], [3, 4]], [[1, 2], [3, 4, 5]]])
+def test_it_may_be_asked_for_in_half_precision(prompts):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = generate(small_model(), prompts, max_tokens=4, sampling=Sampling(temperature=0.0))
+        found = beam_search(small_model(), prompts, beams=2, max_tokens=4, end=None)
+    assert [len(row.tokens) for row in made] == [4, 4] and len(found) == 2

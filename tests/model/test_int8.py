@@ -1,5 +1,8 @@
 """Products in 8-bit integers: near those in single precision, wherever a finished model is used on a CPU."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,10 @@ import headstock
 from headstock.errors import UserError
 from headstock.model import int8
 from headstock.model.batch import Batch
+from headstock.model.heads import ClassHead
 from headstock.model.int8 import SmallLinear, engine, make_small
 from headstock.model.light import light
+from headstock.model.model import Model
 from tests.model.small import small_model, some_tokens
 
 pytestmark = pytest.mark.skipif(engine() is None, reason="no such library for this processor")
@@ -88,3 +93,31 @@ def test_elsewhere_it_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(int8, "engine", lambda: None)
     with pytest.raises(UserError, match="this build of torch"):
         make_small(small_model())
+
+
+def test_two_threads_may_use_the_same_layer():
+    """In a process of its own, since what goes wrong there ends it."""
+    script = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from headstock.model.int8 import SmallLinear
+torch.set_num_threads(1)
+layer, x = SmallLinear(torch.randn(128, 256), None), torch.randn(64, 256)
+with torch.inference_mode():
+    wanted = layer(x)
+def use(_):
+    with torch.inference_mode():
+        return all(torch.equal(layer(x), wanted) for _ in range(500))
+with ThreadPoolExecutor(2) as pool:
+    assert all(pool.map(use, range(4)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_small_classifier_still_tells_its_sizes():
+    model = Model(small_model(width=64, heads=2).backbone, {"label": ClassHead(64, 100)}).eval()
+    wanted = model.dimensions()
+    make_small(model)
+    assert isinstance(model.heads["label"].linear, SmallLinear)
+    assert model.dimensions() == wanted

@@ -75,6 +75,18 @@ def test_mixed_precision_is_as_near_as_that_of_the_plain_loss():
         assert mine.dtype == torch.float32
 
 
+@pytest.mark.parametrize("count", [700, 1500])
+def test_a_mean_is_not_rounded_before_it_is_taken(count):
+    """1/1500 in bfloat16 is 0.14% off, and would be so for every weight below the head."""
+    (hidden, *others), labels = problem(200, 32, 50)
+    hidden = hidden.detach().bfloat16().requires_grad_()
+    whole, mean = (
+        torch.autograd.grad(fused((hidden, *others), labels, 0.0)[0] * share, hidden)[0].float()
+        for share in (1.0, 1 / count)
+    )
+    assert count * (mean * whole).sum() / whole.square().sum() == pytest.approx(1, abs=3e-4)
+
+
 def test_it_can_be_compiled_whole():
     torch._dynamo.reset()
     inputs, labels = problem()

@@ -225,6 +225,7 @@ def test_the_gradient_is_finite_and_rows_that_only_fill_up_count_for_nothing():
     assert len(more.tokens) == len(plain.tokens) + 2 * 3
     assert (more.labels["start"] == IGNORE).sum() == 2 * 3
     assert task.counts(more) == task.counts(plain) == {"start": 4, "end": 4}
+    assert task.tokens(more) == task.tokens(plain)
     one, other = task.losses(model, plain, smoothing=0.1), task.losses(model, more, smoothing=0.1)
     for name in one:
         assert one[name].item() == pytest.approx(other[name].item(), rel=1e-5)

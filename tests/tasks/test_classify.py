@@ -123,6 +123,14 @@ def test_a_text_in_windows_is_the_mean_of_its_windows(how):
     assert len(task.probabilities(model, batch)) == 3
 
 
+@torch.no_grad()
+def test_what_a_frozen_backbone_saw_is_kept_in_single_precision_as_it_is_made():
+    task = make()
+    batch = task.examples(labelled("abc", "ji"), length=8).batch([0, 1])
+    kept = task.remember(model_for(task).bfloat16(), batch)
+    assert [[part.dtype for part in parts] for parts in kept] == [[torch.float32]] * 2
+
+
 def test_rows_that_fill_a_batch_lose_nothing():
     for long in ("head", "windows"):
         task = make(long=long, dropout=0.0)
@@ -130,6 +138,7 @@ def test_rows_that_fill_a_batch_lose_nothing():
         examples = task.examples(labelled("abc" * 9, "jihg", "fe", labels=[2, 0, 1]), length=8)
         alone, more = filled(examples, [0, 1], 2), filled(examples, [0, 1], 4, filler=2)
         assert task.counts(more) == task.counts(alone) == {"label": 2}
+        assert task.tokens(more) == task.tokens(alone)
         mine, theirs = task.losses(model, more), task.losses(model, alone)
         assert mine["label"].item() == pytest.approx(theirs["label"].item(), rel=1e-5)
         assert int(mine["hits"]) == int(theirs["hits"])

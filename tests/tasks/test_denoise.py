@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE
 from headstock.tasks.denoise import Denoise, DenoiseConfig
+from headstock.tasks.task import filled
 from headstock.text.reading import read_corpus
 from headstock.text.store import build_stores
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
@@ -146,3 +147,12 @@ def test_settings_that_make_no_sense_are_refused():
     for wrong in ({"fraction": 0.0}, {"fraction": 1.0}, {"span_mean": 20.0}, {"span_most": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             DenoiseConfig(**wrong)
+
+
+def test_rows_that_fill_a_batch_are_no_tokens(stores):
+    tokenizer, found = stores
+    task = Denoise(DenoiseConfig(), tokenizer)
+    examples = task.examples(found.train, length=LENGTH, seed=1)
+    batch = examples.batch([0, 1])
+    assert task.tokens(filled(examples, [0, 1], 5, filler=2)) == task.tokens(batch)
+    assert task.tokens(batch) == (batch.labels["token"] != IGNORE).sum() + (~batch.source.padding).sum()

@@ -165,6 +165,7 @@ def test_both_losses_are_sums_over_their_own_counts(library):
     assert counts == {head: sum(task.counts(half)[head] for half in halves) for head in counts}
     fuller = filled(examples, list(range(6)), 9)
     assert task.counts(fuller) == task.counts(halves[0])
+    assert task.tokens(fuller) == task.tokens(halves[0])
     again, alone = (task.losses(model, part)["next"].item() for part in (fuller, halves[0]))
     assert again == pytest.approx(alone)
     score = task.score({"token": 8.0, "hits": 1, "next": 3.0, "next_hits": 5}, {"token": 4, "next": 6}, size=9)

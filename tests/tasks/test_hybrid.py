@@ -114,6 +114,7 @@ def test_each_way_has_a_loss_of_its_own_and_weighs_its_share(stores):
     batch, fuller = filled(examples, range(8), 8), filled(examples, range(8), 11)
     assert set(task.counts(batch)) == {"masked", "causal"}
     assert task.counts(fuller) == task.counts(batch)
+    assert task.tokens(fuller) == task.tokens(batch)
     for head, sums in task.losses(model, batch).items():
         assert sums.item() == pytest.approx(task.losses(model, fuller)[head].item(), rel=1e-5)
     score = task.score({"masked": 8.0, "causal": 30.0, "hits": 3.0}, {"masked": 4, "causal": 10}, size=20)

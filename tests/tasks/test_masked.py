@@ -18,6 +18,7 @@ from headstock.tasks.windows import Windows
 from headstock.text.reading import read_corpus
 from headstock.text.store import build_store, build_stores
 from headstock.text.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
+from headstock.train.replay import shape_of
 from tests.tasks.small import model_for
 
 
@@ -194,8 +195,11 @@ def test_rows_that_fill_a_batch_lose_nothing(stores):
     alone, more = filled(examples, [3, 5], 2), filled(examples, [3, 5], 4)
     assert len(more.tokens) == 4
     assert task.counts(more) == task.counts(alone)
+    assert task.tokens(more) == task.tokens(alone) == 2 * 64
+    assert shape_of(more) == shape_of(filled(examples, [3, 5, 0, 0], 4)), "one recording is for both"
     assert task.losses(model, more)["token"].item() == pytest.approx(task.losses(model, alone)["token"].item())
     nothing = filled(examples, [], 1)
+    assert task.tokens(nothing) == 0
     assert task.losses(model, nothing)["token"].item() == 0
     assert task.score({"token": 0.0, "hits": 0.0}, task.counts(nothing), size=0)["loss"] == 0
 

@@ -182,6 +182,14 @@ def test_losses_are_summed_over_words_and_hits_counted():
         assert task.extras(data, found)["loss"] == pytest.approx(scored["loss"], rel=1e-4)
 
 
+@torch.no_grad()
+def test_what_a_frozen_backbone_saw_is_kept_in_single_precision_as_it_is_made():
+    task = make()
+    batch = task.examples(task.prepare(records()), length=64).batch([0, 1])
+    kept = task.remember(model_for(task).bfloat16(), batch)
+    assert [[part.dtype for part in parts] for parts in kept] == [[torch.float32]] * 2
+
+
 @pytest.mark.parametrize("length", [64, 9])
 @torch.no_grad()
 def test_rows_that_fill_a_batch_count_for_nothing(length):
@@ -191,6 +199,7 @@ def test_rows_that_fill_a_batch_count_for_nothing(length):
     alone, more = filled(examples, [1, 2], 2), filled(examples, [1, 2], 4, filler=0)
     assert len(more.tokens) > len(alone.tokens)
     assert task.counts(more) == task.counts(alone) == {"tag": 6}
+    assert task.tokens(more) == task.tokens(alone) == examples.lengths[[1, 2]].sum()
     sums, others = task.losses(model, alone), task.losses(model, more)
     assert sums.keys() == others.keys() == {"tag", "hits", "found", "either"}
     assert all(torch.allclose(sums[name].float(), others[name].float(), atol=1e-4) for name in sums)

@@ -50,6 +50,7 @@ def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
     assert examples.name(0) == "rows.tsv:2"
     padded = filled(examples, [0], 3)
     assert task.counts(padded)["token"] == len(data.targets[0]) + 1
+    assert task.tokens(padded) == examples.lengths[0]
 
 
 def test_the_target_never_sees_its_own_future_and_always_its_source(task):

@@ -189,6 +189,7 @@ def test_questions_without_an_answer_are_learned_too(stock, tmp_path):
     assert (silent["answer"], silent["start"], silent["end"]) == ("", None, None)
     assert said["answer"] == "Ben"
     assert loaded.answer("who?", context="Story Story it likes Paris.", threshold=99.0)[0]["answer"]
+    assert loaded.answer("who?", context="Story Story it likes Paris.")[0] == silent, "a threshold is for one call"
 
 
 def test_a_frozen_backbone_and_several_models_answer_as_well(stock, files, tmp_path):

@@ -128,3 +128,13 @@ def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, t
         curves.append([row["loss"] for row in Run(out).read_metrics() if "loss" in row])
     assert curves[0] == pytest.approx(curves[1], rel=1e-3)
     assert counted.frame_count == 1
+
+
+def test_however_many_sizes_a_process_trains_each_is_compiled(corpus, tmp_path, tiny, monkeypatch):
+    """torch compiles one function eight times, whosever it is; runs of one size share what was compiled."""
+    counted = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(compiling.torch, "compile", partial(torch.compile, backend=counted))
+    sizes = {"vocabulary": 300, "batch": 2, "length": 8, "depth": 1, "heads": 1, "steps": 1, "compile": True}
+    for width in (*range(8, 8 * 11, 8), 80):
+        headstock.pretrain(corpus, out=tmp_path / f"{width}", settings=tiny | sizes | {"width": width}, overwrite=True)
+    assert counted.frame_count == 10

@@ -1,6 +1,7 @@
 """Memory that runs out: the step is the same, cut smaller; and where it cannot be, the user is told."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ import headstock
 from headstock.errors import WorkError
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
+from headstock.train import pretrain
 from headstock.train.fitting import AtOnce, out_of_memory
+from headstock.train.progress import Progress
+from headstock.train.run import Run
 from headstock.train.world import World
 
 ALONE = World(torch.device("cpu"))
@@ -61,6 +65,26 @@ def test_a_micro_batch_that_is_set_is_halved_too(corpus, tiny, tmp_path, little_
     assert read == [4, 2, 2, 2, 2]
 
 
+def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
+    corpus, tiny, tmp_path, little_memory, monkeypatch
+):
+    little_memory(3)
+    seen, measure = [], pretrain.measure
+
+    def noted(*given, rows, world, **more):
+        seen.append(rows)
+        return measure(*given, rows=rows, world=ALONE, **more)
+
+    monkeypatch.setattr(pretrain, "measure", noted)
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
+    assert seen == [2]
+    monkeypatch.setattr(pretrain, "train", lambda *given, **more: Progress(step=1))
+    run = Run(tmp_path / "run")
+    for world in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
+        pretrain.work(run, pretrain.prepare_again(run, None, print), world, (), print)
+    assert seen == [2, 8, 4]
+
+
 def test_a_single_row_that_does_not_fit_is_said(corpus, tiny, tmp_path, little_memory):
     little_memory(0)
     with pytest.raises(WorkError, match=r"single row of 32 tokens.*CUDA out of memory"):
@@ -109,3 +133,11 @@ def test_the_cpu_has_its_own_words_for_it():
         torch.empty(1 << 56)  # more than any machine has
     assert out_of_memory(found.value)
     assert not out_of_memory(RuntimeError("shapes do not agree"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"],
+)
+def test_what_lies_under_torch_has_other_words_for_it(said):
+    assert out_of_memory(RuntimeError(said))

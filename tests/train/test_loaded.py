@@ -1,6 +1,7 @@
 """A run opened for use."""
 
 import pytest
+import torch
 
 import headstock
 from headstock.text.reading import read_corpus
@@ -36,3 +37,10 @@ def test_generating_from_nothing_begins_a_text(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 60, "lr": 0.01})
     made = headstock.load(tmp_path / "run").generate("", max_tokens=4, temperature=0)[0].text
     assert made.startswith("Story")
+
+
+def test_opening_a_run_leaves_the_callers_draws_alone(corpus, tmp_path, tiny):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
+    before = torch.get_rng_state()
+    headstock.load(tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)

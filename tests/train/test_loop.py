@@ -211,7 +211,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_
     with pytest.raises(WorkError) as caught:
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
     message = str(caught.value)
-    assert message.startswith("step 8: the loss is not a finite number")
+    assert message.startswith("step 8: the loss or its gradient is not a finite number")
     assert f"{corpus}:" in message
     assert "step-6" in message
     assert not (tmp_path / "run" / "checkpoints" / "step-8").exists()
@@ -245,3 +245,21 @@ def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch):
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         losses[compiled] = [row["loss"] for row in rows if "loss" in row]
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+
+
+def test_a_gradient_that_is_no_number_stops_the_run_before_its_weights_are_kept(corpus, tmp_path, tiny, monkeypatch):
+    losses = loop.Objective.forward
+    calls = []
+
+    def spoiled(self, batch):
+        calls.append(0)
+        found = losses(self, batch)
+        if len(calls) == 6:
+            for loss in found.values():
+                loss.register_hook(lambda slope: slope * math.nan)
+        return found
+
+    monkeypatch.setattr(loop.Objective, "forward", spoiled)
+    with pytest.raises(WorkError, match=r"step 6: the loss or its gradient is not a finite number.*step-3"):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
+    assert not (tmp_path / "run" / "checkpoints" / "step-6").exists()

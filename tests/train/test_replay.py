@@ -154,3 +154,36 @@ def test_a_run_of_recordings_goes_the_same_way(objective, corpus, tmp_path, tiny
         assert (len(played) > before) == bool(compile)  # it was not given up in silence
     assert len(curves[0]) == 12 and curves[1] == pytest.approx(curves[0], abs=5e-3)
     assert curves[2] == pytest.approx(curves[0], abs=5e-2)  # compiled, dropout draws other numbers
+
+
+def test_who_cannot_be_recorded_loses_nothing_of_the_step(monkeypatch):
+    """Two batches of one step have one shape, so that the second is the one which is tried."""
+    model, mode, said = small_model().train(), ["default"], []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda wanted: mode.__setitem__(0, wanted))
+    replay = Recorded(
+        Objective(model, NextToken(), smoothing=0.0),
+        [],
+        clip=1.0,
+        dtype="float32",
+        device=torch.device("cpu"),
+        say=said.append,
+    )
+    learn = replay.learn
+
+    def waits(batch, scale):
+        found = learn(batch, scale)
+        if mode[0] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return found
+
+    monkeypatch.setattr(replay, "learn", waits)
+    batches = texts(5, 9), texts(9, 4)
+    for batch in batches:
+        replay(batch, {"token": 0.5})
+    assert len(said) == 1 and mode == ["default"]
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    for batch in batches:
+        (NextToken().losses(model, batch, smoothing=0.0)["token"] * 0.5).backward()
+    torch.testing.assert_close(found, [p.grad for p in model.parameters()])

@@ -14,7 +14,7 @@ from headstock.text.store import build_store
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
 from headstock.train.run import open_run
-from headstock.train.settings import make_config, place_settings, preset_names, read_preset, with_options
+from headstock.train.settings import TrainSettings, make_config, place_settings, preset_names, read_preset, with_options
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
 OBJECTIVES = [one for one in TASKS.names() if not issubclass(TASKS.get(one), LabelledTask) and TASKS.get(one).learns]
@@ -178,3 +178,20 @@ def test_another_family_leaves_the_preset_s_model_aside():
     chosen = gather_config("gpt-nano", None, {"model.family": "recurrent", "model.hidden": 24, "data.corpus": ["x"]})
     assert chosen.family == "recurrent" and chosen.model.hidden == 24
     assert chosen.model.width == BACKBONES.get("recurrent").Config(vocabulary=5).width
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"log_every": 0},
+        {"beta1": 1.0},
+        {"lr": math.nan},
+        {"lr": math.inf},
+        {"clip": -1.0},
+        {"weight_decay": -0.1},
+        {"minutes": math.nan},
+    ],
+)
+def test_numbers_that_cannot_be_trained_with_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        TrainSettings(**wrong)

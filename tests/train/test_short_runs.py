@@ -213,3 +213,12 @@ def test_what_training_batches_score_is_what_the_rows_score(separator, micro):
         assert 0 < again["accuracy"] < 1
         assert found == pytest.approx(again, rel=1e-5)
     assert heard[0]["loss"] != pytest.approx(heard[1]["loss"], rel=1e-3)
+
+
+def test_who_uses_the_model_meanwhile_does_not_turn_dropout_off():
+    model, task = classifier()
+    modes = []
+    model.register_forward_pre_hook(lambda module, given: modes.append(module.training))
+    data, settings = Data(labels_to_learn(16), labels_to_learn(8)), TrainSettings(steps=3, batch=16)
+    loop.train(model, task, data, settings, run=None, world=ALONE, watch=[lambda event: model.eval()])
+    assert modes.count(True) == 3

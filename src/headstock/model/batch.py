@@ -26,6 +26,16 @@ class State(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Real:
+    """How many of a batch's examples are real, the first ones; the others fill it up and count for nothing.
+
+    All are read alike, so that two of these are equal however many it is: a step is recorded once for both.
+    """
+
+    examples: int = field(compare=False)
+
+
 @dataclass
 class Batch:
     """Token rows, padded on the right only, with what is known about each token."""
@@ -42,6 +52,7 @@ class Batch:
     owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
     only: Tensor | None = None  # (B,) the one place of each row whose vector is wanted; None: all are. See Model.at
     features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
+    real: Real | None = None  # None: all examples are
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE where nothing is predicted
     places: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) which of all B T tokens have a label: see at
 
@@ -95,6 +106,20 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | No
         return flat.view(len(rows), lengths[0]), None
     padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
     return torch.full(padding.shape, filler, dtype=torch.long).masked_scatter_(~padding, flat), padding
+
+
+def real_tokens(batch: Batch) -> int:
+    """How many tokens are read, with those of a source: no padding, and nothing of examples that only fill up."""
+    real: Tensor | slice = slice(None)
+    if batch.real is not None:
+        real = slice(batch.real.examples) if batch.owners is None else batch.owners < batch.real.examples
+    count = 0
+    for part in (batch, batch.source):
+        if part is not None and part.documents is not None:  # padding is of none
+            count += int((part.documents[real] >= 0).sum())
+        elif part is not None:
+            count += part.tokens[real].numel() - (0 if part.padding is None else int(part.padding[real].sum()))
+    return count
 
 
 def widened(batch: Batch, multiple: int) -> Batch:

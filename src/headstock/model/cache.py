@@ -55,8 +55,8 @@ class Cache:
             self.next[2 * layer + 1].copy_(values)
         else:
             places = self.positions(new)[:, None, :, None].expand_as(keys)
-            all_keys.scatter_(2, places, keys)
-            all_values.scatter_(2, places, values)
+            all_keys.scatter_(2, places, keys.type_as(all_keys))
+            all_values.scatter_(2, places, values.type_as(all_values))
         return all_keys, all_values
 
     def _open(self, new: int) -> None:

@@ -18,6 +18,7 @@ other need then not be written in 16 bits at all.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -32,17 +33,25 @@ LEAST = 2048  # rows that are worth it
 WRONG = 2.0**15  # the scale of a cross entropy's gradient
 
 _wanted = False
+_lock, _inside = Lock(), 0
 
 
 @contextmanager
-def eight_bits(wanted: bool = True) -> Iterator[None]:
-    """For a while, whatever learns does its large products in 8 bits. What only looks does not: see `serves`."""
-    global _wanted
-    before, _wanted = _wanted, wanted
+def eight_bits() -> Iterator[None]:
+    """For a while, whatever learns does its large products in 8 bits. What only looks does not: see `serves`.
+
+    Those who want it are counted, as it is one for the whole process: the last to leave ends it.
+    """
+    global _wanted, _inside
+    with _lock:
+        _inside += 1
+        _wanted = True
     try:
         yield
     finally:
-        _wanted = before
+        with _lock:
+            _inside -= 1
+            _wanted = _inside > 0
 
 
 def has_eight_bits(device: torch.device) -> bool:

@@ -74,10 +74,10 @@ def generate(
     """
     model.eval()
     check_rows(model, prompts, sources)
-    draw = [torch.Generator().manual_seed(seed) for seed in seeds or [0] * len(prompts)]
     beside: Sequence[Sequence[int] | None] = sources or [None] * len(prompts)
-    drawn = [torch.rand(max_tokens, generator=generator) for generator in draw]
-    rows = [_Row(list(prompt), Continuation(), source) for prompt, _, source in zip(prompts, draw, beside, strict=True)]
+    rows = [_Row(list(prompt), Continuation(), source) for prompt, source in zip(prompts, beside, strict=True)]
+    seeded = [torch.Generator().manual_seed(seed) for _, seed in zip(rows, seeds or [0] * len(rows), strict=True)]
+    drawn = [torch.rand(max_tokens, generator=generator) for generator in seeded]
     if not rows or max_tokens < 1:
         return [row.made for row in rows]
     reader = _Reader(model, rows, torch.stack(drawn), sampling=sampling, forbidden=forbidden, cache=cache)

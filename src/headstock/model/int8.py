@@ -7,7 +7,9 @@ are.
 """
 
 import warnings
+from contextlib import nullcontext
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from headstock.model.model import Model
 FEW = 8  # a product of fewer rows is bounded by reading the weights, and gains nothing
 LEAST = 1 << 12  # so many weights are worth it
 
+_alone = Lock()
+
 
 class SmallLinear(nn.Module):
     """A layer with its product of many rows in 8 bits. It is for use alone: the weights are not to change."""
@@ -29,6 +33,7 @@ class SmallLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__()
         self.weight, self.bias = weight, bias
+        self.out_features, self.in_features = weight.shape
         self.scales = weight.detach().abs().amax(1).clamp(min=1e-12)  # (N,)
         self.packed = pack(weight.detach() / self.scales[:, None])
 
@@ -62,18 +67,20 @@ def pack(weight: Tensor) -> Any:
     time, wrong in torch 2.13.
     """
     libraries: Any = torch.backends.quantized
-    before, libraries.engine = libraries.engine, engine()
-    try:
-        with warnings.catch_warnings(action="ignore"):  # torch means to make such tensors in another way one day
-            small = torch.quantize_per_tensor(weight, 1 / 127, 0, torch.qint8)
-        return torch.ops.quantized.linear_prepack(small, None)
-    finally:
-        libraries.engine = before
+    with _alone:  # the library is chosen for the whole process
+        before, libraries.engine = libraries.engine, engine()
+        try:
+            with warnings.catch_warnings(action="ignore"):  # torch means to make such tensors in another way one day
+                small = torch.quantize_per_tensor(weight, 1 / 127, 0, torch.qint8)
+            return torch.ops.quantized.linear_prepack(small, None)
+        finally:
+            libraries.engine = before
 
 
 def multiply(x: Tensor, packed: Any) -> Tensor:
     """(..., K) -> (..., N). Elsewhere than on ARM sums of full 8 bits may run over, so that 7 are taken of `x`."""
-    made: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not on_arm())
+    with _alone if on_arm() else nullcontext():  # two threads with the same weights crash there, in torch 2.13
+        made: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not on_arm())
     return made
 
 

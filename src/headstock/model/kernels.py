@@ -264,4 +264,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         by_hidden, by_weight, by_bias = ctx.saved_tensors
         to_bias = None if by_bias is None else by_bias * slope
-        return by_hidden * slope.to(by_hidden.dtype), by_weight * slope, to_bias, None, None, None, None, None
+        return by_hidden * slope, by_weight * slope, to_bias, None, None, None, None, None

@@ -188,7 +188,7 @@ class Planner:
             choice = self.largest(machine, text, counted, "causal")
             if choice.passes < MOST_PASSES["causal"]:
                 return choice
-        return self.largest(machine, text, counted, rules.objective_of(None))
+        return self.largest(machine, text, counted, rules.READ_OFTEN)
 
     def largest(self, machine: Machine, text: Text, counted: Counted, objective: str) -> Choice:
         """The largest model that still reads enough tokens for its weights, and that memory can hold."""

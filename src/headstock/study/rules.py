@@ -44,6 +44,7 @@ PRESETS = ("nano", "mini", "small", "base")  # the sizes of families that are no
 FAMILIES = {"both-ways": "elmo", "denoise": "seq2seq"}  # objectives that want another family than the Transformer
 MOST_PASSES = {"causal": 4, "both-ways": 4, "hybrid": 10, "masked": 16, "denoise": 16}
 READ_TWICE = ("hybrid",)  # objectives whose held-out text is read once hidden and once left to right
+READ_OFTEN = "hybrid"  # what is best learned from a text that is read as often as it pays
 TOKENS_PER_WEIGHT = 10
 STEPS = 2500
 MODERN: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "positions": "rotary", "activation": "swiglu"}
@@ -111,11 +112,6 @@ def task_of(objective: str) -> dict[str, Any]:
 def lr_of(width: int) -> float:
     """To one digit: more would pretend to know more."""
     return float(f"{4e-3 * math.sqrt(128 / width):.0e}")
-
-
-def objective_of(passes: float | None) -> str:
-    """What is best learned from a text that is read so often; None: as often as it pays."""
-    return "causal" if passes is not None and passes <= MOST_PASSES["causal"] else "hybrid"
 
 
 def dropout_of(objective: str, passes: float) -> float:

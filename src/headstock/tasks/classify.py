@@ -172,7 +172,7 @@ class Classify(LabelledTask):
 
     def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """The pooled vector alone: that is all the head ever sees."""
-        return [[vector[None]] for vector in self.read(model, batch, finished=True)]
+        return [[vector[None]] for vector in self.read(model, batch, finished=True).float().cpu()]
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         labels = batch.labels["label"]

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, places_of
+from headstock.model.batch import IGNORE, Batch, places_of, real_tokens
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.tasks.cuts import Cuts
-from headstock.tasks.forcing import both_sides, token_losses, token_score
+from headstock.tasks.forcing import token_losses, token_score
 from headstock.tasks.hiding import Hiding, HidingConfig
 from headstock.tasks.masked import drawn_from
 from headstock.tasks.task import TASKS, Examples, Task, opening
@@ -69,7 +69,7 @@ class Denoise(Task):
         return token_losses(model, batch, smoothing=smoothing)
 
     def tokens(self, batch: Batch) -> int:
-        return both_sides(batch)
+        return real_tokens(batch)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         return token_score(sums, counts)

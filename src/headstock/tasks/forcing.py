@@ -41,10 +41,3 @@ def token_score(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[st
     count = max(1, counts["token"])
     loss = sums["token"] / count
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": sums["hits"] / count}
-
-
-def both_sides(batch: Batch) -> int:
-    """The tokens of sources and targets together."""
-    assert batch.source is not None
-    parts = ((part.tokens, part.padding) for part in (batch, batch.source))
-    return sum(tokens.numel() - (0 if padding is None else int(padding.sum())) for tokens, padding in parts)

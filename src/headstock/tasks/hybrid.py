@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, places_of
+from headstock.model.batch import IGNORE, Batch, places_of, real_tokens
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.randomness import uniforms
 from headstock.tasks.hiding import Hiding, HidingConfig
-from headstock.tasks.masked import drawn_from, real_tokens
+from headstock.tasks.masked import drawn_from
 from headstock.tasks.task import TASKS, Examples, Task, opening, token_loss
 from headstock.tasks.windows import Windows
 from headstock.text.store import Store

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.model.batch import Batch
+from headstock.model.batch import Batch, real_tokens
 from headstock.model.features import take_layers
 from headstock.model.model import Model
 from headstock.tasks.task import Examples, Task, closing, opening
@@ -155,8 +155,8 @@ class LabelledTask(Task):
         return take_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
 
     def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
-        """What a frozen backbone makes of each example, to be kept: one tensor a row of it, (T, ...)."""
-        found = self.vectors(model, batch)
+        """What a frozen backbone makes of each example, to be kept off a GPU: one tensor a row of it, (T, ...)."""
+        found = self.vectors(model, batch).float().cpu()
         real = [found.size(1)] * len(found) if batch.padding is None else (~batch.padding).sum(1).tolist()
         rows = [row[:count] for row, count in zip(found, real, strict=True)]
         if batch.owners is None:
@@ -171,7 +171,7 @@ class LabelledTask(Task):
         return Recalled(examples, kept)
 
     def tokens(self, batch: Batch) -> int:
-        return batch.tokens.numel() - (0 if batch.padding is None else int(batch.padding.sum()))
+        return real_tokens(batch)
 
 
 @dataclass

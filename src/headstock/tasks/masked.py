@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import Batch, bounds_of, places_of
+from headstock.model.batch import Batch, bounds_of, places_of, real_tokens
 from headstock.model.heads import NextHead, TokenHead
 from headstock.model.model import Model
 from headstock.tasks.following import Following, check_pairs
@@ -95,12 +95,6 @@ class Masked(Task):
             metrics["loss"] += sums["next"] / pairs  # what is trained: both tasks, each by its mean
             metrics |= {"next_loss": sums["next"] / pairs, "next_accuracy": sums["next_hits"] / pairs}
         return metrics
-
-
-def real_tokens(batch: Batch) -> int:
-    if batch.documents is not None:
-        return int((batch.documents >= 0).sum())
-    return batch.tokens.numel() - (0 if batch.padding is None else int(batch.padding.sum()))
 
 
 def drawn_from(seed: int | None, epoch: int) -> tuple[int | str, ...]:

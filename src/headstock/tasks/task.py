@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headstock.errors import UserError
 from headstock.model import kernels
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE, Batch, Real
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.registry import Registry
@@ -178,4 +178,5 @@ def filled(examples: Examples, indices: Sequence[int], rows: int, *, filler: int
     for labels in batch.labels.values():
         by_row = batch.owners is not None and len(labels) == len(batch.owners)  # else one a whole example
         labels[batch.owners >= real if by_row else slice(real, None)] = IGNORE  # type: ignore[operator]
+    batch.real = Real(real)
     return batch

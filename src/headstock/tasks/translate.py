@@ -18,7 +18,7 @@ from headstock.model.batch import IGNORE, Batch
 from headstock.model.beam import beam_search
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.tasks.forcing import both_sides, forced, token_losses, token_score
+from headstock.tasks.forcing import forced, token_losses, token_score
 from headstock.tasks.labelled import LabelledTask, Statistics, Tallies
 from headstock.tasks.task import TASKS, Examples
 from headstock.tasks.translation_scores import bleu, bleu_counts, chrf, chrf_counts, signatures
@@ -161,9 +161,6 @@ class Translate(LabelledTask):
         found = self.search(model, batch, beams=1)[: len(wanted)]  # rows that count for nothing are the last
         counts = bleu_counts([self.tokenizer.decode(tokens) for tokens in found], wanted).sum(0)
         return {f"bleu {place}": torch.tensor(float(count)) for place, count in enumerate(counts)}
-
-    def tokens(self, batch: Batch) -> int:
-        return both_sides(batch)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         metrics = token_score(sums, counts)

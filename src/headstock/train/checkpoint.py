@@ -49,11 +49,7 @@ def restore(checkpoint: Checkpoint, model: Model, optimizers: list[Optimizer], a
     for name, parameter in model.named_parameters():
         for optimizer in optimizers:
             if name in states and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                # a step counter stays where torch made it; what is as large as the weights lies beside them
-                optimizer.state[parameter] = {
-                    key: value if value.dim() == 0 and parameter.device.type == "cpu" else value.to(parameter.device)
-                    for key, value in states[name].items()
-                }
+                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in states[name].items()}
     if average is not None:
         average.steps = checkpoint.progress["average_steps"]
         for name, tensor in checkpoint.average.items():

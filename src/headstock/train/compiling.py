@@ -74,9 +74,21 @@ def step_seconds(model: Model, task: Task, settings: TrainSettings, order: Order
     return float(flops) * tokens / power, CALLS * model.backbone.depth * parts
 
 
+_latest: tuple[torch.Size, ...] = ()
+
+
 def compiled(objective: nn.Module) -> nn.Module:
-    """The module, compiled when it is first called; what was compiled is kept for other runs of the same shapes."""
+    """The module, compiled when it is first called; what was compiled is kept for other runs of the same shapes.
+
+    A process compiles what comes here eight times, whosever it is, and then no more without a word. So where weights
+    have other sizes than the last, which are compiled anew in any case, it is told to forget those before.
+    """
+    global _latest
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    sizes = tuple(parameter.shape for parameter in objective.parameters())
+    if sizes != _latest:
+        torch.compiler.reset()
+        _latest = sizes
     return Loose(torch.compile(objective))  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """Summed losses over a whole data set, whatever the task and however many processes share the work."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def measure(
         with precision(world.device, dtype):
             losses = task.losses(model, batch.to(world.device))
         for head, loss in losses.items():
-            sums[head] = sums[head] + loss.double() if head in sums else loss.double()
+            sums[head] = sums[head] + exact(loss) if head in sums else exact(loss)
         if pieces is not None:
             pieces.append(({head: float(loss) for head, loss in losses.items()}, counted, len(part)))
     model.train(learning)
@@ -68,6 +68,11 @@ def measure(
     all_sums = dict(zip(names, totals[: len(names)], strict=True))
     all_counts = {head: int(count) for head, count in zip(heads, totals[len(names) :], strict=True)}
     return task.score(all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))))
+
+
+def exact(loss: Tensor) -> Tensor:
+    """In double precision, which Apple's GPUs do not have."""
+    return (loss.cpu() if loss.device.type == "mps" else loss).double()
 
 
 def spread(task: Task, pieces: Pieces, *, size: int) -> dict[str, tuple[float, float]]:
@@ -102,7 +107,8 @@ def precision(device: torch.device, dtype: str) -> Iterator[None]:
     With float8 what learns does its large products in 8 bits; everything else, and whoever looks, stays at bfloat16.
     """
     use = dtype in ("bfloat16", "float8") or (dtype == "auto" and device.type == "cuda")
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), eight_bits(dtype == "float8"):
+    small = eight_bits() if dtype == "float8" else nullcontext()
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), small:
         yield
 
 

@@ -10,7 +10,7 @@ from headstock.model.batch import Batch
 from headstock.train.world import World
 
 Result = TypeVar("Result")
-SIGNS = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory")
+SIGNS = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "out of memory")  # cuBLAS and cuDNN; CUDA, Triton and Apple's
 
 
 class AtOnce:

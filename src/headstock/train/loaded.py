@@ -254,7 +254,10 @@ class Loaded:
 
         While the model reads some, the next ones are cut into tokens.
         """
-        task = self.labelled()
+        return self.predicted_by(self.labelled(), rows)
+
+    def predicted_by(self, task: LabelledTask, rows: Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+        """The same as a task of the run's kind says it, whose settings may be others."""
         for data in prepared_ahead(rows, task, self.model.device):
             yield from task.predictions(data, self.outputs(data))
 
@@ -276,12 +279,13 @@ class Loaded:
         if not isinstance(self.task, Answer):
             is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
             raise UserError(f"{self.run}: {is_now}; to answer, make one with headstock finetune --task answer")
+        task = self.task
         if threshold is not None:
-            if not self.task.config.unanswerable:
+            if not task.config.unanswerable:
                 raise UserError(f"{self.run}: all its training questions had an answer, so a threshold has no meaning")
-            self.task.config = replace(self.task.config, threshold=threshold)
+            task = Answer(replace(task.config, threshold=threshold), self.tokenizer)  # for this call only
         asked = [questions] if isinstance(questions, str) else questions
-        found = self.predict([{"question": question, "context": context} for question in asked])
+        found = self.predicted_by(task, [{"question": question, "context": context} for question in asked])
         return [{name: value for name, value in row.items() if name != "id"} for row in found]
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:

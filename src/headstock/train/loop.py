@@ -105,6 +105,8 @@ def train(
         while done < 1.0 and not out_of_patience(progress, settings):
             if settings.unfreeze:
                 thaw(model, progress.step / order.steps_per_epoch / settings.unfreeze)
+            if not model.training:  # a watcher has used it; to ask every part of it takes long beside a small step
+                objective.train()
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
             batches, fit = ahead.take(progress.step), partial(at_once.fit, again=partial(cut, progress.step))
             loss, gradient, counted = one_step(
@@ -114,7 +116,9 @@ def train(
                 average.update()
             progress.step += 1
             progress.tokens += counted
-            stop_if_not_finite(losses.add(progress.step, loss, counted), order, keeper)
+            progress.at_once = at_once.size
+            # a gradient that is no number makes weights that are none, however good the loss was
+            stop_if_not_finite(losses.add(progress.step, loss + 0 * gradient, counted), order, keeper)
             progress.seconds = elapsed()
 
             after = budget.share(progress.step, progress.seconds)
@@ -285,7 +289,7 @@ def stop_if_not_finite(step: int | None, order: Order, keeper: Keeper) -> None:
     shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
     good = keeper.newest()
     last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
-    raise Diverged(f"step {step}: the loss is not a finite number; the step read {shown}; {last}")
+    raise Diverged(f"step {step}: the loss or its gradient is not a finite number; the step read {shown}; {last}")
 
 
 def validate(
@@ -306,7 +310,7 @@ def validate(
             task,
             task.examples(data, length=length),
             world=world,
-            rows=rows or settings.batch,
+            rows=rows or settings.batch // world.size,
             most=max(1, settings.valid_tokens // length),
             size=data.bytes,
             dtype=settings.dtype,

@@ -1,14 +1,14 @@
 """How much memory work took at its highest: of a GPU what torch asked for, of a CPU what the process held."""
 
 import os
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS, FORGET, GROUP = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/sys/fs/cgroup")
+UNTOLD = 4 << 30  # bytes that are taken to be free where the system does not say, as on Windows
 
 
 class Peak:
@@ -28,10 +28,15 @@ class Peak:
         self.mapped = status("RssFile") or 0
 
     def bytes(self) -> int:
+        """0 where the system does not tell, as on Windows."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         if (found := status("VmHWM")) is not None:
             return found - max(0, (status("RssFile") or 0) - self.mapped)
+        try:
+            import resource
+        except ImportError:
+            return 0
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -49,14 +54,20 @@ def free_bytes(device: torch.device) -> int:
     found = dict(map(parse, lines(Path("/proc/meminfo"))))
     if "MemAvailable" in found:
         return min(found["MemAvailable"], allowed())
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return UNTOLD
 
 
 def allowed() -> int:
-    """The limit that a container sets for this process, less what is used in it; very large if there is none."""
-    most, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    """The limit that a container sets for this process, less what is used in it; very large if there is none.
+
+    Files that were read and are not in use count as used there, but their pages are given back when room is needed.
+    """
+    most, used = (GROUP / name for name in ("memory.max", "memory.current"))
+    kept = next((int(line.split()[1]) for line in lines(GROUP / "memory.stat") if line.startswith("inactive_file ")), 0)
     try:
-        return max(0, int(most.read_text()) - int(used.read_text()))
+        return max(0, int(most.read_text()) - int(used.read_text()) + kept)
     except (OSError, ValueError):  # there is no such file, or it says "max"
         return sys.maxsize
 

@@ -66,8 +66,7 @@ def together(models: list[list[np.ndarray]]) -> list[np.ndarray]:
 def features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> Features:
     """What the backbone makes of each row, computed once: all that the head of a frozen model ever sees."""
     order, made = read(model, task, data, task.remember, length=length, dtype=dtype)
-    kept = in_order(order, [parts for batch in made for parts in batch])
-    return Features.of(data, [[part.float().cpu() for part in parts] for parts in kept])
+    return Features.of(data, in_order(order, [parts for batch in made for parts in batch]))
 
 
 @torch.no_grad()

@@ -302,12 +302,15 @@ def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
 
 
 def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
-    """A fresh model and the task it is for; the same seed gives the same weights."""
-    torch.manual_seed(number(chosen.train.seed, "weights"))
-    backbone = BACKBONES.get(chosen.family)(chosen.model)
+    """A fresh model and the task it is for; the same seed gives the same weights, and the caller's draws go on."""
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed every GPU's generator too, which nothing here draws from
+        torch.default_generator.manual_seed(number(chosen.train.seed, "weights"))
+        backbone = BACKBONES.get(chosen.family)(chosen.model)
+        model = Model(backbone, task.heads(backbone))
     task.carries = backbone.carries
-    return Model(backbone, task.heads(backbone)), task
+    return model, task
 
 
 def work(
@@ -330,7 +333,7 @@ def work(
                 watchers.append(stack.enter_context(watching.tensorboard(run)))
         done = train(model, task, stores, chosen.train, run=run, world=world, watch=tuple(watchers), say=say)
     length = row_length(model, chosen.train)
-    rows = chosen.train.micro_batch or chosen.train.batch
+    rows = done.at_once or chosen.train.micro_batch or chosen.train.batch // world.size
     valid = task.examples(stores.valid, length=length)
     size, pieces = stores.valid.bytes, Pieces()
     metrics = measure(model, task, valid, world=world, rows=rows, size=size, dtype=chosen.train.dtype, pieces=pieces)

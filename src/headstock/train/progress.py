@@ -18,3 +18,4 @@ class Progress:
     worse: int = 0  # validations since the best one
     train: dict[str, float] = field(default_factory=dict)  # as seen in training since the validation before
     valid: dict[str, float] = field(default_factory=dict)
+    at_once: int | None = None  # examples that a process read at once in the last step; None: its whole share

@@ -92,6 +92,8 @@ class Recorded:
     def try_out(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Whoever waits for the GPU in the middle of a step cannot be recorded. A compiler does, but only once."""
         before = torch.cuda.get_sync_debug_mode()
+        moved = [p for p in self.objective.parameters() if p.grad is not None]
+        kept = [p.grad.clone() for p in moved if p.grad is not None]  # what the step's batches before this one left
         with warnings.catch_warnings(action="ignore"):  # of its being new
             torch.cuda.set_sync_debug_mode("error")
         try:
@@ -107,11 +109,10 @@ class Recorded:
             torch.cuda.set_sync_debug_mode(before)
         self.say("steps are not recorded: this model's wait for the GPU in between")
         self.objective.zero_grad(set_to_none=False)
+        for parameter, gradient in zip(moved, kept, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(gradient)
         return self.learn(batch, scale)
-
-    def move(self, lr: float) -> Tensor:
-        """Move the weights by their gradients, which are zero then; what the gradients' length was."""
-        return self.moving(lr)
 
 
 class Recording:
@@ -133,7 +134,10 @@ class Recording:
 
 
 class Moving:
-    """What clips the gradients and moves the weights, as a recording. Learning rates are read from the device."""
+    """What clips the gradients and moves the weights, as a recording. Learning rates are read from the device.
+
+    What comes back is the gradients' length; they are zero then.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], clip: float | None, device: torch.device):
         self.optimizers, self.clip = optimizers, clip

@@ -1,5 +1,6 @@
 """Everything a run is made from: the sections of config.json, and how presets, files and --set are joined."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -123,20 +124,25 @@ class TrainSettings:
             "length",
             "validate_every",
             "checkpoint_every",
+            "log_every",
             "unfreeze",
             "patience",
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 problems.append((name, f"must be above 0, not {value}"))
         for name in ("batch", "keep", "valid_tokens", "vocabulary_multiple", "lr", "layer_decay"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 problems.append((name, f"must be above 0, not {getattr(self, name)}"))
-        for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay", "beta1", "beta2", "momentum"):
+        for name in ("weight_decay", "clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                problems.append((name, f"must be 0 or above, not {getattr(self, name)}"))
+        for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 problems.append((name, f"must be from 0 to 1, not {getattr(self, name)}"))
-        if not 0 <= self.ema < 1:
-            problems.append(("ema", f"must be from 0 to below 1, not {self.ema}"))
+        for name in ("beta1", "beta2", "momentum", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                problems.append((name, f"must be from 0 to below 1, not {getattr(self, name)}"))
         if self.micro_batch and self.batch % self.micro_batch:
             problems.append(("batch", f"{self.batch} must be a multiple of micro_batch {self.micro_batch}"))
         if problems:

@@ -47,15 +47,13 @@ def one_step(
 
     `fit` may cut the batches smaller where memory is too small for them.
     """
-    if not objective.training:  # to tell every part of it takes long beside the step of a small model
-        objective.train()
     learn = partial(gather, objective, task, settings=settings, step=step, world=world, replay=replay)
     to_none = replay is None  # recordings write gradients always to the same place
     learned = fit(learn, batches, forget=lambda: [optimizer.zero_grad(to_none) for optimizer in optimizers])
     if seen is not None:
         seen.take(learned.seen)
     if replay is not None:
-        gradient = replay.move(lr)
+        gradient = replay.moving(lr)
     else:
         for optimizer in optimizers:
             for group in optimizer.param_groups:

@@ -90,3 +90,9 @@ def test_a_broken_file_names_its_line(tmp_path):
 
 def test_later_layers_win_key_by_key():
     assert config.merge({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}}) == {"a": {"x": 1, "y": 3}, "b": 1}
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_refused(rate):
+    with pytest.raises(ConfigError, match="rate: must be a finite number"):
+        config.build(Outer, {"size": 1, "rate": rate})

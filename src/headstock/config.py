@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import tomllib
 import typing
 from pathlib import Path
@@ -73,6 +74,8 @@ def _value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     if hint is not Any and type(raw) not in kinds:
         wanted = " or ".join("nothing" if kind is NoneType else kind.__name__ for kind in kinds)
         problems.append((path, f"must be {wanted}, not {raw!r}"))
+    elif isinstance(raw, float) and not math.isfinite(raw):
+        problems.append((path, f"must be a finite number, not {raw}"))
     return raw
 
 

@@ -1,12 +1,13 @@
 """Files that are either whole or not there: written beside, flushed to disk, then renamed."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,43 @@ def claimed(path: Path) -> Iterator[bool]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        mine = _lock(file.fileno())
+        mine = _lock(file.fileno()) and _names(path, file.fileno())
         try:
             yield mine
         finally:
             if mine:
                 _unlock(file.fileno())
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[bool]:
+    """Whether this process alone is at work in a folder, which need not be there yet, while this lasts.
+
+    The claim lies beside the folder, which may be replaced meanwhile, and goes with whatever was made for it.
+    """
+    folder = folder.resolve()  # one folder may have several names
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    claim = folder.parent / f".{folder.name}.claim"
+    try:
+        with claimed(claim) as mine:
+            try:
+                yield mine
+            finally:
+                if mine:
+                    with suppress(PermissionError):  # Windows keeps a file that is open
+                        claim.unlink(missing_ok=True)
+    finally:
+        with suppress(OSError):  # something else is in it by now
+            for parent in missing:
+                parent.rmdir()
+
+
+def _names(path: Path, handle: int) -> bool:
+    """Whether `path` still is the open file: a claim to one that was removed would be no claim to the next."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 if sys.platform == "win32":
@@ -122,10 +154,15 @@ else:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as wrong:
+            if wrong.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            return True  # a file system without locks, where nobody can be asked
         return True
 
     def _unlock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_UN)
+        with suppress(OSError):  # there was no lock, or it goes with the file that is closed next
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def sweep(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The verbs of language models as a user meets them: fill, embed, score, and minimal pairs."""
 
+import io
 import json
 
 import numpy as np
@@ -63,6 +64,32 @@ def test_wrong_calls_of_fill(runs, refused):
     assert "objectives that can: hybrid, masked" in refused("fill", runs / "causal", "Anne [MASK]")
     assert "--among: no word" in refused("fill", runs / "masked", "Anne [MASK]", "--among", " , ")
     assert "top and pieces must be 1 or more" in refused("fill", runs / "masked", "Anne [MASK]", "--top", 0)
+
+
+def test_fill_refuses_more_words_than_it_can_find(runs, result, refused):
+    call = ["fill", runs / "masked", "Anne [MASK] Paris.", "--top", 1_000_000]
+    assert "top 1,000,000: of words of up to 3 pieces at most 55,924 can be found" in refused(*call)
+    assert result(*call, "--pieces", 1)["fills"][0]
+    assert len(result(*call, "--among", "sees,likes")["fills"][0]) == 2
+
+
+def test_fill_shows_the_text_as_it_was_given_where_it_is_no_text(runs, refused):
+    line = refused("fill", runs / "masked", "Anne [MASK] \udcff")
+    assert r"'Anne [MASK] \udcff': character 13 is half a character" in line
+    assert r"headstock: '\udcff': character 1 is" in refused(
+        "fill", runs / "masked", "[MASK] [MASK]", "--among", "a,\udcff"
+    )
+
+
+LINES = "\ufeffAnne\x0bsees\x0cParis\u2028.\r\n\r\nBen\x85\rle café\n".encode()
+
+
+def test_texts_end_at_line_ends_only_and_have_no_byte_order_mark(runs, call, tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").write_bytes(LINES)
+    for words in ([], ["--file", "-"], ["--file", tmp_path / "texts.txt"]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINES), encoding="utf-8"))
+        scores = json.loads(call("score", runs / "causal", *words, "--json")[0])["scores"]
+        assert [row["text"] for row in scores] == ["Anne\x0bsees\x0cParis\u2028.", "Ben\x85", "le café"]
 
 
 def test_score_says_what_kind_of_score_it_is(runs, result, refused):
@@ -130,3 +157,11 @@ def test_evaluate_measures_minimal_pairs(runs, result, call, refused, tmp_path):
     assert "95%" in out
     assert "100% scored" in said
     assert "--rows is for --minimal-pairs" in refused("evaluate", runs / "causal", file, "--rows", 5)
+    assert "--columns is for labelled rows" in refused(
+        "evaluate", runs / "causal", file, "--minimal-pairs", "--columns", "text=x"
+    )
+
+
+def test_evaluate_refuses_columns_of_a_text(runs, refused, corpus):
+    line = refused("evaluate", runs / "causal", corpus, "--columns", "text=foo")
+    assert f"--columns is for labelled rows; here {runs / 'causal'} is measured on text" in line

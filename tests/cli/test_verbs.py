@@ -1,12 +1,15 @@
 """The command line as a user meets it: real commands, real files, exit codes and JSON."""
 
 import json
+import math
+import os
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from headstock.cli.verb import Common, attempt
 from tests.commands import command
 
 
@@ -123,6 +126,19 @@ def test_tokenizer_train_and_show(corpus, tmp_path):
     assert "--overwrite" in said
 
 
+def test_tokenizer_show_is_about_the_text_itself(run, call):
+    def shown(text, code=0):
+        return call("tokenizer", "show", run[0], text, "--json", code=code)
+
+    spaced, long = "Anne    sees\n\nParis.", "Ben " * 50
+    for text in (spaced, long):
+        facts = json.loads(shown(text)[0])
+        assert "".join(facts["sample"]) == text
+        assert len(facts["ids"]) == facts["tokens"]
+    for empty in ("", "  \n"):
+        assert f"the text {empty!r} is empty" in shown(empty, code=2)[1]
+
+
 def test_pretrain_uses_a_given_tokenizer_and_its_run_can_be_repeated(corpus, tmp_path, tiny):
     file = tmp_path / "tokenizer.json"
     headstock("tokenizer", "train", corpus, "--out", file, "--kind", "char", "--vocab", 200)
@@ -160,9 +176,23 @@ def test_quiet_says_nothing(corpus, tmp_path, tiny):
     assert len(out.splitlines()) == 1
 
 
-def test_completion_works():
-    import os
+def test_nobody_is_told_that_the_reader_of_json_left():
+    ours, theirs = os.pipe()
+    os.close(ours)
+    words = [sys.executable, "-m", "headstock", "data", "list", "--json"]
+    done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, "")
 
+
+def test_json_has_null_where_a_number_is_not_finite(capsys):
+    result = {"loss": math.nan, "steps": 3, "rows": [{"low": -math.inf}, (1.5, math.inf), "NaN", None, True]}
+    assert attempt(lambda: result, Common(json=True)) == 0
+    rows = [{"low": None}, [1.5, None], "NaN", None, True]
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "steps": 3, "rows": rows}
+
+
+def test_completion_works():
     environment = os.environ | {
         "_HEADSTOCK_COMPLETE": "complete_bash",
         "COMP_WORDS": "headstock pre",
@@ -356,6 +386,19 @@ def test_evaluate_measures_a_classifier(classifier, call):
     assert "95%" in out
 
 
+def test_a_copied_run_is_called_by_its_new_name(run, classifier, call, tmp_path):
+    folder = classifier[0]
+    files = ["--train", folder / "train.csv", "--valid", folder / "train.csv", "--test", folder / "test.csv"]
+    again = {"pretrain": (run[0], []), "finetune": (folder / "run", [run[0], *files])}
+    for verb, (old, words) in again.items():
+        new = tmp_path / verb
+        shutil.copytree(old, new)
+        out, _ = call(verb, *words, "--out", new, "--resume")
+        assert out.startswith(f"{new}: ")
+        assert str(old) not in out
+        assert json.loads(call(verb, *words, "--out", new, "--resume", "--json")[0])["run"] == str(new)
+
+
 def test_wrong_words_to_a_classifier(classifier, run, call, tmp_path):
     folder, _ = classifier
 
@@ -370,6 +413,9 @@ def test_wrong_words_to_a_classifier(classifier, run, call, tmp_path):
     assert "'review'" in said("predict", folder / "run", "--file", folder / "test.csv")
     line = said("evaluate", folder / "run", folder / "test.csv", "--columns", "text=review")
     assert "test.csv: has no labels to measure by" in line
+    named = ["--columns", "text=review,label=stars"]
+    line = said("evaluate", folder / "run", folder / "train.csv", *named, "--documents", "line")
+    assert f"--documents is for text; here {folder / 'run'} is measured on labelled rows" in line
     assert "no left-to-right language model" in said("generate", folder / "run", "x")
 
 

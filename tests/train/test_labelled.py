@@ -98,6 +98,16 @@ def test_a_single_row_cannot_be_split(tmp_path):
         read(LabelledSettings(train=write(tmp_path / "train.csv", ROWS[:1])))
 
 
+def test_no_class_loses_its_last_row():
+    labels = ["yes"] * 20 + ["no"] * 20 + [f"rare {i}" for i in range(12)]
+    for seed in range(5):
+        held = held_out(records(labels), 0.2, seed=seed)
+        assert len(held) == 10
+        assert {labels[row] for row in range(52) if row not in held} == set(labels)
+    several = [f"{one}|{other}" for one in "abcd" for other in "efgh"]  # no two alike, but no class stands alone
+    assert len(held_out(records(several), 0.25, seed=0, separator="|")) == 4
+
+
 def test_given_files_are_used_whole_and_nothing_is_said(tmp_path):
     train, valid, test = (write(tmp_path / f"{name}.csv", ROWS[:n]) for name, n in (("a", 8), ("b", 5), ("c", 3)))
     splits, said = read(LabelledSettings(train=train, valid=valid, test=test))

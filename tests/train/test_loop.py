@@ -263,3 +263,10 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_its_weights_are_kept(
     with pytest.raises(WorkError, match=r"step 6: the loss or its gradient is not a finite number.*step-3"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
     assert not (tmp_path / "run" / "checkpoints" / "step-6").exists()
+
+
+def test_held_out_text_whose_loss_is_no_number_stops_the_run_too(corpus, tmp_path, tiny):
+    """The weights are spoiled by the move itself, so that neither the step's loss nor its gradient tells."""
+    with pytest.raises(WorkError, match=r"step 1: the loss of held-out data is not a finite number.*no checkpoint yet"):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1, "lr": 1e38, "clip": 0.0})
+    assert not (tmp_path / "run" / "results.json").exists()

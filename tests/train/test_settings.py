@@ -190,6 +190,7 @@ def test_another_family_leaves_the_preset_s_model_aside():
         {"clip": -1.0},
         {"weight_decay": -0.1},
         {"minutes": math.nan},
+        {"seed": -1},
     ],
 )
 def test_numbers_that_cannot_be_trained_with_are_refused(wrong):

@@ -85,6 +85,7 @@ def finetune(
             watch=watch,
             say=common.say,
         )
+    results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
     if leads():
         tell_run(Run(out), device=common.device)
         write_report(out)

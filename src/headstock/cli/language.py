@@ -219,7 +219,8 @@ def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
         raise UserError(f"{file}: no such file") from None
     except UnicodeDecodeError as wrong:
         raise UserError(f"{file or 'standard input'}: not UTF-8 at byte {wrong.start}") from None
-    lines = [line for line in text.splitlines() if line.strip()]
+    # reading has made every line end a newline; splitlines would also cut at characters that may stand inside a text
+    lines = [line for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
     if not lines:
         raise UserError(f"{file or 'standard input'}: no text in it")
     return lines

@@ -75,6 +75,7 @@ def pretrain(
             watch=watch,
             say=common.say,
         )
+    results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
     if leads():
         write_report(out)
     common.show(

@@ -38,7 +38,8 @@ def train(
     common.say(text.how())
     made = train_tokenizer(sampled(text), settings)
     made.save(out)
-    return {"tokenizer": str(out)} | show_facts(common, made, first(text, 1000))
+    texts = first(text, 1000)
+    return {"tokenizer": str(out)} | show_facts(common, made, texts, sample=" ".join(texts[0].split()[:40]))
 
 
 @verb(tokenizer)
@@ -48,16 +49,18 @@ def show(
     text: Annotated[str, typer.Argument(help="Any text.")],
 ) -> dict[str, Any]:
     """How a tokenizer splits a text."""
+    from headstock.errors import UserError
     from headstock.text.tokenizer import open_tokenizer
 
     found = open_tokenizer(run)
-    return show_facts(common, found, [text])
+    if not text.strip() or not found.encode(text):  # some tokenizers also drop characters that cannot be seen
+        raise UserError(f"the text {text!r} is empty, so there is nothing to split")
+    return show_facts(common, found, [text], sample=text)
 
 
-def show_facts(common: Common, made: Any, texts: list[str]) -> dict[str, Any]:
+def show_facts(common: Common, made: Any, texts: list[str], *, sample: str) -> dict[str, Any]:
     from headstock.text.tokenizer import describe
 
-    sample = " ".join(texts[0].split()[:40])
     facts = describe(made, texts, sample=sample)
     common.show(
         f"{made.kind}: {facts['vocabulary']:,} entries, {facts['tokens_per_word']:.2f} tokens a word, "

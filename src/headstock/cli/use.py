@@ -76,12 +76,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """How good a run is: perplexity on text, accuracy with its interval on labelled rows or minimal pairs."""
     from headstock.errors import UserError
+    from headstock.tasks.labelled import LabelledTask
     from headstock.text.records import parse_columns
     from headstock.train.loaded import load
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is for --minimal-pairs, which was not asked for")
     loaded = load(run, device=common.device, int8=int8)
+    rows_or_text = "labelled rows" if isinstance(loaded.task, LabelledTask) else "text"
+    measured_on = "minimal pairs" if minimal_pairs else rows_or_text
+    for option, given, meant in (("--columns", columns, "labelled rows"), ("--documents", documents != "auto", "text")):
+        if given and measured_on != meant:
+            raise UserError(f"{option} is for {meant}; here {run} is measured on {measured_on}")
     if minimal_pairs:
         metrics = loaded.minimal_pairs(file or (), rows=rows, pseudo=pseudo or None, watch=tenths(common.say))
     else:

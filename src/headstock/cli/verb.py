@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import os
 import sys
 import traceback
@@ -50,7 +51,7 @@ def leads() -> bool:
 OPTIONS = {
     "json": (bool, typer.Option("--json", help="One JSON object as the last line of stdout.", rich_help_panel=COMMON)),
     "quiet": (bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=COMMON)),
-    "seed": (int | None, typer.Option("--seed", help="Seed of everything random.", rich_help_panel=COMMON)),
+    "seed": (int | None, typer.Option("--seed", min=0, help="Seed of everything random.", rich_help_panel=COMMON)),
     "device": (str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=COMMON)),
     "debug": (bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=COMMON)),
 }
@@ -87,6 +88,8 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
     """Do the work; the exit code says how it went: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
         result = work()
+        if common.json and leads():
+            print(json.dumps(finite(result if result is not None else {}), ensure_ascii=False), flush=True)
     except HeadstockError as wrong:
         return fail(str(wrong), wrong.exit_code, common)
     except KeyboardInterrupt:
@@ -99,9 +102,16 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
         return fail(f"{where}{wrong.strerror or wrong}", 1, common)
     except Exception as wrong:
         return fail(f"a fault of ours: {type(wrong).__name__}: {wrong} (--debug shows where)", 1, common)
-    if common.json and leads():
-        print(json.dumps(result if result is not None else {}, ensure_ascii=False), flush=True)
     return 0
+
+
+def finite(value: Any) -> Any:
+    """The same with None for each number that is not finite: JSON has no word for those, and strict readers stop."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def fail(message: str, code: int, common: Common) -> int:

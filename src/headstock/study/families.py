@@ -7,9 +7,8 @@ follows and one that does not; bits per byte compare wherever they are defined.
 from collections.abc import Sequence
 from typing import Any
 
-from headstock.errors import UserError
 from headstock.study.arms import Arm
-from headstock.train.run import Run, open_run
+from headstock.train.run import Run, origin
 
 ALIKE = 0.1  # runs whose parameters or tokens differ by more than this share are not alike
 TOLD = ("perplexity", "masked_perplexity", "forward_perplexity", "backward_perplexity", "bits_per_byte", "accuracy")
@@ -51,13 +50,8 @@ def describe_run(run: Run, arms: Sequence[Arm], summary: Sequence[dict[str, Any]
 
 def pretrained(run: Run) -> Run | None:
     """The language model behind a run: itself, or what it was fine-tuned from if that is still there."""
-    settings = run.config()
-    if "transfer" not in settings:
-        return run if run.finished() else None
-    try:
-        return pretrained(open_run(settings["transfer"]["run"]))
-    except UserError:
-        return None
+    found = origin(run)
+    return found if found is not None and found.finished() else None
 
 
 def differences(rows: Sequence[dict[str, Any]]) -> list[str]:

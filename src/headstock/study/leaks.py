@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headstock.errors import HeadstockError, UserError
+from headstock.errors import HeadstockError
 from headstock.files import write_json
 from headstock.study.arms import Arm
 from headstock.study.leakage import search
 from headstock.text.reading import read_corpus
 from headstock.text.records import Records
-from headstock.train.run import Run, open_run
+from headstock.train.run import Run, origin
 
 SHOWN = 10  # found texts that the report quotes
 
@@ -100,10 +100,5 @@ def unchecked(run: Run, why: str) -> dict[str, Any]:
 
 def corpus_settings(run: Run) -> dict[str, Any] | None:
     """Where a run's pretraining text is; a fine-tuned run is asked for the run that it came from."""
-    settings = run.config()
-    if "transfer" in settings:
-        try:
-            return corpus_settings(open_run(settings["transfer"]["run"]))
-        except UserError:
-            return None
-    return settings["data"]
+    found = origin(run)
+    return None if found is None else found.config()["data"]

@@ -18,6 +18,7 @@ from headstock.text.tokenizer import Tokenizer
 from headstock.train.rows import Marks, batch_of, in_batches
 
 BEAMS = 16  # beginnings of a word that are followed at the least
+SCORES = 2**25  # that are held at once at the most, one for each entry of the vocabulary after each beginning
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Filler:
 
     def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> Filled:
         """The likeliest words for each mask, while all other masks stay masks."""
+        most = SCORES // self.tokenizer.vocabulary // 2
+        if top > most and pieces > 1 and not among:
+            hint = "with one piece, any number"
+            raise UserError(f"top {top:,}: of words of up to {pieces} pieces at most {most:,} can be found; {hint}")
+        self.tokenizer.encode_batch([text, *among])  # what is no text is refused as it was given, masks and all
         ids, gaps = self.spelling.cut(text)
         fills = []
         for gap in gaps:

@@ -23,8 +23,15 @@ from headstock.train.labelled import Splits, read_splits
 from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
 from headstock.train.predict import together
-from headstock.train.pretrain import check_folder, pretrain, same_settings, start_settings, with_vocabulary
-from headstock.train.run import Run, fingerprints, open_run
+from headstock.train.pretrain import (
+    check_folder,
+    finished_before,
+    pretrain,
+    same_settings,
+    start_settings,
+    with_vocabulary,
+)
+from headstock.train.run import Run, alone_in, check_apart, fingerprints, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.transfer import gather_config, labelled_task, settle
 from headstock.train.world import World, join_world, leave_world
@@ -68,39 +75,41 @@ def finetune(
     given |= {"transfer.init": init} if init else {}
     given |= {"transfer.freeze": freeze} if freeze is not None else {}
     given |= {"transfer.preset": preset} if preset is not None else {}
-    check_folder(target, resume=resume, overwrite=overwrite)
-    going_on = resume and target.exists()
-    world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
-    try:
-        if going_on:
-            asked = make_config(same_settings(target, given))
-            source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
-        else:
-            asked = gather_config(source, task, config_file, given, preset=preset)
-        splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
-        chosen = settle(asked, splits.train)
-        if source is None:
-            tokenizer = target.tokenizer() if going_on else learn_tokenizers(chosen, splits.train, say)
-            chosen = with_vocabularies(chosen, tokenizer)
-        else:
-            tokenizer = source.tokenizer()
-        weights = check(source, chosen, tokenizer, splits)
-        if going_on and target.data()["fingerprint"] != splits.fingerprint():
-            changed = "the labelled files are not what they were when the run began"
-            raise UserError(f"{target}: {changed}, so it cannot go on")
-        if going_on and target.finished():
-            say(f"{target} is finished: nothing to resume")
-            return target.results()
-        if world.leads and not going_on:
-            card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
-            # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
-            target.begin(replace(chosen, train=asked.train).plain(), tokenizer, card)
-        world.wait()
-        if chosen.transfer.adapt_steps and source is not None:
-            weights = adapt(target, source, chosen, splits.train, device, watch, say)
-        return work(target, chosen, tokenizer, weights, splits, world, watch, say)
-    finally:
-        leave_world(world)
+    if source is not None:
+        check_apart(target, source)
+    with alone_in(target):
+        check_folder(target, resume=resume, overwrite=overwrite)
+        going_on = resume and target.exists()
+        world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
+        try:
+            if going_on:
+                asked = make_config(same_settings(target, given))
+                source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
+            else:
+                asked = gather_config(source, task, config_file, given, preset=preset)
+            splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
+            chosen = settle(asked, splits.train)
+            if source is None:
+                tokenizer = target.tokenizer() if going_on else learn_tokenizers(chosen, splits.train, say)
+                chosen = with_vocabularies(chosen, tokenizer)
+            else:
+                tokenizer = source.tokenizer()
+            weights = check(source, chosen, tokenizer, splits)
+            if going_on and target.data()["fingerprint"] != splits.fingerprint():
+                changed = "the labelled files are not what they were when the run began"
+                raise UserError(f"{target}: {changed}, so it cannot go on")
+            if going_on and target.whole():
+                return finished_before(target, world, say)
+            if world.leads and not going_on:
+                card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
+                # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
+                target.begin(replace(chosen, train=asked.train).plain(), tokenizer, card)
+            world.wait()
+            if chosen.transfer.adapt_steps and source is not None:
+                weights = adapt(target, source, chosen, splits.train, device, watch, say)
+            return work(target, chosen, tokenizer, weights, splits, world, watch, say)
+        finally:
+            leave_world(world)
 
 
 def learn_tokenizers(chosen: RunConfig, records: Records, say: Say) -> Tokenizer:
@@ -142,7 +151,7 @@ def adapt(
 ) -> dict[str, Tensor]:
     """Go on pretraining on the task's own texts, in a run folder inside the new one; returns the new weights."""
     inner = target.adapted
-    if not inner.finished():
+    if not inner.whole():
         say(f"adapting to the {len(records):,} training texts for {chosen.transfer.adapt_steps:,} steps")
         texts = target.path / "adapt.txt"
         write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")

@@ -60,18 +60,19 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
         say(f"{test.source} has no labels: it is predicted, not measured")
     if settings.valid:
         return Splits(train, with_labels(read(settings.valid), task.target, "to validate on"), test)
-    held = held_out(train, settings.valid_fraction, seed=seed)
-    if len(held) >= len(train):
+    separator = getattr(config, "separator", None)
+    held = held_out(train, settings.valid_fraction, seed=seed, separator=separator)
+    if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
     say(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
     return Splits(train.select(row for row in range(len(train)) if row not in held), train.select(sorted(held)), test)
 
 
-def held_out(records: Records, fraction: float, *, seed: int) -> set[int]:
+def held_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
     """A fair sample of the rows; questions on the same text stay together, as a model would know it from the others."""
     wanted = max(1, round(fraction * len(records)))
     if "context" not in records.columns:
-        return set(spread(records.strata, seed=seed)[:wanted])
+        return some_of_each(records.strata, wanted, seed=seed, separator=separator)
     of_context: dict[str, list[int]] = {}
     for row, context in enumerate(records.columns["context"]):
         of_context.setdefault(context, []).append(row)
@@ -80,6 +81,17 @@ def held_out(records: Records, fraction: float, *, seed: int) -> set[int]:
         if len(held) >= wanted:
             break
         held |= set(groups[number])
+    return held
+
+
+def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: str | None) -> set[int]:
+    """A fair sample that takes no class's last row, as what is left could then not teach it."""
+    classes = [[label] if separator is None else label.split(separator) for label in labels]
+    left, held = Counter(name for names in classes for name in names), set[int]()
+    for row in spread(labels, seed=seed):
+        if len(held) < wanted and all(left[name] > 1 for name in classes[row]):
+            left.subtract(classes[row])
+            held.add(row)
     return held
 
 

@@ -136,6 +136,8 @@ def train(
             if passed(settings.validate_every, 10):
                 progress.train = seen.score(task, world)
                 validate(model, task, data.valid, average, progress, settings, length, world, rows=at_once.size)
+                lost = None if math.isfinite(progress.valid.get("loss", 0.0)) else progress.step
+                stop_if_not_finite(lost, order, keeper, "the loss of held-out data")
                 progress.seconds = elapsed()
                 tell(watch, event("valid"))
             asked = agree(interruption.received, world)
@@ -282,14 +284,14 @@ def agree(received: int | None, world: World) -> int | None:
     return int(shared) or None
 
 
-def stop_if_not_finite(step: int | None, order: Order, keeper: Keeper) -> None:
+def stop_if_not_finite(step: int | None, order: Order, keeper: Keeper, what: str = "the loss or its gradient") -> None:
     if step is None:
         return
     places = order.names(step - 1)
     shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
     good = keeper.newest()
     last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
-    raise Diverged(f"step {step}: the loss or its gradient is not a finite number; the step read {shown}; {last}")
+    raise Diverged(f"step {step}: {what} is not a finite number; the step read {shown}; {last}")
 
 
 def validate(

@@ -28,7 +28,7 @@ from headstock.train.card import write_card
 from headstock.train.evaluate import Pieces, measure, spread
 from headstock.train.loop import Progress, Watch, row_length, train
 from headstock.train.peak import Peak
-from headstock.train.run import Run, open_run
+from headstock.train.run import Run, alone_in, check_apart, open_run
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
 from headstock.train.world import World, join_world, leave_world
 
@@ -65,23 +65,33 @@ def pretrain(
         paths = list(read_corpus(paths, column=given.get("data.column", "text")).paths)
     given |= {"data.corpus": paths} if paths else {}
     given |= {"tokenizer.file": str(tokenizer)} if tokenizer else {}
-    check_folder(run, resume=resume, overwrite=overwrite)
-    world = join_world(device)
-    try:
-        if resume and run.exists():
-            chosen = resumed_config(run, given)
-            stores = prepare_again(run, chosen, say) if world.leads else None
-        else:
-            chosen = gather_config(preset, config_file, given, start=start)
-            stores = prepare(run, chosen, say) if world.leads else None
-        world.wait()  # the folder is there now, for every process
-        if resume and run.finished():
-            say(f"{run} is finished: nothing to resume")
-            return run.results()
-        weights = open_run(start).weights() if start else None
-        return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say, weights)
-    finally:
-        leave_world(world)
+    if start and not resume:
+        check_apart(run, open_run(start))
+    with alone_in(run):
+        check_folder(run, resume=resume, overwrite=overwrite)
+        going_on = resume and run.exists()
+        world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
+        try:
+            chosen = resumed_config(run, given) if going_on else gather_config(preset, config_file, given, start=start)
+            done = going_on and run.whole()
+            weights = open_run(start).weights() if start and not done else None
+            stores = None
+            if world.leads:
+                stores = prepare_again(run, chosen, say) if going_on else prepare(run, chosen, say, weights)
+            world.wait()  # the folder is there now, for every process
+            if done:
+                return finished_before(run, world, say)
+            return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say, weights)
+        finally:
+            leave_world(world)
+
+
+def finished_before(run: Run, world: World, say: Say) -> dict[str, Any]:
+    """The results of a run that was to be resumed and needs no more than, at most, its card."""
+    say(f"{run} is finished: nothing to resume")
+    if world.leads and not run.card.is_file():  # it was stopped just before it wrote it
+        write_card(run)
+    return run.results()
 
 
 def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
@@ -229,7 +239,7 @@ def same_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
+def prepare(run: Run, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> Stores:
     """Text, tokenizer and token store; the run's folder appears only when all of it went well."""
     corpus, valid = corpora(chosen)
     if chosen.tokenizer.file:
@@ -245,6 +255,8 @@ def prepare(run: Run, chosen: RunConfig, say: Say) -> Stores:
     chosen = with_vocabulary(chosen, tokenizer)
     if spare := chosen.model.vocabulary - tokenizer.vocabulary:
         say(f"the model's vocabulary is padded to {chosen.model.vocabulary:,}: {spare:,} entries stand for no token")
+    if weights is not None:
+        take_over(build_model(chosen, tokenizer)[0], weights)  # refuses what does not fit
     sources = {"corpus": list(corpus.names()), "how": corpus.how()}
     card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
     run.begin(chosen.plain(), tokenizer, card)
@@ -320,7 +332,7 @@ def work(
     chosen = make_config(run.config())
     model, task = build_model(chosen, run.tokenizer())
     if weights is not None:
-        model.load_tensors(taken_over(model, weights), source="the run to start from")
+        take_over(model, weights)
     sizes = model.sizes()
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
     say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
@@ -344,6 +356,10 @@ def work(
         run.write_results(results)
         write_card(run)
     return results
+
+
+def take_over(model: Model, weights: dict[str, Tensor]) -> None:
+    model.load_tensors(taken_over(model, weights), source="the run to start from")
 
 
 def taken_over(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:

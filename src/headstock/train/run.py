@@ -1,7 +1,9 @@
 """The run folder: the only place that knows the names of the files in it."""
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from headstock import config
 from headstock.errors import UserError, did_you_mean
-from headstock.files import sweep, whole_file, whole_folder, write_json, write_text
+from headstock.files import at_work, sweep, whole_file, whole_folder, write_json, write_text
 from headstock.text.tokenizer import Tokenizer, open_tokenizer
 from headstock.train.tensors import read_tensors, write_tensors
 
@@ -71,6 +73,14 @@ class Run:
     def finished(self) -> bool:
         return (self.path / "results.json").is_file()
 
+    def whole(self) -> bool:
+        """Finished, and all weights that it made are still there: nothing is left to do."""
+        if not (self.finished() and self.exists()):
+            return False
+        count = self.config().get("transfer", {}).get("ensemble", 1)
+        models = [self] if count == 1 else [self.member(number) for number in range(count)]
+        return all(model.weights_file.is_file() for model in models)
+
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
 
@@ -89,8 +99,12 @@ class Run:
     def write_results(self, results: dict[str, Any]) -> None:
         self.write("results.json", results)
 
+    @property
+    def card(self) -> Path:
+        return self.path / "README.md"
+
     def write_card(self, text: str) -> None:
-        write_text(self.path / "README.md", text)
+        write_text(self.card, text)
 
     def write_report(self, page: str) -> None:
         write_text(self.report, page)
@@ -149,6 +163,39 @@ class Run:
                 except ValueError:
                     break  # only a line being written when the machine stopped can be like this, and it is the last
         return rows
+
+
+@contextmanager
+def alone_in(run: Run) -> Iterator[None]:
+    """While this lasts no other process trains in the run's folder; of those that torchrun started, the first asks."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and int(os.environ.get("RANK", "0")) > 0:
+        yield
+        return
+    with at_work(run.path) as mine:
+        if not mine:
+            raise UserError(f"{run}: another process is at work in this folder")
+        yield
+
+
+def check_apart(target: Run, source: Run) -> None:
+    """Refuse a folder for a new run that is, by whatever name, the run it comes from, or that one lies in."""
+    if source.path.resolve().is_relative_to(target.path.resolve()):
+        raise UserError(f"{target}: {source}, which the new run comes from, would be lost; name another folder")
+
+
+def origin(run: Run) -> Run | None:
+    """The language model at the beginning of a chain of fine-tuned runs; None where a link is gone or names itself."""
+    passed: set[Path] = set()
+    while "transfer" in (settings := run.config()):
+        passed.add(run.path.resolve())
+        named = settings["transfer"]["run"]
+        try:
+            run = open_run(named or "")
+        except UserError:
+            return None
+        if run.path.resolve() in passed:
+            return None
+    return run
 
 
 def fingerprints(tokenizer: Tokenizer) -> dict[str, str]:

@@ -134,7 +134,7 @@ class TrainSettings:
         for name in ("batch", "keep", "valid_tokens", "vocabulary_multiple", "lr", "layer_decay"):
             if not 0 < getattr(self, name) < math.inf:
                 problems.append((name, f"must be above 0, not {getattr(self, name)}"))
-        for name in ("weight_decay", "clip"):
+        for name in ("weight_decay", "clip", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
                 problems.append((name, f"must be 0 or above, not {getattr(self, name)}"))
         for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay"):

@@ -17,6 +17,7 @@ from headstock.cli.verb import Common
 from headstock.errors import UserError
 from headstock.page.pieces import cut, lay_over, passage, readable, strongest
 from headstock.study.report import write_compare_report, write_report, write_run_report
+from headstock.study.report.compare import described_pairs
 from headstock.train.run import Run
 from tests.study.browsing import Outline, check_sound, look_at
 
@@ -323,7 +324,7 @@ def test_what_was_found_is_said(pages):
     assert detail["lengths"]["statistic"]["text"] in text
     assert all(mistake["text"][:500] in text for mistake in detail["mistakes"])
     assert "4.7%" in text  # the calibration error
-    clear = [pair for pair in results["pairs"] if pair["low"] > 0 or pair["high"] < 0]
+    clear = [pair for pair in results["pairs"] if round(100 * pair["low"], 1) > 0 or round(100 * pair["high"], 1) < 0]
     assert text.count("● ") == len(clear) + 1 < len(results["pairs"]) + 1  # and once in the caption
     assert "numbers flatter" not in text
     assert "numbers flatter" in Outline(pages["one"]).text
@@ -424,3 +425,10 @@ def test_no_text_is_lost_and_none_breaks_out(text, pieces, first, more):
     assert left_out == max(0, len(everything) - first - more)
     made = passage(text, pieces, first=first, room=first + more)
     assert not re.search(r"<(?!/?mark\b)", made.shown + made.rest)
+
+
+@pytest.mark.parametrize(("low", "decided"), [(0.0004, False), (0.0006, True), (-0.01, False)])
+def test_a_difference_is_clear_where_it_is_shown_to_be(low, decided):
+    """An edge that reads 0.0 is zero, on the page as in the verdict."""
+    (pair,) = described_pairs([{"a": "x", "b": "y", "labels": 1, "difference": 0.1, "low": low, "high": 0.2}])
+    assert pair["decided"] is decided

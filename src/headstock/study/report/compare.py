@@ -195,7 +195,8 @@ def described_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     described = []
     for pair in pairs:
         known = is_known(pair["low"]) and is_known(pair["high"])
-        decided = known and (pair["low"] > 0 or pair["high"] < 0)
+        # as exact as it is shown, and as the verdict has it: "0.0 to 19.9" is not called clear
+        decided = known and (round(100 * pair["low"], 1) > 0 or round(100 * pair["high"], 1) < 0)
         places = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_known(pair[key])}
         described.append({**pair, "known": known, "decided": decided, "places": places})
     return described

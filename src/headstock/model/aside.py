@@ -10,25 +10,25 @@ from typing import Any
 import torch
 
 
-class Aside:
-    """Counts those who want a library set aside, since its switch is one for the whole process.
+class Switch:
+    """Counts those who want a switch turned, to `wish`, that is one for the whole process.
 
     Whoever is inside, in whatever thread or half-read stream, has the same; the last to leave puts back what was.
     """
 
-    def __init__(self, is_on: Callable[[], bool], turn: Callable[[bool], None]):
-        self.is_on, self.turn = is_on, turn
+    def __init__(self, is_on: Callable[[], bool], turn: Callable[[bool], None], *, wish: bool = False):
+        self.is_on, self.turn, self.wish = is_on, turn, wish
         self.lock, self.inside, self.before = Lock(), 0, True
 
     @contextmanager
-    def __call__(self, wanted: bool) -> Iterator[None]:
+    def __call__(self, wanted: bool = True) -> Iterator[None]:
         if not wanted:
             yield
             return
         with self.lock:
             if not self.inside:
                 self.before = self.is_on()
-                self.turn(False)
+                self.turn(self.wish)
             self.inside += 1
         try:
             yield
@@ -41,8 +41,8 @@ class Aside:
 
 _mkldnn: Any = torch.backends.mkldnn
 _cuda: Any = torch.backends.cuda
-_onednn = Aside(lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on))
-_cudnn_attention = Aside(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _cuda.enable_cudnn_sdp(on))
+_onednn = Switch(lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on))
+_cudnn_attention = Switch(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _cuda.enable_cudnn_sdp(on))
 
 
 @contextmanager

@@ -16,15 +16,14 @@ other need then not be written in 16 bits at all.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headstock.model.aside import Switch
 from headstock.model.gpu import runs_triton
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
@@ -33,25 +32,15 @@ LEAST = 2048  # rows that are worth it
 WRONG = 2.0**15  # the scale of a cross entropy's gradient
 
 _wanted = False
-_lock, _inside = Lock(), 0
 
 
-@contextmanager
-def eight_bits() -> Iterator[None]:
-    """For a while, whatever learns does its large products in 8 bits. What only looks does not: see `serves`.
+def _want(wanted: bool) -> None:
+    global _wanted
+    _wanted = wanted
 
-    Those who want it are counted, as it is one for the whole process: the last to leave ends it.
-    """
-    global _wanted, _inside
-    with _lock:
-        _inside += 1
-        _wanted = True
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            _wanted = _inside > 0
+
+# For a while, whatever learns does its large products in 8 bits. What only looks does not: see `serves`.
+eight_bits = Switch(lambda: _wanted, _want, wish=True)
 
 
 def has_eight_bits(device: torch.device) -> bool:

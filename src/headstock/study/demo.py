@@ -13,6 +13,7 @@ from headstock.study.chart import draw
 from headstock.study.compare import compare
 from headstock.study.report import write_report
 from headstock.study.table import table
+from headstock.study.verdict import Gap
 from headstock.text import catalog
 from headstock.text.reading import read_corpus
 from headstock.text.samples import first
@@ -172,13 +173,13 @@ def fitting(live: dict[str, Any], *, seconds: float) -> Size:
 
 def honest(results: dict[str, Any]) -> str:
     """Where the pretrained model does not clearly beat scratch or TF-IDF, that is said too."""
-    gaps = {}  # of the pretrained model over each rival, at the interval's lower edge and as exact as it is shown
+    gaps = {}  # of the pretrained model over each rival
     for pair in results["pairs"]:
         if (pair["a"], pair["b"]) == ("pretrained", "tfidf"):
-            gaps[f"TF-IDF at {pair['labels']:,} labels"] = round(100 * pair["low"], 1)
+            gaps[f"TF-IDF at {pair['labels']:,} labels"] = Gap.of(pair)
         elif (pair["a"], pair["b"]) == ("scratch", "pretrained"):
-            gaps[f"scratch at {pair['labels']:,} labels"] = round(-100 * pair["high"], 1)
-    unclear = [rival for rival, low in gaps.items() if low <= 0]
+            gaps[f"scratch at {pair['labels']:,} labels"] = Gap.of(pair).turned()
+    unclear = [rival for rival, gap in gaps.items() if not gap.above]
     return (
         f"   Not clearly better than {', '.join(unclear)}."
         if unclear

@@ -18,6 +18,11 @@ class Gap:
     low: float | None
     high: float | None
 
+    @classmethod
+    def of(cls, pair: Mapping[str, Any]) -> "Gap":
+        """A pair's difference and interval, as exact as they are shown: an edge that reads 0.0 is zero."""
+        return cls(_points(pair["difference"]), _edge(pair["low"]), _edge(pair["high"]))
+
     @property
     def above(self) -> bool:
         """True where the whole interval is above zero."""
@@ -75,8 +80,7 @@ class Results:
 
     def gap(self, a: str, b: str) -> Gap:
         if (a, b) in self.pairs:
-            pair = self.pairs[a, b]
-            return Gap(_points(pair["difference"]), _edge(pair["low"]), _edge(pair["high"]))
+            return Gap.of(self.pairs[a, b])
         if (b, a) in self.pairs:
             return self.gap(b, a).turned()
         return Gap(_points(self.scores[a]["score"] - self.scores[b]["score"]), None, None)

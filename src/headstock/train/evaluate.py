@@ -1,7 +1,7 @@
 """Summed losses over a whole data set, whatever the task and however many processes share the work."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -107,8 +107,7 @@ def precision(device: torch.device, dtype: str) -> Iterator[None]:
     With float8 what learns does its large products in 8 bits; everything else, and whoever looks, stays at bfloat16.
     """
     use = dtype in ("bfloat16", "float8") or (dtype == "auto" and device.type == "cuda")
-    small = eight_bits() if dtype == "float8" else nullcontext()
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), small:
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), eight_bits(dtype == "float8"):
         yield
 
 

@@ -9,6 +9,7 @@ from headstock.page.render import is_known, percent, render
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
 from headstock.study.report.families import scores_of_runs
+from headstock.study.verdict import Gap
 from headstock.train.run import Run
 
 KINDS = ("scratch", "pretrained", "frozen")
@@ -195,8 +196,8 @@ def described_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     described = []
     for pair in pairs:
         known = is_known(pair["low"]) and is_known(pair["high"])
-        # as exact as it is shown, and as the verdict has it: "0.0 to 19.9" is not called clear
-        decided = known and (round(100 * pair["low"], 1) > 0 or round(100 * pair["high"], 1) < 0)
+        gap = Gap.of(pair) if known else None
+        decided = gap is not None and (gap.above or gap.below)
         places = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_known(pair[key])}
         described.append({**pair, "known": known, "decided": decided, "places": places})
     return described

@@ -1,9 +1,14 @@
-"""Two texts a row, half of which follow each other and half of which come from different documents.
+"""Sentence pairs for next-sentence prediction: in half of them B follows A, in half B comes from another document.
 
-B rows, T places in a row. The store's sentences are marked apart; the marks choose where texts begin and are not shown.
+B rows, T places in a row. The store marks where sentences end; these marks choose where texts begin and are not shown.
+
+A negative must not differ from a positive in anything but its content, or a model learns the difference instead. So
+both kinds of B are whole sentences up to the last boundary in a piece of a document, and the B of a negative is about
+as long as the one it replaces. Where a row has no room for a whole sentence behind its only boundary, both kinds of B
+are cut off at the same length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +20,10 @@ from headstock.tasks.cuts import Cuts
 from headstock.text.store import Store
 
 MARKS = 3  # the opening, one after each text
+TRIES = 24  # pieces of other documents that are looked at for a B of about the right length
+TOLERANCE = 0.1  # relative difference in length at which the first of them is taken
+
+Sentences = tuple[np.ndarray, np.ndarray, bool]  # tokens, boundaries between sentences, cut off behind the only one
 
 
 @dataclass
@@ -61,7 +70,7 @@ class Following:
         return self.store.place(int(self.documents[index]))
 
     def rows(self, indices: Sequence[int], *, key: tuple[int | str, ...], opening: int, filler: int) -> PairRows:
-        draws = uniforms(*key, "next", rows=indices, count=4)
+        draws = uniforms(*key, "next", rows=indices, count=2 + TRIES)
         pairs = [self.pair(int(index), draw) for index, draw in zip(indices, draws, strict=True)]
         first = np.array([len(a) for a, _, _ in pairs])[:, None]
         second = np.array([len(b) for _, b, _ in pairs])[:, None]
@@ -76,35 +85,41 @@ class Following:
         return PairRows(shown, text, segments, padding, np.array([follows for _, _, follows in pairs]))
 
     def pair(self, index: int, draw: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """A, B (empty if there is none) and whether B follows A, by four numbers from [0, 1)."""
-        document = int(self.documents[index])
-        piece = self.read(document, int(self.begins[index]), int(self.stops[index]))
-        breaks = self.breaks(piece)
+        """A, B (empty if there is none) and whether B follows A, by 2 + TRIES numbers from [0, 1)."""
+        piece, breaks, cut = self.sentences(index)
         if not len(breaks):
             return self.plain(piece), piece[:0], IGNORE
-        cut = breaks[int(draw[0] * len(breaks))]
-        a, b = self.plain(piece[:cut]), self.plain(piece[cut:])
+        at = breaks[int(draw[0] * len(breaks))]
+        a, b = self.plain(piece[:at]), self.plain(piece[at:])
         if draw[1] < 0.5:
             return a, b, 1
-        return a, self.elsewhere(document, len(b), draw[2:]), 0
+        candidates = (self.sentences(other) for other in self.elsewhere(int(self.documents[index]), draw[2:]))
+        other = cut_short(candidates, len(b)) if cut else best_match(candidates, len(b), limit=self.size - len(a))
+        return (a, b, IGNORE) if other is None else (a, self.plain(other), 0)
 
-    def elsewhere(self, document: int, most: int, draw: np.ndarray) -> np.ndarray:
-        """Up to `most` tokens of another document, from the beginning of one of its sentences."""
+    def elsewhere(self, document: int, draws: np.ndarray) -> Iterator[int]:
+        """Pieces of other documents."""
         begin, stop = int(self.firsts[document]), int(self.firsts[document + 1])
-        index = int(draw[0] * (len(self.documents) - (stop - begin)))
-        index += stop - begin if index >= begin else 0  # over the document's own pieces
-        other, at = int(self.documents[index]), int(self.begins[index])
-        starts = at + self.breaks(self.read(other, at, int(self.stops[index]))) + 1
-        if at == 0 or not len(starts):  # a document begins with a sentence
-            starts = np.concatenate([[0], starts])
-        chosen = int(starts[int(draw[1] * len(starts))])
-        # no sentence is empty, so that at most every second token is a mark
-        return self.plain(self.read(other, chosen, chosen + 2 * most))[:most]
+        for draw in draws:
+            index = int(draw * (len(self.documents) - (stop - begin)))
+            yield index + (stop - begin if index >= begin else 0)  # skip the document's own pieces
 
-    def breaks(self, piece: np.ndarray) -> np.ndarray:
-        """Where the marks are that have text on both sides."""
+    def sentences(self, index: int) -> Sentences:
+        """A piece, where in it one sentence ends before another, and whether all behind the only boundary is cut off.
+
+        A sentence that is cut off at the end of the piece is left out where another boundary stands before it.
+        """
+        document, begin, stop = int(self.documents[index]), int(self.begins[index]), int(self.stops[index])
+        goes_on = index + 1 < self.firsts[document + 1]
+        piece = self.read(document, begin, stop + goes_on)
         marks = np.flatnonzero(piece == self.separator)
-        return marks[(marks > 0) & (marks < len(piece) - 1)]
+        if goes_on:
+            goes_on = bool(piece[-1] != self.separator)
+            piece = piece[:-1]
+        marks = marks[(marks > 0) & (marks < len(piece) - 1)]
+        if goes_on and len(marks) > 1:
+            return piece[: marks[-1]], marks[:-1], False
+        return piece, marks, goes_on
 
     def plain(self, piece: np.ndarray) -> np.ndarray:
         return piece[piece != self.separator]
@@ -112,3 +127,29 @@ class Following:
     def read(self, document: int, begin: int, stop: int) -> np.ndarray:
         first, end = int(self.store.offsets[document]), int(self.store.offsets[document + 1]) - 1
         return self.store.stretch(first + begin, min(first + stop, end))
+
+
+def best_match(candidates: Iterable[Sentences], target: int, *, limit: int) -> np.ndarray | None:
+    """Whole sentences up to the end of a candidate, about `target` tokens and at most `limit`; None if none fits."""
+    best, nearest = None, 0
+    for piece, breaks, cut in candidates:
+        lengths = len(piece) - breaks - np.arange(len(breaks), 0, -1)  # of the text behind each break, without marks
+        fits = breaks[lengths <= limit]
+        if cut or not len(fits):
+            continue
+        distances = np.abs(lengths[-len(fits) :] - target)
+        closest = int(distances.argmin())
+        if best is None or distances[closest] < nearest:
+            best, nearest = piece[fits[closest] :], int(distances[closest])
+        if nearest <= TOLERANCE * target:
+            break
+    return best
+
+
+def cut_short(candidates: Iterable[Sentences], length: int) -> np.ndarray | None:
+    """The first `length` tokens of a sentence that is longer than that; None if no candidate has one."""
+    for piece, breaks, _ in candidates:
+        begins, ends = breaks + 1, np.append(breaks, len(piece))[1:]
+        if len(longer := begins[ends - begins > length]):
+            return piece[longer[0] : longer[0] + length]
+    return None

@@ -1,5 +1,6 @@
 """No validation text is trained on, nothing is lost on the way to the disk, and any stretch reads back exactly."""
 
+import json
 import pickle
 import random
 import subprocess
@@ -168,12 +169,43 @@ def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer):
     shard = folder / "train-00000.bin"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
-    with pytest.raises(UserError, match=f"wanted {len(whole)} bytes, got {len(whole) - 2}"):
+    with pytest.raises(UserError, match=f"{shard.name} has {len(whole) - 2} bytes, wanted {len(whole)}"):
         open_stores(folder)
     said: list[str] = []
     assert not build(tmp_path, LINES, tokenizer, say=said.append).reused
     assert "building it anew" in said[0]
     assert shard.read_bytes() == whole
+
+
+def test_a_single_wrong_bit_in_any_file_of_a_store_is_noticed(tmp_path, tokenizer):
+    stores = build(tmp_path, LINES, tokenizer, shard_tokens=4000)
+    folder = stores.folder
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(before) >= 8  # several shards, and what says where documents begin and came from
+    for name, whole in before.items():
+        for place in (0, len(whole) // 2, len(whole) - 3):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << (place % 7)
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(UserError, match=name):
+                open_stores(folder)
+        (folder / name).write_bytes(whole)
+    assert build(tmp_path, LINES, tokenizer, shard_tokens=4000).reused
+    (folder / "train-00001.bin").write_bytes(before["train-00001.bin"][:-1] + b"\xff")
+    assert not build(tmp_path, LINES, tokenizer, shard_tokens=4000).reused
+    assert {path.name: path.read_bytes() for path in folder.glob("*.bin")} == {
+        name: data for name, data in before.items() if name.endswith(".bin")
+    }
+
+
+def test_a_store_of_an_earlier_version_opens_but_is_not_reused(tmp_path, tokenizer):
+    folder = build(tmp_path, LINES, tokenizer).folder
+    index = json.loads((folder / "index.json").read_text())
+    old = {name: value for name, value in index.items() if name not in ("files", "digest")}
+    (folder / "index.json").write_text(json.dumps(old))
+    assert open_stores(folder).train.tokens == index["train"]["tokens"]
+    assert not build(tmp_path, LINES, tokenizer).reused
+    assert build(tmp_path, LINES, tokenizer).reused
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer):

@@ -1,14 +1,17 @@
 """One side of a token store on disk: memory-mapped shards of ids, and where each document starts and came from."""
 
+import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headstock.errors import UserError
+from headstock.files import mismatch
 
 FORMAT = 1  # of the folder; goes up when older ones can no longer be read
 INDEX = "index.json"
@@ -26,6 +29,28 @@ def read_index(folder: Path) -> dict[str, Any]:
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(f"{folder}: a token store of another format; wanted format {FORMAT}: build it again")
     return index
+
+
+def digest_of(index: dict[str, Any]) -> str:
+    """The sha256 of an index, without the entry that holds it."""
+    rest = {name: value for name, value in index.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def check_store(folder: Path) -> None:
+    """Refuse a store of which any byte is not as it was written; stores of earlier versions cannot be checked.
+
+    All files are read, each time: whoever wants to reuse a store has just read the text it was made from to compute
+    its fingerprint, which is about twice as large. The files are read in parallel, as hashing does not hold the GIL.
+    """
+    index = read_index(folder)
+    if index.get("digest") not in (None, digest_of(index)):
+        raise UserError(f"{folder / INDEX}: is not what was written (its digest differs); delete {folder}")
+    checksums = index.get("files", {})
+    with ThreadPoolExecutor(min(4, max(1, len(checksums)))) as threads:
+        for wrong in threads.map(lambda name: mismatch(folder / name, checksums[name]), checksums):
+            if wrong:
+                raise UserError(f"{folder}: {wrong}; delete this folder, build it again")
 
 
 def shard_name(side: str, number: int) -> str:
@@ -134,11 +159,11 @@ class SideWriter:
         self.separator = separator  # between sentences, where they are marked apart
         self.sizes: list[int] = []
         self.tokens = self.documents = self.bytes = self.sentences = 0
-        self._shard: BinaryIO | None = None
-        self._offsets = (folder / f"{side}-offsets.bin").open("wb")
-        self._places = (folder / f"{side}-places.bin").open("wb")
+        self._files: dict[str, HashedFile] = {}
+        self._offsets = self._open(f"{side}-offsets.bin")
+        self._places = self._open(f"{side}-places.bin")
         self._offsets.write(np.zeros(1, "<i8").data)
-        self._next_shard()
+        self._shard = self._next_shard()
 
     def write(self, tokens: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> None:
         """Add documents: their ids one after the other, the length of each, and where each came from."""
@@ -149,7 +174,7 @@ class SideWriter:
             fit = int(np.searchsorted(ends, done + room, side="right"))  # documents that end in this shard
             stop = int(ends[fit - 1]) if fit else 0
             if stop <= done and self.sizes[-1]:  # a document stays in one shard
-                self._next_shard()
+                self._shard = self._next_shard()
                 continue
             if stop <= done:  # but for one that no shard can hold, which fills several
                 stop = done + room
@@ -164,15 +189,22 @@ class SideWriter:
             self.sentences += len(lengths) + int((tokens == self.separator).sum())
 
     def _write_ids(self, ids: np.ndarray) -> None:
-        assert self._shard is not None
         self._shard.write(np.ascontiguousarray(ids, self.dtype).data)
         self.sizes[-1] += len(ids)
 
-    def _next_shard(self) -> None:
-        if self._shard:
+    def _next_shard(self) -> "HashedFile":
+        if self.sizes:
             self._shard.close()
-        self._shard = (self.folder / shard_name(self.side, len(self.sizes))).open("wb")
         self.sizes.append(0)
+        return self._open(shard_name(self.side, len(self.sizes) - 1))
+
+    def _open(self, name: str) -> "HashedFile":
+        self._files[name] = HashedFile(self.folder / name)
+        return self._files[name]
+
+    def checksums(self) -> dict[str, Any]:
+        """Size and sha256 of every file, of the bytes as they were to be written."""
+        return {name: {"bytes": file.bytes, "sha256": file.digest.hexdigest()} for name, file in self._files.items()}
 
     def counts(self) -> dict[str, Any]:
         """What the index says of this side."""
@@ -181,6 +213,21 @@ class SideWriter:
         return {**counts, **told, "shards": self.sizes}
 
     def close(self) -> None:
-        for file in (self._shard, self._offsets, self._places):
-            if file:
-                file.close()
+        for file in self._files.values():
+            file.close()
+
+
+class HashedFile:
+    """A new file whose size and sha256 are known as soon as it is written, without reading it again."""
+
+    def __init__(self, path: Path):
+        self.digest, self.bytes = hashlib.sha256(), 0
+        self._file = path.open("wb")
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self.digest.update(data)
+        self.bytes += len(data) if isinstance(data, bytes) else data.nbytes
+
+    def close(self) -> None:
+        self._file.close()

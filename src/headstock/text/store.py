@@ -17,7 +17,7 @@ from headstock.errors import UserError, WorkError
 from headstock.files import cache_folder, whole_folder, write_json
 from headstock.text.encoding import Batch, encode
 from headstock.text.reading import Corpus
-from headstock.text.shards import FORMAT, INDEX, SHARD_TOKENS, SideWriter, Store, read_index
+from headstock.text.shards import FORMAT, INDEX, SHARD_TOKENS, SideWriter, Store, check_store, digest_of, read_index
 from headstock.text.tokenizer import Tokenizer
 
 DROP, TRAIN, VALID, CUT = range(4)  # what becomes of a document; CUT: its tail is held out
@@ -80,7 +80,7 @@ def build_stores(
         return _write(folder, plans, tokenizer, (TRAIN, VALID), valid_fraction, say, shard_tokens, sentences)
 
     folder, reused = _made(what, make, tokenizer, cache, say)
-    stores = open_stores(folder)
+    stores = _opened(folder)  # it was checked, or has just been written
     if reused:
         names = corpus.names() + (valid.names() if valid else [])  # the same text may lie elsewhere now
         stores.train.sources = stores.valid.sources = names
@@ -130,18 +130,19 @@ def _made(
     if (folder / INDEX).exists():
         try:
             index = read_index(folder)
-            for side in index["sides"]:
-                Store(folder, side)
+            if {"files", "digest"} <= index.keys():
+                check_store(folder)
+                return folder, True
+            say(f"{folder}: a token store of an earlier version, which cannot be checked: building it anew")
         except UserError as wrong:
             say(f"{wrong}: building it anew")
-        else:
-            return folder, True
     try:
         with whole_folder(folder) as beside:
             begun = time.perf_counter()
             index = make(beside)
             index["summary"] |= _speed(index["summary"], time.perf_counter() - begun)
-            write_json(beside / INDEX, {"format": FORMAT, "fingerprint": fingerprint, **index})
+            index = {"format": FORMAT, "fingerprint": fingerprint, **index}
+            write_json(beside / INDEX, index | {"digest": digest_of(index)})
     except OSError as wrong:
         if not (folder / INDEX).exists():  # another process may have finished the same store first
             raise WorkError(f"{folder}: the token store could not be written ({wrong.strerror or wrong})") from None
@@ -150,6 +151,11 @@ def _made(
 
 def open_stores(folder: Path) -> Stores:
     """Stores that were built earlier."""
+    check_store(folder)
+    return _opened(folder)
+
+
+def _opened(folder: Path) -> Stores:
     index = read_index(folder)
     return Stores(Store(folder, "train"), Store(folder, "valid"), index["summary"], folder)
 
@@ -186,6 +192,7 @@ def _write(
     index |= {} if separator is None else {"separator": separator}
     index |= {"dtype": dtype.str, "sources": sources, "empty": empty, "sides": [side.side for side in sides.values()]}
     index |= {side.side: side.counts() for side in sides.values()}
+    index["files"] = {name: found for side in sides.values() for name, found in side.checksums().items()}
     return index | {"summary": _summary(index, plans)}
 
 

@@ -17,7 +17,7 @@ from headstock.model.batch import Batch
 from headstock.model.generate import check_rows, ends_of, whole
 from headstock.model.light import light
 from headstock.model.model import Model
-from headstock.model.sampling import Sampling
+from headstock.model.sampling import Sampling, check_scores
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def beam_search(
     last, active = ends_of(output.hidden, prompts), searches
     while True:
         scores = head(last).float().log_softmax(-1)  # (R, D) -> (R, V)
+        check_scores(scores)
         scores[:, banned] = -torch.inf
         if no_repeat:
             scores[repeats(active, device)] = -torch.inf

@@ -15,7 +15,7 @@ from headstock.model.batch import Batch, State, pad
 from headstock.model.light import light
 from headstock.model.model import Model
 from headstock.model.recording import Step, can_record, record
-from headstock.model.sampling import Sampling, choose
+from headstock.model.sampling import Sampling, check_scores, choose
 
 STRETCH = {"cpu": 1}  # tokens that are made before anyone looks whether a text has ended,
 GPU = 16  # and where to look is to wait
@@ -158,7 +158,9 @@ class _Reader:
         self.state = output.state
         self.replay, self.warm = None, False
         self.records = can_record(self.backbone, self.state, self.steps - self.step)
-        return self.scores(ends_of(output.hidden, windows))
+        scores = self.scores(ends_of(output.hidden, windows))
+        check_scores(scores)
+        return scores
 
     def onward(self) -> Tensor:
         """(B, V) the scores of what follows the latest tokens."""

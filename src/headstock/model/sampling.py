@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headstock.errors import ConfigError
+from headstock.errors import ConfigError, WorkError
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def check_scores(scores: Tensor) -> None:
+    """Refuse (B, V) scores of which none can be chosen, or one is not a number: nothing follows from them."""
+    if not scores.amax(-1).isfinite().all():
+        raise WorkError("the model gives values that are not finite numbers")
 
 
 def choose(scores: Tensor, how: Sampling, *, seen: Tensor | None = None, luck: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from headstock.errors import UserError
 from headstock.model.aside import fast_products
 from headstock.model.model import Model
+from headstock.model.sampling import check_scores
 from headstock.text.gaps import MASK, Gap, Spelling
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.rows import Marks, batch_of, in_batches
@@ -135,6 +136,7 @@ class Filler:
             batch = batch_of([shown for shown, _ in part], self.marks.filler, device, causal=False)
             places = torch.tensor([place - self.shift for _, place in part], device=device)
             scores = self.model.heads["token"](self.model.at(batch, places)).float().log_softmax(-1)
+            check_scores(scores)
             found.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
         return np.concatenate(found)
 

@@ -9,7 +9,6 @@ import pytest
 
 from headstock.study.compare import compare
 from headstock.train.run import Run
-from headstock.train.tensors import read_tensors, write_tensors
 from tests.study.small import GRID, SETTINGS, never, numbers, read_rows, stamps, write_rows
 
 
@@ -63,8 +62,7 @@ def test_other_weights_touch_the_arms_that_use_them(done, stock, files, tmp_path
     shutil.copytree(stock, other)
     small = GRID | {"labels": [24]}
     compare(other, **files, out=out, **small, watch=[never])  # a run that was moved is the same run
-    tensors = read_tensors(other / "model.safetensors")
-    write_tensors(other / "model.safetensors", {name: tensor * 1.5 for name, tensor in tensors.items()})
+    Run(other).save_weights({name: tensor * 1.5 for name, tensor in Run(other).weights().items()})
     compare(other, **files, out=out, **small)
     changed = {name.split("-")[0] for name in made_again(stamps(old), stamps(out))}
     assert changed == {"pretrained", "frozen"}

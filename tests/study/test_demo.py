@@ -49,5 +49,11 @@ def test_a_demo_goes_on_unless_it_is_to_begin_anew(tmp_path):
     (tmp_path / "demo" / "live").mkdir(parents=True)
     clear(tmp_path / "demo", overwrite=False, say=said.append)
     assert (tmp_path / "demo" / "live").is_dir() and "--overwrite begins anew" in said[0]
+    (tmp_path / "demo" / "runs").mkdir()
+    (tmp_path / "demo" / "runs" / "notes.txt").write_text("years of work")
+    with pytest.raises(UserError, match="notes"):
+        clear(tmp_path / "demo", overwrite=True, say=said.append)
+    assert (tmp_path / "demo" / "live").is_dir()
+    (tmp_path / "demo" / "runs" / "notes.txt").unlink()
     clear(tmp_path / "demo", overwrite=True, say=said.append)
     assert not (tmp_path / "demo").exists()

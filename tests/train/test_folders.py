@@ -72,6 +72,103 @@ def test_a_run_that_names_itself_comes_from_nowhere(stock):
     assert pretrained(Run(stock)) is None
 
 
+# Only what we wrote is replaced
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "mine/thesis.txt", "checkpoints/old/x.bin", "tensorboard/plan.md"])
+def test_a_run_with_something_of_the_users_in_it_is_left_alone(stock, corpus, labelled, call, name):
+    (stock / name).parent.mkdir(exist_ok=True)
+    (stock / name).write_text("years of work")
+    before = content(stock)
+    for words in (["pretrain", corpus], ["finetune", "--preset", "gpt-nano", "--train", labelled]):
+        err = call(*words, "--out", stock, "--overwrite", code=2)[1]
+        assert name.partition("/")[0] in err and str(stock) in err
+    assert content(stock) == before
+
+
+def test_a_config_json_of_another_program_does_not_make_a_run(stock, corpus, tmp_path, call):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    (theirs / "model.safetensors").write_bytes(b"weights")
+    before = content(theirs)
+    assert "config.json" in call("pretrain", corpus, "--out", theirs, "--overwrite", code=2)[1]
+    assert "left alone" in call("export", stock, "--to", "huggingface", theirs, "--overwrite", code=2)[1]
+    assert "input" in call("import", theirs, "--out", theirs, "--overwrite", code=2)[1]
+    assert content(theirs) == before
+
+
+def test_an_export_is_replaced_but_nothing_beside_it(stock, tmp_path, call):
+    there = tmp_path / "there"
+    call("export", stock, "--to", "huggingface", there)
+    call("export", stock, "--to", "huggingface", there, "--overwrite")
+    (there / "notes.txt").write_text("years of work")
+    before = content(there)
+    assert "notes.txt" in call("export", stock, "--to", "huggingface", there, "--overwrite", code=2)[1]
+    assert content(there) == before
+
+
+@pytest.mark.parametrize("name", ["predictions.jsonl", "tokenizer.json", "config.json"])
+def test_a_run_does_not_replace_its_own_input(stock, corpus, tmp_path, call, name):
+    (stock / "predictions.jsonl").write_text('{"text": "Anne likes Paris.", "label": "a"}\n' * 40)
+    link = tmp_path / f"link{(stock / name).suffix}"
+    link.symlink_to(stock / name)
+    before = content(stock)
+    given = {
+        "predictions.jsonl": [["pretrain"], ["finetune", "--preset", "gpt-nano", "--train"]],
+        "tokenizer.json": [["pretrain", corpus, "--tokenizer"]],
+        "config.json": [["pretrain", corpus, "--config"]],
+    }[name]
+    for words in given:
+        for path in (stock / name, link):
+            assert "input" in call(*words, path, "--out", stock, "--overwrite", code=2)[1]
+    assert content(stock) == before
+
+
+def test_a_run_that_is_removed_leaves_what_is_the_users(stock):
+    (stock / "checkpoints" / "notes.txt").write_text("years of work")
+    Run(stock).remove()
+    assert [path.name for path in stock.rglob("*")] == ["checkpoints", "notes.txt"]
+
+
+def test_labelled_files_are_the_same_wherever_they_lie(stock, labelled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(labelled, "rows.csv")
+    finetune(stock, train="rows.csv", out="run", settings=QUICK)
+    os.rename("rows.csv", "moved.csv")
+    steps = []
+    finetune(stock, train="./moved.csv", out="run", settings=QUICK, resume=True, watch=[steps.append])
+    assert steps == [] and headstock.load("run").evaluate()["file"].endswith("moved.csv")
+    (tmp_path / "moved.csv").write_text("text,label\n" + "Anne likes Paris.,b\nBen sees the sea.,a\n" * 8)
+    with pytest.raises(UserError, match="not what they were"):
+        finetune(stock, train="moved.csv", out="run", settings=QUICK, resume=True)
+
+
+def test_a_run_that_a_link_leads_to_is_replaced_there(stock, corpus, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(stock)
+    headstock.pretrain(corpus, out=link, settings=SETTINGS | {"steps": 2}, overwrite=True)
+    assert link.is_symlink() and Run(stock).results()["steps"] == 2
+
+
+def test_a_mount_point_is_not_replaced(stock, corpus, monkeypatch):
+    before = content(stock)
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(stock))
+    with pytest.raises(UserError, match="mount point"):
+        headstock.pretrain(corpus, out=stock, settings=SETTINGS, overwrite=True)
+    assert content(stock) == before
+
+
+def test_all_files_have_the_rights_of_any_new_file(corpus, tmp_path):
+    before = os.umask(0o027)
+    try:
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert "optimizer.safetensors" in modes and set(modes.values()) == {0o640}
+
+
 # One process at a time
 
 HOLDER = """
@@ -161,10 +258,14 @@ def test_a_refused_run_leaves_no_folder_behind(tmp_path):
 # What a finished run lacks
 
 
-@pytest.mark.parametrize("lost", ["README.md", "model.safetensors"])
+@pytest.mark.parametrize("lost", ["README.md", "model.safetensors", "one bit"])
 def test_what_a_finished_run_lost_is_made_again(stock, corpus, lost):
+    if damaged := lost == "one bit":
+        lost = "model.safetensors"
     before = (stock / lost).read_bytes()
     (stock / lost).unlink()
+    if damaged:
+        (stock / lost).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     steps = []
     headstock.pretrain(corpus, out=stock, resume=True, watch=[steps.append])
     assert steps == []

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 import headstock
 from headstock.errors import UserError
@@ -45,6 +47,12 @@ def stop_after(step):
     return hear
 
 
+def metrics(path):
+    """All that is logged but the clock."""
+    timed = ("seconds", "tokens_per_second")
+    return [{key: row[key] for key in row if key not in timed} for row in Run(path).read_metrics()]
+
+
 def weights(path):
     return (path / "model.safetensors").read_bytes()
 
@@ -58,10 +66,19 @@ def test_a_resumed_run_ends_in_the_same_bits(corpus, tmp_path, tiny, mode):
             headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, watch=[stop_after(at)])
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
-    rows = [Run(tmp_path / name).read_metrics() for name in ("whole", "cut")]
-    assert [(row["step"], row.get("valid_loss")) for row in rows[0]] == [
-        (row["step"], row.get("valid_loss")) for row in rows[1]
-    ]
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("every", [{"log_every": 5, "validate_every": 6}, {"log_every": 12, "validate_every": 5}])
+def test_sums_that_a_checkpoint_cuts_in_two_go_on(corpus, tmp_path, tiny, every):
+    settings = tiny | every | {"checkpoint_every": 2, "weights": "last"}
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
+    for at in (3, 9):
+        with pytest.raises(Stopped):
+            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, watch=[stop_after(at)])
+    headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
+    assert len(metrics(tmp_path / "whole")) >= 3
 
 
 def test_the_newest_and_the_best_are_kept(corpus, tmp_path, tiny):
@@ -72,6 +89,48 @@ def test_the_newest_and_the_best_are_kept(corpus, tmp_path, tiny):
     assert set(steps) == {12, 10, best}
 
 
+def damage_checkpoint(path):
+    """One bit, which safetensors itself does not notice."""
+    file = path / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_checkpoints_do_not_count_among_those_kept(tmp_path, keep):
+    def save(step):
+        state = checkpoint.Checkpoint({"w": torch.ones(2)}, {"w/m": torch.ones(99)}, {}, {"step": step})
+        checkpoint.save(tmp_path, state)
+        checkpoint.prune(tmp_path, written=step, keep=keep, best=2)
+
+    for step in (2, 4, 6, 8, 10):
+        save(step)
+    damage_checkpoint(tmp_path / "step-10")
+    save(9)  # the run goes on from 8, and 10 is yet to come again
+    whole = [checkpoint.step_of(path) for path in checkpoint.by_age(tmp_path) if checkpoint.damage(path) is None]
+    assert whole == {1: [9, 2], 2: [9, 8, 2]}[keep]
+    save(10)
+    damage_checkpoint(tmp_path / "step-10")
+    save(12)
+    whole = [checkpoint.step_of(path) for path in checkpoint.by_age(tmp_path) if checkpoint.damage(path) is None]
+    assert whole == {1: [12, 2], 2: [12, 9, 2]}[keep]
+
+
+def test_a_damaged_best_checkpoint_does_not_become_the_result(corpus, tmp_path, tiny):
+    settings = tiny | {"validate_every": 4, "lr": 2.0, "warmup": 0.9, "schedule": "constant", "steps": 16}
+    best = headstock.pretrain(corpus, out=tmp_path / "run", settings=settings)["best_step"]
+    assert best < 16  # the rate rises until it gets worse
+    damage_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{best}")
+    before = weights(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    said = []
+    again = headstock.pretrain(corpus, out=tmp_path / "run", resume=True, say=said.append)
+    assert again["best_step"] == 16
+    assert any(f"step-{best} is damaged" in line for line in said)
+    assert weights(tmp_path / "run") != before
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path, tiny, damage):
     settings = tiny | {"validate_every": 4}
@@ -80,10 +139,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path,
         headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, watch=[stop_after(9)])
     newest = tmp_path / "cut" / "checkpoints" / "step-8"
     file = newest / "optimizer.safetensors"
-    if damage == "flip":  # one bit, which safetensors itself does not notice
-        data = bytearray(file.read_bytes())
-        data[-100] ^= 4
-        file.write_bytes(data)
+    if damage == "flip":
+        damage_checkpoint(newest)
     elif damage == "cut":
         file.write_bytes(file.read_bytes()[:-1])
     elif damage == "missing":
@@ -127,13 +184,6 @@ corpus, out, settings, instant = sys.argv[1], sys.argv[2], json.loads(sys.argv[3
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def second(function, then):
-    calls = []
-    def counted(*given, **named):
-        calls.append(0)
-        return function(*given, **named) if len(calls) != 2 else then(*given, **named)
-    return counted
-
 def half(path, tensors):
     whole(path, tensors)
     os.truncate(path, os.path.getsize(path) // 2)
@@ -147,15 +197,21 @@ if instant == "weights":      # the second checkpoint: its first file half on di
         (half if len(calls) == 4 else whole)(path, tensors)
     checkpoint.write_tensors = write_tensors
 elif instant == "manifest":   # all files there, no manifest
-    real, calls = checkpoint.sha256, []
-    def sha256(file):
+    real, calls = checkpoint.checksum, []
+    def checksum(file):
         calls.append(0)
         return real(file) if len(calls) != 7 else die()
-    checkpoint.sha256 = sha256
+    checkpoint.checksum = checksum
 elif instant == "rename":     # all written, not yet renamed
     files.os.replace = lambda a, b, real=os.replace: die() if str(b).endswith("step-6") else real(a, b)
 elif instant == "prune":      # the new one is whole, an old one is going
-    checkpoint.shutil.rmtree = second(checkpoint.shutil.rmtree, die)
+    real = files.shutil.rmtree
+    def rmtree(path, **how):
+        if path.name.startswith(".step-3."):
+            (path / "manifest.json").unlink()
+            die()
+        real(path, **how)
+    files.shutil.rmtree = rmtree
 elif instant == "final":      # training is over, the run's own weights are being written
     from headstock.train import run
     run.write_tensors = half
@@ -174,6 +230,7 @@ def test_kill_9_in_the_middle_of_a_save(corpus, tmp_path, tiny, instant):
     done = subprocess.run([sys.executable, script, corpus, out, json.dumps(settings), instant], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert not (out / "model.safetensors").exists()
+    assert len(list(out.rglob("*.partial"))) == 1  # it was stopped in the middle of something
     headstock.pretrain(corpus, out=out, settings=settings, resume=True)
     assert weights(whole) == weights(out)
     assert not list(out.rglob("*.partial"))
@@ -238,3 +295,69 @@ def test_time_goes_on_counting_after_a_stop(corpus, tmp_path, tiny):
     began = time.monotonic()
     results = headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
     assert saved < results["seconds"] < saved + time.monotonic() - began
+
+
+def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, tiny):
+    settings = tiny | {"validate_every": 4, "log_every": 1}
+    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
+    with pytest.raises(Stopped):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, watch=[stop_after(7)])
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1][:9] + b"\xff" + lines[1][10:]
+    lines[2] = b"[1, 2]\n"
+    file.write_bytes(b"".join(lines) + b'{"step": 7, "lo')  # and the last one was being written
+    said = []
+    headstock.pretrain(corpus, out=tmp_path / "run", resume=True, say=said.append)
+    assert [line for line in said if "damaged" in line] == [f"{file}: 2 damaged lines are left out"]
+    whole = metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "run") == [whole[0], *whole[3:]]
+
+
+def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(corpus, "c.txt")
+    settings = tiny | {"validate_every": 4}
+    with pytest.raises(Stopped):
+        headstock.pretrain("c.txt", out="run", settings=settings, watch=[stop_after(5)])
+    with pytest.raises(Stopped):
+        headstock.pretrain("./c.txt", out="run", resume=True, watch=[stop_after(6)])
+    os.mkdir("moved")
+    os.rename("c.txt", "moved/d.txt")
+    headstock.pretrain("moved/d.txt", out="run", resume=True)
+    assert Run(tmp_path / "run").config()["data"]["corpus"] == ["moved/d.txt"]
+    assert headstock.load("run").evaluate()["documents"] > 0  # the held-out part is found there too
+    (tmp_path / "other.txt").write_text(corpus.read_text() + "\n\nAnother story")
+    with pytest.raises(UserError, match="the corpus is not what it was"):
+        headstock.pretrain("other.txt", out="run", resume=True)
+
+
+def test_another_number_of_threads_is_told_at_a_resume(corpus, tmp_path, tiny):
+    settings = tiny | {"validate_every": 4}
+    with pytest.raises(Stopped):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, watch=[stop_after(5)])
+    said = []
+    with pytest.raises(Stopped):
+        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, watch=[stop_after(6)], say=said.append)
+    assert not [line for line in said if "->" in line]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, say=said.append)
+    finally:
+        torch.set_num_threads(threads)
+    assert [line for line in said if f"threads {threads} -> {threads + 1}" in line]
+
+
+OLD = Path(__file__).parent / "old_runs"  # made by version 0.1, before finished weights had a manifest
+
+
+def test_runs_of_an_earlier_version_are_read_and_resumed(tmp_path, monkeypatch):
+    shutil.copytree(OLD, tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    assert headstock.load("finished").score("Anne likes tea.")[0].log_likelihood < 0
+    assert headstock.load("finished").evaluate()["loss"] == pytest.approx(Run(Path("finished")).results()["valid_loss"])
+    results = headstock.pretrain(out="interrupted", resume=True, device="cpu")
+    assert results["steps"] == 8
+    assert results["valid_loss"] == pytest.approx(Run(Path("finished")).results()["valid_loss"], rel=1e-4)
+    assert headstock.load("interrupted").score("Anne likes tea.")

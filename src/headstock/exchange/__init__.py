@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headstock.config import read_settings
 from headstock.errors import UserError, did_you_mean
+from headstock.files import Layout, check_inputs, check_replaceable
 
 if TYPE_CHECKING:
     from headstock.train.run import Run
@@ -12,6 +14,13 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 FORMATS = ("huggingface", "onnx", "lab")
+MARK = "headstock.json"  # in an export whose other files do not say that it is ours
+# all that an exported folder may hold: one with anything else in it is not replaced
+HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
+TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
+ONNX = ("model.onnx", "model.onnx.data", "model_int8.onnx", "model.json")
+LAB = ("model.pt", "dict.txt", "sentencepiece.model", MARK)
+LAYOUT: Layout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, "README.md"))
 
 
 def export_run(
@@ -40,6 +49,8 @@ def export_run(
         raise UserError(f"{given}: goes with --to onnx, not with --to {to}")
     source, target = run if isinstance(run, Run) else open_run(run), Path(folder)
     check_target(target, overwrite=overwrite)
+    if target.exists():
+        check_inputs(target, [source.path, *([measure] if measure is not None else [])])
     if to == "onnx":
         from headstock.exchange.onnx import export_onnx
 
@@ -67,8 +78,7 @@ def import_run(
 
     `dictionary` and `sentencepiece` are the lab's dict.txt and model, where they do not lie beside its checkpoint.
     """
-    from headstock.train.pretrain import check_folder
-    from headstock.train.run import Run
+    from headstock.train.run import Run, check_folder, check_kept
 
     source = Path(path)
     if not source.exists():
@@ -76,6 +86,7 @@ def import_run(
         raise UserError(f"{path}: no such folder or file{near}")
     if Run(Path(out)).path.exists() and not overwrite:
         raise UserError(f"{out}: exists already; replace it with --overwrite, or name another")
+    check_kept(Run(Path(out)), [source, dictionary, sentencepiece])
     check_folder(Run(Path(out)), resume=False, overwrite=overwrite)
     if source.is_file():
         if source.suffix not in (".pt", ".pth"):
@@ -106,9 +117,22 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"{folder}: exists already; replace it with --overwrite, or name another")
     if (folder / "data.json").exists():
         raise UserError(f"{folder}: is a run folder, so it is left alone; name another")
-    known = [*folder.glob("config.json"), *folder.glob("*.onnx"), *folder.glob("*.pt")]
-    if not known:
-        raise UserError(f"{folder}: holds no exported model, so it is left alone; name another")
+    if not is_export(folder):
+        raise UserError(f"{folder}: holds no model that Headstock exported, so it is left alone; name another")
+    check_replaceable(folder, LAYOUT)
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder was exported here: by the mark in it, or by what its files say."""
+
+    def keys(name: str) -> set[str]:
+        try:
+            return set(read_settings(folder / name))
+        except UserError:
+            return set()
+
+    onnx = (folder / "model.onnx").is_file() and {"kind", "inputs", "outputs"} <= keys("model.json")
+    return (folder / MARK).is_file() or "headstock" in keys("config.json") or onnx
 
 
 def needs_extra(missing: str) -> UserError:

@@ -17,7 +17,7 @@ from headstock.tasks.task import TASKS
 from headstock.text.tokenizer import Tokenizer, TokenizerSettings
 from headstock.train.card import write_card
 from headstock.train.pretrain import build_model
-from headstock.train.run import Run, fingerprints
+from headstock.train.run import Run, check_finite, fingerprints
 from headstock.train.settings import RunConfig, make_config
 
 
@@ -52,6 +52,7 @@ def make_run(
         notes = [*notes, f"the tokenizer has marks the model never learned: {', '.join(spare)}"]
     if chosen.tokenizer is not None and tokenizer.kind in get_args(typing.get_type_hints(TokenizerSettings)["kind"]):
         chosen = replace(chosen, tokenizer=replace(chosen.tokenizer, kind=tokenizer.kind))
+    check_finite(tensors, source=source)
     model, task = build_model(chosen, tokenizer)
     model.load_tensors(tensors, source=source)
     run, sizes = Run(out), model.sizes()

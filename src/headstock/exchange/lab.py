@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock import config
+from headstock import __version__, config
 from headstock.errors import UserError
+from headstock.exchange import LAYOUT, MARK
 from headstock.exchange.imported import complete, make_run
-from headstock.files import sha256, whole_folder, write_bytes, write_text
+from headstock.files import sha256, whole_folder, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.text.sentencepieces import LAB_SPECIALS, SentencePieces, open_lab
 from headstock.text.tokenizer import Tokenizer
@@ -199,8 +200,9 @@ def export_lab(run: Run, folder: Path, say: Say = lambda line: None) -> dict[str
     counts = known.split() if known else ["1"] * len(pieces)
     if not known:
         say("how often each piece came is not known here: dict.txt says 1 of all")
-    with whole_folder(folder) as beside:
+    with whole_folder(folder, layout=LAYOUT) as beside:
         torch.save({STATE: state}, beside / MODEL)
+        write_json(beside / MARK, {"format": "lab", "version": __version__})
         listed = "".join(f"{piece} {count}\n" for piece, count in zip(pieces, counts, strict=True))
         write_text(beside / DICTIONARY, listed)
         if engine.model is not None:

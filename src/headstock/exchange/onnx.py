@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError, WorkError
-from headstock.exchange import needs_extra
+from headstock.exchange import LAYOUT, needs_extra
 from headstock.exchange.onnx_card import card_of, describe_reading
 from headstock.exchange.onnx_graph import Graph, graph_of, write_graph
 from headstock.files import whole_folder, write_bytes, write_json, write_text
@@ -62,7 +62,7 @@ def export_onnx(
     graph = graph_of(loaded.model, loaded.task, named=str(run), embedding=embedding)
     about = describe_reading(loaded, graph)
     say(f"tracing the {graph.kind} graph")
-    with whole_folder(folder) as beside:
+    with whole_folder(folder, layout=LAYOUT) as beside:
         written = write_graph(graph, beside / MODEL)
         about |= {"inputs": written.inputs, "outputs": written.outputs}
         session = open_session(beside / MODEL)

@@ -86,15 +86,20 @@ class Model(nn.Module):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, source: str) -> None:
         """Take over weights; every name and shape must agree, and all that do not are named together."""
         mine = self.tensors()
-        problems = [f"{name} is missing" for name in mine if name not in tensors]
-        problems += [f"{name} is unknown" for name in tensors if name not in mine]
-        problems += [
-            f"{name} has shape {tuple(tensors[name].shape)}, wanted {tuple(mine[name].shape)}"
-            for name in mine
-            if name in tensors and tensors[name].shape != mine[name].shape
-        ]
-        if problems:
-            raise UserError(f"{source} does not fit this model: {'; '.join(problems)}")
+        self.check_shapes({name: tensor.shape for name, tensor in tensors.items()}, source=source)
         with torch.no_grad():
             for name, tensor in mine.items():
                 tensor.copy_(tensors[name])
+
+    def check_shapes(self, shapes: Mapping[str, torch.Size], *, source: str) -> None:
+        """Refuse tensors of other names or shapes than the model's own."""
+        mine = {name: tensor.shape for name, tensor in self.tensors().items()}
+        problems = [f"{name} is missing" for name in mine if name not in shapes]
+        problems += [f"{name} is unknown" for name in shapes if name not in mine]
+        problems += [
+            f"{name} has shape {tuple(shapes[name])}, wanted {tuple(mine[name])}"
+            for name in mine
+            if name in shapes and shapes[name] != mine[name]
+        ]
+        if problems:
+            raise UserError(f"{source} does not fit this model: {'; '.join(problems)}")

@@ -26,6 +26,7 @@ from headstock.train.fit import Data, Fitted, fit
 from headstock.train.intervals import macro_f1
 from headstock.train.labelled import Splits, subset
 from headstock.train.loop import Watch
+from headstock.train.pretrain import source_weights
 from headstock.train.run import Run
 from headstock.train.settings import RunConfig
 from headstock.train.transfer import gather_config, settle
@@ -215,7 +216,7 @@ def trained(
     tokenizer = run.tokenizer()
     task = ground.task(chosen.task, tokenizer)
     data = Data(task.prepare(train), task.prepare(valid))
-    weights = None if place.arm.kind == "scratch" else run.weights()
+    weights = None if place.arm.kind == "scratch" else source_weights(run)
     fitted = fit(chosen, tokenizer, weights, data, run=None, world=ground.world, watch=watch)
     measured = task.prepare(ground.measured)
     found = fitted.outputs(measured, dtype=chosen.train.dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
-from headstock.files import sweep
+from headstock.files import Layout, sweep
 from headstock.study.answer import answer
 from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
@@ -18,6 +18,7 @@ from headstock.text.records import Records
 from headstock.train.labelled import read_splits, spread
 from headstock.train.loop import Watch
 from headstock.train.pretrain import pretrain, same_settings
+from headstock.train.run import LAYOUT as RUN_LAYOUT
 from headstock.train.run import Run
 from headstock.train.settings import LabelledSettings
 from headstock.train.signals import Interrupted
@@ -25,6 +26,10 @@ from headstock.train.transfer import labelled_task
 from headstock.train.world import World, choose_device
 
 Say = Callable[[str], None]
+# all that the folder of a comparison holds
+LAYOUT: dict[str, Layout | None] = {"results.json": None, "report.html": None, "figures": {"*.svg": None}}
+LAYOUT |= {"cells": {"*.json": None}, "claims": {"*": None}, "leakage": {"*.json": None}}
+LAYOUT |= {"predictions": {"*.jsonl": None}, "stock": RUN_LAYOUT, "runs": {"*": RUN_LAYOUT}}
 
 
 def compare(

@@ -1,6 +1,5 @@
 """The demo: does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
-from headstock.files import write_text
+from headstock.files import Layout, check_replaceable, discard, write_text
 from headstock.study.chart import draw
-from headstock.study.compare import compare
+from headstock.study.compare import LAYOUT, compare
 from headstock.study.report import write_report
 from headstock.study.table import table
 from headstock.study.verdict import Gap
@@ -19,10 +18,12 @@ from headstock.text.reading import read_corpus
 from headstock.text.samples import first
 from headstock.train.loaded import load
 from headstock.train.pretrain import pretrain
+from headstock.train.run import LAYOUT as RUN_LAYOUT
 from headstock.train.run import Run
 from headstock.train.transfer import BY_KIND
 from headstock.train.watch import on_screen, one_line
 
+DEMO: Layout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None}
 STOCK, QUOTES = "reviews-en", "rotten-tomatoes"
 SENTENCES = (
     "A warm, funny film with a heart, and two wonderful performances.",
@@ -121,10 +122,12 @@ def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
     """Go on with a demo that is there, or begin anew; a folder that holds anything else is left alone."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not out.is_dir() or not (out / "live").is_dir():
+    live = out / "live"
+    if not out.is_dir() or not live.is_dir() or (any(live.iterdir()) and not Run(live).is_ours()):
         raise UserError(f"{out}: is there already and holds something else; name another folder with --out")
     if overwrite:
-        shutil.rmtree(out)
+        check_replaceable(out, DEMO)
+        discard(out.resolve())
     else:
         say(f"{out} is there already: what it holds is kept, and the rest is done (--overwrite begins anew)")
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -265,7 +264,7 @@ def tidy(
         for trial, cell in zip(trials_of(plan, point), cells, strict=True):
             wanted = place == best and only in (None, trial.seed)
             if not wanted and not cell["kept"]:
-                shutil.rmtree(run_of(field.folder, trial).path, ignore_errors=True)
+                run_of(field.folder, trial).remove()
 
 
 def keep_best(

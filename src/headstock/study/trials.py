@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from headstock.train.fit import Data, fit
 from headstock.train.labelled import Splits, read_splits
 from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
-from headstock.train.pretrain import corpora, gather_config, pretrain, with_vocabulary
+from headstock.train.pretrain import corpora, gather_config, pretrain, source_weights, with_vocabulary
 from headstock.train.run import Run, open_run
 from headstock.train.settings import RunConfig
 from headstock.train.world import World, choose_device
@@ -104,7 +103,7 @@ def make_trial(
         return ranked_by(field, kept), False
     begun = hashlib.sha256(json.dumps([key, chosen.plain()], sort_keys=True).encode()).hexdigest()
     if whole or kept.get("begun") != begun:  # what lies there is no beginning of this trial
-        shutil.rmtree(run.path, ignore_errors=True)
+        run.remove()
         write_json(path, {"begun": begun})
     began = time.monotonic()
     try:
@@ -115,9 +114,9 @@ def make_trial(
         made, failed = {}, str(wrong).partition(";")[0]
     if failed is not None:
         made = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
-        shutil.rmtree(run.path, ignore_errors=True)
+        run.remove()
     else:
-        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        run.remove_checkpoints()
     seconds = {"seconds": round(time.monotonic() - began, 3)}
     made = {"settings": trial.point, "seed": trial.seed} | seconds | made
     made |= {"failed": failed, "kept": keep, "key": key}
@@ -296,7 +295,7 @@ class Finetuning:
         for records in (self.splits.train, self.splits.valid):
             self.judge.check(records)
         if any(chosen.transfer.init != "scratch" for chosen in configs):
-            self.source.weights()  # there must be some
+            self.source.check_weights_exist()
             self.weights_hash = sha256(self.source.weights_file)
 
     def settle(self, chosen: RunConfig) -> RunConfig:
@@ -313,7 +312,7 @@ class Finetuning:
     def make(self, trial: Trial, chosen: RunConfig, run: Run, watch: Sequence[Watch]) -> Made:
         task = self.task(chosen.task, self.tokenizer)
         data = Data(task.prepare(self.splits.train), task.prepare(self.splits.valid))
-        weights = None if chosen.transfer.init == "scratch" else self.source.weights()
+        weights = None if chosen.transfer.init == "scratch" else source_weights(self.source)
         fitted = fit(chosen, self.tokenizer, weights, data, run=None, world=self.world, watch=watch)
         found = fitted.outputs(data.valid, dtype=chosen.train.dtype)
         metrics = metrics_of(task, data.valid, found)

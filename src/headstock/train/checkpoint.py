@@ -1,7 +1,6 @@
 """Checkpoints that are whole or ignored: a manifest of sizes and hashes, checked before anything is believed."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from headstock.files import PARTIAL, sha256, whole_folder, write_json
+from headstock.files import checksum, discard, mismatch, sweep, whole_folder, write_json
 from headstock.model.model import Model
 from headstock.train.optim import Average
 from headstock.train.tensors import read_tensors, write_tensors
@@ -65,8 +64,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
             if tensors:
                 write_tensors(inside / f"{part}.safetensors", tensors)
         write_json(inside / "progress.json", checkpoint.progress)
-        files = {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f)} for f in sorted(inside.iterdir())}
-        write_json(inside / MANIFEST, files)
+        write_json(inside / MANIFEST, {file.name: checksum(file) for file in sorted(inside.iterdir())})
     return path
 
 
@@ -80,17 +78,9 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every byte is as it was written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        for name, wanted in manifest.items():
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != wanted["bytes"]:
-                return f"{name} has {file.stat().st_size} bytes, wanted {wanted['bytes']}"
-            if sha256(file) != wanted["sha256"]:
-                return f"{name} is not what was written (its sha256 differs)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as wrong:
+        return next(filter(None, (mismatch(path / name, recorded) for name, recorded in manifest.items())), None)
+    except (OSError, ValueError, AttributeError) as wrong:
         return f"{MANIFEST} cannot be read ({wrong})"
-    return None
 
 
 def by_age(folder: Path) -> list[Path]:
@@ -113,10 +103,18 @@ def newest_whole(folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def prune(folder: Path, *, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` and the best."""
-    for path in by_age(folder)[keep:]:
-        if step_of(path) != best:
-            leaving = path.with_name(f".{path.name}.0{PARTIAL}")  # a half-removed one must not look like a damaged one
-            path.rename(leaving)
-            shutil.rmtree(leaving, ignore_errors=True)
+def prune(folder: Path, *, written: int, keep: int, best: int | None) -> None:
+    """Remove checkpoints older than the one just `written`, except the newest `keep` undamaged ones and the best.
+
+    The one just written counts as the first of them. Later steps come from before a resume, which passed them over
+    because they are damaged; the run replaces each when it reaches that step.
+    """
+    sweep(folder)
+    undamaged = 1
+    for path in by_age(folder):
+        if step_of(path) >= written:
+            continue
+        if undamaged < keep and damage(path) is None:
+            undamaged += 1
+        elif step_of(path) != best:
+            discard(path)

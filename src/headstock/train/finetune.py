@@ -24,14 +24,15 @@ from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
 from headstock.train.predict import together
 from headstock.train.pretrain import (
-    check_folder,
     finished_before,
     pretrain,
+    remember_paths,
     same_settings,
+    source_weights,
     start_settings,
     with_vocabulary,
 )
-from headstock.train.run import Run, alone_in, check_apart, fingerprints, open_run
+from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, fingerprints, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.transfer import gather_config, labelled_task, settle
 from headstock.train.world import World, join_world, leave_world
@@ -83,10 +84,12 @@ def finetune(
         world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
         try:
             if going_on:
-                asked = make_config(same_settings(target, given))
+                asked = make_config(same_settings(target, given, moved=True))
                 source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
             else:
                 asked = gather_config(source, task, config_file, given, preset=preset)
+                data, tokenizer_file = asked.data, asked.tokenizer.file if asked.tokenizer else None
+                check_kept(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
             splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
             chosen = settle(asked, splits.train)
             if source is None:
@@ -98,6 +101,8 @@ def finetune(
             if going_on and target.data()["fingerprint"] != splits.fingerprint():
                 changed = "the labelled files are not what they were when the run began"
                 raise UserError(f"{target}: {changed}, so it cannot go on")
+            if going_on and world.leads:
+                remember_paths(target, asked)
             if going_on and target.whole():
                 return finished_before(target, world, say)
             if world.leads and not going_on:
@@ -143,7 +148,7 @@ def check(source: Run | None, chosen: RunConfig, tokenizer: Tokenizer, splits: S
         return None
     if chosen.transfer.adapt_steps:
         start_settings(source)
-    return None if chosen.transfer.init == "scratch" else source.weights()
+    return None if chosen.transfer.init == "scratch" else source_weights(source)
 
 
 def adapt(

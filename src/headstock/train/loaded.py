@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headstock.errors import UserError
+from headstock.errors import UserError, WorkError
 from headstock.model.beam import Hypothesis, beam_search, check_beams
 from headstock.model.features import check_layers, feature_width
 from headstock.model.generate import generate
@@ -35,7 +35,7 @@ from headstock.train.metrics import metrics_of
 from headstock.train.minimal import measure_pairs
 from headstock.train.onward import AT_ONCE, FIRST, growing, worked_ahead
 from headstock.train.predict import outputs, prepared_ahead, together
-from headstock.train.pretrain import build_model, prepare_again
+from headstock.train.pretrain import load_model, prepare_again
 from headstock.train.rows import cutters, marks_of
 from headstock.train.run import Run, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
@@ -58,8 +58,7 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Loade
     where = choose_device(device)
     models = []
     for part in members(found, chosen):
-        model, task = build_model(chosen, tokenizer)
-        model.load_tensors(part.weights(), source=str(part))
+        model, task = load_model(part, chosen, tokenizer)
         models.append(model.to(where).eval())
         if int8:
             make_small(model)
@@ -164,7 +163,7 @@ class Loaded:
     def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[Score]:
         """How likely each text is, and each of its tokens: see `likelihood_kind` for what that means."""
         wanted = [texts] if isinstance(texts, str) else list(texts)
-        found = self.token_likelihoods(self.tokenizer.encode_batch(wanted), pseudo=pseudo)
+        found = self.finite(self.token_likelihoods(self.tokenizer.encode_batch(wanted), pseudo=pseudo))
         return [
             Score(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
             for text, values in zip(wanted, found, strict=True)
@@ -239,7 +238,7 @@ class Loaded:
         marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
         cut, threads = self.tokenizer.encode_batch, cutters(self.model.device)
         for rows in worked_ahead(cut, growing(texts, most=most), threads=threads):
-            yield from embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how)
+            yield from self.finite(embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how))
 
     def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
         """What the run's task says of each row: the class of a text, the tags of its words, the answer to a question.
@@ -314,7 +313,15 @@ class Loaded:
     def outputs(self, data: Any) -> list[np.ndarray]:
         """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
         length, dtype = row_length(self.model, self.config.train), self.config.train.dtype
-        return together([outputs(model, self.labelled(), data, length=length, dtype=dtype) for model in self.models])
+        found = [outputs(model, self.labelled(), data, length=length, dtype=dtype) for model in self.models]
+        return self.finite(together(found))
+
+    def finite(self, found: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """The same; values that are not finite numbers are no answer, so they are refused."""
+        rows = list(found)
+        if not all(np.isfinite(row).all() for row in rows):
+            raise WorkError(f"{self.run}: its model gives values that are not finite numbers")
+        return rows
 
     def probabilities(self, texts: Sequence[str] | Records) -> np.ndarray:
         """(N, C) the probability of every class."""
@@ -381,6 +388,7 @@ class Loaded:
         metrics = measure(
             self.model, self.task, examples, world=world, rows=ROWS, size=store.bytes, dtype=self.config.train.dtype
         )
+        self.finite([np.array([metrics["loss"]])])
         return metrics | {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
 
     def minimal_pairs(

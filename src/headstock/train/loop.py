@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -97,6 +97,9 @@ def train(
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
     losses, seen, at_once = Running(), Seen(), AtOnce(settings.micro_batch, world, say)
+    if progress.window:  # the next log line is the mean over steps before the checkpoint too
+        losses.restore(progress.window["losses"])
+        seen.restore(progress.window["seen"], world)
     cut = partial(cut_step, order, budget, progress, world, way)
     ahead = Ahead(lambda step: cut(step, at_once.size), progress.step, budget.steps)
     with Interruption() as interruption, ahead:
@@ -144,6 +147,7 @@ def train(
             better = progress.best_step == progress.step
             if better or asked or passed(settings.checkpoint_every or settings.validate_every, 10):
                 stop_if_not_finite(losses.settle(), order, keeper)
+                progress.window = {"losses": losses.state(paused), "seen": seen.state(world)}
                 keeper.keep(model, optimizers, average, progress)
             losses.pause(time.monotonic() - paused)
             progress.aside += time.monotonic() - paused
@@ -151,7 +155,7 @@ def train(
             if asked is not None:
                 raise Interrupted(f"stopped after step {progress.step}{keeper.where(progress.step)}", asked)
             done = after
-    keeper.finish(model, average, progress, settings)
+    keeper.finish(model, average, progress, settings, say)
     return progress
 
 
@@ -204,6 +208,14 @@ class Running:
     def pause(self, seconds: float) -> None:
         """Do not count this time, in which nothing was trained."""
         self.since += seconds
+
+    def state(self, now: float) -> dict[str, Any]:
+        """What a checkpoint keeps, with the seconds that have passed until `now`."""
+        return {"total": self.total, "steps": self.steps, "tokens": self.tokens, "seconds": now - self.since}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.total, self.steps, self.tokens = state["total"], state["steps"], state["tokens"]
+        self.since = time.monotonic() - state["seconds"]
 
     def add(self, step: int, loss: Tensor, tokens: int) -> int | None:
         """Keep a step's loss; the number of a step whose loss was not finite, if one was found."""

@@ -19,7 +19,7 @@ from headstock.model.model import Model
 from headstock.randomness import number
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS, Task
-from headstock.text.reading import Corpus, read_corpus
+from headstock.text.reading import Corpus, read_corpus, sources
 from headstock.text.samples import first, sampled
 from headstock.text.store import Stores, build_stores
 from headstock.text.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
@@ -28,11 +28,13 @@ from headstock.train.card import write_card
 from headstock.train.evaluate import Pieces, measure, spread
 from headstock.train.loop import Progress, Watch, row_length, train
 from headstock.train.peak import Peak
-from headstock.train.run import Run, alone_in, check_apart, open_run
+from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, open_run
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
 from headstock.train.world import World, join_world, leave_world
 
 Say = Callable[[str], None]
+DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of data that say where it lies
+SPARE_BYTES = 1 << 30  # what a model's tables may take that its weights file does not hold
 
 
 def pretrain(
@@ -74,10 +76,14 @@ def pretrain(
         try:
             chosen = resumed_config(run, given) if going_on else gather_config(preset, config_file, given, start=start)
             done = going_on and run.whole()
-            weights = open_run(start).weights() if start and not done else None
+            if not going_on:
+                texts = [source.path for source in sources((*chosen.data.corpus, *chosen.data.valid))]
+                check_kept(run, [*texts, chosen.tokenizer.file, config_file])
+            weights = source_weights(open_run(start)) if start and not done else None
             stores = None
             if world.leads:
                 stores = prepare_again(run, chosen, say) if going_on else prepare(run, chosen, say, weights)
+                remember_paths(run, chosen)
             world.wait()  # the folder is there now, for every process
             if done:
                 return finished_before(run, world, say)
@@ -92,15 +98,6 @@ def finished_before(run: Run, world: World, say: Say) -> dict[str, Any]:
     if world.leads and not run.card.is_file():  # it was stopped just before it wrote it
         write_card(run)
     return run.results()
-
-
-def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
-    if run.path.exists() and not run.path.is_dir():
-        raise UserError(f"{run}: is a file; a run is a folder")
-    if run.path.exists() and not resume and not overwrite:
-        raise UserError(f"{run}: exists already; go on with --resume, replace it with --overwrite, or name another")
-    if run.path.exists() and not run.exists() and any(run.path.iterdir()):
-        raise UserError(f"{run}: is not a run folder (it has no config.json) and not empty, so it is left alone")
 
 
 def gather_config(
@@ -157,7 +154,7 @@ def start_settings(source: Run) -> dict[str, Any]:
     tree = source.config()
     if "transfer" in tree:
         raise UserError(f"{source}: is a fine-tuned run, which cannot go on as a language model")
-    source.weights()  # there must be some
+    source.check_weights_exist()
     del tree["data"]
     for length in ("steps", "epochs", "minutes"):
         tree["train"].pop(length)
@@ -219,15 +216,25 @@ def without_nsp(given: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
-    return make_config(same_settings(run, given))
+    return make_config(same_settings(run, given, moved=True))
 
 
-def same_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
-    """A run goes on with its own settings; what was asked for now must not contradict them."""
+def same_settings(run: Run, given: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
+    """A run goes on with its own settings; what was asked for now must not contradict them.
+
+    With `moved`, paths of data may be others than before: whoever asks then compares what is in the files.
+    """
     tree = run.config()
     given = dict(given)
     objective = given.pop("task.name", tree["task"]["name"])
     wanted = config.merge({"task": {"name": objective}}, place_settings(given, tree))
+    if moved:
+        for name in DATA_PATHS & wanted.get("data", {}).keys():
+            if tree["data"][name] and wanted["data"][name]:
+                tree["data"][name] = config.plain(wanted["data"].pop(name))
+        file = wanted.get("tokenizer", {}).get("file")
+        if file and tree["tokenizer"]["file"] and open_tokenizer(Path(file)).fingerprint == run.data()["tokenizer"]:
+            del wanted["tokenizer"]["file"]
     differing = [
         f"{section}.{key} is {json.dumps(tree[section][key])}, not {json.dumps(value)}"
         for section, values in wanted.items()
@@ -237,6 +244,15 @@ def same_settings(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     if differing:
         raise UserError(f"{run}: resuming goes on with the run's own settings; {'; '.join(differing)}")
     return tree
+
+
+def remember_paths(run: Run, chosen: RunConfig) -> None:
+    """Write down where a resumed run found its data, which is the same by its content, so that it is found again."""
+    tree = run.config()
+    own = chosen.plain()["data"]
+    moved = config.merge(tree, {"data": {name: own[name] for name in DATA_PATHS & tree["data"].keys()}})
+    if moved != tree:
+        run.write("config.json", moved)
 
 
 def prepare(run: Run, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> Stores:
@@ -323,6 +339,39 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
         model = Model(backbone, task.heads(backbone))
     task.carries = backbone.carries
     return model, task
+
+
+def load_model(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
+    """A run's model with its weights, and its task."""
+    check_sizes(run, chosen, tokenizer)
+    model, task = build_model(chosen, tokenizer)
+    model.load_tensors(run.weights(checked=True), source=str(run))
+    return model, task
+
+
+def source_weights(run: Run) -> dict[str, Tensor]:
+    """The weights of a run that another one begins with."""
+    check_sizes(run, make_config(run.config()), run.tokenizer())
+    return run.weights(checked=True)
+
+
+def check_sizes(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> None:
+    """Refuse sizes in config.json that the weights do not have, before any memory is taken for them."""
+    shapes = run.shapes()
+    values = sum(shape.numel() for shape in shapes.values())
+    for part in fields(chosen.model):
+        size, most = getattr(chosen.model, part.name), len(shapes) if part.name.endswith("depth") else values
+        if part.name != "context" and isinstance(size, int) and size > most:
+            raise UserError(f"{run}: config.json says model.{part.name} {size}, but its weights are {values} numbers")
+    try:
+        with torch.device("meta"):
+            model, _ = build_model(chosen, tokenizer)
+        model.check_shapes(shapes, source=str(run))
+        spare = sum(buffer.nbytes for name, buffer in model.named_buffers() if name not in shapes)
+    except (RuntimeError, OverflowError, TypeError) as wrong:
+        raise UserError(f"{run}: no model has the sizes in config.json ({str(wrong).splitlines()[0]})") from None
+    if spare > SPARE_BYTES:
+        raise UserError(f"{run}: config.json says model.context {chosen.model.context}, which takes {spare} bytes")
 
 
 def work(

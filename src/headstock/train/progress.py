@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -18,4 +19,5 @@ class Progress:
     worse: int = 0  # validations since the best one
     train: dict[str, float] = field(default_factory=dict)  # as seen in training since the validation before
     valid: dict[str, float] = field(default_factory=dict)
+    window: dict[str, Any] = field(default_factory=dict)  # running sums of the next log line and validation
     at_once: int | None = None  # examples that a process read at once in the last step; None: its whole share

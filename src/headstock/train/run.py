@@ -2,20 +2,44 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Size, Tensor
 
 from headstock import config
 from headstock.errors import UserError, did_you_mean
-from headstock.files import at_work, sweep, whole_file, whole_folder, write_json, write_text
+from headstock.files import (
+    Layout,
+    at_work,
+    check_inputs,
+    check_replaceable,
+    checksum,
+    mismatch,
+    named_errors,
+    remove_known,
+    sweep,
+    whole_file,
+    whole_folder,
+    write_json,
+    write_text,
+)
 from headstock.text.tokenizer import Tokenizer, open_tokenizer
-from headstock.train.tensors import read_tensors, write_tensors
+from headstock.train.tensors import read_shapes, read_tensors, write_tensors
 
+MANIFEST = "manifest.json"
+SECTIONS = {"model", "task", "data", "train"}  # which the config.json of every run has
+FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
+CHECKPOINTS: Layout = {"step-*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
+# all that a run folder of ours may hold: a folder with anything else in it is not replaced
+LAYOUT: dict[str, Layout | None] = {f"{name}.json": None for name in FILES}
+LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None, "adapt.txt": None}
+LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
+LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
 STOCKS = Path(__file__).parent.parent / "stocks"  # runs that ship with the package, known by their names
 
 
@@ -59,13 +83,29 @@ class Run:
 
     def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
         """Make the folder, whole and in the place of any before it: what loads and repeats the run is there at once."""
-        with whole_folder(self.path) as folder:
+        with whole_folder(self.path, layout=LAYOUT) as folder:
             beginning = Run(folder)
             beginning.write("config.json", settings)
             beginning.write("data.json", data)
             tokenizer.save(beginning.tokenizer_file)
+            beginning.record("tokenizer.json")
             if tokenizer.source is not None:
                 tokenizer.source.save(beginning.source_tokenizer_file)
+                beginning.record("source_tokenizer.json")
+
+    def is_ours(self) -> bool:
+        """Whether config.json is that of a run: other programs have a file of that name too."""
+        try:
+            return config.read_settings(self.path / "config.json").keys() >= SECTIONS
+        except UserError:
+            return False
+
+    def remove(self) -> None:
+        """Delete the run; what is not part of one stays."""
+        remove_known(self.path, LAYOUT)
+
+    def remove_checkpoints(self) -> None:
+        remove_known(self.checkpoints, CHECKPOINTS)
 
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
@@ -79,13 +119,36 @@ class Run:
             return False
         count = self.config().get("transfer", {}).get("ensemble", 1)
         models = [self] if count == 1 else [self.member(number) for number in range(count)]
-        return all(model.weights_file.is_file() for model in models)
+        return all(model.weights_file.is_file() and not model.damage(model.weights_file) for model in models)
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
 
     def read(self, name: str) -> dict[str, Any]:
+        self.check(self.path / name)
         return config.read_settings(self.path / name)
+
+    def manifest(self) -> dict[str, Any]:
+        """Size and sha256 of the files that must not change; runs of earlier versions have none."""
+        path = self.path / MANIFEST
+        return config.read_settings(path) if path.is_file() else {}
+
+    def record(self, *names: str) -> None:
+        """Put files as they are now into the manifest."""
+        self.write(MANIFEST, self.manifest() | {name: checksum(self.path / name) for name in names})
+
+    def damage(self, file: Path) -> str | None:
+        """How a file differs from what the manifest says of it; None where it does not, or nothing is said."""
+        manifest = self.manifest()
+        return mismatch(file, manifest[file.name]) if file.name in manifest else None
+
+    def check(self, file: Path) -> None:
+        """Refuse a file that is not as it was written."""
+        if wrong := self.damage(file):
+            raise UserError(
+                f"{file}: is damaged or was replaced: {wrong}; restore it, or, if you changed it yourself, "
+                f"delete its entry in {MANIFEST}"
+            )
 
     def config(self) -> dict[str, Any]:
         return self.read("config.json")
@@ -128,8 +191,10 @@ class Run:
     def tokenizer(self) -> Tokenizer:
         if not self.tokenizer_file.is_file():
             raise UserError(f"{self}: its tokenizer.json is missing, so its model cannot be used")
+        self.check(self.tokenizer_file)
         found = open_tokenizer(self.tokenizer_file)
         if self.source_tokenizer_file.is_file():
+            self.check(self.source_tokenizer_file)
             found.source = open_tokenizer(self.source_tokenizer_file)
         return found
 
@@ -137,32 +202,89 @@ class Run:
         sweep(self.path)
         with whole_file(self.weights_file) as beside:
             write_tensors(beside, tensors)
+            # recorded first: whatever happens next, weights that are not these are refused
+            self.write(MANIFEST, self.manifest() | {self.weights_file.name: checksum(beside)})
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
+        """The run's weights; damaged ones, unless they are `checked` already, and values that are no finite numbers
+        are refused."""
+        self.check_weights_exist()
+        if not checked:
+            self.check(self.weights_file)
+        tensors = read_tensors(self.weights_file)
+        check_finite(tensors, source=str(self.weights_file))
+        return tensors
+
+    def shapes(self) -> dict[str, Size]:
+        """The shapes of the run's weights, which take no memory to read; damaged weights are refused."""
+        self.check_weights_exist()
+        self.check(self.weights_file)
+        return read_shapes(self.weights_file)
+
+    def check_weights_exist(self) -> None:
         if not self.weights_file.is_file():
             if self.member(0).exists():
                 raise UserError(f"{self}: is several models; name one of them, such as {self.member(0)}")
             raise UserError(f"{self}: has no model.safetensors yet; finish its training with --resume")
-        return read_tensors(self.weights_file)
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with named_errors(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def rewind_metrics(self, step: int) -> None:
-        """Forget what was written after `step`, and a last line that was cut off in the middle."""
-        kept = [row for row in self.read_metrics() if row["step"] <= step]
+    def rewind_metrics(self, step: int) -> int:
+        """Forget what was written after `step`, and damaged lines; how many of these there were.
+
+        A last line without an end does not count: it was being written when the run was stopped.
+        """
+        lines = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.is_file() else []
+        rows = [metrics_row(line) for line in lines]
+        kept = [row for row in rows if row is not None and row["step"] <= step]
         write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        return sum(row is None and line.endswith(b"\n") for row, line in zip(rows, lines, strict=True))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        if self.metrics.is_file():
-            for line in self.metrics.read_text(encoding="utf-8").splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError:
-                    break  # only a line being written when the machine stopped can be like this, and it is the last
-        return rows
+        """The rows of metrics.jsonl, without damaged ones."""
+        lines = self.metrics.read_bytes().splitlines() if self.metrics.is_file() else []
+        return [row for row in map(metrics_row, lines) if row is not None]
+
+
+def metrics_row(line: bytes) -> dict[str, Any] | None:
+    """One line of metrics.jsonl; None if it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # the first of them is also what bytes that are no UTF-8 give
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Refuse weights that are not finite numbers: a model with one such value answers nothing of use."""
+    wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UserError(f"{source}: holds values that are not finite numbers, in {wrong[0]}{more}")
+
+
+def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder for a run that holds something else, or a run that nobody asked to replace or go on with."""
+    if run.path.exists() and not run.path.is_dir():
+        raise UserError(f"{run}: is a file; a run is a folder")
+    if run.path.exists() and not resume and not overwrite:
+        raise UserError(f"{run}: exists already; go on with --resume, replace it with --overwrite, or name another")
+    if not run.path.exists():
+        return
+    if not run.exists() and any(run.path.iterdir()):
+        raise UserError(f"{run}: is not a run folder (it has no config.json) and not empty, so it is left alone")
+    if not resume and run.exists() and not run.is_ours():
+        raise UserError(f"{run}: its config.json is not that of a run, so it is left alone; name another folder")
+    if not resume:
+        check_replaceable(run.path, LAYOUT)
+
+
+def check_kept(run: Run, inputs: Iterable[str | Path | None]) -> None:
+    """Refuse to replace a run's folder if one of the inputs of the new run lies in it."""
+    if run.path.exists():
+        check_inputs(run.path, [path for path in inputs if path])
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """One move of the weights: from a step's batches to gradients, and from these to other weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,21 @@ class Seen:
     def take(self, other: "Seen") -> None:
         self.add(other.sums)
         self.count(other.counts)
+
+    def state(self, world: World) -> dict[str, Any]:
+        """What a checkpoint keeps: the sums of all processes together, as exact numbers, and the counts."""
+        names = sorted(self.sums)
+        totals = world.total([self.sums[name].item() for name in names])
+        kinds = [str(self.sums[name].dtype).removeprefix("torch.") for name in names]
+        return {"sums": dict(zip(names, zip(totals, kinds, strict=True), strict=True)), "counts": dict(self.counts)}
+
+    def restore(self, state: Mapping[str, Any], world: World) -> None:
+        """Go on from a checkpoint; the sums of all processes are now the first one's."""
+        self.counts = dict(state["counts"])
+        self.sums = {
+            name: torch.tensor(total if world.leads else 0, dtype=getattr(torch, kind), device=world.device)
+            for name, (total, kind) in state["sums"].items()
+        }
 
     def score(self, task: Task, world: World) -> dict[str, float]:
         """The task's metrics over it, all processes together; then it begins anew."""

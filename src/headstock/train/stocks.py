@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from headstock.files import whole_file, whole_folder
+from headstock.files import whole_folder
 from headstock.train.card import write_card
 from headstock.train.run import Run, open_run
-from headstock.train.tensors import write_tensors
 
 KEPT = ("config.json", "data.json", "tokenizer.json")
 
@@ -28,9 +27,8 @@ def pack(run: Run, folder: Path) -> None:
             name: tensor.to(torch.float16) if tensor.is_floating_point() else tensor
             for name, tensor in run.weights().items()
         }
-        with whole_file(stock.weights_file) as file:
-            write_tensors(file, halves)
-        stock.weights_file.chmod(0o644)
+        stock.save_weights(halves)
+        stock.record(*KEPT)
     write_card(Run(folder))
 
 

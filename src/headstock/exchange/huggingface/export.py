@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from headstock import __version__, config
 from headstock.errors import UserError
+from headstock.exchange import LAYOUT
 from headstock.exchange.huggingface.architecture import ARCHITECTURES, Architecture, Export
 from headstock.exchange.huggingface.card import card
 from headstock.exchange.huggingface.table import to_theirs
@@ -20,9 +20,10 @@ from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.loop import row_length
-from headstock.train.pretrain import build_model
+from headstock.train.pretrain import load_model
 from headstock.train.run import Run, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
+from headstock.train.tensors import write_tensors
 
 Say = Callable[[str], None]
 OWN = "headstock"  # the section of their config.json that tells us what their words have no place for
@@ -47,15 +48,14 @@ def export(run: str | Path | Run, folder: str | Path, *, say: Say = lambda line:
     if chosen.transfer and chosen.transfer.ensemble > 1:
         raise UserError(f"{source}: is several models; name one of them, such as {source.member(0)}")
     architecture = choose(source, chosen, tokenizer)
-    model, task = build_model(chosen, tokenizer)
-    model.load_tensors(source.weights(), source=str(source))
+    model, task = load_model(source, chosen, tokenizer)
     subject, made = Subject(source, chosen, tokenizer, model, task), architecture.export(chosen)
     say(f"{source}: as {made.head}")
     remarks = remarks_on(chosen, made)
     for line in remarks:
         say(line)
     tensors = to_theirs(architecture.rows(chosen, made), model.tensors())
-    with whole_folder(Path(folder)) as beside:
+    with whole_folder(Path(folder), layout=LAYOUT) as beside:
         write(beside, subject, made, tensors, remarks)
     hint = f'pipeline("{made.pipeline}", "{folder}")' if made.pipeline not in (None, "translation") else ""
     return {
@@ -111,11 +111,7 @@ def remarks_on(chosen: RunConfig, made: Export) -> list[str]:
 def write(folder: Path, subject: Subject, made: Export, tensors: dict[str, Tensor], remarks: list[str]) -> None:
     tokenizer, task = subject.tokenizer, subject.task
     write_json(folder / "config.json", describe(subject, made))
-    save_file(
-        {name: tensor.detach().cpu() for name, tensor in tensors.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    write_tensors(folder / "model.safetensors", tensors, metadata={"format": "pt"})
     length = row_length(subject.model, subject.chosen.train)
     segments = bool(getattr(subject.chosen.model, "segments", 0))
     for name, text in tokenizer_files(tokenizer, task, length=length, segments=segments).items():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -54,6 +55,9 @@ def test_fill_gives_words_for_every_mask(runs, result, call, tmp_path, objective
     assert result("fill", run, "Zoë [MASK] the [MASK].", "--pieces", 1)["fills"] == made["fills"][1:]
     (fills,) = result("fill", run, "Anne likes [MASK].", "--among", "home, Paris,the-sea")["fills"]
     assert {fill["token"] for fill in fills} == {"home", "Paris", "the-sea"}
+    assert sum(fill["share"] for fill in fills) == pytest.approx(1.0)
+    out, _ = call("fill", run, "Anne likes [MASK].", "--among", "home,Paris")
+    assert sum(float(share) for share in re.findall(r"([\d.]+)%", out)) == pytest.approx(100, abs=0.1)
     out, _ = call("fill", run, "Anne [MASK] Paris.")
     assert out.splitlines()[0].startswith("Anne ")
     assert len(out.splitlines()[1].split()) == 10  # five words, each with its probability

@@ -13,7 +13,7 @@ from headstock.model.batch import Batch
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.fill import Filler
+from headstock.train.fill import Fill, Filler, with_shares
 from headstock.train.rows import Marks
 from tests.model.small import stir
 
@@ -96,6 +96,20 @@ def test_given_words_are_ranked_whatever_their_pieces(kind):
         pieces = whole[fill.token][len(left) : -1]
         assert fill.pieces == len(pieces)
         assert fill.probability == pytest.approx(chain(one, left, pieces, right), rel=1e-3)
+        assert fill.log_probability == pytest.approx(math.log(chain(one, left, pieces, right)), rel=1e-3)
+    total = sum(fill.probability for fill in fills)
+    assert [fill.share for fill in fills] == pytest.approx([fill.probability / total for fill in fills])
+
+
+def test_shares_of_candidates_survive_probabilities_that_underflow():
+    tiny = [Fill(word, math.exp(score), 200, score) for word, score in (("a", -1000.0), ("b", -1000.0 - math.log(3)))]
+    assert [fill.probability for fill in tiny] == [0.0, 0.0]
+    assert [fill.share for fill in with_shares(tiny)] == pytest.approx([0.75, 0.25])
+
+
+def test_a_candidate_longer_than_a_row_is_refused():
+    with pytest.raises(UserError, match="rows of 31"):
+        filler("char").fill("Ana saw [MASK].", top=1, pieces=1, among=["sea", "seabee" * 40])
 
 
 @pytest.mark.parametrize("kind", KINDS)

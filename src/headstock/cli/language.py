@@ -118,9 +118,13 @@ def fill(
     file: TextFile = None,
     top: Annotated[int, typer.Option("--top", help="So many words for each mask.")] = 5,
     pieces: Annotated[int, typer.Option("--pieces", help="Words of up to so many tokens.")] = 3,
-    among: Annotated[str | None, typer.Option("--among", help="Rank these words only, such as good,bad.")] = None,
+    among: Annotated[str | None, typer.Option("--among", help="Rank these words only: good,bad.")] = None,
 ) -> dict[str, Any]:
-    """Fill in words: the likeliest for each [MASK], with their probabilities."""
+    """Fill in words: the likeliest for each [MASK], with their probabilities.
+
+    With --among, each candidate's share is its probability normalised over the candidates; a candidate of several
+    tokens is scored by the product of their probabilities, with as many masks in its place.
+    """
     from dataclasses import asdict
 
     from headstock.errors import UserError
@@ -134,9 +138,16 @@ def fill(
         common.show(row.filled)
         for number, fills in enumerate(row.fills, 1):
             which = f"{number}: " if len(row.fills) > 1 else ""
-            common.show(f"  {which}" + "  ".join(f"{one.token} {one.probability:.3f}" for one in fills))
+            common.show(f"  {which}" + "  ".join(shown_fill(one) for one in fills))
     rows = [asdict(row) for row in made]
     return {"fills": [fills for row in rows for fills in row["fills"]], "texts": rows}
+
+
+def shown_fill(fill: Any) -> str:
+    """`good 0.312`, or of a given candidate `good 71.3% (log p -4.21)`."""
+    if fill.share is not None:
+        return f"{fill.token} {fill.share:.1%} (log p {fill.log_probability:.2f})"
+    return f"{fill.token} {fill.probability:.3f}" if fill.probability >= 0.001 else f"{fill.token} {fill.probability:.1e}"
 
 
 def embed(

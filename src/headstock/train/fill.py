@@ -5,7 +5,7 @@ N rows, V vocabulary.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ class Fill:
     token: str
     probability: float
     pieces: int  # how many tokens it is
+    log_probability: float  # natural logarithm; of several tokens the sum, each given those before it
+    share: float | None = None  # probability relative to all candidates, where candidates were given
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class Filler:
         fills = []
         for gap in gaps:
             if among:
-                words = self.given(ids, gap, among)
+                fills.append(with_shares(ranked(self.given(ids, gap, among))))
             else:
                 words = [
                     word
                     for count in range(1, pieces + 1)
                     for word in self.words_of(ids, gap, count, beams=max(BEAMS, 2 * top))
                 ]
-            fills.append(ranked(words)[: len(among) or top])
+                fills.append(ranked(words)[:top])
         best = [row[0].token if row else MASK for row in fills]
         return Filled(text, fills, self.spelling.put(text, best))
 
@@ -108,6 +110,8 @@ class Filler:
         for word, pieces in zip(words, cut, strict=True):
             if not pieces or self.tokenizer.unknown in pieces:
                 raise UserError(f"{word!r}: this tokenizer cannot write it, so it has no probability")
+            if len(pieces) > self.room:
+                raise UserError(f"{word!r}: is {len(pieces):,} tokens; this run reads rows of {self.room:,}")
         rows = [self.row(ids, gap, pieces[:step], len(pieces)) for pieces in cut for step in range(len(pieces))]
         scores = self.told(rows)  # (N, V)
         found, at = [], 0
@@ -145,5 +149,15 @@ def ranked(words: Sequence[tuple[str, Beginning]]) -> list[Fill]:
     """The likeliest first, a word that can be written in several ways once."""
     found: dict[str, Fill] = {}
     for word, one in sorted(words, key=lambda pair: -pair[1].score):
-        found.setdefault(word, Fill(word, math.exp(one.score), len(one.pieces)))
+        found.setdefault(word, Fill(word, math.exp(one.score), len(one.pieces), one.score))
     return list(found.values())
+
+
+def with_shares(fills: Sequence[Fill]) -> list[Fill]:
+    """The same candidates with their probabilities normalised over them: a softmax of the log-probabilities.
+
+    The probabilities themselves may all be too small for a float, as those of long words are.
+    """
+    most = max(fill.log_probability for fill in fills)
+    weights = [math.exp(fill.log_probability - most) for fill in fills]
+    return [replace(fill, share=weight / sum(weights)) for fill, weight in zip(fills, weights, strict=True)]

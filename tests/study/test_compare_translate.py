@@ -1,14 +1,17 @@
 """Does denoising pay for translation? BLEU in cells, summaries and differences, with intervals, kept and read again."""
 
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import headstock
 from headstock.errors import UserError
 from headstock.study.compare import compare
 from headstock.study.report import write_report
+from headstock.study.table import table
 from headstock.tasks.translation_scores import bleu
 from tests.tasks.parallel import SMALL, sentences, write
 
@@ -26,8 +29,9 @@ def ground(tmp_path_factory):
     files = {name: write(folder / f"{name}.tsv", sentences(n, name)) for name, n in (("train", 60), ("valid", 10))}
     files["test"] = write(folder / "test.tsv", sentences(12, "test"))
     given = {"out": folder / "out", "task": "translate", "settings": SETTINGS, "leakage": "skip", **files}
-    results = compare(folder / "stock", labels=[20, 60], seeds=2, **given)
-    return folder, given, results
+    progress = []
+    results = compare(folder / "stock", labels=[20, 60], seeds=2, say=progress.append, **given)
+    return folder, given, results | {"progress": progress}
 
 
 def test_arms_are_compared_by_bleu_with_intervals(ground):
@@ -45,6 +49,17 @@ def test_arms_are_compared_by_bleu_with_intervals(ground):
         assert pair["low"] <= pair["difference"] <= pair["high"]
     assert all("points" in verdict or "BLEU" in verdict for verdict in results["verdicts"])
     assert any("tok:13a" in note for note in results["notes"])
+
+
+def test_progress_table_and_verdicts_count_pairs_and_show_bleu_as_such(ground):
+    _, _, results = ground
+    cells = [line for line in results["progress"] if "seed" in line and "/8" in line]
+    assert len(cells) == 8 and all("pairs" in line and "BLEU" in line and "%" not in line for line in cells)
+    console = Console(width=100, file=io.StringIO())
+    console.print(table(results))
+    for told in (*cells, *results["verdicts"], console.file.getvalue()):
+        assert "label" not in told and "%" not in told
+    assert all("With 20 pairs" in said or "With 60 pairs" in said for said in results["verdicts"])
 
 
 def test_a_cell_keeps_the_counts_of_every_row(ground):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstock.study.demo import honest
 from headstock.study.verdict import best_features, sentence
 
 ARMS = {"pretrained": "pretrained", "scratch": "scratch", "frozen": "frozen", "tfidf": "tfidf"}
@@ -92,7 +93,8 @@ def test_label_counts_read_well():
         ),
         (
             {PS: (-6.1, -7.9, -4.2), PT: (-1.0, -2.0, 0.5), ST: (5.0, 3.0, 7.0)},
-            "; TF-IDF is not enough: the model from scratch is 5.0 points (3.0 to 7.0) better.",
+            "; TF-IDF is clearly beaten by the model from scratch (+5.0 points, 3.0 to 7.0), "
+            "not by the pretrained model (-1.0 points, -2.0 to 0.5).",
         ),
     ],
 )
@@ -178,7 +180,7 @@ def test_words_follow_the_signs_of_the_intervals(over_scratch, over_tfidf, scrat
     assert ("no clear difference" in said) <= (low < 0.1 and high > -0.1)
     if re.search(r"over TF-IDF|better than TF-IDF", said):
         assert over_tfidf[1] > 0
-    if "TF-IDF is not enough" in said:
+    if "TF-IDF is clearly beaten by the model from scratch" in said:
         assert scratch_over_tfidf[1] > 0
     if "TF-IDF is enough" in said:  # nothing that learns is clearly better, nor can it be by much
         assert max(over_tfidf[2], scratch_over_tfidf[2]) < 2.1 and max(over_tfidf[1], scratch_over_tfidf[1]) < 0.1
@@ -187,6 +189,28 @@ def test_words_follow_the_signs_of_the_intervals(over_scratch, over_tfidf, scrat
     if "it beats" in said:
         assert scratch_over_tfidf[2] < 0
     assert "-0.0" not in said and said.count("TF-IDF") == 1 and said.endswith(".")
+
+
+@given(gaps_drawn, gaps_drawn, gaps_drawn)
+def test_the_demo_never_contradicts_the_verdict_it_follows(over_scratch, over_tfidf, frozen_over_tfidf):
+    gaps = {PS: over_scratch, PT: over_tfidf, ("frozen", "tfidf"): frozen_over_tfidf}
+    said = verdict({"pretrained": 80.0, "scratch": 74.0, "frozen": 81.0, "tfidf": 75.0}, gaps)
+    pairs = [
+        {"labels": 400, "a": a, "b": b, "difference": one[0] / 100, "low": one[1] / 100, "high": one[2] / 100}
+        for (a, b), one in gaps.items()
+        if a == "pretrained"
+    ]
+    for pair in pairs:
+        if pair["b"] == "scratch":  # as a comparison stores it: its arms come in the order of --arms
+            pair |= {"a": "scratch", "b": "pretrained", "difference": -pair["difference"]}
+            pair |= {"low": -pair["high"], "high": -pair["low"]}
+    summed = honest({"pairs": pairs})
+    assert summed.strip().startswith("The pretrained model is ")
+    unclear = "not clearly better" in summed and "TF-IDF at 400 labels" in summed
+    beaten = re.search(r"over TF-IDF|the pretrained model is [\d.]+ points \S+ to \S+ better than TF-IDF", said)
+    assert unclear == (beaten is None)
+    assert not ("clearly beaten" in said and unclear) or "not by the pretrained model" in said
+    assert ("scratch at 400 labels" in summed) == ("adds" not in said)
 
 
 @given(edges, edges)

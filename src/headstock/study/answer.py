@@ -17,7 +17,7 @@ from headstock.study.families import describe_runs, differences
 from headstock.study.leakage import overlap
 from headstock.study.leaks import Leaks
 from headstock.study.mistakes import label_errors
-from headstock.study.names import METRICS
+from headstock.study.names import METRICS, nouns_of
 from headstock.study.settings import Plan
 from headstock.study.told import shown_of
 from headstock.study.verdict import best_features, sentence
@@ -75,7 +75,7 @@ def answer(
         "cells": [{name: made[name] for name in (*TOLD, *made["tallies"])} for made in cells],
         "summary": summary,
         "pairs": pairs,
-        "verdicts": verdicts(plan, counts, summary, pairs, described),
+        "verdicts": verdicts(plan, counts, summary, pairs, described, unit=nouns_of(ground.task.name).unit),
         "notes": [*notes(plan, ground, leaks), *differences(runs)],
         "details": details(ground, arms, by_arm, counts[-1]),
     }
@@ -92,6 +92,8 @@ def verdicts(
     summary: list[dict[str, Any]],
     pairs: list[dict[str, Any]],
     arms: list[dict[str, Any]],
+    *,
+    unit: str,
 ) -> list[str]:
     """What pays at each number of labels; where choices of layers were compared, which is best."""
     named = tuple(f"frozen {layers} " for layers in plan.compare.features)  # and a run, where there are several
@@ -100,9 +102,9 @@ def verdicts(
     said = []
     for n in counts:
         if others:
-            said.append(sentence(n, summary, pairs, others))
+            said.append(sentence(n, summary, pairs, others, unit=unit))
         if tried:
-            said.append(best_features(n, summary, pairs, tried))
+            said.append(best_features(n, summary, pairs, tried, unit=unit))
     return said
 
 

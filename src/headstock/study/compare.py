@@ -12,6 +12,7 @@ from headstock.study.answer import answer
 from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
 from headstock.study.leaks import Leaks, look_for_leaks
+from headstock.study.names import nouns_of, shown_score
 from headstock.study.settings import CompareSettings, Plan, make_plan
 from headstock.study.sharing import alone, share
 from headstock.text.records import Records
@@ -159,7 +160,7 @@ def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Record
 def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
     """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
     asked = plan.compare
-    counts = sorted(asked.labels) or [len(ground.splits.train)]
+    counts, unit = sorted(asked.labels) or [len(ground.splits.train)], nouns_of(ground.task.name).unit
     seeds = range(asked.seed, asked.seed + asked.seeds)
     places = [
         Place(arm, count, seed, shown=count == counts[-1] and seed == asked.seed)
@@ -174,8 +175,9 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
             ground.folder, places, lambda place: f"{place.file}-{place.seed}", lambda p: cell(ground, p, watch), say
         ):
             place, cells[number] = places[number], made
-            told = f"{made['score']:6.1%}  {made['seconds']:5.1f} s" if new else f"{made['score']:6.1%}  (kept)"
-            where = f"{place.labels:6,} labels  seed {place.seed}  {place.arm.name:20s}"
+            score = f"{shown_score(ground.judge.headline, made['score']):>6s}"
+            told = f"{score}  {made['seconds']:5.1f} s" if new else f"{score}  (kept)"
+            where = f"{place.labels:6,} {unit}s  seed {place.seed}  {place.arm.name:20s}"
             say(f"{len(cells):3d}/{len(places)}  {where} {told}")
     except Interrupted as stop:
         raise Interrupted(

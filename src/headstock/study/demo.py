@@ -184,7 +184,7 @@ def honest(results: dict[str, Any]) -> str:
             gaps[f"scratch at {pair['labels']:,} labels"] = Gap.of(pair).turned()
     unclear = [rival for rival, gap in gaps.items() if not gap.above]
     return (
-        f"   Not clearly better than {', '.join(unclear)}."
+        f"   The pretrained model is not clearly better than {', '.join(unclear)}."
         if unclear
-        else "   Clearly better than both, at every count."
+        else "   The pretrained model is clearly better than scratch and TF-IDF, at every number of labels."
     )

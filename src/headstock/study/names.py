@@ -23,6 +23,7 @@ class Nouns:
     wrong: str  # those of which a prediction was wrong
     learned: str  # what the curves of training count
     right: str = ""  # what counts as right in lengths and calibration, where that is not plain
+    unit: str = "label"  # what the number of training rows counts, in the singular
 
     @property
     def rows(self) -> str:
@@ -48,8 +49,15 @@ NOUNS = {
         "share of answers found exactly",
         "An answer is right here if it is just what one of the true answers is.",
     ),
-    "translate": Nouns("sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right"),
+    "translate": Nouns(
+        "sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right", unit="pair"
+    ),
 }
+
+
+def shown_score(metric: str, score: float) -> str:
+    """A score between 0 and 1 as people write it: `71.0%`, or of BLEU and chrF, which are no shares, `BLEU 21.0`."""
+    return f"{METRICS[metric]} {100 * score:.1f}" if metric in ("bleu", "chrf") else f"{score:.1%}"
 
 
 def nouns_of(task: str | None) -> Nouns:

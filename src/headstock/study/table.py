@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from headstock.study.names import METRICS
+from headstock.study.names import METRICS, nouns_of
 
 
 def table(results: dict[str, Any]) -> Any:
     """The score with its interval: one row an arm, one column a number of labels."""
     from rich.table import Table
 
-    metric = METRICS[results["metric"]]
-    made = Table(title=f"{metric} on {results['measured_rows']:,} {results['measured_on']} rows, in %")
+    metric, unit = METRICS[results["metric"]], nouns_of(results.get("task")).unit
+    scale = "" if results["metric"] in ("bleu", "chrf") else ", in %"
+    made = Table(title=f"{metric} on {results['measured_rows']:,} {results['measured_on']} rows{scale}")
     made.add_column("arm")
     for count in results["labels"]:
-        made.add_column(f"{count:,} labels", justify="right")
+        made.add_column(f"{count:,} {unit}s", justify="right")
     best = {
         count: max(row["score"] for row in results["summary"] if row["labels"] == count) for count in results["labels"]
     }

@@ -98,15 +98,17 @@ def sentence(
     summary: Iterable[Mapping[str, Any]],
     pairs: Iterable[Mapping[str, Any]],
     arms: Sequence[Mapping[str, Any]],
+    *,
+    unit: str = "label",
 ) -> str:
-    """The verdict at `labels` labels: does pretraining pay, and is TF-IDF enough?
+    """The verdict at `labels` labels (or other units): does pretraining pay, and is TF-IDF enough?
 
     `summary` and `pairs` may hold other numbers of labels too; `arms` are `{name, kind}` with kind scratch,
     pretrained, frozen or tfidf. A pair may stand either way round.
     """
     results = Results(labels, summary, pairs, arms)
     pretrained, frozen, scratch = results.of_kind("pretrained"), results.of_kind("frozen"), results.of_kind("scratch")
-    opening = f"With {labels:,} {'label' if labels == 1 else 'labels'} "
+    opening = f"With {labels:,} {unit if labels == 1 else f'{unit}s'} "
     if pretrained or frozen:
         text = _pretraining(results, pretrained or frozen, frozen=not pretrained)
     elif scratch:
@@ -127,11 +129,13 @@ def best_features(
     summary: Iterable[Mapping[str, Any]],
     pairs: Iterable[Mapping[str, Any]],
     arms: Sequence[Mapping[str, Any]],
+    *,
+    unit: str = "label",
 ) -> str:
     """The verdict on frozen arms that differ in their layers: which is best, and is that clear?"""
     results = Results(labels, summary, pairs, arms)
     best, *others = results.of_kind("frozen")
-    text = f"As features with {labels:,} labels, {_layers(best)} {results.reaches(best)}"
+    text = f"As features with {labels:,} {unit}s, {_layers(best)} {results.reaches(best)}"
     gaps = {name: results.gap(best, name) for name in others}
     clear = [name for name, gap in gaps.items() if gap.above]
     close = [name for name in others if name not in clear]
@@ -164,8 +168,7 @@ def _pretraining(results: Results, names: list[str], *, frozen: bool) -> str:
         subject += " (frozen)"
     scratch = results.scratch_beside(best)
     if scratch is None:
-        named = f"{_model(results, best)} ({best})" if len(names) > 1 else _model(results, best)
-        return f"{named} {results.reaches(best)}; there is no scratch arm to say what pretraining adds"
+        return f"{_model(results, best)} {results.reaches(best)}; there is no scratch arm to say what pretraining adds"
     gap = results.gap(best, scratch)
     if gap.low is None:
         return f"{subject} {gap.seen('scratch')}"
@@ -192,7 +195,8 @@ def _tfidf(results: Results, rivals: list[str]) -> str:
             return f", and {gap.size()} over TF-IDF"
         return f"; {_model(results, first)} is {gap.size()} better than TF-IDF"
     if ahead := [name for name in rivals if gaps[name].above]:
-        return f"; TF-IDF is not enough: {_model(results, ahead[0])} is {gaps[ahead[0]].size()} better"
+        beaten = f"{_model(results, ahead[0])} ({gaps[ahead[0]].signed()})"
+        return f"; TF-IDF is clearly beaten by {beaten}, not by {_model(results, first)} ({gap.signed()})"
     bounded = all(one.high is not None and one.high <= SLIGHT for one in gaps.values())
     start = "; TF-IDF is enough here: " if bounded else "; TF-IDF may be enough: "
     behind = [name for name in rivals if gaps[name].below]
@@ -206,8 +210,10 @@ def _tfidf(results: Results, rivals: list[str]) -> str:
 
 
 def _model(results: Results, name: str) -> str:
+    """What an arm is, with its name where several arms are of its kind."""
     kind = next(arm["kind"] for arm in results.arms if arm["name"] == name)
-    return {"pretrained": "the pretrained model", "frozen": "the frozen backbone"}.get(kind, "the model from scratch")
+    what = {"pretrained": "the pretrained model", "frozen": "the frozen backbone"}.get(kind, "the model from scratch")
+    return f"{what} ({name})" if len(results.of_kind(kind)) > 1 else what
 
 
 def _points(share: float) -> float:

@@ -9,7 +9,7 @@ import headstock
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "files", "randomness"},
+    {"errors", "config", "registry", "files", "randomness", "distributed"},
     {"text", "model", "page"},
     {"tasks"},
     {"train"},

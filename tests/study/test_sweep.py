@@ -352,6 +352,7 @@ def test_the_verdict_claims_no_more_than_paired_seeds_show(tmp_path, ours, their
 
 
 def test_one_process_only(corpus, tmp_path, monkeypatch):
-    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="one process"):
         sweep(corpus, grid=GRID, out=tmp_path / "out")

@@ -215,8 +215,8 @@ def test_of_two_that_start_at_once_one_works(corpus, tmp_path, overwrite):
 
 
 def test_of_the_processes_of_torchrun_the_first_alone_claims(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     with alone_in(Run(tmp_path / "run")):
         monkeypatch.setenv("RANK", "1")
         with alone_in(Run(tmp_path / "run")):

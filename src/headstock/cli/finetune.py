@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from headstock.cli.options import Columns, ConfigFile, Overwrite, Resume, Settings, Test, Train, Valid
-from headstock.cli.verb import Common, leads, verb
+from headstock.cli.verb import Common, verb
 
 
 def finetune(
@@ -86,7 +86,7 @@ def finetune(
             say=common.say,
         )
     results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
-    if leads():
+    if common.leads:
         tell_run(Run(out), device=common.device)
         write_report(out)
     done = f"{results['steps']:,} steps in {results['seconds']:.0f} s, best epoch {results['best_epoch']}"

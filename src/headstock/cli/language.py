@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from headstock.cli.options import Columns, Int8, RunPath
+from headstock.cli.terminal import write_out
 from headstock.cli.verb import Common, verb
 
 TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file, one a line; - is stdin.")]
@@ -48,7 +49,7 @@ def generate(
     loaded = load(run, device=common.device, int8=int8)
     streaming = stream and not common.json
     if streaming:
-        print(prompts[0], end="", flush=True)
+        write_out(prompts[0], end="")
     made = loaded.generate(
         prompts,
         max_tokens=max_tokens,
@@ -61,13 +62,13 @@ def generate(
         samples=samples,
         seed=common.seed or 0,
         cache=cache,
-        stream=(lambda text: print(text, end="", flush=True)) if streaming else None,
+        stream=(lambda text: write_out(text, end="")) if streaming else None,
         beams=beams,
         length_penalty=length_penalty,
         no_repeat=no_repeat,
     )
     if streaming:
-        print(flush=True)
+        write_out("")
     else:
         common.show("\n---\n".join(row.text for row in made))
     if any(row.slid for row in made):

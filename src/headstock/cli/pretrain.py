@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from headstock.cli.options import ConfigFile, Documents, Overwrite, Resume, Settings
-from headstock.cli.verb import Common, leads, verb
+from headstock.cli.verb import Common, verb
 
 
 def pretrain(
@@ -76,7 +76,7 @@ def pretrain(
             say=common.say,
         )
     results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
-    if leads():
+    if common.leads:
         write_report(out)
     common.show(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
@@ -98,7 +98,7 @@ def sized(
     from headstock.study.plan_told import why
 
     size = ("model.", "tokenizer.", "task.", "vocabulary", "depth", "width", "context", "heads", "hidden", "family")
-    if "-" in corpus or any(key.startswith(size) for key in settings) or not leads():
+    if "-" in corpus or any(key.startswith(size) for key in settings) or not common.leads:
         return settings
     made = plan(
         corpus,

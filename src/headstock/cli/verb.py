@@ -3,18 +3,22 @@
 import inspect
 import json
 import math
-import os
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand
 
+from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
+from headstock.distributed import rank_and_size
 from headstock.errors import HeadstockError
 
 COMMON = "Common options"
+PATHS = ("corpus", "file", "run", "runs", "start", "valid")  # parameters that name files, though typed as text
+TRAINS = ("pretrain", "finetune", "compare", "sweep", "demo")  # of torchrun's processes the first alone speaks here
 
 
 @dataclass(frozen=True)
@@ -26,26 +30,51 @@ class Common:
     seed: int | None = None
     device: str = "auto"
     debug: bool = False
+    leads: bool = True  # False in all but the first of the processes that torchrun started, which say nothing
 
     def say(self, line: str) -> None:
         """Progress, for a person who waits."""
-        if not self.quiet and leads():
-            print(line, file=sys.stderr, flush=True)
+        if not self.quiet and self.leads:
+            write_error(wrapped(line, sys.stderr))
 
     def show(self, result: Any = "") -> None:
-        """A result, for a person; with --json the JSON object says it instead."""
-        if not self.json and leads():
+        """A result as it is, for a person; with --json the JSON object says it instead."""
+        if not self.json and self.leads:
             if isinstance(result, str):
-                print(result, flush=True)
+                write_out(result)
             else:
                 from rich.console import Console
 
-                Console(highlight=False).print(result)
+                with writing():
+                    Console(highlight=False).print(result)
+
+    def tell(self, result: Any = "") -> None:
+        """The same of a result in prose, which is wrapped at the width of a terminal."""
+        self.show(wrapped(result, sys.stdout) if isinstance(result, str) else result)
 
 
-def leads() -> bool:
-    """Under torchrun, only the first process speaks."""
-    return os.environ.get("RANK", "0") == "0"
+def leads(verb: str) -> bool:
+    """Whether this process speaks: of those that torchrun started for a training verb, only the first."""
+    return verb not in TRAINS or rank_and_size()[0] == 0
+
+
+class VerbCommand(TyperCommand):
+    """A command that refuses an empty path, which would otherwise mean the current folder."""
+
+    paths: frozenset[str] = frozenset()  # the parameters that name files or folders
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for parameter in self.params:
+            values = given.get(parameter.name)
+            if parameter.name in self.paths and "" in (values if isinstance(values, list | tuple) else [values]):
+                raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)
+        return super().parse_args(ctx, args)
+
+
+def names_paths(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter of a verb names files or folders."""
+    return parameter.name in PATHS or "Path" in str(get_args(parameter.annotation)[:1])
 
 
 OPTIONS = {
@@ -61,8 +90,10 @@ def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., A
     """Make a function a verb. Its first parameter is Common; the dict it returns is what --json prints."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        called = name or function.__name__
+
         def command(**given: Any) -> None:
-            common = Common(**{option: given.pop(option) for option in OPTIONS})
+            common = Common(**{option: given.pop(option) for option in OPTIONS}, leads=leads(called))
             raise SystemExit(attempt(lambda: function(common, **given), common))
 
         own = list(inspect.signature(function).parameters.values())[1:]
@@ -78,7 +109,8 @@ def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., A
         keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
         command.__doc__ = function.__doc__
-        app.command(name or function.__name__)(command)
+        paths = frozenset(parameter.name for parameter in own if names_paths(parameter))
+        app.command(called, cls=type("VerbCommand", (VerbCommand,), {"paths": paths}))(command)
         return function
 
     return register
@@ -88,14 +120,15 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
     """Do the work; the exit code says how it went: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
         result = work()
-        if common.json and leads():
-            print(json.dumps(finite(result if result is not None else {}), ensure_ascii=False), flush=True)
+        if common.json and common.leads:
+            write_out(as_json(result if result is not None else {}))
     except HeadstockError as wrong:
         return fail(str(wrong), wrong.exit_code, common)
     except KeyboardInterrupt:
         return fail("interrupted", 130, common)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nobody is to be told
+        for stream in (sys.stdout, sys.stderr):  # the reader left; nobody is to be told
+            discard(stream)
         return 0
     except OSError as wrong:
         where = f"{wrong.filename}: " if wrong.filename else ""
@@ -103,6 +136,11 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
     except Exception as wrong:
         return fail(f"a fault of ours: {type(wrong).__name__}: {wrong} (--debug shows where)", 1, common)
     return 0
+
+
+def as_json(value: Any) -> str:
+    """One line of JSON, escaped where standard output cannot write every character."""
+    return json.dumps(finite(value), ensure_ascii=not takes_unicode())
 
 
 def finite(value: Any) -> Any:
@@ -117,8 +155,11 @@ def finite(value: Any) -> Any:
 def fail(message: str, code: int, common: Common) -> int:
     if common.debug:
         traceback.print_exc()
-    if leads():
-        print(f"headstock: {message}", file=sys.stderr, flush=True)
+    if common.leads:
+        write_error(f"headstock: {message}")
         if common.json:
-            print(json.dumps({"error": message}, ensure_ascii=False), flush=True)
+            try:
+                write_out(as_json({"error": message}))
+            except (HeadstockError, BrokenPipeError):  # it may be standard output itself that cannot be written to
+                discard(sys.stdout)
     return code

@@ -1,6 +1,5 @@
 """Which settings are best? A grid of them, or a random sample of it, with several seeds each, and a ranked answer."""
 
-import os
 import re
 import signal
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock import files
+from headstock.distributed import rank_and_size
 from headstock.errors import ConfigError, UserError
 from headstock.study.grid import Plan, Point, draw_points, label, make_plan, mark
 from headstock.study.ranking import answer, best_first, number
@@ -93,7 +93,7 @@ def sweep(
 def check_plan(plan: Plan) -> None:
     """Refuse options of the other kind of sweep, and settings that no point of a grid can have for itself."""
     asked = plan.sweep
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if rank_and_size()[1] > 1:
         raise UserError("a sweep runs in one process; start it without torchrun")
     if plan.kind == "finetune":
         wrong: dict[str, Any] = {

@@ -2,20 +2,36 @@
 
 from contextlib import nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 
 from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from headstock.train.pretrain import build_model
-from headstock.train.settings import RunConfig
+from headstock.train.pretrain import build_model, join_config
+from headstock.train.settings import RunConfig, preset_file
 
 
 def blueprint(chosen: RunConfig, *, weights: bool = False) -> tuple[Model, Task]:
     """The model and its task; without `weights` its tensors have a shape and nothing in it, however large they are."""
     with nullcontext() if weights else torch.device("meta"):
         return build_model(chosen, stand_in())
+
+
+def describe_preset(name: str) -> dict[str, Any]:
+    """What a preset is, with the number of parameters that pretraining would give it."""
+    chosen = join_config(name, None, {})
+    model, _ = blueprint(chosen)
+    return {
+        "preset": name,
+        "family": chosen.family,
+        "objective": chosen.objective,
+        "parameters": model.sizes()["total"],
+        "context": chosen.train.length or getattr(chosen.model, "context", None) or model.backbone.context,
+        "vocabulary": chosen.model.vocabulary,
+        "about": preset_file(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "),
+    }
 
 
 @cache

@@ -1,7 +1,6 @@
 """The run folder: the only place that knows the names of the files in it."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Size, Tensor
 
 from headstock import config
+from headstock.distributed import rank_and_size
 from headstock.errors import UserError, did_you_mean
 from headstock.files import (
     Layout,
@@ -290,7 +290,7 @@ def check_kept(run: Run, inputs: Iterable[str | Path | None]) -> None:
 @contextmanager
 def alone_in(run: Run) -> Iterator[None]:
     """While this lasts no other process trains in the run's folder; of those that torchrun started, the first asks."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and int(os.environ.get("RANK", "0")) > 0:
+    if rank_and_size()[0] > 0:
         yield
         return
     with at_work(run.path) as mine:

@@ -266,4 +266,8 @@ def read_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         have = ", ".join(preset_names())
         raise UserError(f"no preset called {name!r}{did_you_mean(name, preset_names())} (have: {have})")
-    return config.read_settings(Path(str(resources.files("headstock.model") / "presets" / f"{name}.toml")))
+    return config.read_settings(preset_file(name))
+
+
+def preset_file(name: str) -> Path:
+    return Path(str(resources.files("headstock.model") / "presets" / f"{name}.toml"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import distributed, nn
 
+from headstock.distributed import rank_and_size
 from headstock.errors import UserError
 
 
@@ -77,8 +78,7 @@ def choose_device(wish: str = "auto") -> torch.device:
 def join_world(device: str = "auto") -> World:
     """This process's world: alone, or the one that torchrun's environment describes."""
     chosen = choose_device(device)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if rank_and_size()[1] == 1:
         return World(chosen)
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

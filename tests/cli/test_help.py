@@ -1,0 +1,29 @@
+"""The help and the list of presets: every verb in one group, every preset with its size."""
+
+import json
+
+import typer
+
+from headstock.cli.app import GROUPS, app
+from headstock.train.settings import preset_names
+
+
+def test_every_verb_is_in_one_group_of_the_help(call):
+    verbs = list(typer.main.get_command(app).commands)
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(verbs)
+    for words in ([], ["--help"]):
+        out, _ = call(*words, code=0 if words else 2)
+        listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.split()[0] in verbs]
+        assert listed == grouped
+        assert all(f"\n{heading}:\n" in out for heading in GROUPS)
+
+
+def test_presets_are_listed_with_their_sizes(call):
+    rows = json.loads(call("presets", "--json")[0])["presets"]
+    assert {row["preset"] for row in rows} == set(preset_names())
+    mini = next(row for row in rows if row["preset"] == "gpt-mini")
+    assert (mini["family"], mini["objective"], mini["context"]) == ("transformer", "causal", 256)
+    assert mini["parameters"] == json.loads(call("explain", "params", "--preset", "gpt-mini", "--json")[0])["total"]
+    out, _ = call("presets")
+    assert all(name in out for name in preset_names())

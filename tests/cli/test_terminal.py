@@ -1,0 +1,125 @@
+"""What reaches the terminal: any encoding, full disks, closed pipes, several processes, and lines that fit."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from headstock.cli.terminal import wrapped
+from headstock.distributed import rank_and_size
+from headstock.train.run import STOCKS
+
+SHOW = ["tokenizer", "show", str(STOCKS / "reviews-en"), "le café …"]
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def start(*words: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment: str):
+    """A real command in a process of its own, with these variables in its environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "headstock", *words],
+        stdout=stdout,
+        stderr=stderr,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+def test_an_encoding_without_the_characters_gets_the_nearest_ones():
+    shown = start(*SHOW, PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert b"\\xe9" in shown.stdout and b"..." in shown.stdout
+    told = start(*SHOW, "--json", PYTHONIOENCODING="ascii")
+    assert "".join(json.loads(told.stdout.splitlines()[-1])["sample"][:4]) == "le café"
+
+
+@pytest.mark.parametrize("words", [["--help"], [], SHOW, [*SHOW, "--json"], ["data", "list"]])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_disk_behind_standard_output_is_one_line(words):
+    with open("/dev/full", "wb") as full:
+        done = start(*words, stdout=full)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and b"standard output" in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_standard_error_that_cannot_be_written_to_changes_no_result():
+    with open("/dev/full", "wb") as full:
+        assert start(*SHOW, stderr=full).returncode == 0
+        assert start("generate", "nosuch", "x", stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize(("words", "code"), [(SHOW, 0), (["generate", "nosuch", "x", "--json"], 2)])
+def test_a_reader_that_left_is_told_nothing(words, code):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = start(*words, stdout=writing)
+    os.close(writing)
+    assert done.returncode == code and b"Traceback" not in done.stderr
+
+
+def test_only_the_whole_environment_of_torchrun_makes_processes(monkeypatch):
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in TORCHRUN.items():
+        assert rank_and_size() == (0, 1)
+        monkeypatch.setenv(name, value)
+    assert rank_and_size() == (1, 2)
+    monkeypatch.setenv("RANK", "first")
+    assert rank_and_size() == (0, 1)
+
+
+def test_a_rank_alone_silences_nothing_and_torchrun_only_training(call, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert "le" in call(*SHOW)[0]
+    assert "nosuch.txt" in call("pretrain", "nosuch.txt", "--out", "x", code=2)[1]
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert "le" in call(*SHOW)[0]
+    assert call("pretrain", "nosuch.txt", "--out", "x", "--nosuch", code=2) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pretrain", "", "--out", "run"],
+        ["pretrain", "text.txt", "--out", ""],
+        ["pretrain", "text.txt", "", "--out", "run"],
+        ["pretrain", "text.txt", "--out", "run", "--valid="],
+        ["plan", ""],
+        ["sweep", "", "--grid", "lr=1,2", "--out", "run"],
+        ["finetune", "reviews-en", "--train", "", "--out", "run"],
+        ["compare", "reviews-en", "--train", "rows.csv", "--test", "", "--out", "run"],
+        ["generate", "", "Once"],
+        ["predict", "reviews-en", "--file", ""],
+        ["evaluate", "reviews-en", ""],
+        ["tokenizer", "train", "", "--out", "words.json"],
+        ["explain", "params", ""],
+        ["export", "reviews-en", ""],
+    ],
+)
+def test_an_empty_path_is_refused(words, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("Anne sees Paris. " * 50)
+    assert "empty" in call(*words, code=2)[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_prose_is_wrapped_between_words_on_a_terminal_alone(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    prose = "   With 300 labels " + "pretraining adds 6.1 points (4.2 to 7.9) over scratch, " * 4
+    lines = wrapped(f"{prose}\nshort", Terminal()).split("\n")
+    assert all(len(line) <= 80 for line in lines) and len(lines) > 3
+    assert all(line.startswith("   ") for line in lines[:-1])
+    assert " ".join(" ".join(lines).split()) == " ".join(f"{prose} short".split())
+    path = "/".join(["folder"] * 20)
+    assert path in wrapped(f"report: {path} and more words", Terminal()).split("\n")
+    assert wrapped(prose, io.StringIO()) == prose

@@ -1,7 +1,11 @@
 """Every error a user can meet. Anything else that escapes is our bug."""
 
 import difflib
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
+
+NEAR = 0.75  # similarity of two stems from which one may be a slip for the other
 
 
 class HeadstockError(Exception):
@@ -40,3 +44,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'causal'?`, or nothing when no known name is near."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def nearest_path(name: str, known: Iterable[str]) -> str:
+    """The same for files and folders, which are near by their stems: a shared ending such as .txt says little."""
+    stem = Path(name).stem.lower()
+    near = {other: difflib.SequenceMatcher(None, stem, Path(other).stem.lower()).ratio() for other in sorted(known)}
+    best = max(near, key=near.__getitem__, default="")
+    return f"; did you mean {best!r}?" if near.get(best, 0.0) >= NEAR else ""
+
+
+def quoted(path: str | Path) -> str:
+    """A path or name as one word of a shell's command line, for hints that can be copied."""
+    return shlex.quote(str(path))

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -318,6 +319,77 @@ def test_a_read_only_place_fails_with_one_line(tmp_path, corpus, tiny):
         assert "Read-only file system" in said.splitlines()[-1]
     finally:
         subprocess.run(["umount", disk])
+
+
+def test_nothing_to_resume_is_said_before_any_work(tmp_path, corpus, tiny, run, call):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "rows.csv", REVIEWS)
+    for out in (tmp_path / "none", tmp_path / "empty"):
+        for words in (["pretrain", corpus], ["finetune", run[0], "--train", tmp_path / "rows.csv"]):
+            assert "nothing to resume" in call(*words, "--out", out, "--resume", code=2)[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "rows.csv"]
+
+
+@pytest.mark.parametrize("wrong", [["--steps", 20], ["--set", "epochs=2"], ["--set", "lr=-1"], ["--out", "there"]])
+def test_a_wrong_call_is_refused_before_a_plan_is_shown(wrong, corpus, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    _, said = call("pretrain", corpus, "--out", "new", "--minutes", 1, *wrong, code=2)
+    assert len(said.splitlines()) == 1
+
+
+def test_hints_can_be_copied_into_a_shell(tmp_path, corpus, tiny, call):
+    out, _ = call("pretrain", corpus, "--out", tmp_path / "my stories", *options(tiny | {"steps": 1}), "--quiet")
+    hint = next(line for line in out.splitlines() if line.startswith("try: ")).removeprefix("try: ")
+    assert shlex.split(hint)[:3] == ["headstock", "generate", str(tmp_path / "my stories")]
+    card = (tmp_path / "my stories" / "README.md").read_text()
+    for line in card.splitlines():
+        if line.startswith("    headstock "):
+            assert any(word.startswith("my stories") for word in shlex.split(line, comments=True))
+
+
+def test_a_folder_that_cannot_be_made_is_called_by_its_name(corpus, tiny, call, tmp_path):
+    (tmp_path / "file").write_text("x")
+    _, said = call("pretrain", corpus, "--out", tmp_path / "file" / "run", *options(tiny), code=2)
+    assert str(tmp_path / "file" / "run") in said and "claim" not in said
+
+
+def test_only_a_near_path_is_suggested(corpus, call, tmp_path):
+    for name in ("notes.txt", "stories.txt"):
+        (tmp_path / name).write_text("Anne sees Paris.")
+    for given, near in (("corpus.txt", None), ("tests.txt", None), ("storys.txt", "stories.txt")):
+        _, said = call("pretrain", tmp_path / given, "--out", tmp_path / "run", code=2)
+        assert ("did you mean" in said) == (near is not None) and (near or given) in said
+
+
+def test_a_checkpoint_is_used_as_a_run(run, call, tmp_path):
+    folder = run[0] / "checkpoints"
+    steps = sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+    early, late = folder / f"step-{steps[0]}", folder / f"step-{steps[-1]}"
+
+    def loss(of):
+        return json.loads(call("evaluate", of, "--json")[0])["metrics"]["loss"]
+
+    best = min(loss(early), loss(late))
+    assert loss(run[0]) == best and loss(early) != loss(late)
+    assert call("generate", late, "Anne", "--max-tokens", 3)[0].startswith("Anne")
+    assert "Anne" in call("tokenizer", "show", late, "Anne")[0]
+    rows = write(tmp_path / "rows.csv", REVIEWS)
+    call("finetune", late, "--train", rows, "--valid", rows, "--out", tmp_path / "fine", *QUICK)
+    assert json.loads((tmp_path / "fine" / "config.json").read_text())["transfer"]["run"] == str(late)
+    fine = sorted((tmp_path / "fine" / "checkpoints").iterdir())[-1]
+    assert json.loads(call("predict", fine, "Anne sees Paris.", "--json")[0])["predictions"][0]["label"] in (
+        "sea",
+        "town",
+    )
+    call("export", late, tmp_path / "hf")
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+    broken = tmp_path / "copy"
+    shutil.copytree(run[0], broken)
+    with (broken / "checkpoints" / late.name / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\0" if file.read(1) else b"\1")
+    assert "damaged" in call("generate", broken / "checkpoints" / late.name, "Anne", code=2)[1]
 
 
 # Fine-tuning, predicting and measuring

@@ -288,3 +288,12 @@ def test_steps_as_they_are_typed(call, tmp_path):
     ElementTree.parse(tmp_path / "l.svg")
     _, err = call(*typed, "--step", "score", code=2)
     assert "--step score: no such step; did you mean 'scores'?" in err
+
+
+def test_the_word_that_is_asked_about_is_not_masked(call):
+    for text, word, place in (("I liked it", "it", 4), ("I liked it", "liked", 3), ("I liked it", "2", 2)):
+        out, _ = call("explain", "layer", "reviews-en", text, "--word", word, "--json")
+        found = json.loads(out)
+        assert found["place"] == place and found["tokens"][place - 1] == ["", "I", "liked", "it"][place - 1]
+        assert "[MASK]" in found["tokens"]
+    assert "--word it" in call("explain", "layer", "reviews-en", "it", "--word", "it", code=2)[1]

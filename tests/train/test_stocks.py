@@ -64,3 +64,8 @@ def test_who_names_a_number_of_epochs_means_it(given, epochs):
     rows = Records("rows", list(range(64)), {"text": ["a"] * 64, "label": ["x", "y"] * 32})
     chosen = settle(gather_config(open_run("reviews-en"), "classify", None, given), rows)
     assert chosen.train.epochs == epochs  # else enough for a hundred steps of sixteen rows
+
+
+def test_a_stock_is_known_to_the_tokenizer_verb(call):
+    assert json.loads(call("tokenizer", "show", "reviews-en", "a film", "--json")[0])["sample"] == ["a", " film"]
+    assert "reviews-en" in call("tokenizer", "show", "reviws-en", "a film", code=2)[1]

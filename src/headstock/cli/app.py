@@ -74,7 +74,22 @@ def about(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-verbs = (demo, data, presets, tokenizer, plan, pretrain, finetune, compare, sweep, language, use, answer, translate, report)
+verbs = (
+    demo,
+    data,
+    presets,
+    tokenizer,
+    plan,
+    pretrain,
+    finetune,
+    compare,
+    sweep,
+    language,
+    use,
+    answer,
+    translate,
+    report,
+)
 for part in (*verbs, explain, export, importing, bench):
     part.add_to(app)
 
@@ -120,11 +135,10 @@ def misspelled(wrong: Any) -> int:
     if type(wrong).__name__ == "NoArgsIsHelpError":
         write_out(message)
         return 2
-    where = wrong.ctx.command_path if wrong.ctx else "headstock"
+    named = wrong.ctx.command_path.rpartition("headstock")[2].strip() if wrong.ctx else ""
     missed = getattr(wrong, "option_name", None)
     if missed and wrong.ctx and not getattr(wrong, "possibilities", None):
         message += did_you_mean(missed, [name for option in wrong.ctx.command.params for name in option.opts])
     message = " ".join(message.split()).removesuffix(".")
-    named = where.rpartition("headstock")[2].strip()
-    said = f"{named}: {message}" if named else message
-    return fail(f"{said} (see {' '.join(['headstock', *named.split()])} --help)", 2, Common(json="--json" in sys.argv, leads=leads(named)))
+    said, verb = (f"{named}: {message}", f"headstock {named}") if named else (message, "headstock")
+    return fail(f"{said} (see {verb} --help)", 2, Common(json="--json" in sys.argv, leads=leads(named)))

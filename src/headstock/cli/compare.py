@@ -71,7 +71,7 @@ def compare(
     if results["runs"]:
         common.show(runs_table(results["runs"]))
     for line in [*results["verdicts"], *results["notes"]]:
-        common.show(line)
+        common.tell(line)
     common.show(f"report: {page}")
     return results | {"report": str(page)}
 

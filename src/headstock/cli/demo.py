@@ -30,7 +30,7 @@ def demo(
         seed=common.seed or 0,
         quiet=common.quiet,
         say=common.say,
-        show=common.show,
+        show=common.tell,
     )
 
 

@@ -45,12 +45,13 @@ def finetune(
     Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
     """
     from headstock.config import parse_setting
+    from headstock.errors import quoted
     from headstock.study.report import write_report
     from headstock.study.told import tell_run
     from headstock.text.records import parse_columns
     from headstock.train.card import with_intervals
     from headstock.train.finetune import finetune as work
-    from headstock.train.run import Run
+    from headstock.train.run import Run, check_resumable
     from headstock.train.transfer import labelled_task
     from headstock.train.watch import on_screen
 
@@ -65,6 +66,8 @@ def finetune(
         "transfer.ensemble": ensemble,
     }
     settings |= {key: value for key, value in options.items() if value is not None}
+    if resume:
+        check_resumable(Run(out))
     with on_screen(quiet=common.quiet) as watch:
         results = work(
             run,
@@ -90,12 +93,13 @@ def finetune(
         tell_run(Run(out), device=common.device)
         write_report(out)
     done = f"{results['steps']:,} steps in {results['seconds']:.0f} s, best epoch {results['best_epoch']}"
-    common.show(f"{results['run']}: {done}")
+    common.tell(f"{results['run']}: {done}")
     for side in ("valid", "test"):
         if side in results:
-            common.show(f"{side}: {with_intervals(results[side])}")
+            common.tell(f"{side}: {with_intervals(results[side])}")
     learned = labelled_task(results["task"])
-    common.show(f"report: {Run(out).report}; try: headstock {learned.use} {results['run']} {learned.example}")
+    common.show(f"report: {Run(out).report}")
+    common.show(f"try: headstock {learned.use} {quoted(out)} {learned.example}")
     return results
 
 

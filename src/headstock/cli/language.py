@@ -148,7 +148,9 @@ def shown_fill(fill: Any) -> str:
     """`good 0.312`, or of a given candidate `good 71.3% (log p -4.21)`."""
     if fill.share is not None:
         return f"{fill.token} {fill.share:.1%} (log p {fill.log_probability:.2f})"
-    return f"{fill.token} {fill.probability:.3f}" if fill.probability >= 0.001 else f"{fill.token} {fill.probability:.1e}"
+    return (
+        f"{fill.token} {fill.probability:.3f}" if fill.probability >= 0.001 else f"{fill.token} {fill.probability:.1e}"
+    )
 
 
 def embed(

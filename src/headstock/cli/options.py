@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-RunPath = Annotated[Path, typer.Argument(help="A run folder, or a stock that ships.", show_default=False)]
-RunName = Annotated[str | None, typer.Argument(help="A run folder, or a stock that ships.", show_default=False)]
+A_RUN = "A run folder, a checkpoint in one (RUN/checkpoints/step-N), or a stock that ships (reviews-en)."
+RunPath = Annotated[Path, typer.Argument(help=A_RUN, show_default=False)]
+RunName = Annotated[str | None, typer.Argument(help=A_RUN, show_default=False)]
 Preset = Annotated[str | None, typer.Option("--preset", help="A preset instead of a run, with fresh weights.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; may be repeated.")
@@ -18,5 +19,12 @@ Train = Annotated[Path | None, typer.Option("--train", help="Labelled texts: .cs
 Valid = Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")]
 Test = Annotated[Path | None, typer.Option("--test", help="Measured at the end; predicted if unlabelled.")]
 Int8 = Annotated[bool, typer.Option("--int8", help="On a CPU: large products in 8 bits, nearly the same and sooner.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where the run stopped.")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on where the run stopped. Refused where there is no run: one that was killed before its folder "
+        "was written begins without --resume.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")]

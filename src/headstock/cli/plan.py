@@ -26,7 +26,7 @@ def plan(
 
     Example: headstock plan corpus.txt --minutes 30 --probe --out mine.toml
     """
-    from headstock.errors import UserError
+    from headstock.errors import UserError, quoted
     from headstock.files import write_text
     from headstock.study.plan import plan as work
     from headstock.study.plan_told import heading, table, told
@@ -47,11 +47,11 @@ def plan(
     )
     common.show(table(made))
     for line in told(made):
-        common.show(line)
+        common.tell(line)
     recipe = to_toml(made.tree, heading(made))
     if out is not None:
         write_text(out, recipe)
-        common.show(f"try: headstock pretrain --config {out} --out runs/mine")
+        common.show(f"try: headstock pretrain --config {quoted(out)} --out runs/mine")
     else:
         common.show()
         common.show(recipe)

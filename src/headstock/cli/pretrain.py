@@ -39,10 +39,11 @@ def pretrain(
     Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
     """
     from headstock.config import parse_setting
+    from headstock.errors import quoted
     from headstock.study.report import write_report
     from headstock.tasks.task import TASKS
     from headstock.train.pretrain import pretrain as work
-    from headstock.train.run import open_run
+    from headstock.train.run import Run, check_resumable, open_run
     from headstock.train.watch import on_screen, summary
 
     settings = dict(parse_setting(text) for text in set_ or [])
@@ -57,7 +58,10 @@ def pretrain(
         "data.column": column,
     }
     settings |= {key: value for key, value in options.items() if value is not None}
+    if resume:
+        check_resumable(Run(out))
     if minutes and corpus and not (preset or config or start or tokenizer or (resume and out.exists())):
+        check_first(Run(out), settings, resume=resume, overwrite=overwrite)
         settings = sized(corpus, minutes, objective, settings, common)
     with on_screen(quiet=common.quiet) as watch:
         results = work(
@@ -78,16 +82,30 @@ def pretrain(
     results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
     if common.leads:
         write_report(out)
-    common.show(
+    common.tell(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
         f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"
     )
     task = TASKS.get(open_run(out).config()["task"]["name"])
     if task.generates:
-        common.show(f'try: headstock generate {results["run"]} "Once"')
+        common.show(f'try: headstock generate {quoted(out)} "Once"')
     if task.fills:
-        common.show(f'try: headstock fill {results["run"]} "Once [MASK] a time"')
+        common.show(f'try: headstock fill {quoted(out)} "Once [MASK] a time"')
     return results
+
+
+def check_first(run: Any, settings: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
+    """Find what a planned run would be refused for, before the plan is made and shown."""
+    from dataclasses import fields
+
+    from headstock import config
+    from headstock.train.pretrain import check_folder
+    from headstock.train.settings import TrainSettings
+
+    check_folder(run, resume=resume, overwrite=overwrite)
+    known = {part.name for part in fields(TrainSettings)}
+    named = {key.removeprefix("train."): value for key, value in settings.items()}
+    config.build(TrainSettings, {name: value for name, value in named.items() if name in known}, at="train")
 
 
 def sized(

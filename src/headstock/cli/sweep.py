@@ -86,7 +86,7 @@ def sweep(
     page = write_report(out)
     common.show(ranked_table(results))
     for line in [results["verdict"], *results["notes"]]:
-        common.show(line)
+        common.tell(line)
     if results["best"]:
         common.show(f"the best run: {results['best']['run']}")
     common.show(f"report: {page}")

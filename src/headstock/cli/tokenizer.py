@@ -45,17 +45,35 @@ def train(
 @verb(tokenizer)
 def show(
     common: Common,
-    run: Annotated[Path, typer.Argument(help="A run, a tokenizer.json, a SentencePiece .model or a lab dict.txt.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run or a stock, a tokenizer.json, a SentencePiece .model or a lab dict.txt.")
+    ],
     text: Annotated[str, typer.Argument(help="Any text.")],
 ) -> dict[str, Any]:
     """How a tokenizer splits a text."""
     from headstock.errors import UserError
     from headstock.text.tokenizer import open_tokenizer
 
-    found = open_tokenizer(run)
+    found = open_tokenizer(tokenizer_of(run))
     if not text.strip() or not found.encode(text):  # some tokenizers also drop characters that cannot be seen
         raise UserError(f"the text {text!r} is empty, so there is nothing to split")
     return show_facts(common, found, [text], sample=text)
+
+
+def tokenizer_of(path: Path) -> Path:
+    """The tokenizer's file where a stock or a checkpoint is named; anything else as it is."""
+    from headstock.errors import UserError
+
+    if path.is_file() or (path / "tokenizer.json").is_file():
+        return path
+    from headstock.train.run import open_run
+
+    try:
+        return open_run(path).tokenizer_file
+    except UserError:
+        if not path.is_dir() and len(path.parts) == 1 and not path.suffix:
+            raise  # it says which stocks and runs are near
+        return path
 
 
 def show_facts(common: Common, made: Any, texts: list[str], *, sample: str) -> dict[str, Any]:

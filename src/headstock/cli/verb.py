@@ -68,7 +68,7 @@ class VerbCommand(TyperCommand):
         for parameter in self.params:
             values = given.get(parameter.name)
             if parameter.name in self.paths and "" in (values if isinstance(values, list | tuple) else [values]):
-                raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)
+                raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)  # type: ignore[arg-type]
         return super().parse_args(ctx, args)
 
 
@@ -134,7 +134,7 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
         where = f"{wrong.filename}: " if wrong.filename else ""
         return fail(f"{where}{wrong.strerror or wrong}", 1, common)
     except Exception as wrong:
-        return fail(f"a fault of ours: {type(wrong).__name__}: {wrong} (--debug shows where)", 1, common)
+        return fail(f"internal error (please report): {type(wrong).__name__}: {wrong} (--debug shows where)", 1, common)
     return 0
 
 

@@ -33,6 +33,7 @@ from headstock.train.labelled import with_labels
 from headstock.train.loaded import Loaded, load
 from headstock.train.loop import row_length
 from headstock.train.rows import marks_of
+from headstock.train.translation import spelled
 
 ROWS = 16  # of a file that are read
 TRIES = 64  # draws of what is hidden, until something is
@@ -70,6 +71,13 @@ def limit_of(loaded: Loaded) -> int | None:
     return loaded.model.backbone.context
 
 
+def place_of(tokens: Sequence[str], word: str) -> int | None:
+    """Where a word stands, from 0; a number is a place, counted from 1; None where it is no token."""
+    if word in tokens:
+        return tokens.index(word)
+    return int(word) - 1 if word.isdecimal() and 1 <= int(word) <= len(tokens) else None
+
+
 def check_length(loaded: Loaded, count: int) -> None:
     limit = limit_of(loaded)
     if limit is not None and count > limit:
@@ -89,8 +97,11 @@ def check_texts(loaded: Loaded, texts: Sequence[str]) -> None:
 # A text or a file to learn from
 
 
-def lesson(loaded: Loaded, texts: Sequence[str], *, label: str | None = None) -> Asked:
-    """One text with what the run's objective or its labels ask of it; a run with labels takes its own unless given."""
+def lesson(loaded: Loaded, texts: Sequence[str], *, label: str | None = None, shown: str | None = None) -> Asked:
+    """One text with what the run's objective or its labels ask of it; a run with labels takes its own unless given.
+
+    `shown` is a word, or its place from 1, that a masked objective must not mask.
+    """
     check_texts(loaded, texts)
     if isinstance(loaded.task, LabelledTask):
         return labelled_lesson(loaded, texts, label)
@@ -103,7 +114,7 @@ def lesson(loaded: Loaded, texts: Sequence[str], *, label: str | None = None) ->
     if not ids:
         raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
     if isinstance(loaded.task, Masked):
-        return hidden_lesson(loaded, loaded.task, ids)
+        return hidden_lesson(loaded, loaded.task, ids, shown)
     check_length(loaded, len(ids) + 1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
@@ -114,12 +125,16 @@ def lesson(loaded: Loaded, texts: Sequence[str], *, label: str | None = None) ->
     return Asked(loaded.task, batch.to(loaded.model.device), *told(loaded.task, batch))
 
 
-def hidden_lesson(loaded: Loaded, task: Masked, ids: Sequence[int]) -> Asked:
-    """One text of which the objective hides some tokens, drawn again until there is one."""
+def hidden_lesson(loaded: Loaded, task: Masked, ids: Sequence[int], word: str | None = None) -> Asked:
+    """One text of which the objective hides some tokens but not `word`, drawn again until there is one."""
     row = marks_of(task, loaded.tokenizer).around(ids)
     check_length(loaded, len(row))
     shown = torch.tensor([row]).numpy()
     allowed = ((shown != task.start) & (shown != loaded.tokenizer.separator)).astype(bool)
+    if word is not None and (place := place_of(spelled(loaded.tokenizer, row), word)) is not None:
+        allowed[0, place] = False
+        if not allowed.any():
+            raise UserError(f"{loaded.run}: nothing but --word {word} could be masked; give a longer text")
     for draw in range(TRIES):
         key = ("explain", draw)
         tokens, labels = task.hiding.hide(
@@ -241,6 +256,6 @@ def plain(task: LabelledTask) -> LabelledTask:
     return task
 
 
-def masks_in(text: str, spelled: str) -> list[tuple[int, int]]:
+def masks_in(text: str, pattern: str) -> list[tuple[int, int]]:
     """Where a text has a mask, as a person writes it or as the tokenizer spells it."""
-    return [found.span() for found in re.finditer(spelled, text)]
+    return [found.span() for found in re.finditer(pattern, text)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.errors import UserError, did_you_mean
-from headstock.explain.asking import Asked, lesson
+from headstock.explain.asking import Asked, lesson, place_of
 from headstock.explain.gradients import doubled
 from headstock.explain.watching import need_stacks
 from headstock.model.backbones.transformer import Transformer
@@ -84,14 +84,18 @@ def walk(
     if where is not None and where not in stacks:
         have = "one stack" if "stack" in stacks else "encoder, decoder"
         raise UserError(f"--where {where}: {loaded.run} has no such part (it has {have})")
-    asked = lesson(loaded, texts, label=label)
+    asked = lesson(loaded, texts, label=label, shown=word)
     name = where or ("decoder" if "decoder" in stacks else "stack")
     check_number("--layer", layer, len(stacks[name].blocks), "layers", loaded)
     check_number("--head", head, stacks[name].config.heads, "heads", loaded)
     row = asked.batch.source if name == "encoder" else asked.batch
     assert row is not None
     tokens, source = (names_of(loaded, part, part is not asked.batch) for part in (row, asked.batch.source))
-    place = place_of(tokens, word, loaded)
+    place = len(tokens) - 1 if word is None else place_of(tokens, word)
+    if place is None:
+        cut = " ".join(tokens[:24]) + (" …" if len(tokens) > 24 else "")
+        near = did_you_mean(str(word), tokens)
+        raise UserError(f"--word {word}: is no token of the text{near}; {loaded.run} reads: {cut}")
     return follow(doubled(loaded.model), asked, name, layer, head, place, tokens, source)
 
 
@@ -105,18 +109,6 @@ def names_of(loaded: Loaded, row: Batch | None, read: bool) -> list[str]:
         return []
     tokenizer = loaded.tokenizer.source or loaded.tokenizer if read else loaded.tokenizer
     return spelled(tokenizer, row.tokens[0].tolist())
-
-
-def place_of(tokens: Sequence[str], word: str | None, loaded: Loaded) -> int:
-    """Where a word stands, from 0; a number is a place, counted from 1."""
-    if word is None:
-        return len(tokens) - 1
-    if word in tokens:
-        return tokens.index(word)
-    if word.isdecimal() and 1 <= int(word) <= len(tokens):
-        return int(word) - 1
-    cut = " ".join(tokens[:24]) + (" …" if len(tokens) > 24 else "")
-    raise UserError(f"--word {word}: is no token of the text{did_you_mean(word, tokens)}; {loaded.run} reads: {cut}")
 
 
 # What the layer is given, and what becomes of it

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstock.errors import UserError
+from headstock.errors import UserError, quoted
 from headstock.files import Layout, check_replaceable, discard, write_text
 from headstock.study.chart import draw
 from headstock.study.compare import LAYOUT, compare
@@ -113,7 +113,7 @@ def tell(
     for text, told in zip(sentences or SENTENCES, predictions, strict=True):
         show(f"   {told['label']:9s} {max(told['probabilities'].values()):4.0%}  {text}")
     page = write_report(out)
-    show(f'\n   Try your own: headstock predict {model} "..."')
+    show(f'\n   Try your own: headstock predict {quoted(model)} "..."')
     show(f"\n4. All of it, with the mistakes explained: {page}   ({time.monotonic() - began:.0f} s in all)")
     return results | {"live": live, "predictions": predictions, "report": str(page)}
 

@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from headstock.errors import UserError, did_you_mean
+from headstock.errors import UserError, nearest_path
 from headstock.text import catalog
 from headstock.text.formats import PACKINGS, READ_BYTES, Source, is_whole, json_rows, no_column, source_of
 
@@ -82,7 +82,7 @@ def _files(given: str) -> list[Path]:
             raise UserError(f"{given}: the pattern matches no minimal pairs ({WANTED})")
         return inside
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"{given}: no such file or folder{did_you_mean(path.name, beside)}")
+    raise UserError(f"{given}: no such file or folder{nearest_path(path.name, beside)}")
 
 
 def _layout(name: str) -> str | None:

@@ -6,7 +6,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from headstock.errors import UserError, did_you_mean
+from headstock.errors import UserError, nearest_path
 from headstock.text import catalog, formats
 from headstock.text.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv_rows, source_of, text_lines
 from headstock.text.records import (
@@ -97,7 +97,7 @@ def _sides(path: str | Path, columns: Mapping[str, str] | None) -> tuple[Source,
             return None
         wanted = f"{stem}{ends[SOURCE]} and {stem}{ends[TARGET]}"
         beside = [file.name for file in whole.parent.iterdir()] if whole.parent.is_dir() else []
-        hint = did_you_mean(stem + ends[SOURCE], beside)
+        hint = nearest_path(stem + ends[SOURCE], beside)
         raise UserError(f"{given}: no such file{hint} (wanted {wanted}, plain or {' '.join(PACKINGS)}, or a table)")
     sources = {
         name: file and Source(file, str(Path(given).with_name(file.name)), PLAIN, bare_name(file.name)[1])

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from headstock.errors import UserError, WorkError, did_you_mean
+from headstock.errors import UserError, WorkError, did_you_mean, nearest_path
 from headstock.files import cache_folder, sha256, sweep
 from headstock.text import catalog
 from headstock.text.formats import (
@@ -160,6 +160,8 @@ def read_corpus(
     given = [str(paths)] if isinstance(paths, (str, Path)) else [str(path) for path in paths]
     if not given:
         raise UserError("no corpus: give files, folders, globs, or - for standard input")
+    if "" in given:  # which as a path would be the current folder
+        raise UserError("an empty path in the corpus: give files, folders, globs, or - for standard input")
     if documents not in get_args(Cut):
         raise UserError(
             f"documents: must be one of {', '.join(get_args(Cut))}, not {documents!r}"
@@ -251,7 +253,7 @@ def _nearest(path: Path) -> str:
     while not missing.parent.exists():
         missing = missing.parent
     beside = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    return did_you_mean(missing.name, beside)
+    return nearest_path(missing.name, beside)
 
 
 def _spooled(cache: Path) -> Path:

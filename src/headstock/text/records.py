@@ -11,7 +11,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-from headstock.errors import UserError, did_you_mean
+from headstock.errors import UserError, did_you_mean, nearest_path
 from headstock.text import catalog, formats
 from headstock.text.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv_rows, source_of, table_rows, text_lines
 
@@ -396,4 +396,4 @@ def _of_prefix(path: Path, name: str) -> Path:
         raise UserError(f"{name}: no such file, but {', '.join(file.name for file in likely)}; give one of them")
     if not path.parent.is_dir():
         raise UserError(f"{name}: no such file, nor a folder {path.parent}")
-    raise UserError(f"{name}: no such file{did_you_mean(path.name, [file.name for file in beside])}")
+    raise UserError(f"{name}: no such file{nearest_path(path.name, [file.name for file in beside])}")

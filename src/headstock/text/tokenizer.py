@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
-from headstock.errors import UserError, did_you_mean
+from headstock.errors import UserError, nearest_path
 from headstock.files import write_text
 from headstock.text import sentencepieces
 from headstock.text.specials import SPECIALS, find_roles
@@ -256,7 +256,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
     if path.is_dir():
         path = _inside(path)
     elif not path.exists():
-        near = did_you_mean(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
+        near = nearest_path(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
         raise UserError(f"{path}: no such tokenizer file{near}")
     if path.suffix == ".model":
         return Tokenizer(*sentencepieces.open_model(path))

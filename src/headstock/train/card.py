@@ -4,16 +4,16 @@ All of it is taken from the run itself.
 """
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from headstock.errors import UserError, quoted
 from headstock.model.backbone import BACKBONES
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS
 from headstock.text.catalog import licence_of
 from headstock.text.sentencepieces import SentencePieces
 from headstock.train.formulas import formula_table
-from headstock.train.run import STOCKS, Run
+from headstock.train.run import Run, open_run
 from headstock.train.transfer import labelled_task
 from headstock.train.watch import summary
 
@@ -123,17 +123,18 @@ def language_limits(run: Run) -> Iterable[str]:
 
 def language_use(run: Run) -> str:
     name, task = run.path.name, TASKS.get(run.config()["task"]["name"])
-    words = [f'headstock generate {name} "..."'] if task.generates else []
-    words += [f'headstock fill {name} "... [MASK] ..."'] if task.fills else []
-    words = words or ([f'headstock embed {name} "..."'] if not task.needs_source else [])
+    typed = quoted(name)
+    words = [f'headstock generate {typed} "..."'] if task.generates else []
+    words += [f'headstock fill {typed} "... [MASK] ..."'] if task.fills else []
+    words = words or ([f'headstock embed {typed} "..."'] if not task.needs_source else [])
     calls = (["generate"] if task.generates else []) + (["fill"] if task.fills else [])
     learn = "--task translate --train pairs.tsv" if task.needs_source else "--train labelled.csv"
-    words += [f"headstock evaluate {name} FILE"] if task.learns else []
-    words += [f"headstock finetune {name} {learn} --out ANOTHER"]
+    words += [f"headstock evaluate {typed} FILE"] if task.learns else []
+    words += [f"headstock finetune {typed} {learn} --out ANOTHER"]
     if not task.needs_source:
-        words.append(f"headstock compare {name} --train labelled.csv --out ANSWER     # whether it pays")
+        words.append(f"headstock compare {typed} --train labelled.csv --out ANSWER     # whether it pays")
     if not run.results().get("imported"):
-        words.append(f"headstock pretrain --config {name}/config.json --out ANOTHER     # the same again")
+        words.append(f"headstock pretrain --config {quoted(f'{name}/config.json')} --out ANOTHER     # the same again")
     return lines(words) + "\n\nIn Python:\n\n" + in_python(name, calls[:1] or ([] if task.needs_source else ["embed"]))
 
 
@@ -152,7 +153,8 @@ def finetuned(run: Run) -> dict[str, str]:
     title = f"A {task.title}" + (f" ({some(classes, 12)})" if classes else "")
     measured = {f"on {side} rows": with_intervals(results[side]) for side in ("valid", "test") if side in results}
     chosen = "The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not."
-    words = [f"headstock {task.use} {run.path.name} {task.example}", f"headstock evaluate {run.path.name} FILE"]
+    typed = quoted(run.path.name)
+    words = [f"headstock {task.use} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
     return {
         "title": f"{title}, made by Headstock {results['versions']['headstock']} from {source}: {how}.",
         "data": table(labelled_rows(data) | backbone_rows(transfer["run"])),
@@ -177,8 +179,10 @@ def labelled_rows(data: dict[str, Any]) -> dict[str, str]:
 
 def backbone_rows(name: str) -> dict[str, str]:
     """What the backbone had learned from before, where the run it is of is still there."""
-    run = next((run for run in (Run(Path(name)), Run(STOCKS / name)) if name and run.exists()), None)
-    files = [] if run is None else run.data().get("corpus", [])
+    try:
+        files = open_run(name).data().get("corpus", [])
+    except UserError:
+        files = []
     return {"pretrained on": f"{some(files, 3)} (licence: {licences(files)})"} if files else {}
 
 
@@ -227,7 +231,8 @@ def imported(run: Run) -> dict[str, str]:
     notes = f"\n\n{listed(data['notes'])}" if data.get("notes") else ""
     task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
     if issubclass(task, LabelledTask):
-        words = [f"headstock {task.use} {name} {task.example}", f"headstock evaluate {name} FILE"]
+        typed = quoted(name)
+        words = [f"headstock {task.use} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
         here = lines(words) + "\n\nIn Python:\n\n" + in_python(name, [call_of(task)])
     return {
         "title": f"A model of {total:,} parameters that was made elsewhere, brought in by Headstock {version}.",
@@ -299,7 +304,7 @@ def elsewhere(run: Run) -> str:
     family = BACKBONES.get(settings["model"]["family"])
     if (settings.get("transfer") or {}).get("ensemble", 1) > 1:
         name = run.member(0).path.relative_to(run.path.parent).as_posix()
-    words, tokenizer = [], run.tokenizer()
+    name, words, tokenizer = quoted(name), [], run.tokenizer()
     if family.name in ("transformer", "seq2seq") and not isinstance(tokenizer.engine, SentencePieces):
         words.append(f"headstock export {name} --to huggingface FOLDER     # for transformers' from_pretrained")
     if family.name == "transformer":

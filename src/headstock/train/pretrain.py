@@ -56,8 +56,9 @@ def pretrain(
     """Train a tokenizer and a language model on text; returns the run's results.
 
     Settings come from the preset, then the file, then `settings` (`{"depth": 4}` or `{"model.depth": 4}`);
-    the later wins. With `resume`, a run that was stopped goes on as if it had not been. `start` is a finished run
-    whose model, tokenizer and weights this one begins with, to learn from other text.
+    the later wins. With `resume`, a run that was stopped goes on as if it had not been, and one that is not there
+    begins (the command line refuses that). `start` is a finished run whose model, tokenizer and weights this one
+    begins with, to learn from other text.
     """
     run = Run(Path(out))
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]

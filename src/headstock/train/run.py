@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from errno import EACCES, EEXIST, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Size, Tensor
 
 from headstock import config
 from headstock.distributed import rank_and_size
-from headstock.errors import UserError, did_you_mean
+from headstock.errors import UserError, WorkError, nearest_path
 from headstock.files import (
     Layout,
     at_work,
@@ -29,9 +30,9 @@ from headstock.files import (
     write_text,
 )
 from headstock.text.tokenizer import Tokenizer, open_tokenizer
+from headstock.train.checkpoint import MANIFEST, damage
 from headstock.train.tensors import read_shapes, read_tensors, write_tensors
 
-MANIFEST = "manifest.json"
 SECTIONS = {"model", "task", "data", "train"}  # which the config.json of every run has
 FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
 CHECKPOINTS: Layout = {"step-*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
@@ -41,6 +42,7 @@ LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl"
 LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
 STOCKS = Path(__file__).parent.parent / "stocks"  # runs that ship with the package, known by their names
+NOT_THERE = (ENOENT, ENOTDIR, EEXIST, EACCES, EPERM, ENAMETOOLONG)  # errors of a path where no folder can be made
 
 
 @dataclass(frozen=True)
@@ -287,16 +289,76 @@ def check_kept(run: Run, inputs: Iterable[str | Path | None]) -> None:
         check_inputs(run.path, [path for path in inputs if path])
 
 
+@dataclass(frozen=True)
+class CheckpointRun(Run):
+    """A checkpoint used as a run: the weights of that step, and all else from the run it belongs to."""
+
+    @property
+    def run(self) -> Run:
+        return Run(self.path.parent.parent)
+
+    def exists(self) -> bool:
+        return self.path.parent == self.run.checkpoints and (self.path / MANIFEST).is_file() and self.run.exists()
+
+    def finished(self) -> bool:
+        """The run's results are those of its final weights, not of these."""
+        return False
+
+    def read(self, name: str) -> dict[str, Any]:
+        return self.run.read(name)
+
+    def tokenizer(self) -> Tokenizer:
+        return self.run.tokenizer()
+
+    @property
+    def weights_file(self) -> Path:
+        """The averaged weights where the run averages them, which are what it keeps in the end."""
+        averaged = self.path / "average.safetensors"
+        return averaged if averaged.is_file() else self.path / "model.safetensors"
+
+    @property
+    def head_only(self) -> bool:
+        """With a frozen backbone a checkpoint holds the head alone."""
+        return bool(self.config().get("transfer", {}).get("freeze", False))
+
+    def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
+        if not checked:
+            self.check_whole()
+        own = read_tensors(self.weights_file)
+        check_finite(own, source=str(self.weights_file))
+        return self.run.weights(checked=checked) | own if self.head_only else own
+
+    def shapes(self) -> dict[str, Size]:
+        self.check_whole()
+        own = read_shapes(self.weights_file)
+        return self.run.shapes() | own if self.head_only else own
+
+    def check_whole(self) -> None:
+        if wrong := damage(self.path):
+            raise UserError(f"{self}: is damaged ({wrong}); use another checkpoint or the run itself")
+
+
 @contextmanager
 def alone_in(run: Run) -> Iterator[None]:
     """While this lasts no other process trains in the run's folder; of those that torchrun started, the first asks."""
     if rank_and_size()[0] > 0:
         yield
         return
-    with at_work(run.path) as mine:
+    with ExitStack() as stack:
+        try:
+            mine = stack.enter_context(at_work(run.path))
+        except OSError as wrong:  # it names the file of the claim, which nobody asked for
+            kind = UserError if wrong.errno in NOT_THERE else WorkError
+            raise kind(f"{run}: cannot be written: {wrong.strerror}") from None
         if not mine:
             raise UserError(f"{run}: another process is at work in this folder")
         yield
+
+
+def check_resumable(run: Run) -> None:
+    """Refuse to resume what is not there; anything else in the folder is left to the checks of a new run."""
+    if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
+        raise UserError(f"{run}: nothing to resume there; leave out --resume to begin a new run")
 
 
 def check_apart(target: Run, source: Run) -> None:
@@ -340,18 +402,20 @@ def stock_names() -> list[str]:
 
 
 def open_run(path: str | Path) -> Run:
-    """A run that is there, or a stock by its name; otherwise says which are."""
+    """A run that is there, a checkpoint of one, or a stock by its name; otherwise says which are."""
     if not str(path):
         raise UserError("no run is named")
     run = Run(Path(path))
     if run.exists():
         return run
+    if (checkpoint := CheckpointRun(Path(path))).exists():
+        return checkpoint
     if (stock := Run(STOCKS / str(path))).exists():
         return stock
     parent = run.path.parent
     beside = sorted(folder.name for folder in parent.glob("*") if Run(folder).exists()) if parent.is_dir() else []
     if not run.path.exists():
         there = f" (beside it: {', '.join(beside)})" if beside else ""
-        hint = did_you_mean(run.path.name, [*beside, *stock_names()]) or there
+        hint = nearest_path(run.path.name, [*beside, *stock_names()]) or there
         raise UserError(f"{path}: no such run{hint}")
     raise UserError(f"{path}: is not a run folder, it has no config.json")

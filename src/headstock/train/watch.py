@@ -87,13 +87,12 @@ def bar() -> Iterator[Watch]:
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(bar_width=None),
         TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
-        TextColumn("loss {task.fields[loss]}"),
-        TextColumn("ppl {task.fields[ppl]}"),
+        TextColumn("{task.fields[loss]}"),
         TextColumn("{task.fields[speed]} tokens/s"),
         TextColumn("{task.fields[left]} left"),
     ]
     shown = Progress(*columns, console=console)
-    row = shown.add_task("", total=1, epoch=1, loss="-", ppl="-", speed="-", left="-:--")
+    row = shown.add_task("", total=1, epoch=1, loss="loss -", speed="-", left="-:--")
 
     def hear(event: Event) -> None:
         shown.start()  # with the first step, not while text is still being read; it may be started again and again
@@ -101,8 +100,8 @@ def bar() -> Iterator[Watch]:
         left = clock(event.expected_seconds - p.seconds)
         shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
         if event.kind == "log":
-            speed, ppl = f"{event.tokens_per_second:,.0f}", f"{perplexity(p.loss):,.2f}" if event.of_tokens else "-"
-            shown.update(row, loss=f"{p.loss:.3f}", ppl=ppl, speed=speed)
+            ppl = f" ppl {perplexity(p.loss):,.2f}" if event.of_tokens else ""  # a label has no perplexity
+            shown.update(row, loss=f"loss {p.loss:.3f}{ppl}", speed=f"{event.tokens_per_second:,.0f}")
         elif event.kind == "valid":
             console.print(f"  step {p.step:5d}  {summary(p.valid)}")
 

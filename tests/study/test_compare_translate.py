@@ -88,6 +88,7 @@ def test_its_report_shows_the_worst_translations(ground):
     assert {"place", "text", "label", "predicted"} <= set(told[0])
     page = write_report(folder / "out").read_text()
     assert "BLEU" in page and "Its worst sentences" in page and "wanted" in page
+    assert "60 pairs" in page and "number of pairs" in page
     kept = headstock.load(folder / "out" / "runs" / "pretrained-60")
     assert len(kept.translate(["anne sees a dog ."])) == 1
 

@@ -307,6 +307,10 @@ class CheckpointRun(Run):
     def read(self, name: str) -> dict[str, Any]:
         return self.run.read(name)
 
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.run.tokenizer_file
+
     def tokenizer(self) -> Tokenizer:
         return self.run.tokenizer()
 

@@ -8,8 +8,11 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from headstock.randomness import generator
 from headstock.train.intervals import (
+    RESAMPLES,
+    TAILS,
     _resampled_scores,
     accuracy,
+    crossed_interval,
     difference,
     interval,
     item_interval,
@@ -63,6 +66,63 @@ def test_the_true_difference_is_inside_about_95_times_of_100():
         found = difference(a, b, key=(trial,))
         inside.append(found.low <= truth <= found.high)
     assert 0.90 <= np.mean(inside) < 1
+
+
+# Never narrower than resampling the rows alone
+
+
+def rows_only(values: np.ndarray) -> tuple[float, float]:
+    """The bootstrap interval of the mean over seeds (S, N), from other resamples than the ones under test."""
+    means = values.mean(0)
+    rows = generator("rows only").integers(len(means), size=(4000, len(means)))
+    low, high = np.quantile(means[rows].mean(1), TAILS)
+    return float(low), float(high)
+
+
+def test_seeds_that_tie_do_not_make_a_difference_clear():
+    """Two seeds with 9 wins to 5 losses and 18 to 14, of 100 rows: +4 points each, and the rows allow -2.5 to 10.5."""
+    a, b = np.zeros((2, 2, 100))
+    a[0, :9], b[0, 9:14] = 1, 1
+    a[1, 20:38], b[1, 40:54] = 1, 1
+    low, high = rows_only(a - b)
+    found = difference(a, b)
+    assert found.mean == pytest.approx(0.04)
+    assert found.low == pytest.approx(low, abs=0.0051) and found.high == pytest.approx(high, abs=0.0051)
+    assert found.low < 0 < found.high
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 6), st.integers(5, 120), st.sampled_from([0.0, 0.5, 0.95]), st.integers(0, 10_000))
+def test_neither_end_lies_inside_what_the_rows_alone_allow(seeds, items, agreement, number):
+    """Of the very resamples that it is made from, whether seeds agree by chance, by nature, or not at all."""
+    random = generator("never narrower", number)
+    values = random.integers(-1, 2, size=(seeds, items)).astype(float)
+    values = np.where(random.random((seeds, items)) < agreement, values[:1], values)
+    scores, resampled = _resampled_scores(values, None, ())
+    low, high = np.quantile(resampled.mean(1), TAILS)
+    found = crossed_interval(scores, resampled, items=items, bounds=(-1.0, 1.0))
+    assert found.low <= low + 1e-9 and found.high >= high - 1e-9
+
+
+@pytest.mark.parametrize(("seeds", "spread"), [(2, 0.0), (2, 0.3), (3, 0.0), (3, 0.3), (5, 0.0), (5, 0.3)])
+def test_a_difference_that_is_none_is_rarely_clear(seeds, spread):
+    """The rate of false alarms is that of 95% intervals, over all trials and over those with a narrow interval."""
+    random, trials, items = generator("false clear", seeds, str(spread)), 400, 100
+    ease = random.normal(1.5, 2, (trials, 1, items))
+    logits = ease + random.normal(0, spread, (2, trials, seeds, 1))  # arms, trials, seeds, items
+    values = np.subtract(*(random.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32))
+    weights = random.multinomial(items, np.full(items, 1 / items), RESAMPLES).astype(np.float32)
+    resampled = (weights @ values.reshape(-1, items).T / items).reshape(RESAMPLES, trials, seeds)
+    clear, width = [], []
+    for trial, one in enumerate(values):
+        of_rows = np.quantile(resampled[:, trial].mean(1), TAILS)
+        found = crossed_interval(one.mean(1), resampled[:, trial], items=items, bounds=(-1.0, 1.0), key=(trial,))
+        clear.append(found.low > 0 or found.high < 0)
+        width.append((found.high - found.low) / np.ptp(of_rows))
+    assert min(width) > 0.999
+    assert 0.0 < np.mean(clear) <= 0.07
+    narrow = np.array(width) <= np.quantile(width, 0.25)
+    assert np.mean(np.array(clear)[narrow]) <= (0.12 if spread == 0 else 0.3)
 
 
 def test_an_interval_is_the_same_each_time_and_only_its_key_moves_it():

@@ -31,6 +31,7 @@ class BothWays(StreamTask):
     Config = BothWaysConfig
     causal = False
     both_ways = True
+    bits_head = "forward"
 
     def passes(self, head: str, length: Any) -> Any:
         return 2  # once for each direction

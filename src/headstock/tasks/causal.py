@@ -28,6 +28,7 @@ class Causal(StreamTask):
     Config = CausalConfig
     causal = True
     of_tokens = True
+    bits_head = "token"
     generates = True
 
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:

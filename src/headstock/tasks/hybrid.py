@@ -43,6 +43,7 @@ class Hybrid(Task):
     Config = HybridConfig
     opening = "cls"
     causal = False  # the backbone looks both ways, unless a row asks for less
+    bits_head = "causal"
     generates = True
     fills = True
     shift = 1

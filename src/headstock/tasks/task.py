@@ -43,6 +43,7 @@ class Task(ABC):
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
     opening: ClassVar[str] = "start"  # the role of the mark before every text
     of_tokens: bool = False  # the loss is that of tokens, so that its exponential is a perplexity
+    bits_head: ClassVar[str | None] = None  # the head that reads all text in order: bits per byte are of its loss
     generates: ClassVar[bool] = False  # its token head gives the next token
     learns: ClassVar[bool] = True  # a model can be trained for it
     fills: ClassVar[bool] = False  # its token head gives hidden tokens

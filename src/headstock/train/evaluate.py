@@ -78,26 +78,35 @@ def exact(loss: Tensor) -> Tensor:
 def spread(task: Task, pieces: Pieces, *, size: int) -> dict[str, tuple[float, float]]:
     """95% intervals of the metrics of held-out text: had it been other batches of the same kind (bootstrap).
 
-    Batches, and not tokens, are drawn: the tokens of one text are hard or easy together.
+    Batches, and not tokens, are drawn: the tokens of one text are hard or easy together. Batches of different kinds,
+    such as the masked and the causal ones of a hybrid, are resampled apart, so that each kind keeps its share.
     """
     if len(pieces) < FEWEST:
         return {}
     sums = {name: np.array([losses[name] for losses, _, _ in pieces]) for name in pieces[0][0]}
     counts = {name: np.array([counted[name] for _, counted, _ in pieces]) for name in pieces[0][1]}
-    rows = np.array([piece[2] for piece in pieces])
-    drawn = generator("spread").multinomial(
-        len(pieces), np.full(len(pieces), 1 / len(pieces)), RESAMPLES
-    )  # (R, batches)
+    # what the text in bytes is proportional to: the tokens whose loss is told per byte
+    weight = counts[task.bits_head] if task.bits_head else np.array([piece[2] for piece in pieces])
+    drawn = _drawn([tuple(head for head, count in counted.items() if count) for _, counted, _ in pieces])
     scores = [
         task.score(
             {name: float(times @ values) for name, values in sums.items()},
             {name: int(times @ values) for name, values in counts.items()},
-            size=round(size * float(times @ rows) / float(rows.sum())),
+            size=round(size * float(times @ weight) / max(1.0, float(weight.sum()))),
         )
         for times in drawn
     ]
     found = {name: np.percentile([score[name] for score in scores], TAILS) for name in scores[0]}
     return {name: (float(low), float(high)) for name, (low, high) in found.items()}
+
+
+def _drawn(kinds: Sequence[tuple[str, ...]]) -> np.ndarray:
+    """(R, batches) how often each batch is in each resample; there are as many of each kind as there were."""
+    random, drawn = generator("spread"), np.zeros((RESAMPLES, len(kinds)), dtype=np.int64)
+    for kind in dict.fromkeys(kinds):
+        members = [place for place, one in enumerate(kinds) if one == kind]
+        drawn[:, members] = random.multinomial(len(members), np.full(len(members), 1 / len(members)), RESAMPLES)
+    return drawn
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 from headstock.errors import UserError, WorkError
 from headstock.text.reading import read_corpus
+from headstock.text.shards import Unknown
 from headstock.text.store import build_stores, open_stores
 from headstock.text.tokenizer import train_tokenizer
 from headstock.text.vocabularies import TokenizerSettings
@@ -206,6 +207,28 @@ def test_a_store_of_an_earlier_version_opens_but_is_not_reused(tmp_path, tokeniz
     assert open_stores(folder).train.tokens == index["train"]["tokens"]
     assert not build(tmp_path, LINES, tokenizer).reused
     assert build(tmp_path, LINES, tokenizer).reused
+
+
+def test_held_out_text_counts_what_unknown_tokens_hide(tmp_path, tokenizer):
+    known = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
+    stores = build(tmp_path, LINES, known, valid_fraction=0.1)
+    whole = build(tmp_path, LINES, tokenizer, valid_fraction=0.1)
+    held = texts(whole.valid, tokenizer)  # documents are held out by what they say, whatever cuts them
+    hidden = [word for line in held for word in line.split() if known.id(word) is None]
+    assert stores.valid.unknown == Unknown(len(hidden), sum(len(word.encode()) for word in hidden))
+    assert stores.valid.unknown.bits == 8 * (stores.valid.unknown.bytes + len(hidden))
+    assert whole.valid.unknown == Unknown(), "bytes leave nothing unknown"
+
+
+def test_a_store_whose_unknown_tokens_were_not_counted_is_built_anew(tmp_path):
+    known = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
+    stores = build(tmp_path, LINES, known)
+    index = json.loads((stores.folder / "index.json").read_text(encoding="utf-8"))
+    del index["valid"]["unknown"]
+    (stores.folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    again = build(tmp_path, LINES, known)
+    assert (again.folder, again.reused, again.valid.unknown) == (stores.folder, False, stores.valid.unknown)
+    assert build(tmp_path, LINES, known).reused
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer):

@@ -1,13 +1,20 @@
 """How sure a number of held-out text is."""
 
 import math
+import random
+import shutil
 
 import numpy as np
 import pytest
 
+import headstock
+from headstock.study.report import write_report
 from headstock.tasks.causal import Causal
 from headstock.tasks.hybrid import Hybrid
-from headstock.train.evaluate import spread
+from headstock.text.shards import Unknown
+from headstock.train.evaluate import score, spread
+from headstock.train.run import Run
+from tests.conftest import TINY
 
 
 def test_intervals_hold_what_other_held_out_text_would_give():
@@ -36,6 +43,68 @@ def test_a_hybrids_bits_per_byte_are_as_sure_as_its_perplexity():
     of_bits = [edge / (mean / math.log(2) / 3) for edge in found["bits_per_byte"]]
     assert of_bits == pytest.approx(of_loss, abs=1e-3)
     assert 0.94 < of_bits[0] < 1 < of_bits[1] < 1.06  # two standard errors: 2 * 0.4 / 20 ** 0.5 of 5.5
+
+
+def test_unknown_tokens_are_charged_or_bits_per_byte_are_withheld():
+    sums, counts = {"token": 100 * math.log(2)}, {"token": 50, "unknown": 5}
+    of_all = Unknown(tokens=10, bytes=70)  # twice as many in the whole text: 8 * (7 + 1) bits each
+    found = score(Plain(), sums, counts, size=200, unknown=of_all)
+    assert found["bits_per_byte"] == pytest.approx((100 + 5 * 64) / 200)
+    assert found["loss"] == pytest.approx(2 * math.log(2)), "only bits per byte compare between vocabularies"
+    assert "bits_per_byte" not in score(Plain(), sums, counts, size=200, unknown=None)
+    none = score(Plain(), sums, {"token": 50, "unknown": 0}, size=200, unknown=None)
+    assert none["bits_per_byte"] == pytest.approx(0.5)
+    pieces = [(sums, {"token": 50, "unknown": count}, 5) for count in range(10)]
+    low, high = spread(Plain(), pieces, size=2000, unknown=of_all)["bits_per_byte"]
+    assert 0.5 + 2 * 64 / 200 < low < 0.5 + 4.5 * 64 / 200 < high, "batches with more unknown tokens cost more"
+
+
+WORDS = ["".join(random.Random(i).choices("abcdefghijklmnop", k=3 + i % 6)) for i in range(400)]
+
+
+@pytest.fixture(scope="module")
+def two_tokenizers(tmp_path_factory):
+    """Runs of one step on the same text: 60 words, nearly all of it unknown, and byte-level BPE."""
+    folder = tmp_path_factory.mktemp("unknown")
+    pick = random.Random(1)
+    lines = [" ".join(pick.choices(WORDS, k=12)) for _ in range(300)]
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    made = {}
+    for kind, entries in (("word", 60), ("bpe", 300)):
+        settings = TINY | {"steps": 1, "tokenizer.kind": kind, "vocabulary": entries}
+        made[kind] = headstock.pretrain(folder / "text.txt", out=folder / kind, settings=settings)
+    return folder, made
+
+
+def test_a_vocabulary_that_knows_little_does_not_look_better(two_tokenizers):
+    folder, made = two_tokenizers
+    assert made["word"]["unknown"]["tokens"] > 100 and made["bpe"]["unknown"] == {"tokens": 0, "bytes": 0}
+    assert made["word"]["perplexity"] < made["bpe"]["perplexity"]
+    assert made["word"]["bits_per_byte"] > made["bpe"]["bits_per_byte"]
+    low, high = made["word"]["intervals"].get("bits_per_byte", (0, 99))
+    assert low <= made["word"]["bits_per_byte"] <= high
+    again = headstock.load(folder / "word").evaluate()
+    assert again["bits_per_byte"] == pytest.approx(made["word"]["bits_per_byte"], rel=1e-4)
+    assert again["unknown_tokens"] == made["word"]["unknown"]["tokens"]
+    logged = [row["valid_bits_per_byte"] for row in Run(folder / "word").read_metrics() if "valid_bits_per_byte" in row]
+    assert logged[-1] == pytest.approx(made["word"]["bits_per_byte"], rel=0.05)
+    assert "unknown tokens" in Run(folder / "word").card.read_text(encoding="utf-8")
+    assert "unknown tokens" not in Run(folder / "bpe").card.read_text(encoding="utf-8")
+
+
+def test_a_run_of_before_withholds_bits_per_byte_where_tokens_can_be_unknown(two_tokenizers, tmp_path):
+    folder, made = two_tokenizers
+    for kind in ("word", "bpe"):
+        shutil.copytree(folder / kind, tmp_path / kind)
+        run = Run(tmp_path / kind)
+        run.write_results({name: value for name, value in run.results().items() if name != "unknown"})
+    assert Run(tmp_path / "bpe").results()["bits_per_byte"] == made["bpe"]["bits_per_byte"]
+    old = Run(tmp_path / "word").results()
+    assert old["bits_per_byte"] is None and "bits_per_byte" not in old["metrics"] | old["intervals"]
+    assert "unknown tokens" in old["bits_per_byte_withheld"]
+    assert old["perplexity"] == made["word"]["perplexity"]
+    page = write_report(tmp_path / "word").read_text(encoding="utf-8")
+    assert "withheld" in page and "<dt>bits per byte</dt>" not in page
 
 
 class Plain:

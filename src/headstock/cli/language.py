@@ -99,6 +99,9 @@ def score(
         if tokens:
             for piece, value in row.tokens:
                 common.show(f"{value:10.3f}    {piece}")
+    name = None if loaded.tokenizer.unknown is None else loaded.tokenizer.token(loaded.tokenizer.unknown)
+    if unknown := sum(piece == name for row in scores for piece, _ in row.tokens):
+        common.say(f"{unknown:,} tokens are unknown ({name}): their likelihood is that of any unknown word")
     return {
         "kind": kind,
         "scores": [

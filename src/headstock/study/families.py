@@ -43,6 +43,7 @@ def describe_run(run: Run, arms: Sequence[Arm], summary: Sequence[dict[str, Any]
         "tokens_per_second": results.get("tokens_per_second"),
         "tokenizer": run.data()["tokenizer"],
         **{name: metrics.get(name) for name in TOLD},
+        "bits_per_byte_withheld": results.get("bits_per_byte_withheld"),
         "labels": most,
         "scores": scores,
     }
@@ -59,6 +60,11 @@ def differences(rows: Sequence[dict[str, Any]]) -> list[str]:
     said = []
     if len({row["tokenizer"] for row in rows}) > 1:
         said.append("The runs have different tokenizers, so their perplexities do not compare; bits per byte do.")
+    said += [
+        f"The bits per byte of {row['run']} are withheld: {why}."
+        for row in rows
+        if (why := row.get("bits_per_byte_withheld"))
+    ]
     for name, unit in (("parameters", "parameters"), ("tokens", "tokens of pretraining")):
         known = [row[name] for row in rows if row[name]]
         if known and max(known) > (1 + ALIKE) * min(known):

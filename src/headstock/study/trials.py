@@ -212,8 +212,11 @@ class Pretraining:
     def key(self, chosen: RunConfig) -> str:
         settings, bare = chosen.plain(), ("corpus", "valid")
         settings["data"] = {name: value for name, value in settings["data"].items() if name not in bare}
-        settings["tokenizer"] = self.tokenizers[self.tokenizer_key(chosen)].fingerprint
-        return fingerprint({"text": self.corpus_of(chosen)[1], "settings": settings})
+        tokenizer = self.tokenizers[self.tokenizer_key(chosen)]
+        settings["tokenizer"] = tokenizer.fingerprint
+        # trials of before were measured as if unknown tokens cost nothing
+        charged = {"unknown": "charged"} if tokenizer.can_be_unknown else {}
+        return fingerprint({"text": self.corpus_of(chosen)[1], "settings": settings, **charged})
 
     def make(self, trial: Trial, chosen: RunConfig, run: Run, watch: Sequence[Watch]) -> Made:
         preset, given = self.given(trial.point, trial.seed)

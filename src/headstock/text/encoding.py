@@ -7,7 +7,7 @@ from itertools import accumulate, chain, islice
 import numpy as np
 
 from headstock.text.sentences import split_sentences
-from headstock.text.shards import PLACE
+from headstock.text.shards import PLACE, Unknown
 from headstock.text.tokenizer import Tokenizer
 
 
@@ -47,6 +47,18 @@ def encode(
     places["line"] = [line for _, line in spots]
     places["bytes"] = [len(text.encode()) for text in texts]
     return tokens, lengths, places, without
+
+
+def count_unknown(tokenizer: Tokenizer, batch: Batch) -> Unknown:
+    """How many unknown tokens the texts of a batch have, and how many bytes they hide."""
+    if not tokenizer.can_be_unknown:
+        return Unknown()
+    tokens = size = 0
+    for text in batch.texts:
+        spans = tokenizer.unknown_spans(text)
+        tokens += len(spans)
+        size += sum(len(text[begin:end].encode()) for begin, end in spans)
+    return Unknown(tokens, size)
 
 
 def marked(tokenizer: Tokenizer, texts: Sequence[str], separator: int) -> list[list[int]]:

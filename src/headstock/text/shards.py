@@ -3,6 +3,7 @@
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,26 @@ FORMAT = 1  # of the folder; goes up when older ones can no longer be read
 INDEX = "index.json"
 SHARD_TOKENS = 1 << 26
 PLACE = np.dtype([("file", "<i4"), ("line", "<i8"), ("bytes", "<i8")])
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The unknown tokens of a text, and the UTF-8 bytes that they hide."""
+
+    tokens: int = 0
+    bytes: int = 0
+
+    @property
+    def bits(self) -> int:
+        """What it costs to spell them out: 8 bits for each byte, and 8 to say where each unknown token ends.
+
+        This is an upper bound on what a model with a byte fallback would need. Without it a vocabulary that knows
+        fewer words would have fewer bits per byte, because it predicts less of the text.
+        """
+        return 8 * (self.bytes + self.tokens)
+
+    def __add__(self, other: "Unknown") -> "Unknown":
+        return Unknown(self.tokens + other.tokens, self.bytes + other.bytes)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -64,6 +85,7 @@ class Store:
     documents: int
     bytes: int  # of the text, as UTF-8
     sentences: int | None  # where they are marked apart
+    unknown: Unknown | None  # counted in held-out text; None where they were not
 
     def __init__(self, folder: Path, side: str):
         self.folder, self.side = folder, side
@@ -74,6 +96,7 @@ class Store:
         counts = index[side]
         self.tokens, self.documents, self.bytes = counts["tokens"], counts["documents"], counts["bytes"]
         self.sentences = counts.get("sentences")
+        self.unknown = Unknown(**counts["unknown"]) if "unknown" in counts else None
         self.dtype = np.dtype(index["dtype"])
         sizes = counts["shards"]
         self._shards = [self._map(shard_name(side, i), self.dtype, size) for i, size in enumerate(sizes)]
@@ -120,6 +143,10 @@ class Store:
                 rows[row, first - starts[row] : last - starts[row]] = self.stretch(first, last)
         return rows
 
+    def holds(self, token: int) -> bool:
+        """Whether a token occurs in the stream."""
+        return any(bool((shard == token).any()) for shard in self._shards)
+
     def document(self, i: int) -> np.ndarray:
         """The ids of one document, without its end mark."""
         if not 0 <= i < self.documents:
@@ -159,6 +186,7 @@ class SideWriter:
         self.separator = separator  # between sentences, where they are marked apart
         self.sizes: list[int] = []
         self.tokens = self.documents = self.bytes = self.sentences = 0
+        self.unknown: Unknown | None = None  # until some were counted
         self._files: dict[str, HashedFile] = {}
         self._offsets = self._open(f"{side}-offsets.bin")
         self._places = self._open(f"{side}-places.bin")
@@ -210,7 +238,8 @@ class SideWriter:
         """What the index says of this side."""
         counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
         told = {} if self.separator is None else {"sentences": self.sentences}
-        return {**counts, **told, "shards": self.sizes}
+        unknown = {} if self.unknown is None else {"unknown": asdict(self.unknown)}
+        return {**counts, **told, **unknown, "shards": self.sizes}
 
     def close(self) -> None:
         for file in self._files.values():

@@ -15,9 +15,19 @@ import numpy as np
 
 from headstock.errors import UserError, WorkError
 from headstock.files import cache_folder, whole_folder, write_json
-from headstock.text.encoding import Batch, encode
+from headstock.text.encoding import Batch, count_unknown, encode
 from headstock.text.reading import Corpus
-from headstock.text.shards import FORMAT, INDEX, SHARD_TOKENS, SideWriter, Store, check_store, digest_of, read_index
+from headstock.text.shards import (
+    FORMAT,
+    INDEX,
+    SHARD_TOKENS,
+    SideWriter,
+    Store,
+    Unknown,
+    check_store,
+    digest_of,
+    read_index,
+)
 from headstock.text.tokenizer import Tokenizer
 
 DROP, TRAIN, VALID, CUT = range(4)  # what becomes of a document; CUT: its tail is held out
@@ -347,14 +357,16 @@ def _tokenize(
     batches: Iterator[Batch], tokenizer: Tokenizer, sides: dict[int, SideWriter], say: Callable[[str], None]
 ) -> int:
     """Encode and write every batch, in order; returns how many documents gave no tokens."""
-    under_way: deque[tuple[int, Future]] = deque()
+    under_way: deque[tuple[int, Future, Future | None]] = deque()
     empty = said = 0
 
     def finish() -> None:
         nonlocal empty, said
-        role, result = under_way.popleft()
+        role, result, unknown = under_way.popleft()
         tokens, lengths, places, without = result.result()
         sides[role].write(tokens, lengths, places)
+        if unknown is not None:
+            sides[role].unknown = (sides[role].unknown or Unknown()) + unknown.result()
         empty += without
         if sum(side.bytes for side in sides.values()) >= (said + 1) * PROGRESS_BYTES:
             said += 1
@@ -363,7 +375,10 @@ def _tokenize(
     side = next(iter(sides.values()))
     with ThreadPoolExecutor(ENCODERS) as encoders:
         for batch in batches:
-            under_way.append((batch.role, encoders.submit(encode, tokenizer, batch, side.dtype, side.separator)))
+            encoded = encoders.submit(encode, tokenizer, batch, side.dtype, side.separator)
+            # only held-out text is measured, and looking behind unknown tokens is slow
+            unknown = encoders.submit(count_unknown, tokenizer, batch) if batch.role == VALID else None
+            under_way.append((batch.role, encoded, unknown))
             if len(under_way) > ENCODERS:
                 finish()
         while under_way:

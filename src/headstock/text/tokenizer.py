@@ -98,6 +98,16 @@ class Tokenizer:
         """The tokens of a text as the vocabulary spells them (`Ġle`, `▁le`, `##le`)."""
         return [self.token(number) for number in self.encode(text)]
 
+    @cached_property
+    def can_be_unknown(self) -> bool:
+        """Whether some text becomes unknown tokens; bytes as a fallback leave none unknown."""
+        rare = self.encode("qjxzvkw\u1e9e \u34b4 \U00010380")  # a word nobody writes, an ideograph, a Ugaritic letter
+        return self.unknown is not None and self.unknown in rare
+
+    def unknown_spans(self, text: str) -> list[tuple[int, int]]:
+        """The characters behind each unknown token of a text."""
+        return [(begin, end) for number, begin, end in self._spans(text) if number == self.unknown]
+
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The characters each token stands for; tokens that share one multi-byte character have the same span."""
         return [(begin, end) for _, begin, end in self._spans(text)]

@@ -88,10 +88,23 @@ def pretrained(run: Run) -> dict[str, str]:
         "title": f"A {objective} language model ({family}, {total:,} parameters), grown by Headstock {version}.",
         "data": table(corpus_rows(settings, data)),
         "training": table(budget(settings, results)),
-        "results": f"On the held-out text, all of it: {measured.replace(' | ', ', ')}.",
+        "results": f"On the held-out text, all of it: {measured.replace(' | ', ', ')}.{unknown_words(results)}",
         "limits": listed(language_limits(run)),
         "here": language_use(run),
     }
+
+
+def unknown_words(results: dict[str, Any]) -> str:
+    """What the bits per byte charge for unknown tokens, or why there are none."""
+    if why := results.get("bits_per_byte_withheld"):
+        return f" Bits per byte are withheld: {why}."
+    unknown = results.get("unknown") or {}
+    if not unknown.get("tokens") or results.get("bits_per_byte") is None:
+        return ""
+    return (
+        f" The held-out text has {unknown['tokens']:,} unknown tokens; bits per byte include 8 bits for each of the "
+        f"{unknown['bytes']:,} bytes that they hide, and 8 for each unknown token."
+    )
 
 
 def corpus_rows(settings: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Summed losses over a whole data set, whatever the task and however many processes share the work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from headstock.model.aside import fast_products
+from headstock.model.batch import Batch
 from headstock.model.eight import eight_bits
 from headstock.model.model import Model
 from headstock.randomness import generator
 from headstock.tasks.task import Examples, Task, filled
+from headstock.text.shards import Unknown
 from headstock.train.world import World
 
 FEWEST = 8  # batches; fewer say too little of how much others would differ
 RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percent
+UNKNOWN = "unknown"  # beside the heads' counts, that of unknown tokens
 
 Pieces = list[tuple[dict[str, float], dict[str, int], int]]  # each batch's summed losses, their counts, its examples
 
@@ -35,9 +38,11 @@ def measure(
     dtype: str = "auto",
     most: int | None = None,
     pieces: Pieces | None = None,
+    unknown: Unknown | None = None,
 ) -> dict[str, float]:
     """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes.
 
+    `unknown` are the unknown tokens of all the text; where there are some and it is None, there are no bits per byte.
     What each batch of this process gave is added to `pieces`, if there are any, for `spread` to make intervals of.
     """
     chosen: Sequence[int] = range(len(examples))
@@ -53,7 +58,7 @@ def measure(
     parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
     for part in parts or [()]:
         batch = filled(examples, part, max(1, len(part)))
-        counted = task.counts(batch)
+        counted = task.counts(batch) | count_unknown(task, batch)
         for head, count in counted.items():
             counts[head] = counts.get(head, 0) + count
         with precision(world.device, dtype):
@@ -67,7 +72,26 @@ def measure(
     totals = world.total([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
     all_sums = dict(zip(names, totals[: len(names)], strict=True))
     all_counts = {head: int(count) for head, count in zip(heads, totals[len(names) :], strict=True)}
-    return task.score(all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))))
+    return score(task, all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))), unknown=unknown)
+
+
+def count_unknown(task: Task, batch: Batch) -> dict[str, int]:
+    """How many of the tokens that bits per byte are of are unknown ones; nothing for tasks without bits per byte."""
+    if task.bits_head is None or task.tokenizer.unknown is None:
+        return {}
+    return {UNKNOWN: int((batch.labels[task.bits_head] == task.tokenizer.unknown).sum())}
+
+
+def score(
+    task: Task, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int, unknown: Unknown | None
+) -> dict[str, float]:
+    """The task's metrics, with what unknown tokens hide charged to the bits per byte (see `Unknown.bits`)."""
+    metrics = task.score(sums, counts, size=size)
+    if "bits_per_byte" in metrics and (count := counts.get(UNKNOWN, 0)):
+        if unknown is None or not unknown.tokens:
+            return {name: value for name, value in metrics.items() if name != "bits_per_byte"}
+        metrics["bits_per_byte"] += count * unknown.bits / unknown.tokens / size
+    return metrics
 
 
 def exact(loss: Tensor) -> Tensor:
@@ -75,7 +99,7 @@ def exact(loss: Tensor) -> Tensor:
     return (loss.cpu() if loss.device.type == "mps" else loss).double()
 
 
-def spread(task: Task, pieces: Pieces, *, size: int) -> dict[str, tuple[float, float]]:
+def spread(task: Task, pieces: Pieces, *, size: int, unknown: Unknown | None = None) -> dict[str, tuple[float, float]]:
     """95% intervals of the metrics of held-out text: had it been other batches of the same kind (bootstrap).
 
     Batches, and not tokens, are drawn: the tokens of one text are hard or easy together. Batches of different kinds,
@@ -87,16 +111,19 @@ def spread(task: Task, pieces: Pieces, *, size: int) -> dict[str, tuple[float, f
     counts = {name: np.array([counted[name] for _, counted, _ in pieces]) for name in pieces[0][1]}
     # what the text in bytes is proportional to: the tokens whose loss is told per byte
     weight = counts[task.bits_head] if task.bits_head else np.array([piece[2] for piece in pieces])
-    drawn = _drawn([tuple(head for head, count in counted.items() if count) for _, counted, _ in pieces])
+    heads = [head for head in counts if head != UNKNOWN]
+    drawn = _drawn([tuple(head for head in heads if counted[head]) for _, counted, _ in pieces])
     scores = [
-        task.score(
+        score(
+            task,
             {name: float(times @ values) for name, values in sums.items()},
             {name: int(times @ values) for name, values in counts.items()},
             size=round(size * float(times @ weight) / max(1.0, float(weight.sum()))),
+            unknown=unknown,
         )
         for times in drawn
     ]
-    found = {name: np.percentile([score[name] for score in scores], TAILS) for name in scores[0]}
+    found = {name: np.percentile([one[name] for one in scores], TAILS) for name in scores[0]}
     return {name: (float(low), float(high)) for name, (low, high) in found.items()}
 
 

@@ -386,10 +386,20 @@ class Loaded:
         examples = self.task.examples(store, length=length)
         world = World(self.model.device)
         metrics = measure(
-            self.model, self.task, examples, world=world, rows=ROWS, size=store.bytes, dtype=self.config.train.dtype
+            self.model,
+            self.task,
+            examples,
+            world=world,
+            rows=ROWS,
+            size=store.bytes,
+            dtype=self.config.train.dtype,
+            unknown=store.unknown,
         )
         self.finite([np.array([metrics["loss"]])])
-        return metrics | {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
+        sizes = {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
+        if store.unknown is not None and store.unknown.tokens:
+            sizes |= {"unknown_tokens": store.unknown.tokens, "unknown_bytes": store.unknown.bytes}
+        return metrics | sizes
 
     def minimal_pairs(
         self,

@@ -327,6 +327,7 @@ def validate(
             rows=rows or settings.batch // world.size,
             most=max(1, settings.valid_tokens // length),
             size=data.bytes,
+            unknown=getattr(data, "unknown", None),
             dtype=settings.dtype,
         )
     merit = task.merit(progress.valid)

@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS, Task
 from headstock.text.reading import Corpus, read_corpus, sources
 from headstock.text.samples import first, sampled
+from headstock.text.shards import Unknown
 from headstock.text.store import Stores, build_stores
 from headstock.text.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
 from headstock.train import watch as watching
@@ -397,15 +398,35 @@ def work(
     length = row_length(model, chosen.train)
     rows = done.at_once or chosen.train.micro_batch or chosen.train.batch // world.size
     valid = task.examples(stores.valid, length=length)
-    size, pieces = stores.valid.bytes, Pieces()
-    metrics = measure(model, task, valid, world=world, rows=rows, size=size, dtype=chosen.train.dtype, pieces=pieces)
+    size, unknown, pieces = stores.valid.bytes, stores.valid.unknown or Unknown(), Pieces()
+    metrics = measure(
+        model,
+        task,
+        valid,
+        world=world,
+        rows=rows,
+        size=size,
+        dtype=chosen.train.dtype,
+        pieces=pieces,
+        unknown=unknown,
+    )
     results = describe_results(run, done, metrics, sizes, world) | {"peak_bytes": peak.bytes()}
+    results["unknown"] = asdict(unknown)
+    if unknown.tokens and "bits_per_byte" in metrics:
+        say(unknown_note(unknown, stores.valid.tokens))
     if world.size == 1:  # a process knows its own batches only
-        results["intervals"] = spread(task, pieces, size=size)
+        results["intervals"] = spread(task, pieces, size=size, unknown=unknown)
     if world.leads:
         run.write_results(results)
         write_card(run)
     return results
+
+
+def unknown_note(unknown: Unknown, tokens: int) -> str:
+    return (
+        f"{unknown.tokens / tokens:.1%} of the held-out tokens are unknown: bits per byte include 8 bits for each of "
+        f"the {unknown.bytes:,} bytes that they hide, and 8 for each unknown token"
+    )
 
 
 def take_over(model: Model, weights: dict[str, Tensor]) -> None:

@@ -49,4 +49,10 @@ def bench(
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app)(bench)
+    verb(app, writes=written)(bench)
+
+
+def written(given: dict[str, Any]) -> list[Path]:
+    """The files of an --out; those of the default name are replaced by every measurement."""
+    out = given["out"]
+    return [] if out is None else [out, *([out.with_suffix(".json")] if given["growth"] else [])]

@@ -17,7 +17,7 @@ TaskName = Annotated[str | None, typer.Option("--task", help="With the heads of 
 Classes = Annotated[int | None, typer.Option("--classes", help="How many classes a head chooses among.", min=1)]
 
 
-@verb(explain)
+@verb(explain, writes=lambda given: [given["out"]])
 def params(
     common: Common,
     run: RunName = None,
@@ -54,7 +54,7 @@ def params(
     return found.facts() | ({"page": str(out)} if out else {})
 
 
-@verb(explain)
+@verb(explain, writes=lambda given: [given["out"]])
 def model(
     common: Common,
     run: RunName = None,

@@ -316,4 +316,4 @@ def cells(head: Any, names: list[str], told: Any) -> list[str]:
 
 def add_to(app: typer.Typer) -> None:
     for function in (mask, positions, attention):
-        verb(app)(function)
+        verb(app, writes=lambda given: [given["out"]])(function)

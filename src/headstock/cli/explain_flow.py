@@ -286,4 +286,4 @@ def prediction_tables(found: Any) -> list[Any]:
 
 def add_to(app: typer.Typer) -> None:
     for function in (gradients, residual, prediction):
-        verb(app)(function)
+        verb(app, writes=lambda given: [given["out"]])(function)

@@ -70,4 +70,4 @@ def layer(
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app)(layer)
+    verb(app, writes=lambda given: [given["out"]])(layer)

@@ -220,6 +220,15 @@ def embed(
     return result | ({"aligned": [whose for whose, _ in found]} if how == "none" else {})
 
 
+def vector_files(given: dict[str, Any]) -> list[Path]:
+    """What `embed` writes: the vectors and, where an array has several of each text, whose they are."""
+    out = given["out"]
+    if out is None:
+        return []
+    several = given["words"] or given["pool"] == "none"
+    return [out, out.with_suffix(".tokens.jsonl")] if several and out.suffix == ".npy" else [out]
+
+
 def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
     """Texts named on the command line, in a file, or on standard input."""
     from headstock.errors import UserError
@@ -244,5 +253,6 @@ def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
 
 
 def add_to(app: typer.Typer) -> None:
-    for function in (generate, score, fill, embed):
+    for function in (generate, score, fill):
         verb(app)(function)
+    verb(app, writes=vector_files)(embed)

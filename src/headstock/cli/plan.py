@@ -59,4 +59,4 @@ def plan(
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app)(plan)
+    verb(app, writes=lambda given: [given["out"]])(plan)

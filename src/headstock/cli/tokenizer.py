@@ -10,7 +10,7 @@ from headstock.cli.verb import Common, verb
 tokenizer = typer.Typer(help="Train a tokenizer, or look at how one splits text.", no_args_is_help=True)
 
 
-@verb(tokenizer)
+@verb(tokenizer, writes=lambda given: [given["out"]])
 def train(
     common: Common,
     corpus: Annotated[list[str], typer.Argument(help="Files, folders, globs, or - for standard input.")],
@@ -21,19 +21,15 @@ def train(
     column: Annotated[str, typer.Option("--column", help="The text's column in tables.")] = "text",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case.")] = False,
     strip_accents: Annotated[bool, typer.Option("--strip-accents", help="Take accents off.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
 ) -> dict[str, Any]:
     """Train a tokenizer on text."""
     from headstock import config
-    from headstock.errors import UserError
     from headstock.text.reading import read_corpus
     from headstock.text.samples import first, sampled
     from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 
     wish = {"kind": kind, "vocabulary": vocab, "lowercase": lowercase, "strip_accents": strip_accents}
     settings = config.build(TokenizerSettings, wish)
-    if out.exists() and not overwrite:
-        raise UserError(f"{out}: exists already; replace it with --overwrite, or name another")
     text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
     common.say(text.how())
     made = train_tokenizer(sampled(text), settings)

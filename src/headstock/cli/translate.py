@@ -105,4 +105,4 @@ def sentences(file: str, columns: dict[str, str] | None) -> Iterator[str]:
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app)(translate)
+    verb(app, writes=lambda given: [given["out"], given["alignment"]])(translate)

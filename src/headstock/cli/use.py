@@ -129,5 +129,5 @@ def told(metrics: dict[str, Any]) -> Iterator[str]:
 
 
 def add_to(app: typer.Typer) -> None:
-    for function in (predict, evaluate):
-        verb(app)(function)
+    verb(app, writes=lambda given: [given["out"]])(predict)
+    verb(app)(evaluate)

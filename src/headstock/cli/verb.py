@@ -5,13 +5,15 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand
 
+from headstock.cli.output import check_outputs
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.distributed import rank_and_size
 from headstock.errors import HeadstockError
@@ -86,15 +88,34 @@ OPTIONS = {
 }
 
 
-def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a verb. Its first parameter is Common; the dict it returns is what --json prints."""
+OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace the output file if it exists.")]
+Writes = Callable[[dict[str, Any]], Iterable[Path | None]]
+
+
+def verb(
+    app: typer.Typer, name: str | None = None, *, writes: Writes | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function a verb. Its first parameter is Common; the dict it returns is what --json prints.
+
+    `writes` gives the files that a call with these arguments writes under names the user chose: the verb then takes
+    --overwrite, and they are checked before any work is done.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         called = name or function.__name__
 
         def command(**given: Any) -> None:
             common = Common(**{option: given.pop(option) for option in OPTIONS}, leads=leads(called))
-            raise SystemExit(attempt(lambda: function(common, **given), common))
+            overwrite = given.pop("overwrite") if writes else False
+
+            def work() -> Any:
+                if writes:
+                    outputs = [path for path in writes(given) if path is not None]
+                    inputs = [value for value in given.values() if all(value is not path for path in outputs)]
+                    check_outputs(outputs, inputs, overwrite=overwrite)
+                return function(common, **given)
+
+            raise SystemExit(attempt(work, common))
 
         own = list(inspect.signature(function).parameters.values())[1:]
         shared = [
@@ -107,6 +128,9 @@ def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., A
             for option, (kind, setting) in OPTIONS.items()
         ]
         keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        if writes:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            keyword.append(inspect.Parameter("overwrite", kind, default=False, annotation=OVERWRITE))
         command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
         command.__doc__ = function.__doc__
         paths = frozenset(parameter.name for parameter in own if names_paths(parameter))

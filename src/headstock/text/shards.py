@@ -143,10 +143,6 @@ class Store:
                 rows[row, first - starts[row] : last - starts[row]] = self.stretch(first, last)
         return rows
 
-    def holds(self, token: int) -> bool:
-        """Whether a token occurs in the stream."""
-        return any(bool((shard == token).any()) for shard in self._shards)
-
     def document(self, i: int) -> np.ndarray:
         """The ids of one document, without its end mark."""
         if not 0 <= i < self.documents:

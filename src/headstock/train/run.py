@@ -109,6 +109,16 @@ class Run:
     def remove_checkpoints(self) -> None:
         remove_known(self.checkpoints, CHECKPOINTS)
 
+    def owns(self, path: Path) -> bool:
+        """Whether a file is part of the run; report.html is not, which can be made again at any time."""
+        try:
+            first = path.resolve().relative_to(self.path.resolve()).parts[0]
+        except (ValueError, IndexError):
+            return False
+        named = (self.weights_file, self.tokenizer_file, self.source_tokenizer_file, self.metrics, self.predictions)
+        parts = (*named, self.card, self.checkpoints, self.adapted.path, self.member(0).path.parent, self.tensorboard)
+        return first in {part.name for part in parts} | {"config.json", "data.json", "results.json", "adapt.txt"}
+
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
 

@@ -300,3 +300,71 @@ def test_a_language_model_has_no_head_to_classify_with(folder, run):
         stock.predict("Anne")
     with pytest.raises(UserError, match="is no left-to-right language model"):
         headstock.load(run).generate("Anne")
+
+
+# What programs hand over
+
+
+class Column:
+    """A data frame's column, as pandas and polars have it: no list, but it is iterated over by its values."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __iter__(self):
+        return iter(self.values)
+
+
+class Frame:
+    """A data frame: iterated over by the names of its columns."""
+
+    def __init__(self, **columns):
+        self.data = columns
+        self.columns = list(columns)
+        self.shape = (2, len(columns))
+
+    def __iter__(self):
+        return iter(self.columns)
+
+    def __getitem__(self, name):
+        return Column(self.data[name])
+
+
+def test_texts_may_come_in_anything_that_holds_texts(run):
+    model, two = headstock.load(run), ["Anne sees Paris.", "Ben likes the sea."]
+    frame = Frame(id=[1, 2], text=two)
+    wanted = model.predict(two)
+    for given_as in (tuple(two), iter(two), (text for text in two), np.array(two), frame["text"]):
+        assert model.predict(given_as) == wanted
+    assert np.array_equal(model.embed(np.array(two)), model.embed(two))
+
+
+def test_a_data_frame_is_refused_with_the_column_to_pass(run, folder):
+    frame = Frame(id=[1, 2], text=["Anne", "Ben"])
+    model, stock = headstock.load(run), headstock.load(folder / "stock")
+    for use in (model.predict, model.probabilities, model.embed, stock.score, stock.generate):
+        with pytest.raises(UserError, match=r"df\['text'\].*'id', 'text'"):
+            use(frame)
+    with pytest.raises(UserError, match="dict"):
+        model.predict({"text": ["Anne"]})
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), 3, ["Anne"], b"Anne"])
+def test_what_is_no_text_is_named_with_its_position_and_type(run, folder, wrong):
+    model, stock = headstock.load(run), headstock.load(folder / "stock")
+    for use in (model.predict, model.probabilities, model.embed, stock.score, stock.generate):
+        with pytest.raises(UserError, match=rf"\[2\] is .*{type(wrong).__name__.removesuffix('Type')}.*wanted"):
+            use(["Anne", "Ben", wrong])
+        with pytest.raises(UserError, match="wanted"):
+            use(7)
+
+
+def test_a_real_data_frame_is_refused_and_its_column_read(run):
+    pandas = pytest.importorskip("pandas")
+    model = headstock.load(run)
+    frame = pandas.DataFrame({"text": ["Anne", "Ben"]})
+    with pytest.raises(UserError, match=r"df\['text'\]"):
+        model.predict(frame)
+    assert model.predict(frame["text"]) == model.predict(["Anne", "Ben"])
+    with pytest.raises(UserError, match=r"rows\[1\]"):
+        model.predict(pandas.Series(["Anne", None]))

@@ -120,6 +120,7 @@ class Answer(LabelledTask):
 
     Config: ClassVar[type] = AnswerConfig
     target = "answers"
+    row_form = '{"question": "Who came?", "context": "Anne came."}'
     headline = "f1"
     title = "model that answers questions"
 
@@ -144,10 +145,13 @@ class Answer(LabelledTask):
     ) -> Records:
         return read_questions(path, columns=columns, insist=insist)
 
+    @staticmethod
+    def is_row(row: Any) -> bool:
+        return isinstance(row, Mapping) and all(isinstance(row.get(name), str) for name in ("question", "context"))
+
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        self.check_rows(rows)
         for row in rows:
-            if not isinstance(row, Mapping) or not all(isinstance(row.get(n), str) for n in ("question", "context")):
-                raise UserError('a row of this run is {"question": "Who came?", "context": "Anne came."}')
             for name in ("question", "context"):
                 if not row[name].strip():
                     raise UserError(f"the {name} is empty")

@@ -65,6 +65,7 @@ class LabelledTask(Task):
     title: ClassVar[str]  # what a model of it is, in words
     use: ClassVar[str] = "predict"  # the verb that a run of it is for,
     example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
+    row_form: ClassVar[str] = "a text (str)"  # what a program hands over as one row
     of_texts: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
     formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of metrics that are no ratio of sums
     averages: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
@@ -88,6 +89,15 @@ class LabelledTask(Task):
         cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
     ) -> Records:
         """The rows of a file, with the columns that this task wants."""
+
+    @staticmethod
+    def is_row(row: Any) -> bool:
+        """Whether a program handed over a row as this task reads it, of the form that `row_form` names."""
+        return isinstance(row, str)
+
+    def check_rows(self, rows: Sequence[Any]) -> None:
+        if not all(self.is_row(row) for row in rows):
+            raise UserError(f"a row of this run is {self.row_form}")
 
     @abstractmethod
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
@@ -218,6 +228,12 @@ class Recalled:
             features[row, : end - begin] = vectors[begin:end]
         batch.features = features
         return batch
+
+
+def texts_in(row: Any) -> list[str] | None:
+    """The texts that a row is a list, tuple or array of; None where it is something else."""
+    several = (isinstance(row, Sequence) and not isinstance(row, str | bytes)) or getattr(row, "ndim", 0) == 1
+    return list(row) if several and all(isinstance(text, str) for text in row) else None
 
 
 def segments_of(tokens: Tensor, separator: int) -> Tensor:

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from headstock.errors import UserError
 from headstock.tasks.classes import ClassConfig
 from headstock.tasks.classify import Classify, Labelled
-from headstock.tasks.labelled import segments_of, separator_of
+from headstock.tasks.labelled import segments_of, separator_of, texts_in
 from headstock.tasks.task import TASKS
 from headstock.text.records import Records, read_records
 from headstock.text.tokenizer import Tokenizer
@@ -30,6 +29,7 @@ class Pair(Classify):
     Config = PairConfig
     title = "classifier of pairs"
     example = "--file pairs.csv"
+    row_form = "two texts, such as ('It rains.', 'The street is wet.')"
     of_texts = False
 
     def __init__(self, config: PairConfig, tokenizer: Tokenizer | None):
@@ -43,9 +43,12 @@ class Pair(Classify):
     ) -> Records:
         return read_records(path, columns=columns, wanted=("text", "text_b"), insist=insist)
 
+    @staticmethod
+    def is_row(row: Any) -> bool:
+        return len(texts_in(row) or ()) == 2
+
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        if any(isinstance(row, str) or len(row) != 2 for row in rows):
-            raise UserError("a row of this run is two texts, such as ('It rains.', 'The street is wet.')")
+        self.check_rows(rows)
         return {"text": [first for first, _ in rows], "text_b": [second for _, second in rows]}
 
     def prepare(self, records: Records, *, labelled: bool = True) -> Labelled:

@@ -22,7 +22,7 @@ from headstock.model.model import Model
 from headstock.tasks.classes import listed
 from headstock.tasks.entities import is_entity_scheme
 from headstock.tasks.entities import tallies as entity_tallies
-from headstock.tasks.labelled import Features, LabelledTask, Tallies
+from headstock.tasks.labelled import Features, LabelledTask, Tallies, texts_in
 from headstock.tasks.task import TASKS, Examples, cross_entropy
 from headstock.text.records import Records
 from headstock.text.running import join_words, word_spans
@@ -75,6 +75,7 @@ class Tag(LabelledTask):
     Config: ClassVar[type] = TagConfig
     target = "tags"
     title = "tagger of words"
+    row_form = "a text (str), or a list of words such as ['It', 'rains', '.']"
 
     def __init__(self, config: TagConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
@@ -94,11 +95,14 @@ class Tag(LabelledTask):
     ) -> Records:
         return read_tagged(path, columns=columns, insist=insist)
 
+    @staticmethod
+    def is_row(row: Any) -> bool:
+        return isinstance(row, str) or texts_in(row) is not None
+
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         """A row is a list of words, taken as it is, or a text, whose words are found."""
+        self.check_rows(rows)
         words = [[row[a:b] for a, b in word_spans(row)] if isinstance(row, str) else list(row) for row in rows]
-        if any(not isinstance(word, str) for sentence in words for word in sentence):
-            raise UserError("a row of this run is a text, or a list of words such as ['It', 'rains', '.']")
         return {"tokens": words, "running": [row if isinstance(row, str) else None for row in rows]}
 
     @classmethod

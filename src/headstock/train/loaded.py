@@ -28,6 +28,7 @@ from headstock.text.tokenizer import Tokenizer
 from headstock.train.embed import check_pool, embed
 from headstock.train.evaluate import measure
 from headstock.train.fill import Filled, Filler
+from headstock.train.inputs import all_texts, described, each_row, each_text
 from headstock.train.labelled import read_splits, with_labels
 from headstock.train.likelihood import Kind, Score, token_likelihoods
 from headstock.train.loop import row_length
@@ -113,7 +114,7 @@ class Loaded:
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         if max_tokens < 0 or samples < 1:
             raise UserError(f"max_tokens must be 0 or more and samples 1 or more, not {max_tokens} and {samples}")
-        texts = [prompt for prompt in ([prompts] if isinstance(prompts, str) else prompts) for _ in range(samples)]
+        texts = [prompt for prompt in all_texts(prompts, "prompts") for _ in range(samples)]
         prompted = self.tokenizer.encode_batch(texts)
         marks = marks_of(self.task, self.tokenizer, left_to_right=True)
         writers = [Writer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)]
@@ -162,7 +163,7 @@ class Loaded:
 
     def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[Score]:
         """How likely each text is, and each of its tokens: see `likelihood_kind` for what that means."""
-        wanted = [texts] if isinstance(texts, str) else list(texts)
+        wanted = all_texts(texts)
         found = self.finite(self.token_likelihoods(self.tokenizer.encode_batch(wanted), pseudo=pseudo))
         return [
             Score(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
@@ -209,8 +210,7 @@ class Loaded:
             raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
         marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
         filler = Filler(self.model, self.tokenizer, marks=marks, length=length, shift=self.task.shift)
-        wanted = [texts] if isinstance(texts, str) else list(texts)
-        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in wanted]
+        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in all_texts(texts)]
 
     def embed(
         self, texts: str | Sequence[str], *, layers: str = "last", pool: str | None = None
@@ -219,14 +219,14 @@ class Loaded:
 
         Without `pool` it is the mean where the model looks both ways, the last token where it looks back only.
         """
-        found = list(self.embeddings([texts] if isinstance(texts, str) else texts, layers=layers, pool=pool))
+        found = list(self.embeddings(texts, layers=layers, pool=pool))
         if check_pool(pool, self.model.backbone) == "none":
             return found
         width = feature_width(self.model.backbone.width, layers)
         return np.stack(found) if found else np.zeros((0, width), dtype=np.float32)
 
     def embeddings(
-        self, texts: Iterable[str], *, layers: str = "last", pool: str | None = None
+        self, texts: str | Iterable[str], *, layers: str = "last", pool: str | None = None
     ) -> Iterator[np.ndarray]:
         """The same one by one, in the order of the texts, however many come."""
         if len(self.models) > 1:
@@ -237,7 +237,7 @@ class Loaded:
         check_layers(layers, self.model.backbone.depth)
         marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
         cut, threads = self.tokenizer.encode_batch, cutters(self.model.device)
-        for rows in worked_ahead(cut, growing(texts, most=most), threads=threads):
+        for rows in worked_ahead(cut, growing(each_text(texts), most=most), threads=threads):
             yield from self.finite(embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how))
 
     def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
@@ -246,17 +246,18 @@ class Loaded:
         A row is a text, for pairs `(text, text_b)`, for tags a list of words or a text, for answers
         `{"question": ..., "context": ...}`.
         """
-        return list(self.predictions([rows] if isinstance(rows, str) else rows))
+        return list(self.predictions(rows))
 
-    def predictions(self, rows: Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def predictions(self, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
         """The same one by one, in the order of the rows, however many come: a few thousand are read at a time.
 
         While the model reads some, the next ones are cut into tokens.
         """
         return self.predicted_by(self.labelled(), rows)
 
-    def predicted_by(self, task: LabelledTask, rows: Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def predicted_by(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
         """The same as a task of the run's kind says it, whose settings may be others."""
+        rows = rows if isinstance(rows, Records) else each_row(rows, task)
         for data in prepared_ahead(rows, task, self.model.device):
             yield from task.predictions(data, self.outputs(data))
 
@@ -283,13 +284,15 @@ class Loaded:
             if not task.config.unanswerable:
                 raise UserError(f"{self.run}: all its training questions had an answer, so a threshold has no meaning")
             task = Answer(replace(task.config, threshold=threshold), self.tokenizer)  # for this call only
-        asked = [questions] if isinstance(questions, str) else questions
-        found = self.predicted_by(task, [{"question": question, "context": context} for question in asked])
+        if not isinstance(context, str):
+            raise UserError(f"context is {described(context)}, wanted a text (str)")
+        asked = [{"question": question, "context": context} for question in all_texts(questions, "questions")]
+        found = self.predicted_by(task, asked)
         return [{name: value for name, value in row.items() if name != "id"} for row in found]
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The translation of each text; options are `beams`, `length_penalty`, `no_repeat`, `max_tokens`, `long`."""
-        task, wanted = self.translator(**options), [texts] if isinstance(texts, str) else list(texts)
+        task, wanted = self.translator(**options), all_texts(texts)
         length = row_length(self.model, self.config.train)
         return translations(self.model, task, wanted, length=length, dtype=self.config.train.dtype)
 
@@ -323,10 +326,14 @@ class Loaded:
             raise WorkError(f"{self.run}: its model gives values that are not finite numbers")
         return rows
 
-    def probabilities(self, texts: Sequence[str] | Records) -> np.ndarray:
+    def probabilities(self, texts: Iterable[Any] | Records) -> np.ndarray:
         """(N, C) the probability of every class."""
         task = self.classifier()
-        rows = texts if isinstance(texts, Records) else Records("text", list(range(len(texts))), task.columns_of(texts))
+        if isinstance(texts, Records):
+            rows = texts
+        else:
+            given = list(each_row(texts, task))
+            rows = Records("text", list(range(len(given))), task.columns_of(given))
         return np.stack(self.outputs(task.prepare(rows, labelled=False)))
 
     def classifier(self) -> Classify:

@@ -1,5 +1,7 @@
 """Mistakes are counted as by hand, length matters only where it does, and planted label errors are found."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from headstock.randomness import generator
 from headstock.study.mistakes import (
     calibration,
     confusion,
+    confusions,
     label_errors,
     length_effect,
     mistakes,
@@ -160,3 +163,15 @@ def test_most_models_must_agree_on_the_same_class():
 def test_a_class_that_no_row_carries_is_never_suggested():
     seen = np.stack([softmax(6 * np.eye(3)[[2, 0, 0, 1, 1]])])
     assert not doubted(seen, np.array([0, 0, 0, 1, 1]))
+
+
+def test_of_very_many_classes_the_commonest_confusions_are_kept_and_no_matrix():
+    few = confusions(np.array([0, 1]), np.array([1, 1]), 2)
+    assert few == {"confusion": [[0, 1], [0, 1]]}
+    true = np.array([7, 7, 7, 7, 9000, 5, 5])
+    found = confusions(true, np.array([8, 8, 7, 1, 9000, 6, 5]), 10_000)
+    assert found["confusion_pairs"][0] == [7, 8, 2, 4]
+    assert sorted(found["confusion_pairs"][1:]) == [[5, 6, 1, 2], [7, 1, 1, 4]]
+    assert (found["confusion_right"], found["confusion_total"]) == (3, 7)
+    every = np.arange(10_000)
+    assert len(json.dumps(confusions(every, np.roll(every, 1), 10_000))) < 10_000

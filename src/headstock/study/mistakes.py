@@ -16,12 +16,30 @@ Floats = NDArray[np.floating]
 BINS = 10
 FEW = 5  # below this many texts in either group a test of lengths says nothing
 SIGNIFICANT = 0.05
+MATRIX_CLASSES = 200  # of more classes no confusion matrix is kept,
+MOST_PAIRS = 200  # but so many of the commonest confusions
 AGREEMENT = 0.75  # the share of the models that must doubt a label, and for the same other class
 
 
 def confusion(true: Integers, predicted: Integers, classes: int) -> list[list[int]]:
     """Counts by true class (row) and predicted class (column)."""
     return np.bincount(true * classes + predicted, minlength=classes**2).reshape(classes, classes).tolist()
+
+
+def confusions(true: Integers, predicted: Integers, classes: int) -> dict[str, Any]:
+    """The matrix as `confusion`; of very many classes the commonest confusions alone, as `confusion_pairs`.
+
+    Those are [true class, predicted class, count, rows of the true class], and the diagonal is summed in
+    `confusion_right`: a matrix of 10,000 classes would take a gigabyte.
+    """
+    if classes <= MATRIX_CLASSES:
+        return {"confusion": confusion(true, predicted, classes)}
+    wrong = true != predicted
+    pairs, counts = np.unique(np.stack([true[wrong], predicted[wrong]]), axis=1, return_counts=True)
+    rows = np.bincount(true, minlength=classes)
+    order = np.argsort(-counts, kind="stable")[:MOST_PAIRS]
+    largest = [[int(a), int(b), int(counts[at]), int(rows[a])] for at in order for a, b in [pairs[:, at]]]
+    return {"confusion_pairs": largest, "confusion_right": int((~wrong).sum()), "confusion_total": len(true)}
 
 
 def calibration(probabilities: Floats, true: Integers) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def tell_classes(
         mistake["tokens"] = explained.get(str(row), [])
     words = np.array([len(text.split()) for text in shown["texts"]])
     return {
-        "confusion": mistakes.confusion(truth, found.argmax(1), len(task.config.classes)),
+        **mistakes.confusions(truth, found.argmax(1), len(task.config.classes)),
         "lengths": lengths_of(task, words, found.argmax(1) == truth),
         "calibration": mistakes.calibration(found, truth),
         "mistakes": surest,
@@ -120,7 +120,7 @@ def tell_tags(task: Tag, data: Tagged, outputs: Sequence[np.ndarray]) -> dict[st
     sizes = np.array([len(labels) for labels in data.labels])
     good = [bool((one.argmax(-1) == labels).all()) for one, labels in zip(outputs, data.labels, strict=True)]
     return {
-        "confusion": mistakes.confusion(truth, found.argmax(1), len(task.config.classes)),
+        **mistakes.confusions(truth, found.argmax(1), len(task.config.classes)),
         "lengths": lengths_of(task, sizes, np.array(good)),
         "calibration": mistakes.calibration(found, truth),
         "mistakes": wrong_words(task, data, found, truth, sizes),

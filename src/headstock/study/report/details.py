@@ -28,7 +28,8 @@ def describe(
     return {
         "seed": detail.get("seed"),
         "nouns": nouns,
-        "confusion": confusion(detail.get("confusion") or [], classes, style, gallery),
+        "confusion": confusion(detail.get("confusion") or [], classes, style, gallery)
+        or confusion_pairs(detail, classes),
         "lengths": lengths(detail.get("lengths") or {}, style, gallery, nouns),
         "calibration": calibration(detail.get("calibration") or {}, style, gallery, nouns),
         "mistakes": [mistake(row, room) for row in mistakes[:MOST_MISTAKES]],
@@ -62,6 +63,15 @@ def confusion(matrix: list[list[int]], classes: list[str], style: Style, gallery
         "right": sum(matrix[i][i] for i in range(len(matrix))),
         "total": total,
     }
+
+
+def confusion_pairs(detail: dict[str, Any], classes: list[str]) -> dict[str, Any] | None:
+    """The commonest confusions of a model of so many classes that no matrix was kept."""
+    if not (total := detail.get("confusion_total")):
+        return None
+    pairs = detail["confusion_pairs"][:MOST_CLASSES]
+    largest = [(classes[a], classes[b], count, count / max(1, rows)) for a, b, count, rows in pairs]
+    return {"classes": classes, "table": False, "largest": largest, "right": detail["confusion_right"], "total": total}
 
 
 def lengths(found: dict[str, Any], style: Style, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:

@@ -166,6 +166,18 @@ def test_evaluate_measures_minimal_pairs(runs, result, call, refused, tmp_path):
     )
 
 
-def test_evaluate_refuses_columns_of_a_text(runs, refused, corpus):
-    line = refused("evaluate", runs / "causal", corpus, "--columns", "text=foo")
-    assert f"--columns is for labelled rows; here {runs / 'causal'} is measured on text" in line
+def test_a_text_is_read_from_the_column_that_either_option_names(runs, result, refused, tmp_path):
+    texts = ["Anne sees Paris.", "Ben likes the sea."] * 4
+    table, plain = tmp_path / "t.csv", tmp_path / "t.txt"
+    table.write_text("\n".join(["id,body", *(f"{number},{text}" for number, text in enumerate(texts))]) + "\n")
+    plain.write_text("\n".join(texts) + "\n")
+    wanted = result("evaluate", runs / "causal", plain, "--documents", "line")["metrics"]
+    scores = result("score", runs / "causal", "--file", plain)
+    vectors = result("embed", runs / "causal", "--file", plain)
+    for words in (["--column", "body"], ["--columns", "text=body"]):
+        assert result("evaluate", runs / "causal", table, *words)["metrics"] == wanted
+        assert result("score", runs / "causal", "--file", table, *words) == scores
+        assert result("embed", runs / "causal", "--file", table, *words) == vectors
+    assert "label" in refused("evaluate", runs / "causal", table, "--columns", "label=id")
+    assert "'body'" in refused("score", runs / "causal", "--file", table)
+    assert "body" in refused("embed", runs / "causal", "--file", table, "--column", "id", "--columns", "text=body")

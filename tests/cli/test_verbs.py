@@ -1,5 +1,6 @@
 """The command line as a user meets it: real commands, real files, exit codes and JSON."""
 
+import csv
 import json
 import math
 import os
@@ -460,6 +461,85 @@ def test_evaluate_measures_a_classifier(classifier, call):
     assert "95%" in out
 
 
+def test_a_run_remembers_its_columns(classifier, call, tmp_path):
+    folder = classifier[0]
+
+    def said(*words):
+        return json.loads(call(*words, "--json", "-q")[0].splitlines()[-1])
+
+    wanted = said("evaluate", folder / "run", folder / "train.csv", "--columns", "text=review,label=stars")
+    assert said("evaluate", folder / "run", folder / "train.csv") == wanted
+    found = said("predict", folder / "run", "--file", folder / "test.csv")["predictions"]
+    kept = (folder / "run" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    assert found == [json.loads(line) for line in kept]
+    usual = write(tmp_path / "usual.csv", REVIEWS[:5])  # text,label: what is not called as in training has its own name
+    assert said("predict", folder / "run", "--file", usual)["predictions"] == found
+    assert said("evaluate", folder / "run", usual)["metrics"]["rows"] == 5
+    for words in (["--column", "review"], ["--columns", "text=review"]):
+        assert said("predict", folder / "run", "--file", folder / "test.csv", *words)["predictions"] == found
+
+
+def test_evaluate_and_finetune_print_the_same_line_with_the_majority_class(classifier, run, call, tmp_path):
+    folder = classifier[0]
+    train = folder / "train.csv"
+    files = ["--train", train, "--valid", train, "--columns", "text=review,label=stars"]
+    out, _ = call("finetune", run[0], "--out", tmp_path / "run", *files, *QUICK)
+    measured = next(line for line in out.splitlines() if line.startswith("valid: ")).removeprefix("valid: ")
+    assert "majority class 66.7%" in measured
+    out, _ = call("evaluate", tmp_path / "run", train)
+    assert out.splitlines()[0] == f"{train}: {measured}"
+
+
+def test_predictions_carry_columns_and_are_csv_by_the_name_of_the_file(classifier, call, tmp_path):
+    folder, file = classifier[0], tmp_path / "rows.csv"
+    file.write_text(
+        'id,review,stars\n7,"Anne, sees Paris.",town\n8, ,sea\n9,Ben likes the sea.,sea\n', encoding="utf-8"
+    )
+    words = ["predict", folder / "run", "--file", file, "--skip-blank", "--with", "id,text,label"]
+    said, err = call(*words, "--json")
+    rows = json.loads(said.splitlines()[-1])
+    assert "1 blank row" in err and rows["skipped_rows"] == 1
+    assert [(row["id"], row["text"], row["input.label"]) for row in rows["predictions"]] == [
+        ("7", "Anne, sees Paris.", "town"),
+        ("9", "Ben likes the sea.", "sea"),
+    ]
+    for name, delimiter in (("p.csv", ","), ("p.tsv", "\t")):
+        call(*words, "--out", tmp_path / name)
+        with (tmp_path / name).open(encoding="utf-8", newline="") as written:
+            table = list(csv.DictReader(written, delimiter=delimiter))
+        assert list(table[0]) == ["id", "text", "input.label", "label", "probabilities.sea", "probabilities.town"]
+        for row, wanted in zip(table, rows["predictions"], strict=True):
+            assert (row["id"], row["text"], row["label"]) == (wanted["id"], wanted["text"], wanted["label"])
+            assert float(row["probabilities.sea"]) == wanted["probabilities"]["sea"]
+    call(*words, "--out", tmp_path / "p.jsonl")
+    lines = (tmp_path / "p.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == rows["predictions"]
+    said, _ = call("predict", folder / "run", "Anne sees Paris.", "--with", "text")
+    assert said.split("\t")[0] == "Anne sees Paris."
+
+
+def test_blank_rows_are_refused_with_the_option_that_leaves_them_out(classifier, run, call, tmp_path):
+    folder = classifier[0]
+    rows = write(tmp_path / "rows.csv", [*REVIEWS, (" ", "sea"), ("Ben sees home.", "")])
+    for words in (["finetune", run[0], "--train", rows, "--out", tmp_path / "run"], ["evaluate", folder / "run", rows]):
+        _, err = call(*words, code=2)
+        assert "rows.csv:26" in err and "--skip-blank" in err
+    said = json.loads(call("evaluate", folder / "run", rows, "--skip-blank", "--json")[0].splitlines()[-1])["metrics"]
+    assert (said["rows"], said["skipped_rows"]) == (len(REVIEWS), 2)
+    files = ["--train", rows, "--out", tmp_path / "run", "--skip-blank", *QUICK[:-1]]
+    out, err = call("finetune", run[0], *files, "--json")
+    done = json.loads(out.splitlines()[-1])
+    assert any("2 blank rows" in line for line in done["warnings"])
+    assert "warning: " in err
+    assert json.loads(call("evaluate", tmp_path / "run", "--json")[0].splitlines()[-1])["metrics"]["rows"]
+
+
+def test_plain_text_has_no_labels_to_train_on(run, call, tmp_path):
+    (tmp_path / "rows.txt").write_text("Anne sees Paris.\nBen likes the sea.\n")
+    _, err = call("finetune", run[0], "--train", tmp_path / "rows.txt", "--out", tmp_path / "run", code=2)
+    assert "rows.txt" in err and "no labels" in err and ".csv" in err and "rows.label" in err
+
+
 def test_a_copied_run_is_called_by_its_new_name(run, classifier, call, tmp_path):
     folder = classifier[0]
     files = ["--train", folder / "train.csv", "--valid", folder / "train.csv", "--test", folder / "test.csv"]
@@ -484,7 +564,11 @@ def test_wrong_words_to_a_classifier(classifier, run, call, tmp_path):
 
     assert "has no head to predict with" in said("predict", run[0], "x", "--out", tmp_path / "out.jsonl")
     assert "not both" in said("predict", folder / "run", "x", "--file", folder / "test.csv")
-    assert "'review'" in said("predict", folder / "run", "--file", folder / "test.csv")
+    line = said("predict", folder / "run", "--file", folder / "test.csv", "--out", tmp_path / "out.parquet")
+    assert "out.parquet" in line and ".csv" in line
+    assert "'nobody'" in said("predict", folder / "run", "--file", folder / "test.csv", "--with", "nobody")
+    assert "only text" in said("predict", folder / "run", "a text", "--with", "id")
+    assert "'nobody'" in said("predict", folder / "run", "--file", folder / "test.csv", "--column", "nobody")
     line = said("evaluate", folder / "run", folder / "test.csv", "--columns", "text=review")
     assert "test.csv: has no labels to measure by" in line
     named = ["--columns", "text=review,label=stars"]

@@ -225,6 +225,7 @@ SCHEMA = {
     "measured_rows": int,
     "leakage": [LEAKAGE],
     "train_overlap": int,
+    "majority": ({"class": str, "accuracy": SHARE}, type(None)),
     "arms": [
         {
             "name": str,
@@ -242,6 +243,7 @@ SCHEMA = {
     "pairs": [{"labels": int, "a": str, "b": str, "difference": float, "low": MAYBE, "high": MAYBE}],
     "verdicts": [str],
     "notes": [str],
+    "warnings": [str],
     "details": {"labels": int, "arms": {ANY: ARM_DETAILS}, "label_errors": [DOUBTFUL]},
 }
 

@@ -115,3 +115,11 @@ def test_both_sides_are_text_to_learn_from(tmp_path):
     found = read_parallel(table(tmp_path / "rows.tsv", PAIRS))
     assert found.documents == [source for source, _ in PAIRS] + [target for _, target in PAIRS]
     assert found.select([2]).columns == {"source": ["Zoë is here."], "target": ["Zoë est ici."]}
+
+
+def test_rows_with_a_blank_side_are_left_out_on_request(tmp_path):
+    sides(tmp_path, [("a", "b"), (" ", "c"), ("d", ""), ("e", "f")])
+    found = read_parallel(tmp_path / "train", columns={"source": "en", "target": "fr"}, skip_blank=True)
+    assert (pairs_of(found), found.skipped) == ([("a", "b"), ("e", "f")], 2)
+    found = read_parallel(table(tmp_path / "t.tsv", [("a", "b"), ("", "c")]), skip_blank=True)
+    assert (pairs_of(found), found.skipped) == ([("a", "b")], 1)

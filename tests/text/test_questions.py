@@ -232,3 +232,12 @@ def test_what_is_read_always_stands_at_its_place(tmp_path_factory, context, star
     assert answer["text"] == text and context.startswith(text, answer["start"])
     places = [i for i in range(len(context)) if context.startswith(text, i)]
     assert abs(answer["start"] - offset) == min(abs(i - offset) for i in places)
+
+
+def test_blank_questions_and_contexts_are_left_out_on_request(tmp_path):
+    row = {"context": CONTEXT, "question": QUESTION, "answers": []}
+    rows = [row, row | {"question": " "}, row | {"context": ""}]
+    found = read_questions(write(tmp_path, "q.jsonl", "\n".join(map(json.dumps, rows))), skip_blank=True)
+    assert (len(found), found.skipped) == (1, 2)
+    found = read_questions(write(tmp_path, "q.json", squad(asked([]), asked([], question=""))), skip_blank=True)
+    assert (len(found), found.skipped, len(found.places)) == (1, 1, 1)

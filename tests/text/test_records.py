@@ -180,7 +180,8 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
     table = [["review", "label"], ["x", "1"], ["  ", "1"], ["y", " "]]
     told = refusal(write(tmp_path, "a.csv", as_table(table)), columns={"text": "review"})
     assert told.splitlines() == [
-        f"{tmp_path}/a.csv: 2 values cannot be used; for each, correct or remove the row:",
+        f"{tmp_path}/a.csv: 2 values cannot be used; for each, correct or remove the row, or leave out blank ones with "
+        "--skip-blank:",
         f"  {tmp_path}/a.csv:3: text (column 'review') is blank",
         f"  {tmp_path}/a.csv:4: label is blank",
     ]
@@ -189,7 +190,7 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
     assert len(lines) == 7
     assert (lines[5], lines[6]) == (f"  {many}:6: label is blank", "  and 7 more")
     one = refusal(write(tmp_path, "c.txt", "x\n\ny\n"))
-    assert one == f"{tmp_path}/c.txt:2: text is blank; correct or remove the row"
+    assert one.startswith(f"{tmp_path}/c.txt:2: text is blank; correct or remove the row")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +360,9 @@ def test_blank_lines_keep_their_place_in_a_stream(tmp_path):
         (1, "un"), (2, ""), (3, ""), (4, " deux "), (5, ""),
     ]  # fmt: skip
     path = write(tmp_path, "a.csv", 'text\nx\n""\ny\n')
-    assert stream_refusal(path) == f"{path}:3: text is blank; correct or remove the row"
+    assert stream_refusal(path) == (
+        f"{path}:3: text is blank; correct or remove the row, or leave out blank ones with --skip-blank"
+    )
 
 
 def test_standard_input_is_one_text_a_line(monkeypatch):
@@ -407,3 +410,28 @@ def test_a_stream_does_not_read_ahead_of_what_is_asked(tmp_path, monkeypatch, su
     assert [next(texts)[1] for _ in range(4000)] == [f"text {i}" for i in range(4000)]
     with pytest.raises(UserError, match="not UTF-8"):
         list(texts)
+
+
+# Blank rows
+
+
+def test_blank_rows_are_left_out_and_counted_on_request(tmp_path):
+    table = write(tmp_path, "a.csv", as_table([["text", "label"], ["x", "1"], [" ", "1"], ["y", ""], ["z", "2"]]))
+    rows = read_records(table, skip_blank=True)
+    assert (rows.texts, rows.labels, rows.lines, rows.skipped) == (["x", "z"], ["1", "2"], [2, 5], 2)
+    lines = write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": null}\n{"label": "1"}\n{"text": "y"}\n')
+    assert read_records(lines, skip_blank=True, optional=()).texts == ["x", "y"]
+    with pytest.raises(UserError, match=r"b.csv: all its 2 rows are blank"):
+        read_records(write(tmp_path, "b.csv", as_table([["text"], [" "], ["\t"]])), skip_blank=True)
+    with pytest.raises(UserError, match=r"c.jsonl:2: label is the list"):  # what is wrong otherwise is still refused
+        read_records(
+            write(tmp_path, "c.jsonl", '{"text": "x", "label": "1"}\n{"text": "y", "label": [1]}\n'), skip_blank=True
+        )
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+def test_blank_rows_of_a_stream_are_left_out_on_request(tmp_path, name):
+    path = write(tmp_path, name, as_table([["text"], ["x"], [" "], ["y"]]) if name == "a.csv" else "text\nx\n \ny\n")
+    skipped: list[int] = []
+    assert [text for _, text in stream_texts(path, skipped=skipped)][-2:] == ["x", "y"]
+    assert skipped == [3]

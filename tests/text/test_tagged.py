@@ -204,3 +204,10 @@ def test_what_is_written_is_read(tmp_path_factory, sentences):
     words, tags = [[w for w, _ in pairs] for pairs in sentences], [[t for _, t in pairs] for pairs in sentences]
     path = write(tmp_path_factory.getbasetemp(), "written.conll", conll(words=words, tags=tags))
     assert read_tagged(path).columns == {"tokens": words, "tags": tags}
+
+
+def test_rows_without_words_are_left_out_on_request(tmp_path):
+    rows = [{"tokens": ["a"], "tags": ["X"]}, {"tokens": [], "tags": []}, {"tokens": ["b"], "tags": ["Y"]}]
+    path = write(tmp_path, "t.jsonl", "\n".join(map(json.dumps, rows)))
+    found = read_tagged(path, skip_blank=True)
+    assert (found.columns["tokens"], found.columns["tags"], found.skipped) == ([["a"], ["b"]], [["X"], ["Y"]], 1)

@@ -21,6 +21,7 @@ from headstock.text.records import read_records
 from headstock.train.finetune import finetune
 from headstock.train.fit import Data
 from headstock.train.loop import train
+from headstock.train.metrics import against_majority
 from headstock.train.pretrain import build_model
 from headstock.train.run import Run
 from headstock.train.settings import make_config
@@ -549,3 +550,28 @@ def test_two_processes_learn_what_one_does(causal, files, tmp_path):
     for name in ("train_loss", "valid_loss"):
         curves = [[row[name] for row in run.results()["epochs"]] for run in (one, two)]
         assert curves[1] == pytest.approx(curves[0], abs=1e-4)
+
+
+# Refused before a folder is made
+
+
+@pytest.mark.parametrize("size", [{"model.depth": 3}, {"model.width": 32}, {"model.context": 64}])
+def test_sizes_that_the_weights_do_not_fit_leave_no_folder(causal, learn, tmp_path, size):
+    (name, value) = next(iter(size.items()))
+    with pytest.raises(UserError, match=rf"{name}={value} .*--init scratch"):
+        learn(causal, settings=STILL | size)
+    assert not (tmp_path / "run").exists()
+    learn(causal, settings=STILL | {"epochs": 1})  # the corrected call is not in the way of anything
+
+
+def test_a_model_no_better_than_the_commonest_class_is_said_to_be_so(causal, learn, tmp_path):
+    rows = write(tmp_path / "rows.csv", [*sentences(12, 1, ["sea"]), *sentences(4, 2, ["town"])])
+    done = learn(causal, settings=STILL | {"epochs": 1}, train=rows, valid=rows)
+    assert done["metrics"]["majority"] == 0.75
+    assert done["metrics"]["majority_class"] == "sea"
+    said = against_majority(done["metrics"])
+    assert said and "75.0%" in said and "'sea'" in said
+    assert said in Run(tmp_path / "run").card.read_text()
+    assert against_majority({"accuracy": 0.9, "majority": 0.75, "majority_class": "sea"}) is None
+    clear = {"accuracy": 0.9, "majority": 0.75, "majority_class": "sea", "intervals": {"accuracy": [0.7, 1.0]}}
+    assert "not clearly above" in (against_majority(clear) or "")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, ConfigFile, Settings, Test, Train, Valid
+from headstock.cli.options import Column, Columns, ConfigFile, Settings, SkipBlank, Test, Train, Valid, named_columns
 from headstock.cli.verb import Common, verb
 
 
@@ -26,6 +26,8 @@ def compare(
     labels: Annotated[str | None, typer.Option("--labels", help="Numbers of labels, such as 100,400,1600.")] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", help="How often everything is repeated; 5.")] = None,
     columns: Columns = None,
+    column: Column = None,
+    skip_blank: SkipBlank = False,
     leakage: Annotated[
         str | None, typer.Option("--leakage", help="Test texts seen in pretraining: exclude, keep, or skip the search.")
     ] = None,
@@ -41,7 +43,7 @@ def compare(
     from headstock.study.compare import compare as work
     from headstock.study.report import write_report
     from headstock.study.table import runs_table, table
-    from headstock.text.records import parse_columns
+    from headstock.train.transfer import labelled_task
     from headstock.train.watch import one_line
 
     with one_line(quiet=common.quiet) as watch:
@@ -57,7 +59,8 @@ def compare(
             labels=counts(labels) if labels else None,
             seeds=seeds,
             seed=common.seed,
-            columns=parse_columns(columns) if columns else None,
+            columns=named_columns(columns, column, main=labelled_task(task or "classify").input_column),
+            skip_blank=skip_blank or None,
             leakage=leakage,
             rows=rows,
             config_file=config,

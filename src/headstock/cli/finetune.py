@@ -5,7 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, ConfigFile, Overwrite, Resume, Settings, Test, Train, Valid
+from headstock.cli.options import (
+    Column,
+    Columns,
+    ConfigFile,
+    Overwrite,
+    Resume,
+    Settings,
+    SkipBlank,
+    Test,
+    Train,
+    Valid,
+    named_columns,
+)
 from headstock.cli.verb import Common, verb
 
 
@@ -35,6 +47,8 @@ def finetune(
     ] = None,
     ensemble: Annotated[int | None, typer.Option("--ensemble", help="Average so many models, one a seed.")] = None,
     columns: Columns = None,
+    column: Column = None,
+    skip_blank: SkipBlank = False,
     set_: Settings = None,
     config: ConfigFile = None,
     resume: Resume = False,
@@ -48,8 +62,7 @@ def finetune(
     from headstock.errors import quoted
     from headstock.study.report import write_report
     from headstock.study.told import tell_run
-    from headstock.text.records import parse_columns
-    from headstock.train.card import with_intervals
+    from headstock.train.card import measured_lines
     from headstock.train.finetune import finetune as work
     from headstock.train.run import Run, check_resumable
     from headstock.train.transfer import labelled_task
@@ -77,7 +90,8 @@ def finetune(
             test=test,
             task=task,
             out=out,
-            columns=parse_columns(columns) if columns else None,
+            columns=named_columns(columns, column, main=labelled_task(task).input_column),
+            skip_blank=skip_blank,
             init=init,
             freeze=freeze or None,
             config_file=config,
@@ -96,7 +110,8 @@ def finetune(
     common.tell(f"{results['run']}: {done}")
     for side in ("valid", "test"):
         if side in results:
-            common.tell(f"{side}: {with_intervals(results[side])}")
+            for line in measured_lines(side, results[side]):
+                common.tell(line)
     learned = labelled_task(results["task"])
     common.show(f"report: {Run(out).report}")
     common.show(f"try: headstock {learned.use} {quoted(out)} {learned.example}")

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, Int8, RunPath
+from headstock.cli.options import Column, Columns, Int8, RunPath, SkipBlank, named_columns, text_column
 from headstock.cli.terminal import write_out
 from headstock.cli.verb import Common, verb
 
-TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file, one a line; - is stdin.")]
+TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file: one a line, or a table; - is stdin.")]
 
 
 def generate(
@@ -21,7 +21,9 @@ def generate(
     prompt: Annotated[
         list[str] | None, typer.Argument(help="One or more beginnings; nothing starts a new text.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Prompts from a file, one a line.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Prompts from a file: one a line, or a table.")] = None,
+    columns: Columns = None,
+    column: Column = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens to add at the most.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy, 1 as learned.")] = 1.0,
     top_k: Annotated[int | None, typer.Option("--top-k", help="Only the k likeliest tokens.")] = None,
@@ -41,7 +43,7 @@ def generate(
     from headstock.errors import UserError
     from headstock.train.loaded import load
 
-    prompts = texts_from(prompt, file) if prompt or file else [""]
+    prompts = texts_from(prompt, file, text_column(columns, column)) if prompt or file else [""]
     if stream and (len(prompts) > 1 or samples > 1):
         raise UserError("--stream shows one text: give one prompt and one sample")
     if stream and beams is not None:
@@ -81,6 +83,8 @@ def score(
     run: RunPath,
     text: Annotated[list[str] | None, typer.Argument(help="Texts to judge.")] = None,
     file: TextFile = None,
+    columns: Columns = None,
+    column: Column = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Show each token's part too.")] = False,
     pseudo: Annotated[bool, typer.Option("--pseudo", help="Each token given all others, not those before.")] = False,
 ) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def score(
 
     loaded = load(run, device=common.device)
     kind = loaded.likelihood_kind(pseudo or None)
-    scores = loaded.score(texts_from(text, file), pseudo=pseudo or None)
+    scores = loaded.score(texts_from(text, file, text_column(columns, column)), pseudo=pseudo or None)
     common.say(f"{kind} in all, tokens, and per token")
     for row in scores:
         count = max(1, len(row.tokens))
@@ -120,6 +124,8 @@ def fill(
     run: RunPath,
     text: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK] where a word is wanted.")] = None,
     file: TextFile = None,
+    columns: Columns = None,
+    column: Column = None,
     top: Annotated[int, typer.Option("--top", help="So many words for each mask.")] = 5,
     pieces: Annotated[int, typer.Option("--pieces", help="Words of up to so many tokens.")] = 3,
     among: Annotated[str | None, typer.Option("--among", help="Rank these words only: good,bad.")] = None,
@@ -137,7 +143,9 @@ def fill(
     words = [word.strip() for word in among.split(",") if word.strip()] if among is not None else []
     if among is not None and not words:
         raise UserError("--among: no word; give some, such as --among good,bad")
-    made = load(run, device=common.device).fill(texts_from(text, file), top=top, pieces=pieces, among=words)
+    made = load(run, device=common.device).fill(
+        texts_from(text, file, text_column(columns, column)), top=top, pieces=pieces, among=words
+    )
     for row in made:
         common.show(row.filled)
         for number, fills in enumerate(row.fills, 1):
@@ -170,11 +178,13 @@ def embed(
     words: Annotated[bool, typer.Option("--words", help="One vector a word: the mean of its tokens.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write them here: .npy or .jsonl.")] = None,
     columns: Columns = None,
+    column: Column = None,
+    skip_blank: SkipBlank = False,
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Texts as vectors: one a text, word or token, from the layers you choose."""
     from headstock.errors import UserError
-    from headstock.text.records import parse_columns, stream_texts
+    from headstock.text.records import stream_texts
     from headstock.train.embed import align, by_word, write_vectors
     from headstock.train.loaded import load
 
@@ -188,8 +198,8 @@ def embed(
         raise UserError(f"--out {out}: must end in .npy or .jsonl")
     loaded = load(run, device=common.device, int8=int8)
     how = "none" if words else pool
-    named = parse_columns(columns) if columns else None
-    texts: Iterable[str] = text or (row for _, row in stream_texts(file or "-", columns=named))
+    named, skipped = named_columns(columns, column), list[int]() if skip_blank else None
+    texts: Iterable[str] = text or (row for _, row in stream_texts(file or "-", columns=named, skipped=skipped))
 
     def rows() -> Iterator[tuple[dict[str, Any], Any]]:
         read: deque[str] = deque()  # those whose vectors are still to come: they are read ahead
@@ -211,9 +221,13 @@ def embed(
 
     if out is not None:
         made = write_vectors(out, rows())
+        if skipped:
+            common.say(f"warning: {file or '-'}: {len(skipped):,} blank rows left out")
         common.show(f"{out}: {' x '.join(f'{size:,}' for size in made['shape'])}, {made['texts']:,} texts")
         return {"out": str(out), "layers": layers} | made
     found = list(rows())
+    if skipped:
+        common.say(f"warning: {file or '-'}: {len(skipped):,} blank rows left out")
     for whose, vectors in found:
         common.show(f"{' x '.join(map(str, vectors.shape)):>12s}  {whose['text']}")
     result = {"layers": layers, "texts": len(found), "vectors": [vectors.tolist() for _, vectors in found]}
@@ -229,9 +243,10 @@ def vector_files(given: dict[str, Any]) -> list[Path]:
     return [out, out.with_suffix(".tokens.jsonl")] if several and out.suffix == ".npy" else [out]
 
 
-def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
-    """Texts named on the command line, in a file, or on standard input."""
+def texts_from(given: list[str] | None, file: Path | None, column: str | None = None) -> list[str]:
+    """Texts named on the command line, in a file, or on standard input; blank ones are left out."""
     from headstock.errors import UserError
+    from headstock.text.records import is_table, stream_texts
 
     if given and file:
         raise UserError("give texts or --file, not both")
@@ -239,6 +254,11 @@ def texts_from(given: list[str] | None, file: Path | None) -> list[str]:
         return given
     if file is None and sys.stdin.isatty():
         raise UserError("no text: give one, name a --file, or pipe text in")
+    if file is not None and is_table(file):
+        found = [text for _, text in stream_texts(file, columns={"text": column} if column else None, skipped=[])]
+        if not found:
+            raise UserError(f"{file}: no text in it")
+        return found
     try:
         text = sys.stdin.read() if file is None or str(file) == "-" else file.read_text(encoding="utf-8")
     except FileNotFoundError:

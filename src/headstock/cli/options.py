@@ -14,6 +14,10 @@ Settings = Annotated[
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")]
 Columns = Annotated[str | None, typer.Option("--columns", help="Their names, such as text=review,label=stars.")]
+Column = Annotated[
+    str | None, typer.Option("--column", help="The text's column in tables; the same as --columns text=NAME.")
+]
+SkipBlank = Annotated[bool, typer.Option("--skip-blank", help="Leave out rows with a blank text or label.")]
 Documents = Annotated[str | None, typer.Option("--documents", help="line, block, file, or auto to guess.")]
 Train = Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")]
 Valid = Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")]
@@ -28,3 +32,24 @@ Resume = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")]
+
+
+def named_columns(columns: str | None, column: str | None, *, main: str = "text") -> dict[str, str] | None:
+    """What --columns and --column say together: `main` is the column that --column names."""
+    from headstock.errors import UserError
+    from headstock.text.records import parse_columns
+
+    named = parse_columns(columns) if columns else {}
+    if column is not None and named.get(main, column) != column:
+        raise UserError(f"--column {column}: --columns says {main}={named[main]}; give one of the two")
+    return (named | ({main: column} if column is not None else {})) or None
+
+
+def text_column(columns: str | None, column: str | None) -> str | None:
+    """The column that holds the text, for verbs that read no other."""
+    from headstock.errors import UserError, did_you_mean
+
+    named = named_columns(columns, column) or {}
+    if other := next((name for name in named if name != "text"), None):
+        raise UserError(f"--columns {other}={named[other]}: only the text is read here{did_you_mean(other, ['text'])}")
+    return named.get("text")

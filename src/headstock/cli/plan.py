@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Documents
+from headstock.cli.options import Column, Columns, Documents, text_column
 from headstock.cli.verb import Common, verb
 
 
@@ -20,7 +20,8 @@ def plan(
     probe: Annotated[bool, typer.Option("--probe", help="Make 50 or more real steps here, and correct it.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the settings to this .toml file.")] = None,
     documents: Documents = None,
-    column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
+    column: Column = None,
+    columns: Columns = None,
 ) -> dict[str, Any]:
     """Propose a model and a length of training for a text, and predict its time and memory.
 
@@ -41,7 +42,7 @@ def plan(
         objective=objective,
         probe=probe,
         documents=documents,
-        column=column,
+        column=text_column(columns, column),
         seed=common.seed,
         say=common.say,
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import ConfigFile, Documents, Overwrite, Resume, Settings
+from headstock.cli.options import Column, Columns, ConfigFile, Documents, Overwrite, Resume, Settings, text_column
 from headstock.cli.verb import Common, verb
 
 
@@ -30,7 +30,8 @@ def pretrain(
     start: Annotated[str | None, typer.Option("--start", help="Begin with the model and weights of this run.")] = None,
     valid: Annotated[list[str] | None, typer.Option("--valid", help="Held-out text of your own.")] = None,
     documents: Documents = None,
-    column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
+    column: Column = None,
+    columns: Columns = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def pretrain(
         "task.nsp": nsp,
         "data.valid": valid,
         "data.documents": documents,
-        "data.column": column,
+        "data.column": text_column(columns, column),
     }
     settings |= {key: value for key, value in options.items() if value is not None}
     if resume:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, ConfigFile, Documents, Settings, Train
+from headstock.cli.options import Column, Columns, ConfigFile, Documents, Settings, Train, named_columns, text_column
 from headstock.cli.verb import Common, verb
 
 
@@ -36,7 +36,7 @@ def sweep(
     epochs: Annotated[float | None, typer.Option("--epochs", help="or in passes over the text or rows,")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", help="or in minutes.")] = None,
     documents: Documents = None,
-    column: Annotated[str | None, typer.Option("--column", help="The text's column in tables.")] = None,
+    column: Column = None,
     set_: Settings = None,
     config: ConfigFile = None,
 ) -> dict[str, Any]:
@@ -53,10 +53,16 @@ def sweep(
     from headstock.study.report import write_report
     from headstock.study.sweep import sweep as work
     from headstock.text.records import parse_columns
+    from headstock.train.transfer import labelled_task
     from headstock.train.watch import one_line
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options: dict[str, Any] = {"train.steps": steps, "train.epochs": epochs, "train.minutes": minutes}
+    named = parse_columns(columns) if columns else None
+    if run is not None:
+        named, column = named_columns(columns, column, main=labelled_task(task or "classify").input_column), None
+    elif config is None and named and set(named) == {"text"}:
+        named, column = None, text_column(columns, column)
     options |= {"data.documents": documents, "data.column": column}
     settings |= {key: value for key, value in options.items() if value is not None}
     with one_line(quiet=common.quiet) as watch:
@@ -68,7 +74,7 @@ def sweep(
             task=task,
             train=train,
             valid=valid,
-            columns=parse_columns(columns) if columns else None,
+            columns=named,
             preset=preset,
             objective=objective,
             tokenizer=tokenizer,

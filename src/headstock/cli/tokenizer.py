@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.options import Column, Columns, text_column
 from headstock.cli.verb import Common, verb
 
 tokenizer = typer.Typer(help="Train a tokenizer, or look at how one splits text.", no_args_is_help=True)
@@ -18,7 +19,8 @@ def train(
     kind: Annotated[str, typer.Option("--kind", help="bpe, unigram, wordpiece, word or char.")] = "bpe",
     vocab: Annotated[int, typer.Option("--vocab", help="Entries at the most, special tokens included.")] = 8000,
     documents: Annotated[str, typer.Option("--documents", help="line, block, file, or auto to guess.")] = "auto",
-    column: Annotated[str, typer.Option("--column", help="The text's column in tables.")] = "text",
+    column: Column = None,
+    columns: Columns = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case.")] = False,
     strip_accents: Annotated[bool, typer.Option("--strip-accents", help="Take accents off.")] = False,
 ) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def train(
 
     wish = {"kind": kind, "vocabulary": vocab, "lowercase": lowercase, "strip_accents": strip_accents}
     settings = config.build(TokenizerSettings, wish)
-    text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
+    text = read_corpus(corpus, documents=documents, column=text_column(columns, column) or "text")  # type: ignore[arg-type]
     common.say(text.how())
     made = train_tokenizer(sampled(text), settings)
     made.save(out)

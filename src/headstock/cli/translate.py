@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.options import Columns, Int8, RunPath
+from headstock.cli.options import Column, Columns, Int8, RunPath, named_columns
 from headstock.cli.verb import Common, verb
 
 AT_ONCE = 512  # texts that are sorted by length together
@@ -31,6 +31,7 @@ def translate(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the translations here, one a line.")] = None,
     columns: Columns = None,
+    column: Column = None,
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Translate sentences with a run that was fine-tuned for it.
@@ -39,7 +40,7 @@ def translate(
     """
     from headstock.errors import UserError
     from headstock.files import whole_file
-    from headstock.text.records import parse_columns
+    from headstock.text.records import is_table
     from headstock.train.loaded import load
 
     if text and file:
@@ -51,7 +52,9 @@ def translate(
     options = {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat, "max_tokens": max_tokens}
     loaded = load(run, device=common.device, int8=int8)
     task = loaded.translator(**options)
-    named = parse_columns(columns) if columns else None
+    named = named_columns(columns, column, main=task.input_column)
+    if file is not None and is_table(file):  # of other files, the run's own columns are how pairs of them end
+        named = loaded.columns_for(file, named)
     made, count = [], 0
     with ExitStack() as stack:
         lines = stack.enter_context(stack.enter_context(whole_file(out)).open("w", encoding="utf-8")) if out else None

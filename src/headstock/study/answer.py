@@ -4,7 +4,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from headstock.tasks.labelled import LabelledTask, Statistics
 from headstock.text.catalog import PREFIX
 from headstock.text.records import Records
 from headstock.train.intervals import difference, interval, macro_f1_interval
+from headstock.train.metrics import against_majority, majority_of
 
 Cell = dict[str, Any]
 TOLD = (
@@ -66,6 +67,7 @@ def answer(
         "classes": list(getattr(ground.config, "classes", ())),
         "measured_on": "valid" if ground.measured_is_valid else "test",
         "measured_rows": len(ground.measured),
+        "majority": majority(ground),
         "leakage": leaks.runs,
         "train_overlap": len(overlap(whole(ground.measured), whole(ground.splits.train))),
         "arms": described,
@@ -76,7 +78,8 @@ def answer(
         "summary": summary,
         "pairs": pairs,
         "verdicts": verdicts(plan, counts, summary, pairs, described, unit=nouns_of(ground.task.name).unit),
-        "notes": [*notes(plan, ground, leaks), *differences(runs)],
+        "warnings": list(ground.splits.warnings),
+        "notes": [*notes(plan, ground, leaks), *under_majority(ground, summary), *differences(runs)],
         "details": details(ground, arms, by_arm, counts[-1]),
     }
     write_json(ground.folder / "results.json", results)
@@ -84,6 +87,33 @@ def answer(
         for arm in arms:
             write_predictions(ground, arm, by_arm[arm.name, counts[-1]])
     return results
+
+
+def majority(ground: Ground) -> dict[str, Any] | None:
+    """The commonest class of the measured rows (of words, the commonest tag), and the accuracy of answering it."""
+    columns = ground.measured.columns
+    known = columns.get("label", list(chain.from_iterable(columns.get("tags", []))))
+    if not known or getattr(ground.config, "separator", None) is not None:
+        return None
+    name, accuracy = majority_of(known)
+    return {"class": name, "accuracy": accuracy}
+
+
+def under_majority(ground: Ground, summary: list[dict[str, Any]]) -> list[str]:
+    """Which arms do no better, or not clearly better, than always answering the commonest class."""
+    found = majority(ground)
+    if found is None:
+        return []
+    said = []
+    always = f"always answering {found['class']!r} ({found['accuracy']:.1%})"
+    for row in summary:
+        metrics = {"accuracy": row["accuracy"], "majority": found["accuracy"], "majority_class": found["class"]}
+        around = {"intervals": {"accuracy": (row.get("accuracy_low"), row.get("accuracy_high"))}}
+        if against_majority(metrics | around):
+            how = "below" if row["accuracy"] < found["accuracy"] else "not clearly above"
+            who = f"{row['arm']} with {row['labels']:,} labels"
+            said.append(f"{who} ({row['accuracy']:.1%}) is {how} {always}.")
+    return said
 
 
 def verdicts(

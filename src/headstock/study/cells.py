@@ -48,6 +48,7 @@ class Ground:
     folder: Path
     world: World
     judge: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
+    columns: tuple[str, ...] = ()  # what the files call them
 
     @property
     def unlabelled(self) -> Records | None:
@@ -104,7 +105,7 @@ def settings_of(ground: Ground, place: Place, train: Records) -> RunConfig | Non
     given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
     shared = {name: getattr(ground.config, name, None) for name in SHARED}
     given |= {f"task.{name}": config.plain(value) for name, value in shared.items() if value}
-    given |= {"data.train": ground.splits.train.source}
+    given |= {"data.train": ground.splits.train.source, "data.columns": list(ground.columns)}
     return settle(gather_config(place.arm.run, ground.task.name, None, given), train)
 
 
@@ -114,6 +115,7 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
     if settings is not None:
         settings["transfer"].pop("run")  # a run that was moved is the same run
         settings["data"].pop("train")
+        settings["data"].pop("columns")  # the rows themselves are in the key
     parts = {
         "version": __version__,
         "rows": Splits(train, valid, ground.measured).fingerprint(),

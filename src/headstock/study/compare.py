@@ -15,6 +15,7 @@ from headstock.study.leaks import Leaks, look_for_leaks
 from headstock.study.names import nouns_of, shown_score
 from headstock.study.settings import CompareSettings, Plan, make_plan
 from headstock.study.sharing import alone, share
+from headstock.tasks.classes import ClassConfig
 from headstock.text.records import Records
 from headstock.train.labelled import read_splits, spread
 from headstock.train.loop import Watch
@@ -47,6 +48,7 @@ def compare(
     seeds: int | None = None,
     seed: int | None = None,
     columns: dict[str, str] | None = None,
+    skip_blank: bool | None = None,
     leakage: str | None = None,
     rows: int | None = None,
     config_file: str | Path | None = None,
@@ -75,6 +77,7 @@ def compare(
         "seed": seed,
         "leakage": leakage,
         "rows": rows,
+        "skip_blank": skip_blank,
     }
     given |= {name: value for name, value in options.items() if value is not None}
     plan = make_plan(config_file, given, settings or {})
@@ -104,8 +107,11 @@ def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
         raise UserError(f"--arms: TF-IDF {why}; leave tfidf out of --arms for these rows")
     if asked.separator is not None and "separator" not in {part.name for part in fields(task.Config)}:
         raise UserError(f"separator: a row of {asked.task} has one label, so there is nothing to separate")
-    files = LabelledSettings(asked.train, asked.valid, asked.test, asked.columns)
+    files = LabelledSettings(asked.train, asked.valid, asked.test, asked.columns, skip_blank=asked.skip_blank)
     bare = task.Config(separator=asked.separator) if asked.separator is not None else task.Config()
+    if isinstance(bare, ClassConfig):
+        many = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
+        bare = replace(bare, many_classes=bool(many))
     splits = read_splits(files, task, bare, seed=asked.seed, say=say)
     settled = task.settle(bare, splits.train)
     judge = task(settled, None)
@@ -118,7 +124,7 @@ def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
         raise UserError(f"--labels {wanted}: {splits.train.source} has only {len(splits.train):,} rows")
     if asked.seeds < 2:
         say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
-    return Ground(task, splits, measured, settled, plan.settings, folder, world, judge)
+    return Ground(task, splits, measured, settled, plan.settings, folder, world, judge, asked.columns)
 
 
 def beyond_tfidf(asked: CompareSettings) -> str | None:

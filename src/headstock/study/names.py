@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 METRICS = {
     "accuracy": "accuracy",
+    "majority": "majority class",
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
     "f1": "F1",

@@ -24,6 +24,7 @@ class CompareSettings:
     seed: int = 0  # the first of them
     leakage: Literal["exclude", "keep", "skip"] = "exclude"  # what becomes of test texts that pretraining has seen
     rows: int | None = None  # measure on at most so many test rows
+    skip_blank: bool = False  # leave out rows with a blank text or label
 
     def __post_init__(self) -> None:
         problems = []

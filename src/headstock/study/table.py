@@ -21,6 +21,8 @@ def table(results: dict[str, Any]) -> Any:
     for arm in results["arms"]:
         rows = {row["labels"]: row for row in results["summary"] if row["arm"] == arm["name"]}
         made.add_row(arm["name"], *(shown(rows[n], rows[n]["score"] == best[n]) for n in results["labels"]))
+    if results["metric"] == "accuracy" and (majority := results.get("majority")):
+        made.add_row("(majority class)", *[f"{100 * majority['accuracy']:.1f}"] * len(results["labels"]))
     return made
 
 

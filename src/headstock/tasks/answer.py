@@ -120,6 +120,7 @@ class Answer(LabelledTask):
 
     Config: ClassVar[type] = AnswerConfig
     target = "answers"
+    input_column = "question"
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     headline = "f1"
     title = "model that answers questions"
@@ -141,9 +142,15 @@ class Answer(LabelledTask):
 
     @classmethod
     def read_file(
-        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+        cls,
+        path: str | Path,
+        *,
+        config: Any,
+        columns: Mapping[str, str] | None = None,
+        insist: bool = True,
+        skip_blank: bool = False,
     ) -> Records:
-        return read_questions(path, columns=columns, insist=insist)
+        return read_questions(path, columns=columns, insist=insist, skip_blank=skip_blank)
 
     @staticmethod
     def is_row(row: Any) -> bool:

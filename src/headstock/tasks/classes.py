@@ -12,6 +12,7 @@ import numpy as np
 
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.heads import Bend, Pool
+from headstock.tasks.label_checks import check_class_labels
 from headstock.text.records import Records
 
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")  # a label such as -1, 10 or 4.5
@@ -22,6 +23,7 @@ class ClassConfig:
     """What a head that chooses among classes can be told, whatever it reads."""
 
     classes: tuple[str, ...] = ()  # those of the training labels unless given
+    many_classes: bool = False  # take labels for classes even if they look like numbers to predict or the wrong column
     pool: Pool = "last"
     layers: str = "last"  # whose vectors are pooled: last, sum4, concat4, mix, or a layer's number
     dropout: float = 0.1  # before the head
@@ -78,12 +80,18 @@ def label_numbers(records: Records, config: ClassConfig) -> np.ndarray:
     return chosen
 
 
-def find_classes(records: Records, separator: str | None) -> tuple[str, ...]:
-    """The classes of the labels, in their natural order: numbers by size, words by letter."""
-    names = {name for label in records.labels or [] for name in split_label(label, separator)}
+def find_classes(records: Records, separator: str | None, *, many: bool = False) -> tuple[str, ...]:
+    """The classes of the labels, in their natural order: numbers by size, words by letter.
+
+    Labels that look like no classes are refused unless `many`.
+    """
+    every = [name for label in records.labels or [] for name in split_label(label, separator)]
+    names = set(every)
     if len(names) < 2 and not (separator and names):
         only = f"one class only, {next(iter(names))!r}" if names else "no label at all"
         raise UserError(f"{records.source}: {only}; there must be at least two to tell apart")
+    if not many:
+        check_class_labels(records.source, every)
     if all(NUMBER.fullmatch(name) for name in names):
         return tuple(sorted(names, key=lambda name: (float(name), name)))
     return tuple(sorted(names))

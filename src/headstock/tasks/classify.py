@@ -85,9 +85,15 @@ class Classify(LabelledTask):
 
     @classmethod
     def read_file(
-        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+        cls,
+        path: str | Path,
+        *,
+        config: Any,
+        columns: Mapping[str, str] | None = None,
+        insist: bool = True,
+        skip_blank: bool = False,
     ) -> Records:
-        return read_records(path, columns=columns, separator=config.separator, insist=insist)
+        return read_records(path, columns=columns, separator=config.separator, insist=insist, skip_blank=skip_blank)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {"text": list(rows)}
@@ -95,7 +101,8 @@ class Classify(LabelledTask):
     @classmethod
     def settle(cls, config: Any, records: Records) -> Any:
         if not config.classes:
-            config = replace(config, classes=find_classes(records, getattr(config, "separator", None)))
+            separator = getattr(config, "separator", None)
+            config = replace(config, classes=find_classes(records, separator, many=config.many_classes))
         if config.balance and not config.class_weights:
             weights = balanced_weights(label_numbers(records, config), len(config.classes))
             config = replace(config, class_weights=weights)
@@ -244,6 +251,9 @@ class Classify(LabelledTask):
         if self.several or data.labels is None:
             return None
         return data.labels, np.stack(outputs).argmax(1), len(self.config.classes)
+
+    def true_classes(self, data: Labelled) -> np.ndarray | None:
+        return None if self.several else data.labels
 
     def extras(self, data: Labelled, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         found, labels = np.stack(outputs), data.labels

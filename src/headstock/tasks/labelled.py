@@ -61,6 +61,7 @@ class LabelledTask(Task):
     """A task whose labels come from people: its rows have a column for them, and a run of it predicts."""
 
     target: ClassVar[str]  # the column with what people said
+    input_column: ClassVar[str] = "text"  # the column that --column names
     headline: str = "accuracy"  # the metric by which models are compared
     title: ClassVar[str]  # what a model of it is, in words
     use: ClassVar[str] = "predict"  # the verb that a run of it is for,
@@ -86,9 +87,15 @@ class LabelledTask(Task):
     @classmethod
     @abstractmethod
     def read_file(
-        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+        cls,
+        path: str | Path,
+        *,
+        config: Any,
+        columns: Mapping[str, str] | None = None,
+        insist: bool = True,
+        skip_blank: bool = False,
     ) -> Records:
-        """The rows of a file, with the columns that this task wants."""
+        """The rows of a file, with the columns that this task wants; with `skip_blank`, blank ones are left out."""
 
     @staticmethod
     def is_row(row: Any) -> bool:
@@ -142,6 +149,10 @@ class LabelledTask(Task):
 
     def class_numbers(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
         """(N,) what is true, (N,) what is predicted, and how many classes there are, where a row is of one class."""
+        return None
+
+    def true_classes(self, data: Any) -> np.ndarray | None:
+        """The class numbers that accuracy is counted over, of texts or of words; None where there are none."""
         return None
 
     def extras(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

@@ -39,9 +39,15 @@ class Pair(Classify):
 
     @classmethod
     def read_file(
-        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+        cls,
+        path: str | Path,
+        *,
+        config: Any,
+        columns: Mapping[str, str] | None = None,
+        insist: bool = True,
+        skip_blank: bool = False,
     ) -> Records:
-        return read_records(path, columns=columns, wanted=("text", "text_b"), insist=insist)
+        return read_records(path, columns=columns, wanted=("text", "text_b"), insist=insist, skip_blank=skip_blank)
 
     @staticmethod
     def is_row(row: Any) -> bool:

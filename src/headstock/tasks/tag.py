@@ -74,6 +74,7 @@ class Tag(LabelledTask):
 
     Config: ClassVar[type] = TagConfig
     target = "tags"
+    input_column = "tokens"
     title = "tagger of words"
     row_form = "a text (str), or a list of words such as ['It', 'rains', '.']"
 
@@ -91,9 +92,15 @@ class Tag(LabelledTask):
 
     @classmethod
     def read_file(
-        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+        cls,
+        path: str | Path,
+        *,
+        config: Any,
+        columns: Mapping[str, str] | None = None,
+        insist: bool = True,
+        skip_blank: bool = False,
     ) -> Records:
-        return read_tagged(path, columns=columns, insist=insist)
+        return read_tagged(path, columns=columns, insist=insist, skip_blank=skip_blank)
 
     @staticmethod
     def is_row(row: Any) -> bool:
@@ -211,6 +218,9 @@ class Tag(LabelledTask):
         if self.entities:
             tallies["f1"] = self.entity_counts(data.labels, chosen)
         return tallies
+
+    def true_classes(self, data: Tagged) -> np.ndarray | None:
+        return None if data.labels is None else np.concatenate(data.labels)
 
     def extras(self, data: Tagged, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         assert data.labels is not None

@@ -78,6 +78,7 @@ class Translate(LabelledTask):
 
     Config: ClassVar[type] = TranslateConfig
     target = TARGET
+    input_column = SOURCE
     headline = "bleu"
     title = "translator"
     use = "translate"
@@ -114,9 +115,15 @@ class Translate(LabelledTask):
 
     @classmethod
     def read_file(
-        cls, path: str | Path, *, config: Any, columns: Mapping[str, str] | None = None, insist: bool = True
+        cls,
+        path: str | Path,
+        *,
+        config: Any,
+        columns: Mapping[str, str] | None = None,
+        insist: bool = True,
+        skip_blank: bool = False,
     ) -> Records:
-        return read_parallel(path, columns=columns, insist=insist)
+        return read_parallel(path, columns=columns, insist=insist, skip_blank=skip_blank)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {SOURCE: list(rows)}

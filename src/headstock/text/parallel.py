@@ -12,6 +12,7 @@ from headstock.text.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv
 from headstock.text.records import (
     Records,
     Unusable,
+    all_blank,
     bare_name,
     find_file,
     read_records,
@@ -26,28 +27,36 @@ SAMPLE_ROWS = 200
 LANGUAGES = f"{SOURCE}=en,{TARGET}=fr"
 
 
-def read_parallel(path: str | Path, *, columns: Mapping[str, str] | None = None, insist: bool = True) -> Records:
+def read_parallel(
+    path: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    insist: bool = True,
+    skip_blank: bool = False,
+) -> Records:
     """The rows of a file as columns "source" and, where there are any, "target".
 
     `columns` says what a table calls them, or which columns of a .tsv without a header they are, by numbers from 1; or
     for a pair of files, one sentence a line, how their names end: {"source": "en", "target": "fr"} for X.en and X.fr.
-    A target that `columns` names must be there if we `insist`.
+    A target that `columns` names must be there if we `insist`. With `skip_blank`, rows with a blank side are left out.
     """
     called = table_names(columns, [SOURCE, TARGET])
     if (sides := _sides(path, columns)) is not None:
-        return _read_sides(*sides, insist)
+        return _read_sides(*sides, insist, skip_blank)
     where, name = find_file(path)
     source = source_of(where, name)
     if source is None:
         wanted = f"{' '.join(FORMATS)}, or two files and how they end: --columns {LANGUAGES}"
         raise UserError(f"{name}: cannot tell what is in a {where.suffix or 'nameless'} file (wanted {wanted})")
     if source.format == PLAIN:
-        return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)))
+        return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)), skip_blank)
     if source.format == ".tsv" and (numbers := _numbers(source, columns)) is not None:
-        return _read_rows(source, _bare_rows(source, numbers, insist and TARGET in (columns or {})))
+        return _read_rows(source, _bare_rows(source, numbers, insist and TARGET in (columns or {})), skip_blank)
     if (there := formats.columns(source)) is not None and len(there) == 1 and called[SOURCE] not in there:
         raise UserError(f"{name}: one column only ({there[0]!r}); wanted two, {SOURCE} and {TARGET}")
-    return read_records(path, columns=columns, wanted=(SOURCE,), optional=(TARGET,), insist=insist)
+    return read_records(
+        path, columns=columns, wanted=(SOURCE,), optional=(TARGET,), insist=insist, skip_blank=skip_blank
+    )
 
 
 # .tsv without a header
@@ -122,14 +131,15 @@ def _file(path: Path) -> Path | None:
     return next((file for packing in ("", *PACKINGS) if (file := path.with_name(path.name + packing)).is_file()), None)
 
 
-def _read_sides(source: Source, target: Source | str, insist: bool) -> Records:
+def _read_sides(source: Source, target: Source | str, insist: bool, skip_blank: bool) -> Records:
     if isinstance(target, str):
         if insist:
             raise UserError(f"{target}: no such file; {source.name} needs it beside it")
-        return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)))
+        return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)), skip_blank)
     lines: list[int] = []
     sides: dict[str, list[str]] = {SOURCE: [], TARGET: []}
     problems: list[str] = []
+    skipped = 0
     for pair in zip_longest(text_lines(source), text_lines(target)):
         if None in pair:
             counts = [sum(1 for _ in text_lines(file)) for file in (source, target)]
@@ -137,24 +147,31 @@ def _read_sides(source: Source, target: Source | str, insist: bool) -> Records:
                 f"{source.name} has {counts[0]:,} lines, but {target.name} has {counts[1]:,}; "
                 "wanted one translation for each sentence"
             )
+        if skip_blank and any(not text.strip() for _, text in pair):
+            skipped += 1
+            continue
         lines.append(pair[0][0])
         for (name, side), file, (line, text) in zip(sides.items(), (source, target), pair, strict=True):
             try:
                 side.append(usable_text(text))
             except Unusable as wrong:
                 problems.append(f"{file.name}:{line}: the {name} {wrong}")
-    return _records(source, lines, sides, problems)
+    return _records(source, lines, sides, problems, skipped)
 
 
 # Rows
 
 
-def _read_rows(source: Source, rows: Iterator[tuple[int, dict[str, Any]]]) -> Records:
+def _read_rows(source: Source, rows: Iterator[tuple[int, dict[str, Any]]], skip_blank: bool) -> Records:
     """Rows that have their sides by our own names."""
     lines: list[int] = []
     sides: dict[str, list[str]] = {SOURCE: [], TARGET: []}
     problems: list[str] = []
+    skipped = 0
     for line, row in rows:
+        if skip_blank and any(not text.strip() for text in row.values()):
+            skipped += 1
+            continue
         lines.append(line)
         for name, text in row.items():
             try:
@@ -163,12 +180,14 @@ def _read_rows(source: Source, rows: Iterator[tuple[int, dict[str, Any]]]) -> Re
                 problems.append(f"{source.name}:{line}: the {name} {wrong}")
     if not sides[TARGET] and not problems:
         del sides[TARGET]
-    return _records(source, lines, sides, problems)
+    return _records(source, lines, sides, problems, skipped)
 
 
-def _records(source: Source, lines: list[int], sides: dict[str, list[str]], problems: list[str]) -> Records:
+def _records(
+    source: Source, lines: list[int], sides: dict[str, list[str]], problems: list[str], skipped: int
+) -> Records:
     if problems:
         raise refused(source.name, problems)
     if not lines:
-        raise UserError(f"{source.name}: no rows (it is empty)")
-    return Records(source.name, lines, sides)
+        raise all_blank(source.name, skipped) if skipped else UserError(f"{source.name}: no rows (it is empty)")
+    return Records(source.name, lines, sides, skipped=skipped)

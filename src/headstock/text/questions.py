@@ -12,6 +12,7 @@ from headstock.text.records import (
     Layout,
     Records,
     Unusable,
+    all_blank,
     bare_name,
     find_file,
     refused,
@@ -31,6 +32,7 @@ def read_questions(
     *,
     columns: Mapping[str, str] | None = None,
     insist: bool = True,
+    skip_blank: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Records:
     """The questions of a file: columns "context", "question", "id" and, where there are any, "answers".
@@ -38,13 +40,13 @@ def read_questions(
     The answers to a question are a list of {"text": str, "start": int}, which is empty where the context holds none.
     An answer that does not stand at its offset is moved to the nearest place where it does, and `say` tells how many
     were; one without an offset is taken where it first stands. `columns` says what the file calls our columns, and
-    answers that it names must be there if we `insist`.
+    answers that it names must be there if we `insist`. With `skip_blank`, blank questions and contexts are left out.
     """
     called = table_names(columns, [CONTEXT, QUESTION, ANSWERS, ID])
     where, name = find_file(path)
     source = source_of(where, name)
     bare, packing = bare_name(where.name)
-    reading = _Reading(name)
+    reading = _Reading(name, skip_blank)
     if source and source.format in TABLES:
         named = [column for column in (ANSWERS, ID) if insist and column in (columns or {})]
         _read_table(reading, source, called, named)
@@ -61,6 +63,8 @@ class _Reading:
     """What was read so far, and what was wrong with it."""
 
     source: str
+    skip_blank: bool = False
+    skipped: int = 0
     lines: list[int] = field(default_factory=list)
     words: list[str] = field(default_factory=list)  # where each question is, in a file whose lines say nothing
     contexts: list[str] = field(default_factory=list)
@@ -69,6 +73,12 @@ class _Reading:
     ids: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)  # the places of answers that did not stand at their offsets
+
+    def skips(self, *texts: Any) -> bool:
+        """Whether a row with these texts is left out because one of them is blank."""
+        blank = any(text is None or (isinstance(text, str) and not text.strip()) for text in texts)
+        self.skipped += self.skip_blank and blank
+        return self.skip_blank and blank
 
     def add(self, line: int, context: str, question: Any, answers: Any, identity: Any) -> None:
         place = self.place(len(self.lines), line)
@@ -112,14 +122,14 @@ class _Reading:
         if self.problems:
             raise refused(self.source, self.problems)
         if not self.lines:
-            raise UserError(f"{self.source}: no questions")
+            raise all_blank(self.source, self.skipped) if self.skipped else UserError(f"{self.source}: no questions")
         if self.moved:
             answers = "1 answer" if len(self.moved) == 1 else f"{len(self.moved)} answers"
             say(f"moved {answers} to where they stand, away from the offset given; first {self.moved[0]}")
         columns: dict[str, list[Any]] = {CONTEXT: self.contexts, QUESTION: self.questions, ID: self.ids}
         if self.answers[0] is not None:
             columns[ANSWERS] = self.answers
-        return Records(self.source, self.lines, columns, self.words or None)
+        return Records(self.source, self.lines, columns, self.words or None, self.skipped)
 
 
 # Tables
@@ -131,6 +141,8 @@ def _read_table(reading: _Reading, source: Source, called: Mapping[str, str], na
     is_text = source.format in (".csv", ".tsv")
     for line, row in table_rows(source, list(called.values())):
         values = {name: row.get(column) for name, column in called.items()}
+        if reading.skips(values[CONTEXT], values[QUESTION]):
+            continue
         try:
             context = usable_text(values[CONTEXT])
         except Unusable as wrong:
@@ -138,7 +150,7 @@ def _read_table(reading: _Reading, source: Source, called: Mapping[str, str], na
             continue
         answers = _cell(values[ANSWERS]) if is_text else values[ANSWERS]
         reading.add(line, context, values[QUESTION], answers, values[ID])
-    if not reading.lines and not reading.problems:
+    if not reading.lines and not reading.problems and not reading.skipped:
         raise layout.no_rows()
 
 
@@ -159,8 +171,11 @@ def _cell(text: str | None) -> Any:
 
 def _read_squad(reading: _Reading, source: Source, called: Mapping[str, str]) -> None:
     for where, paragraph in _paragraphs(source):
+        context = _of(paragraph, called[CONTEXT], str, where)
+        if reading.skips(context):
+            continue
         try:
-            context = usable_text(_of(paragraph, called[CONTEXT], str, where))
+            usable_text(context)
         except Unusable as wrong:
             reading.problems.append(f"{where}.{called[CONTEXT]} {wrong}")
             continue
@@ -168,6 +183,8 @@ def _read_squad(reading: _Reading, source: Source, called: Mapping[str, str]) ->
             number = len(reading.lines) + 1
             if not isinstance(entry, dict):
                 raise _wrong_layout(f"{where}.qas[{at}]", "an object", entry)
+            if reading.skips(entry.get(called[QUESTION])):
+                continue
             identity = entry.get(called[ID])
             reading.words.append(f"question {number}" + (f" (id {identity})" if identity is not None else ""))
             answers = [] if entry.get("is_impossible") is True else entry.get(called[ANSWERS])

@@ -33,6 +33,7 @@ class Records:
     lines: list[int]  # where each row starts in it (in parquet: which row it is), from 1
     columns: dict[str, list[Any]]  # by our own names, such as "text" and, where there is one, "label"
     places: list[str] | None = None  # where each row is, in words, in a file whose lines say nothing
+    skipped: int = 0  # blank rows of the file that were left out
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -98,8 +99,11 @@ def read_records(
     optional: Sequence[str] = (LABEL,),
     separator: str | None = None,
     insist: bool = True,
+    skip_blank: bool = False,
 ) -> Records:
     """All rows of a file; those that cannot be used are reported together.
+
+    A row in which a value is blank cannot be used; with `skip_blank` it is left out.
 
     `columns` says what a table calls our columns, such as {"text": "review"}. A column that is optional is left out
     where the file does not have it, unless `columns` names it and we `insist` on what it names. With `separator`, a
@@ -112,18 +116,28 @@ def read_records(
     values: dict[str, list[str]] = {name: [] for name in called}
     lacking: dict[str, list[int]] = {name: [] for name in called}  # the lines without the column
     problems: list[str] = []
+    skipped = 0
     for line, row in layout.rows(called):
-        lines.append(line)
+        found: dict[str, str] = {}
+        wrong: dict[str, Unusable] = {}
         for name, column in called.items():
+            if column in row:
+                try:
+                    found[name] = _label(row[column], separator) if name == LABEL else usable_text(row[column])
+                except Unusable as why:
+                    wrong[name] = why
+        absent = [name for name in wanted if called[name] not in row]
+        if skip_blank and (absent or any(isinstance(why, Blank) for why in wrong.values())):
+            skipped += 1
+            continue
+        lines.append(line)
+        problems += [layout.problem(name, called[name], line, why) for name, why in wrong.items()]
+        for name, column in called.items():
+            values[name].append(found.get(name, ""))
             if column not in row:
                 lacking[name].append(line)
-                continue
-            try:
-                values[name].append(_label(row[column], separator) if name == LABEL else usable_text(row[column]))
-            except Unusable as wrong:
-                problems.append(layout.problem(name, column, line, wrong))
     if not lines:
-        raise layout.no_rows()
+        raise all_blank(layout.source.name, skipped) if skipped else layout.no_rows()
     for name, without in lacking.items():
         if name not in wanted and len(without) == len(lines):
             del values[name]
@@ -131,14 +145,33 @@ def read_records(
             problems += [layout.problem(name, called[name], line, "is not there") for line in without]
     if problems:
         raise refused(layout.source.name, problems)
-    return Records(layout.source.name, lines, values)
+    return Records(layout.source.name, lines, values, skipped=skipped)
 
 
-def stream_texts(path: str | Path, *, columns: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
+def stream_texts(
+    path: str | Path, *, columns: Mapping[str, str] | None = None, skipped: list[int] | None = None
+) -> Iterator[tuple[int, str]]:
     """The texts of a file, or of standard input for `-`, one by one with their lines, however many there are.
 
-    A blank line of what is no table is the text "", so that there can be one answer a line.
+    A blank line of what is no table is the text "", so that there can be one answer a line; in a table it is refused.
+    Where `skipped` is a list, both are left out and their lines are added to it.
     """
+    if skipped is None:
+        return _streamed(path, columns, None)
+    return _without_blank(_streamed(path, columns, skipped), skipped)
+
+
+def _without_blank(texts: Iterator[tuple[int, str]], skipped: list[int]) -> Iterator[tuple[int, str]]:
+    for line, text in texts:
+        if text:
+            yield line, text
+        else:
+            skipped.append(line)
+
+
+def _streamed(
+    path: str | Path, columns: Mapping[str, str] | None, skipped: list[int] | None
+) -> Iterator[tuple[int, str]]:
     called = {TEXT: table_names(columns, [TEXT, LABEL])[TEXT]}
     if str(path) == "-":
         stdin = cast(BufferedReader, sys.stdin.buffer)
@@ -147,7 +180,7 @@ def stream_texts(path: str | Path, *, columns: Mapping[str, str] | None = None) 
         return _plain_texts(Layout(Source(Path("-"), "-", PLAIN, "")), stretches)
     layout = _located(path)
     layout.check(called, [TEXT], [])
-    return _plain_texts(layout) if layout.source.format == PLAIN else _table_texts(layout, called)
+    return _plain_texts(layout) if layout.source.format == PLAIN else _table_texts(layout, called, skipped)
 
 
 def _plain_texts(layout: "Layout", stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, str]]:
@@ -158,12 +191,15 @@ def _plain_texts(layout: "Layout", stretches: Iterator[bytes] | None = None) -> 
         raise layout.no_rows()
 
 
-def _table_texts(layout: "Layout", called: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+def _table_texts(layout: "Layout", called: Mapping[str, str], skipped: list[int] | None) -> Iterator[tuple[int, str]]:
     line, column = 0, called[TEXT]
     for line, row in layout.rows(called):
         try:
             text = usable_text(row.get(column))
         except Unusable as wrong:
+            if skipped is not None and isinstance(wrong, Blank):
+                skipped.append(line)
+                continue
             raise refused(layout.source.name, [layout.problem(TEXT, column, line, wrong)]) from None
         yield line, text
     if not line:
@@ -227,15 +263,22 @@ class Unusable(Exception):
     """What is wrong with a value, in words that follow the name of its column."""
 
 
+class Blank(Unusable):
+    """There is no value, or one of spaces only."""
+
+    def __init__(self) -> None:
+        super().__init__("is blank")
+
+
 def usable_text(value: Any, wanted: str = "text") -> str:
     if isinstance(value, str):
         if not value or value.isspace():
-            raise Unusable("is blank")
+            raise Blank
         if not formats.is_whole(value):
             raise Unusable("holds half of a surrogate pair, which is no character")
         return value
     if value is None:
-        raise Unusable("is blank")
+        raise Blank
     raise Unusable(f"is {shown(value)}, wanted {wanted}")
 
 
@@ -250,7 +293,7 @@ def _label(value: Any, separator: str | None) -> str:
     if separator is not None and (value is None or value == ""):
         return ""  # none of the classes, which is an answer where there may be several
     if isinstance(value, float) and math.isnan(value):  # how some programs write that there is none
-        raise Unusable("is blank")
+        raise Blank
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
     return sys.intern(usable_text(value, "a label").strip())  # few labels, many rows
@@ -264,8 +307,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= HEADER_CHARACTERS else text[:HEADER_CHARACTERS] + "..."
 
 
+def all_blank(name: str, rows: int) -> UserError:
+    return UserError(f"{name}: all its {rows:,} rows are blank, so none is left")
+
+
 def refused(name: str, problems: list[str]) -> UserError:
     hint = "correct or remove the row"
+    if any(problem.endswith(" is blank") for problem in problems):
+        hint += ", or leave out blank ones with --skip-blank"
     if len(problems) == 1:
         return UserError(f"{problems[0]}; {hint}")
     more = [f"and {len(problems) - NAMED_PROBLEMS} more"] if len(problems) > NAMED_PROBLEMS else []
@@ -325,6 +374,12 @@ class Layout:
     def no_rows(self) -> UserError:
         header = self.source.format in (".csv", ".tsv") and formats.columns(self.source)
         return UserError(f"{self.source.name}: no rows ({'only a header' if header else 'it is empty'})")
+
+
+def is_table(given: str | Path) -> bool:
+    """Whether a file is a table, by its name alone."""
+    source = source_of(Path(given))
+    return source is not None and source.format in TABLES
 
 
 def find_file(given: str | Path) -> tuple[Path, str]:

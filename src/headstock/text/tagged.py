@@ -11,9 +11,11 @@ from typing import Any
 from headstock.errors import UserError
 from headstock.text.formats import PLAIN, TABLES, Source, source_of, table_rows, text_lines
 from headstock.text.records import (
+    Blank,
     Layout,
     Records,
     Unusable,
+    all_blank,
     bare_name,
     find_file,
     refused,
@@ -30,17 +32,23 @@ UNKNOWN = "_"  # what CoNLL-U writes where nothing is known
 SAMPLE_LINES = 500
 
 
-def read_tagged(path: str | Path, *, columns: Mapping[str, str] | None = None, insist: bool = True) -> Records:
+def read_tagged(
+    path: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    insist: bool = True,
+    skip_blank: bool = False,
+) -> Records:
     """The sentences of a file as columns "tokens" and, where there are any, "tags": lists of words and of tags.
 
     In CoNLL the word is the first and the tag the last column, in CoNLL-U FORM and UPOS; `columns` may say otherwise by
     numbers from 1, such as {"tokens": "1", "tags": "3"}. In a table it says what the two columns are called. Tags that
-    `columns` names must be there if we `insist`.
+    `columns` names must be there if we `insist`. With `skip_blank`, rows of a table that are blank are left out.
     """
     where, name = find_file(path)
     source = source_of(where, name)
     if source and source.format in TABLES and not _is_conll_table(source, columns):
-        return _read_table(source, columns, insist)
+        return _read_table(source, columns, insist, skip_blank)
     bare, packing = bare_name(where.name)
     source = Source(where, name, PLAIN, packing)
     if not bare.lower().endswith(CONLL) and not _looks_like_conll(source):
@@ -60,18 +68,23 @@ def _is_conll_table(source: Source, columns: Mapping[str, str] | None) -> bool:
     return (columns or {}).get(TOKENS, TOKENS) not in first.split("\t") and _looks_like_conll(source)
 
 
-def _read_table(source: Source, columns: Mapping[str, str] | None, insist: bool) -> Records:
+def _read_table(source: Source, columns: Mapping[str, str] | None, insist: bool, skip_blank: bool) -> Records:
     called, layout = table_names(columns, [TOKENS, TAGS]), Layout(source)
     layout.check(called, [TOKENS], [TAGS] if insist and TAGS in (columns or {}) else [])
     lines: list[int] = []
     sentences: list[list[str]] = []
     tags: list[list[str] | None] = []
     problems: list[str] = []
+    skipped = 0
     for line, row in table_rows(source, list(called.values())):
         lines.append(line)
         try:
             sentences.append(_words(row.get(called[TOKENS])))
         except Unusable as wrong:
+            if skip_blank and isinstance(wrong, Blank):
+                lines.pop()
+                skipped += 1
+                continue
             problems.append(layout.problem(TOKENS, called[TOKENS], line, wrong))
             continue
         try:
@@ -79,7 +92,7 @@ def _read_table(source: Source, columns: Mapping[str, str] | None, insist: bool)
         except Unusable as wrong:
             problems.append(layout.problem(TAGS, called[TAGS], line, wrong))
     if not lines:
-        raise layout.no_rows()
+        raise all_blank(source.name, skipped) if skipped else layout.no_rows()
     values: dict[str, list[Any]] = {TOKENS: sentences}
     if any(of_one is not None for of_one in tags):
         values[TAGS] = tags
@@ -90,7 +103,7 @@ def _read_table(source: Source, columns: Mapping[str, str] | None, insist: bool)
             ]
     if problems:
         raise refused(source.name, problems)
-    return Records(source.name, lines, values)
+    return Records(source.name, lines, values, skipped=skipped)
 
 
 def _words(value: Any) -> list[str]:
@@ -98,9 +111,9 @@ def _words(value: Any) -> list[str]:
     if isinstance(value, str):
         value = value.split()
     elif not isinstance(value, list):
-        raise Unusable("is blank" if value is None else f"is {shown(value)}, wanted a list of words")
+        raise Blank if value is None else Unusable(f"is {shown(value)}, wanted a list of words")
     if not value:
-        raise Unusable("is blank")
+        raise Blank
     for number, word in enumerate(value, 1):
         try:
             usable_text(word)

@@ -13,6 +13,7 @@ from headstock.tasks.task import TASKS
 from headstock.text.catalog import licence_of
 from headstock.text.sentencepieces import SentencePieces
 from headstock.train.formulas import formula_table
+from headstock.train.metrics import against_majority
 from headstock.train.run import Run, open_run
 from headstock.train.transfer import labelled_task
 from headstock.train.watch import summary
@@ -214,20 +215,33 @@ def task_limits(run: Run) -> Iterable[str]:
             "windows": f"A text longer than {length:,} tokens is read in rows that overlap, which are averaged.",
         }
         yield ways.get(task.get("long", ""), f"A row has at most {length:,} tokens.")
+    if said := against_majority(results["metrics"]):
+        yield said
     if "test" not in results:
         yield "It was not measured on test rows, only on the rows that its best epoch was chosen by."
+
+
+TOLD = ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1", "bleu", "chrf")
+
+
+def measured_lines(name: str, metrics: Mapping[str, Any]) -> list[str]:
+    """What finetune and evaluate print of a file's rows, and a line where no more than the commonest class is known."""
+    said = against_majority(metrics)
+    return [f"{name}: {with_intervals(metrics)} (intervals: 95%)", *([f"{name}: {said}"] if said else [])]
 
 
 def with_intervals(metrics: Mapping[str, Any]) -> str:
     """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
     told = []
-    for name in ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1", "bleu", "chrf"):
+    for name in TOLD:
         if name in metrics:
             low, high = metrics["intervals"].get(name, (None, None))
             around = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
             called = {"bleu": "BLEU", "chrf": "chrF"}.get(name, name.replace("f1", "F1").replace("_", " "))
             unit = "" if name in ("bleu", "chrf") else "%"
             told.append(f"{called} {100 * metrics[name]:.1f}{unit}{around}")
+    if "majority" in metrics:
+        told.append(f"majority class {100 * metrics['majority']:.1f}%")
     loss = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     return ", ".join([*told, *loss, f"{metrics['rows']:,} rows"])
 

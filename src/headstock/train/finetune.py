@@ -11,19 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock import __version__
+from headstock import __version__, config
 from headstock.errors import UserError
 from headstock.files import write_text
 from headstock.model.model import Model
+from headstock.tasks.labelled import LabelledTask
 from headstock.text.records import Records
 from headstock.text.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.train.card import write_card
-from headstock.train.fit import Data, Fitted, fit_in
+from headstock.train.fit import Data, Fitted, fit_in, load_weights
 from headstock.train.labelled import Splits, read_splits
 from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
 from headstock.train.predict import together
 from headstock.train.pretrain import (
+    build_model,
     finished_before,
     pretrain,
     remember_paths,
@@ -50,6 +52,7 @@ def finetune(
     valid: str | Path | None = None,
     test: str | Path | None = None,
     columns: dict[str, str] | None = None,
+    skip_blank: bool = False,
     init: str | None = None,
     freeze: bool | None = None,
     config_file: str | Path | None = None,
@@ -73,6 +76,7 @@ def finetune(
     files = {"data.train": train, "data.valid": valid, "data.test": test}
     given = {key: str(value) for key, value in files.items() if value is not None} | (settings or {})
     given |= {"data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
+    given |= {"data.skip_blank": True} if skip_blank else {}
     given |= {"transfer.init": init} if init else {}
     given |= {"transfer.freeze": freeze} if freeze is not None else {}
     given |= {"transfer.preset": preset} if preset is not None else {}
@@ -148,7 +152,28 @@ def check(source: Run | None, chosen: RunConfig, tokenizer: Tokenizer, splits: S
         return None
     if chosen.transfer.adapt_steps:
         start_settings(source)
-    return None if chosen.transfer.init == "scratch" else source_weights(source)
+    if chosen.transfer.init == "scratch":
+        return None
+    weights = source_weights(source)
+    check_fit(source, chosen, tokenizer, weights)
+    return weights
+
+
+def check_fit(source: Run, chosen: RunConfig, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> None:
+    """Refuse settings of the model that the source's weights do not fit, before a folder is made."""
+    theirs = make_config(source.config()).model
+    own = config.plain(theirs)
+    changed = {name: value for name, value in config.plain(chosen.model).items() if own.get(name) != value}
+    if not changed:  # the sizes are the source's: there is no need to build a model for it
+        return
+    model, task = build_model(chosen, tokenizer)
+    assert isinstance(task, LabelledTask)
+    try:
+        load_weights(model, task, weights, source=str(source))
+    except UserError:
+        told = ", ".join(f"model.{name}={value} (it has {own.get(name)})" for name, value in changed.items())
+        hint = "leave that out, or begin from new weights with --init scratch"
+        raise UserError(f"{source}: its weights do not fit {told}; {hint}") from None
 
 
 def adapt(
@@ -264,6 +289,7 @@ def describe(
         "headline": task.headline,
         "classes": list(getattr(task.config, "classes", ())),
         "epochs": first.epochs,
+        "warnings": list(splits.warnings),
         "parameters": sizes(first.model, frozen=frozen),
         "device": str(world.device),
         "processes": world.size,

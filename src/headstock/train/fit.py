@@ -89,10 +89,7 @@ def fit(
     model, task = build_model(chosen, tokenizer)
     assert isinstance(task, LabelledTask)
     if weights is not None:
-        if task.inherits:
-            model.load_tensors(taken_over(model, weights), source=chosen.transfer.run)
-        else:
-            model.load_backbone(weights, source=chosen.transfer.run)
+        load_weights(model, task, weights, source=chosen.transfer.run)
     model.to(world.device)
     length, settings = row_length(model, chosen.train), chosen.train
     epochs: list[dict[str, Any]] = []
@@ -108,6 +105,14 @@ def fit(
     else:
         progress = train(model, task, data, settings, run=run, world=world, watch=watchers, say=say)
     return Fitted(model.eval(), task, progress, epochs, length)
+
+
+def load_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
+    """Take over another run's backbone, and its head where the task inherits one."""
+    if task.inherits:
+        model.load_tensors(taken_over(model, weights), source=source)
+    else:
+        model.load_backbone(weights, source=source)
 
 
 EPOCH = ("step", "epoch", "train_accuracy", "train_loss", "valid_accuracy", "valid_loss")

@@ -6,12 +6,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
 from headstock.randomness import generator
+from headstock.tasks.label_checks import label_warnings
 from headstock.tasks.labelled import LabelledTask
-from headstock.text.records import Records, parse_columns
+from headstock.text.formats import PLAIN, source_of
+from headstock.text.records import LABEL, LABELS, Records, parse_columns
 from headstock.train.settings import LabelledSettings
 
 Say = Callable[[str], None]
@@ -22,6 +25,7 @@ class Splits:
     train: Records
     valid: Records
     test: Records | None
+    warnings: tuple[str, ...] = ()  # what is probably wrong with the rows
 
     def fingerprint(self) -> str:
         """What changes when any text or label does."""
@@ -51,21 +55,35 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
         raise UserError("no labelled texts to train on: name a file with --train")
     columns = parse_columns(",".join(settings.columns)) if settings.columns else None
 
+    separator = getattr(config, "separator", None)
+    warnings: list[str] = []
+
     def read(path: str, *, insist: bool = True) -> Records:
-        return task.read_file(path, config=config, columns=columns, insist=insist)
+        rows = task.read_file(path, config=config, columns=columns, insist=insist, skip_blank=settings.skip_blank)
+        if rows.skipped:
+            warnings.append(skipped_rows(rows))
+        return rows
 
     train = with_labels(read(settings.train), task.target, "to train on")
+    warnings += label_warnings(train, separator)
     test = read(settings.test, insist=False) if settings.test else None
     if test is not None and not test.labelled:
         say(f"{test.source} has no labels: it is predicted, not measured")
-    if settings.valid:
-        return Splits(train, with_labels(read(settings.valid), task.target, "to validate on"), test)
-    separator = getattr(config, "separator", None)
+    valid = with_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
+    for line in warnings:
+        say(f"warning: {line}")
+    if valid is not None:
+        return Splits(train, valid, test, tuple(warnings))
     held = held_out(train, settings.valid_fraction, seed=seed, separator=separator)
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
     say(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
-    return Splits(train.select(row for row in range(len(train)) if row not in held), train.select(sorted(held)), test)
+    kept = train.select(row for row in range(len(train)) if row not in held)
+    return Splits(kept, train.select(sorted(held)), test, tuple(warnings))
+
+
+def skipped_rows(records: Records) -> str:
+    return f"{records.source}: {records.skipped:,} blank {'row' if records.skipped == 1 else 'rows'} left out"
 
 
 def held_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
@@ -96,6 +114,15 @@ def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: st
 
 
 def with_labels(records: Records, target: str, why: str) -> Records:
+    if (
+        not records.labelled
+        and target == LABEL
+        and (known := source_of(Path(records.source)))
+        and known.format == PLAIN
+    ):
+        beside = Path(records.source).with_suffix(LABELS).name
+        wanted = f"a table with the columns text and label, such as .csv, or {beside} beside it"
+        raise UserError(f"{records.source}: plain text, one a line, so there are no labels {why} (wanted {wanted})")
     if not records.labelled:
         named = f"add a column {target!r}, or name it with --columns {target}=NAME"
         raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {named}")

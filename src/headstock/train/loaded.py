@@ -20,9 +20,11 @@ from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS, Task
 from headstock.tasks.translate import Translate
+from headstock.text import formats
+from headstock.text.formats import source_of
 from headstock.text.minimal_pairs import read_pairs
 from headstock.text.reading import read_corpus
-from headstock.text.records import Records, stream_texts
+from headstock.text.records import LABEL, Records, find_file, is_table, parse_columns, stream_texts
 from headstock.text.store import build_store
 from headstock.text.tokenizer import Tokenizer
 from headstock.train.embed import check_pool, embed
@@ -39,7 +41,7 @@ from headstock.train.predict import outputs, prepared_ahead, together
 from headstock.train.pretrain import load_model, prepare_again
 from headstock.train.rows import cutters, marks_of
 from headstock.train.run import Run, check_tokenizers, open_run
-from headstock.train.settings import RunConfig, make_config
+from headstock.train.settings import LabelledSettings, RunConfig, make_config
 from headstock.train.translation import Alignment, align, prepared, translations
 from headstock.train.world import World, choose_device
 from headstock.train.writer import Writer
@@ -263,10 +265,40 @@ class Loaded:
 
     def rows_of(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:
         """What `predictions` takes, from a file such as the run was trained on or from standard input (`-`)."""
-        task = self.labelled()
+        rows = self.numbered_rows(file, columns=columns)
+        return rows if isinstance(rows, Records) else (text for _, text in rows)
+
+    def numbered_rows(
+        self, file: str | Path, *, columns: dict[str, str] | None = None, skipped: list[int] | None = None
+    ) -> Iterator[tuple[int, str]] | Records:
+        """The rows of a file as texts with their lines, or as records where a row is more than a text.
+
+        Where `skipped` is a list, blank rows are left out; of texts, their lines are added to it.
+        """
+        task, named = self.labelled(), self.columns_for(file, columns)
         if task.of_texts or str(file) == "-":
-            return (text for _, text in stream_texts(file, columns=columns))
-        return task.read_file(file, config=task.config, columns=columns, insist=False)
+            known = {name: column for name, column in (named or {}).items() if name != LABEL}
+            return stream_texts(file, columns=known, skipped=skipped)
+        skip = skipped is not None
+        return task.read_file(file, config=task.config, columns=named, insist=False, skip_blank=skip)
+
+    def columns_for(self, file: str | Path, columns: dict[str, str] | None = None) -> dict[str, str] | None:
+        """What a file calls the run's columns: as `columns` says, and else as the training file called them.
+
+        The run's own names hold for files of the same kind, and in a table where it has such a column.
+        """
+        own = self.config.data.columns if isinstance(self.config.data, LabelledSettings) else ()
+        if not own or str(file) == "-":
+            return columns
+        of_table, trained_on_table = (is_table(path) for path in (file, self.config.data.train))
+        if of_table != trained_on_table:
+            return columns
+        known = parse_columns(",".join(own))
+        if of_table:
+            source = source_of(*find_file(file))
+            there = formats.columns(source) if source else None
+            known = {ours: theirs for ours, theirs in known.items() if theirs.isdigit() or theirs in (there or ())}
+        return known | (columns or {}) or None
 
     def answer(
         self, questions: str | Sequence[str], *, context: str, threshold: float | None = None
@@ -353,26 +385,34 @@ class Loaded:
         *,
         documents: str = "auto",
         columns: dict[str, str] | None = None,
+        skip_blank: bool = False,
     ) -> dict[str, Any]:
-        """The task's metrics on given text or rows, or on what was held out when the run was made."""
+        """The task's metrics on given text or rows, or on what was held out when the run was made.
+
+        `columns` are the run's own unless given; of text, {"text": ...} names the column of a table.
+        """
         if isinstance(self.task, LabelledTask):
             files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-            return self.evaluate_rows(files, columns)
-        return self.evaluate_text(corpus, documents)
+            return self.evaluate_rows(files, columns, skip_blank=skip_blank)
+        return self.evaluate_text(corpus, documents, column=(columns or {}).get("text"))
 
-    def evaluate_rows(self, files: Sequence[str | Path], columns: dict[str, str] | None) -> dict[str, Any]:
+    def evaluate_rows(
+        self, files: Sequence[str | Path], columns: dict[str, str] | None, *, skip_blank: bool = False
+    ) -> dict[str, Any]:
         """The metrics with their intervals."""
         task = self.labelled()
         if len(files) > 1:
             raise UserError(f"a {task.title} is measured on one labelled file at a time, {len(files)} came")
         if files:
-            rows = task.read_file(files[0], config=task.config, columns=columns)
+            named = self.columns_for(files[0], columns)
+            rows = task.read_file(files[0], config=task.config, columns=named, skip_blank=skip_blank)
             records = with_labels(rows, task.target, "to measure by")
         else:
             records = self.held_out()
         task.check(records)
         data = task.prepare(records)
-        return metrics_of(task, data, self.outputs(data)) | {"file": records.source}
+        left_out = {"skipped_rows": records.skipped} if records.skipped else {}
+        return metrics_of(task, data, self.outputs(data)) | left_out | {"file": records.source}
 
     def held_out(self) -> Records:
         """The labelled rows the run was not trained on: its test rows, or else those it was validated on."""
@@ -383,10 +423,13 @@ class Loaded:
             raise UserError(f"{self.run}: {changed}; name the file to measure it on")
         return splits.test if splits.test is not None and splits.test.labelled else splits.valid
 
-    def evaluate_text(self, corpus: str | Path | Sequence[str | Path], documents: str) -> dict[str, Any]:
+    def evaluate_text(
+        self, corpus: str | Path | Sequence[str | Path], documents: str, *, column: str | None = None
+    ) -> dict[str, Any]:
         length = row_length(self.model, self.config.train)
         if corpus:
-            text = read_corpus(corpus, documents=documents, column=self.config.data.column)  # type: ignore[arg-type]
+            column = column or self.config.data.column
+            text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
             store = build_store(text, self.tokenizer, sentences=self.task.sentences)
         else:
             store = prepare_again(self.run, self.config, lambda line: None).valid

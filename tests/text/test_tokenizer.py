@@ -16,7 +16,7 @@ from tokenizers import models, pre_tokenizers
 
 from headstock.errors import ConfigError, UserError
 from headstock.text.specials import SPECIALS
-from headstock.text.tokenizer import TokenizerSettings, describe, open_tokenizer, train_tokenizer
+from headstock.text.tokenizer import LONG_TEXT, TokenizerSettings, describe, open_tokenizer, train_tokenizer
 
 KINDS = ("bpe", "unigram", "wordpiece", "word", "char")
 TEXTS = [
@@ -259,6 +259,36 @@ def test_the_vocabulary_is_a_maximum(trained):
         small = train_tokenizer(TEXTS, TokenizerSettings(kind, 5000, min_frequency=1))
         assert trained[kind].vocabulary <= {"unigram": 600, "word": 200, "char": 300}.get(kind, 400)
         assert trained[kind].vocabulary <= small.vocabulary < 5000
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
+def test_a_long_text_is_cut_as_if_in_one_go(trained, model_file, kind):
+    tokenizer = open_tokenizer(model_file) if kind == "sentencepiece" else trained[kind]
+    text = " ".join([*TEXTS, "  two  spaces ", *HARD[:2], "L'été"] * 250)
+    text = text.replace("…", ".")  # which SentencePiece cuts in one of two ways of the same probability
+    assert len(text) > LONG_TEXT
+    whole = tokenizer.engine.spans(text)
+    forged = tokenizer.engine.special - {tokenizer.unknown}
+    assert forged.isdisjoint(number for number, _, _ in whole), "the engine's own answer can be compared with"
+    assert len(list(tokenizer.parts(text))) > 1
+    assert tokenizer.encode_batch(["x", text, "x"])[1] == [number for number, _, _ in whole]
+    words = [text[begin:end].lstrip() for begin, end in tokenizer.offsets(text)]
+    assert words == [text[begin:end].lstrip() for _, begin, end in whole]
+
+
+def test_a_long_text_without_a_space_is_cut_too(trained):
+    text = "ab" * LONG_TEXT
+    assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
+    assert max(len(part) for part, _ in trained["bpe"].parts(text)) <= LONG_TEXT
+
+
+def test_learning_from_one_long_line_is_learning_from_its_lines():
+    lines = [f"word{i % 900} and  other{i % 700}, again" for i in range(50_000)]
+    assert sum(map(len, lines)) > 2**20
+    apart = [lines[0], *(f" {line}" for line in lines[1:])]
+    for kind in ("bpe", "wordpiece", "word", "char"):
+        learned = [train_tokenizer(texts, TokenizerSettings(kind, 2000)) for texts in (apart, ["".join(apart)])]
+        assert learned[0].fingerprint == learned[1].fingerprint, kind
 
 
 def test_training_reads_a_stream_once():

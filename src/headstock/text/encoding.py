@@ -1,14 +1,16 @@
 """From batches of documents to their ids, each closed by its end mark, on demand with a mark between its sentences."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
+from typing import Any
 
 import numpy as np
 
 from headstock.text.sentences import split_sentences
 from headstock.text.shards import PLACE, Unknown
-from headstock.text.tokenizer import Tokenizer
+from headstock.text.tokenizer import LONG_TEXT, Tokenizer
 
 
 @dataclass
@@ -30,9 +32,13 @@ def encode(
     tokenizer: Tokenizer, batch: Batch, dtype: np.dtype, separator: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """One batch as ids with end marks, their lengths and places, and how many documents were left out as empty."""
-    ids = tokenizer.encode_batch(batch.texts) if separator is None else marked(tokenizer, batch.texts, separator)
+    if separator is not None:
+        ids: Sequence[Any] = marked(tokenizer, batch.texts, separator)
+    else:
+        short = iter(tokenizer.encode_batch([text for text in batch.texts if len(text) <= LONG_TEXT]))
+        ids = [next(short) if len(text) <= LONG_TEXT else _compact(tokenizer, text) for text in batch.texts]
     texts, spots = batch.texts, batch.places
-    without = ids.count([])
+    without = sum(not document for document in ids)
     if without:
         kept = [i for i, document in enumerate(ids) if document]
         ids, texts, spots = [ids[i] for i in kept], [texts[i] for i in kept], [spots[i] for i in kept]
@@ -47,6 +53,14 @@ def encode(
     places["line"] = [line for _, line in spots]
     places["bytes"] = [len(text.encode()) for text in texts]
     return tokens, lengths, places, without
+
+
+def _compact(tokenizer: Tokenizer, text: str) -> array:
+    """The ids of a long text; as a list they would take ten times the memory."""
+    ids = array("I")
+    for part, _ in tokenizer.parts(text):
+        ids.extend(tokenizer.encode(part))
+    return ids
 
 
 def count_unknown(tokenizer: Tokenizer, batch: Batch) -> Unknown:
@@ -79,6 +93,9 @@ def marked(tokenizer: Tokenizer, texts: Sequence[str], separator: int) -> list[l
 def _marked_whole(tokenizer: Tokenizer, parts: list[str], separator: int) -> list[int]:
     """The same where sentences must be cut together: by which sentence each token's first character is in."""
     text = "".join(parts)
-    ids, begins = tokenizer.encode(text), [begin for begin, _ in tokenizer.offsets(text)]
-    sentence = np.searchsorted(list(accumulate(map(len, parts))), begins, side="right")
-    return np.insert(ids, 1 + np.flatnonzero(np.diff(sentence)), separator).tolist()
+    ids, begins = [], []
+    for part, at in tokenizer.parts(text):
+        ids.append(np.array(tokenizer.encode(part), np.int64))
+        begins.append(at + np.array([begin for begin, _ in tokenizer.offsets(part)], np.int64))
+    sentence = np.searchsorted(list(accumulate(map(len, parts))), np.concatenate(begins), side="right")
+    return np.insert(np.concatenate(ids), 1 + np.flatnonzero(np.diff(sentence)), separator).tolist()

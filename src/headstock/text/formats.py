@@ -6,7 +6,6 @@ import gzip
 import json
 import lzma
 import re
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,10 @@ FORMATS = (PLAIN, *TABLES)
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 LANGUAGE = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # how a file of plain text in one language often ends
 READ_BYTES = 1 << 20
-PACKED_BYTES = 1 << 16  # a packed stretch can grow a hundredfold, so less of it is taken at a time
+PACKED_BYTES = 1 << 10  # of .zst taken at a time: four of its bytes can stand for 128 KB, which come all at once
+WINDOW_BYTES = 1 << 27  # the memory that any .zst may ask for, as with the zstd program; large files may ask for more
 SAMPLE_LINES = 1000
+LONGEST_LINE = 1 << 27  # bytes; enough for corpora that are one line, such as text8
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def unpacked(source: Source) -> Iterator[bytes]:
     try:
         with source.path.open("rb") as file:
             if source.packing == ".zst":
-                yield from _unpacked_zst(file)
+                yield from _unpacked_zst(file, source)
             else:
                 stream = _stream(file, source.packing)
                 while data := stream.read(READ_BYTES):
@@ -87,22 +88,36 @@ def _stream(file: IO[bytes], packing: str) -> IO[bytes]:
     return file
 
 
-def _unpacked_zst(file: IO[bytes]) -> Iterator[bytes]:
+def _unpacked_zst(file: IO[bytes], source: Source) -> Iterator[bytes]:
     import zstandard
 
+    # a file that was packed with a very long window is itself large, unless it was made to exhaust memory
+    window = min(1 << 31, max(WINDOW_BYTES, 16 * source.path.stat().st_size))
     # the library's own stream reader ends quietly where a file is cut short, so the frames are followed here
-    machine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame = None
+    machine = zstandard.ZstdDecompressor(max_window_size=window)
+    frame, ready, size = None, [], 0
     while packed := file.read(PACKED_BYTES):
         while packed:
             frame = frame or machine.decompressobj()
             try:
-                if data := frame.decompress(packed):
-                    yield data
+                data = frame.decompress(packed)
             except zstandard.ZstdError as wrong:
+                if "too much memory" in str(wrong):
+                    raise UserError(
+                        f"{source.name}: takes more than {window >> 20} MiB of memory to decompress; "
+                        "decompress it first (such as: zstd -d --long=31)"
+                    ) from None
                 raise EOFError(str(wrong)) from None
+            ready.append(data)
+            size += len(data)
             packed = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
+        if size >= READ_BYTES:
+            whole = b"".join(ready)
+            ready, size = [], 0
+            yield from (whole[at : at + READ_BYTES] for at in range(0, len(whole), READ_BYTES))
+    if size:
+        yield b"".join(ready)
     if frame:
         raise EOFError("the last frame has no end")
 
@@ -114,13 +129,18 @@ def _damaged(source: Source, wrong: Exception) -> UserError:
 # Text
 
 
-def text_chunks(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, str]]:
+def text_chunks(
+    source: Source, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
+) -> Iterator[tuple[int, str]]:
     """Stretches of whole lines, each with the number of its first line; line ends are made plain newlines.
 
-    `stretches` are the bytes where they do not come from a file, such as those of standard input.
+    `stretches` are the bytes where they do not come from a file, such as those of standard input. A line above
+    LONGEST_LINE is an error; with `cut_long` it comes in stretches of about READ_BYTES, cut after spaces.
     """
     line, offset = 1, 0
-    for raw in _whole_lines(unpacked(source) if stretches is None else stretches):
+    for raw in _whole_lines(unpacked(source) if stretches is None else stretches, cut_long=cut_long):
+        if len(raw) > LONGEST_LINE and not raw.endswith(b"\n"):
+            raise UserError(f"{source.name}:{line}: a line of more than {LONGEST_LINE:,} bytes")
         text = _decoded(source, raw, line, offset)
         if offset == 0:
             text = text.removeprefix("\ufeff")
@@ -131,18 +151,36 @@ def text_chunks(source: Source, stretches: Iterator[bytes] | None = None) -> Ite
         offset += len(raw)
 
 
-def _whole_lines(stretches: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut after line ends, so that no line and no character is in two pieces."""
+def _whole_lines(stretches: Iterator[bytes], *, cut_long: bool) -> Iterator[bytes]:
+    """The same bytes, cut after line ends, so that no line and no character is in two pieces, but for long lines."""
     pending: list[bytes] = []
+    size, most = 0, LONGEST_LINE
     for data in stretches:
         cut = data.rfind(b"\n") + 1
-        if not cut:
-            pending.append(data)
+        if cut:
+            yield b"".join([*pending, data[:cut]])
+            pending, size, most = [data[cut:]] if cut < len(data) else [], len(data) - cut, LONGEST_LINE
             continue
-        yield b"".join([*pending, data[:cut]])
-        pending = [data[cut:]] if cut < len(data) else []
-    if pending:
+        pending.append(data)
+        size += len(data)
+        if size > most and cut_long:
+            rest = b""
+            for part in pending:
+                rest += part
+                if len(rest) >= READ_BYTES:
+                    cut = rest.rfind(b" ") + 1 or _last_character(rest)
+                    yield rest[:cut]
+                    rest = rest[cut:]
+            pending, size, most = [rest], len(rest), READ_BYTES  # the rest of the line follows in short pieces too
+        elif size > most:
+            break  # which whoever reads these takes for an error
+    if size:
         yield b"".join(pending)
+
+
+def _last_character(data: bytes) -> int:
+    """Where the last character of UTF-8 begins, whole or not."""
+    return next((at for at in range(len(data) - 1, 0, -1) if data[at] & 0xC0 != 0x80), len(data))
 
 
 def _decoded(source: Source, raw: bytes, line: int, offset: int) -> str:
@@ -161,9 +199,11 @@ def _decoded(source: Source, raw: bytes, line: int, offset: int) -> str:
         ) from None
 
 
-def text_lines(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, str]]:
+def text_lines(
+    source: Source, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
+) -> Iterator[tuple[int, str]]:
     """Each line with its number, without its end."""
-    for first, text in text_chunks(source, stretches):
+    for first, text in text_chunks(source, stretches, cut_long=cut_long):
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
@@ -231,7 +271,7 @@ def no_column(where: str, column: str, there: list[str]) -> UserError:
 
 def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     """The rows of a .csv or .tsv, header first, each with the line where it starts; all are as wide as the header."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the default refuses texts longer than 131,072 characters
+    csv.field_size_limit(LONGEST_LINE)  # the default refuses texts longer than 131,072 characters
     delimiter, quoting = _dialect(source)
     lines = (line + "\n" for _, line in text_lines(source))
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)

@@ -36,6 +36,7 @@ Cut = Literal["auto", "line", "block", "file"]
 STDIN = "stdin"  # the folder of the cache where standard input is kept
 READING = 1  # goes up when the same files would give other documents
 CHUNK_CHARACTERS = 1 << 20
+LONGEST_DOCUMENT = 1 << 27  # characters; a longer file or block becomes several documents, so that memory is bounded
 MANY_FILES, SMALL_BYTES, SMALL_LINES = 10, 20_000, 50
 BLOCK_LINES = (1.5, 30)  # the mean length of the runs of lines that are taken for blocks
 # the combining marks that are accents on any script's letters; the vowel signs of Indic scripts are not accents
@@ -126,11 +127,11 @@ class Corpus:
             pairs = ((line, self._clean(text)) for line, text in cells(source, self.column))
             yield from _gathered(pairs)
         elif cut == "line":
-            for first, text in text_chunks(source):
+            for first, text in text_chunks(source, cut_long=True):
                 stripped = [line.strip() for line in self._clean(text).split("\n")]
                 yield [text for text in stripped if text], [n for n, text in enumerate(stripped, first) if text]
         else:
-            cleaned = ((first, self._clean(text)) for first, text in text_chunks(source))
+            cleaned = ((first, self._clean(text)) for first, text in text_chunks(source, cut_long=True))
             yield from _gathered(_blocks(cleaned) if cut == "block" else _whole(cleaned))
 
     def _clean(self, text: str) -> str:
@@ -186,7 +187,7 @@ def _check(source: Source, column: str) -> None:
     if not next(unpacked(source), b""):
         raise UserError(f"{source.name}: empty")
     if source.format == PLAIN:
-        next(text_chunks(source), None)
+        next(text_chunks(source, cut_long=True), None)
     elif (there := columns(source)) is not None and column not in there:
         raise no_column(source.name, column, there)
 
@@ -305,7 +306,7 @@ def guess_cut(plain: list[Source]) -> tuple[str, str]:
             break
         sampled += 1
         blank = True
-        for _, line in islice(text_lines(source), SAMPLE_LINES - sum(runs)):
+        for _, line in islice(text_lines(source, cut_long=True), SAMPLE_LINES - sum(runs)):
             if line.strip():
                 if blank:
                     gaps += runs[-1] > 0
@@ -328,28 +329,40 @@ def guess_cut(plain: list[Source]) -> tuple[str, str]:
 
 def _blocks(chunks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     block: list[str] = []
-    start = 1
+    start, size = 1, 0
     for first, text in chunks:
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()  # the chunk's own end, not a blank line
         for number, line in enumerate(lines, first):
-            if not line or line.isspace():
-                if block:
-                    yield start, "\n".join(block)
-                    block = []
-            else:
+            blank = not line or line.isspace()
+            if block and (blank or size > LONGEST_DOCUMENT):
+                yield start, "\n".join(block)
+                block, size = [], 0
+            if not blank:
                 if not block:
                     start = number
                 block.append(line)
+                size += len(line)
     if block:
         yield start, "\n".join(block)
 
 
 def _whole(chunks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    text = "".join(text for _, text in chunks)
-    before = len(text) - len(text.lstrip())
-    yield 1 + text.count("\n", 0, before), text
+    parts: list[str] = []
+    start, size = 1, 0
+    for first, text in chunks:
+        if not parts:
+            if not text or text.isspace():
+                continue
+            start = first + text.count("\n", 0, len(text) - len(text.lstrip()))
+        parts.append(text)
+        size += len(text)
+        if size > LONGEST_DOCUMENT:
+            yield start, "".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield start, "".join(parts)
 
 
 def _gathered(pairs: Iterator[tuple[int, str]]) -> Iterator[tuple[list[str], list[int]]]:

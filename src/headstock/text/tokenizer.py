@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import compress, islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
-from headstock.errors import UserError, nearest_path
+from headstock.errors import UserError, WorkError, nearest_path
 from headstock.files import write_text
 from headstock.text import sentencepieces
 from headstock.text.specials import SPECIALS, find_roles
@@ -22,6 +23,10 @@ from headstock.text.words import word_tables
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
 # Latin letters, most marks and the euro: composed characters stay as they are, and none of them is an ideograph
 COMPOSED = re.compile("[\\u0000-\\u02ff\\u2010-\\u2027\\u20ac]*")
+
+LONG_TEXT = 1 << 18  # characters; longer texts are cut into parts, so that memory does not grow with a text
+BATCH_CHARACTERS = 1 << 20  # that are given to a library at once
+SEAM, SEAMS = 128, 8  # characters on each side of a cut that are looked at, and how many places are tried
 
 
 class Engine(Protocol):
@@ -85,14 +90,52 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        rows: list[list[int]] = []
+        for batch in _batches(texts):
+            if len(batch) == 1 and isinstance(batch[0], str) and len(batch[0]) > LONG_TEXT:
+                rows.append([number for part, _ in self.parts(batch[0]) for number in self._encode([part])[0]])
+            else:
+                rows += self._encode(batch)
+        return rows
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         try:
-            rows = self.engine.encode_batch(texts)
+            with clean_panics():
+                rows = self.engine.encode_batch(texts)
         except (TypeError, RuntimeError, UnicodeEncodeError):
             raise _no_text(texts) from None
         for i, ids in enumerate(rows):
             if not self._forged.isdisjoint(ids):
                 rows[i] = [number for number, _, _ in self._spans(texts[i])]
         return rows
+
+    def parts(self, text: str) -> Iterator[tuple[str, int]]:
+        """A long text in parts, each with where it begins, that together give the tokens of the whole.
+
+        Libraries take some 200 bytes of memory for each byte of a text while they cut it. Parts begin at a space where
+        the tokens around it are the same with the cut as without; a text without such places is cut all the same.
+        """
+        begin = 0
+        while len(text) - begin > LONG_TEXT:
+            end, skip = self._seam(text, begin, begin + LONG_TEXT)
+            yield text[begin:end], begin
+            begin = end + skip
+        yield text[begin:], begin
+
+    def _seam(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """Where to cut a text before `end`, and how many characters to leave out there: a space, or nothing."""
+        at = end
+        for _ in range(SEAMS):
+            at = text.rfind(" ", begin + 1, at)
+            if at < 0:
+                break
+            before, after = text[max(begin, at - SEAM) : at], text[at : at + SEAM]
+            whole, left, right, bare = self._encode([before + after, before, after, after[1:]])
+            if whole == left + right:
+                return at, 0
+            if whole == left + bare:  # a tokenizer that begins every text with a space
+                return at, 1
+        return end, 0
 
     def pieces(self, text: str) -> list[str]:
         """The tokens of a text as the vocabulary spells them (`Ġle`, `▁le`, `##le`)."""
@@ -106,15 +149,20 @@ class Tokenizer:
 
     def unknown_spans(self, text: str) -> list[tuple[int, int]]:
         """The characters behind each unknown token of a text."""
-        return [(begin, end) for number, begin, end in self._spans(text) if number == self.unknown]
+        if len(text) <= LONG_TEXT:
+            return [(begin, end) for number, begin, end in self._spans(text) if number == self.unknown]
+        return [(at + begin, at + end) for part, at in self.parts(text) for begin, end in self.unknown_spans(part)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The characters each token stands for; tokens that share one multi-byte character have the same span."""
-        return [(begin, end) for _, begin, end in self._spans(text)]
+        if len(text) <= LONG_TEXT:
+            return [(begin, end) for _, begin, end in self._spans(text)]
+        return [(at + begin, at + end) for part, at in self.parts(text) for begin, end in self.offsets(part)]
 
     def _spans(self, text: str) -> list[tuple[int, int, int]]:
         try:
-            spans = self.engine.spans(text)
+            with clean_panics():
+                spans = self.engine.spans(text)
             if self._forged.isdisjoint(number for number, _, _ in spans):
                 return spans
             return self._unforged(text)
@@ -208,6 +256,32 @@ class Library:
         return json.dumps({part: described[part] for part in deciding}, sort_keys=True).encode()
 
 
+@contextmanager
+def clean_panics() -> Iterator[None]:
+    """Turns a panic inside the `tokenizers` library, which is no Exception, into a RuntimeError."""
+    try:
+        yield
+    except BaseException as wrong:
+        if type(wrong).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizers library failed: {wrong}") from None
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Texts in batches of about BATCH_CHARACTERS, long ones alone: what libraries make of a batch takes much memory."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        length = len(text) if isinstance(text, str) else 0  # what is no text is refused with a reason further on
+        if batch and (length > LONG_TEXT or size + length > BATCH_CHARACTERS):
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += length if length <= LONG_TEXT else BATCH_CHARACTERS  # nothing joins a long one
+    if batch:
+        yield batch
+
+
 def _ids(library: tokenizers.Tokenizer, texts: Iterable[str]) -> list[list[int]]:
     return [cut.ids for cut in library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
@@ -257,7 +331,11 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
     """Learns from one pass over `texts`, or opens `settings.file` where there is one."""
     if settings.file is not None:
         return open_tokenizer(Path(settings.file))
-    return Tokenizer(Library(learn(texts, settings)))
+    try:
+        with clean_panics():
+            return Tokenizer(Library(learn(texts, settings)))
+    except RuntimeError as wrong:
+        raise WorkError(f"no tokenizer could be trained on this text: {wrong}") from None
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -292,21 +370,23 @@ def _inside(folder: Path) -> Path:
 def _from_content(content: str, named: str, notes: Sequence[str] = ()) -> Tokenizer:
     try:
         value = json.loads(content)
-    except ValueError as wrong:
+    except (ValueError, RecursionError) as wrong:
         raise UserError(f"{named}: not JSON ({wrong})") from None
     if isinstance(value, dict) and value.get("format") == sentencepieces.FORMAT:
         return Tokenizer(sentencepieces.from_content(value, named), notes)
     if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
         raise UserError(f"{named}: JSON, but no tokenizer: it has no `model`")
     try:
-        library = tokenizers.Tokenizer.from_str(content)
+        with clean_panics():
+            library = tokenizers.Tokenizer.from_str(content)
+            engine = Library(library)
+            if "end" not in engine.roles:
+                library.add_special_tokens([SPECIALS["end"]])
+                engine = Library(library)
+                notes = (*notes, f"{named} has no end-of-text token; added {SPECIALS['end']} as {engine.roles['end']}")
+            engine.encode_batch(["a"])  # which fails for models that are broken inside
     except Exception as wrong:  # the library raises plain Exceptions
         raise UserError(f"{named}: JSON, but no tokenizer: {wrong}") from None
-    engine = Library(library)
-    if "end" not in engine.roles:
-        library.add_special_tokens([SPECIALS["end"]])
-        engine = Library(library)
-        notes = (*notes, f"{named} has no end-of-text token; added {SPECIALS['end']} as {engine.roles['end']}")
     return Tokenizer(engine, notes)
 
 

@@ -20,6 +20,8 @@ WORD_PARTS = r"\w+|\n|[^\w\s]"
 # A piece may not run across these: line breaks, and what our special tokens begin with, so that none can be spelled.
 BARRIERS = r"[\n\t\r<\[]"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+MOST_ENTRIES = 1 << 22  # several times the largest vocabulary in use; the library reserves memory for all of them
+LONG_TEXT = 1 << 20  # characters; longer texts are learned from in parts, so that memory does not grow with a text
 LONGEST_SENTENCE = 100_000  # characters; SentencePiece leaves out sentences above a limit in bytes
 
 
@@ -40,6 +42,8 @@ class TokenizerSettings:
         if self.vocabulary < least:
             kept = f"{len(NAMES)} special tokens" + (" and 256 bytes" if self.kind in ("bpe", "unigram") else "")
             problems.append(("vocabulary", _too_small(self.kind, self.vocabulary, least, kept)))
+        if self.vocabulary > MOST_ENTRIES:
+            problems.append(("vocabulary", f"must be at most {MOST_ENTRIES:,}, not {self.vocabulary:,}"))
         if self.min_frequency < 1:
             problems.append(("min_frequency", f"must be at least 1, not {self.min_frequency}"))
         if problems:
@@ -49,11 +53,28 @@ class TokenizerSettings:
 def learn(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
     """A tokenizer of the `tokenizers` library, from one pass over `texts`."""
     ways = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece, "word": _word, "char": _char}
-    spoken = (text for text in texts if not text.isspace() and text)
+    spoken = (part for text in texts if not text.isspace() and text for part in _parts(text))
     first = next(spoken, None)
     if first is None:
         raise UserError("no text to train a tokenizer on: there is no document, or none with a letter in it")
     return ways[settings.kind](itertools.chain([first], spoken), settings)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A long text cut before a line end or a space that follows a word, where no tokenizer's words are cut in two."""
+    begin = 0
+    while len(text) - begin > LONG_TEXT:
+        end = begin + LONG_TEXT
+        for space in ("\n", " "):
+            at = text.rfind(space, begin + 1, end)
+            while at > 0 and text[at - 1].isspace():
+                at = text.rfind(space, begin + 1, at)
+            if at > 0:
+                end = at
+                break
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
 
 
 def _too_small(kind: str, got: int, least: int, kept: str) -> str:

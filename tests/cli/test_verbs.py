@@ -452,6 +452,31 @@ def test_predict_reads_arguments_files_tables_and_standard_input(classifier, cal
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == piped
 
 
+USED = """
+import json, runpy, sys
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["headstock", *words]
+    try:
+        runpy.run_module("headstock", run_name="__main__")
+    except SystemExit as left:
+        assert not left.code, left.code
+print(json.dumps(sorted({name for name in sys.modules if name.count(".") < 2})))
+"""
+
+
+def test_using_a_run_imports_no_compiler_and_nothing_heavy(run, classifier):
+    words = [
+        ["predict", str(classifier[0] / "run"), "Anne likes it."],
+        ["generate", str(run[0]), "Anne", "--max-tokens", "2"],
+    ]
+    done = subprocess.run([sys.executable, "-c", USED, json.dumps(words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    imported = set(json.loads(done.stdout.splitlines()[-1]))
+    assert {"torch", "headstock.train"} <= imported
+    heavy = {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "matplotlib", "transformers", "pandas"}
+    assert not imported & (heavy | {"pyarrow", "tensorboard", "triton", "jinja2"})
+
+
 def test_evaluate_measures_a_classifier(classifier, call):
     folder, done = classifier
     out, _ = call("evaluate", folder / "run", "--json")

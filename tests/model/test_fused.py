@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from headstock.model import kernels
 from headstock.model.batch import IGNORE
 from headstock.model.eight import WRONG
+from headstock.model.gpu import runs_triton
 from tests.model.interpreter import interpret
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -193,6 +194,12 @@ def test_more_scores_than_32_bits_count():
 @pytest.mark.parametrize("most", [100, None])
 def test_the_whole_loss_on_a_gpu_compiled(most):
     check_whole("cuda", most, "inductor")
+
+
+def test_the_answer_whether_triton_runs_is_marked_constant_as_torch_marks_it():
+    marked = torch.compiler.assume_constant_result(lambda: True)
+    assert vars(marked)
+    assert vars(marked).items() <= vars(runs_triton).items()
 
 
 @pytest.mark.gpu

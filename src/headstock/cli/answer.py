@@ -25,7 +25,7 @@ def answer(
 
     Example: headstock answer runs/squad --context article.txt "Who founded the town?"
     """
-    from headstock.train.loaded import load
+    from headstock.cli.loading import load
 
     text = context_from(context)
     answers = load(run, device=common.device).answer(question, context=text, threshold=threshold)

@@ -40,8 +40,8 @@ def generate(
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Continue a text."""
+    from headstock.cli.loading import load
     from headstock.errors import UserError
-    from headstock.train.loaded import load
 
     prompts = texts_from(prompt, file, text_column(columns, column)) if prompt or file else [""]
     if stream and (len(prompts) > 1 or samples > 1):
@@ -89,7 +89,7 @@ def score(
     pseudo: Annotated[bool, typer.Option("--pseudo", help="Each token given all others, not those before.")] = False,
 ) -> dict[str, Any]:
     """How likely a text is, in all and per token: log-likelihood, or of a masked model pseudo-log-likelihood."""
-    from headstock.train.loaded import load
+    from headstock.cli.loading import load
 
     loaded = load(run, device=common.device)
     kind = loaded.likelihood_kind(pseudo or None)
@@ -137,8 +137,8 @@ def fill(
     """
     from dataclasses import asdict
 
+    from headstock.cli.loading import load
     from headstock.errors import UserError
-    from headstock.train.loaded import load
 
     words = [word.strip() for word in among.split(",") if word.strip()] if among is not None else []
     if among is not None and not words:
@@ -183,10 +183,10 @@ def embed(
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Texts as vectors: one a text, word or token, from the layers you choose."""
+    from headstock.cli.loading import load
     from headstock.errors import UserError
     from headstock.text.records import stream_texts
     from headstock.train.embed import align, by_word, write_vectors
-    from headstock.train.loaded import load
 
     if text and file:
         raise UserError("give texts or --file, not both")

@@ -38,10 +38,10 @@ def translate(
 
     Example: headstock translate runs/en-fr "I like tea." --beams 4
     """
+    from headstock.cli.loading import load
     from headstock.errors import UserError
     from headstock.files import whole_file
     from headstock.text.records import is_table
-    from headstock.train.loaded import load
 
     if text and file:
         raise UserError("give texts or --file, not both")

@@ -36,9 +36,9 @@ def predict(
     Example: headstock predict runs/tagger --file test.conll --out predictions.jsonl
     Example: headstock predict runs/reviews --file reviews.csv --with id,text --out predictions.csv
     """
+    from headstock.cli.loading import load
     from headstock.errors import UserError
     from headstock.text.records import Records
-    from headstock.train.loaded import load
     from headstock.train.prediction_files import Carried, check_suffix, prediction_file
 
     if text and file:
@@ -98,10 +98,10 @@ def evaluate(
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """How good a run is: perplexity on text, accuracy with its interval on labelled rows or minimal pairs."""
+    from headstock.cli.loading import load
     from headstock.errors import UserError
     from headstock.tasks.labelled import LabelledTask
     from headstock.train.card import TOLD, measured_lines
-    from headstock.train.loaded import load
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is for --minimal-pairs, which was not asked for")

@@ -14,10 +14,13 @@ def is_recent(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).major >= 8  # which a compiler may take for a constant
 
 
-@torch.compiler.assume_constant_result
 def runs_triton(device: torch.device) -> bool:
-    """Whether Triton runs there; a compiler asks it as we do, and does not look into it."""
+    """Whether Triton runs there; torch.compile calls this and takes the answer for a constant."""
     return _builds_triton(device)
+
+
+# What torch.compiler.assume_constant_result does. Calling that would import torch._dynamo into every process.
+runs_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -11,6 +11,7 @@ from headstock.model.model import Model
 from headstock.study.machine import Machine
 from headstock.tasks.task import Task
 from headstock.train.blueprint import blueprint
+from headstock.train.budget import VALIDATIONS
 from headstock.train.compiling import CALLS, Way
 from headstock.train.cost import Memory, flops_per_token, memory, moving_flops, parts_of
 from headstock.train.settings import RunConfig
@@ -25,7 +26,6 @@ RECORDED = 0.15  # the share of the calls' time that is left where a small model
 # shapes that batches have in 2,500 steps, of objectives whose batches differ: each is read as usual, then recorded
 SHAPES = {"masked": 20, "hybrid": 250, "denoise": 250}
 WRITTEN = 2.5e8  # bytes a second into a checkpoint, its checksum included
-VALIDATIONS = 10  # in a run, unless set otherwise
 ROOM = 0.8  # of what is free may be taken
 
 

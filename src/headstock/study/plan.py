@@ -19,6 +19,7 @@ from headstock.study.probe import WORDS
 from headstock.study.probe import probe as try_out
 from headstock.study.rules import MOST_PASSES, TOKENS_PER_WEIGHT, Text
 from headstock.text.reading import read_corpus
+from headstock.train.budget import valid_tokens_of
 from headstock.train.compiling import CALLS, WORTH
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import DataSettings, RunConfig, make_config
@@ -220,7 +221,7 @@ class Planner:
         if "batch" not in tree["train"]:  # presets bring their own
             tree["train"]["batch"] = rules.rows_of(choice.tokens, length)
             tree["model"]["dropout"] = rules.dropout_of(choice.objective, choice.passes)
-        tree["train"]["valid_tokens"] = rules.valid_tokens_of(choice.tokens)
+        tree["train"]["valid_tokens"] = valid_tokens_of(choice.tokens)
         if machine.device == "cuda":  # decided here, so that a probe is compiled where the run will be
             so_far = self.build(tree, counted)
             step = costs(so_far, machine).step
@@ -238,7 +239,7 @@ class Planner:
             tree["train"]["seed"] = self.seed
         each = tried or costs(chosen, machine)
         held = rules.held_out(choice.objective, choice.text.tokens * VALID / (1 - VALID))
-        valid = min(chosen.train.valid_tokens, held)
+        valid = min(tree["train"]["valid_tokens"], held)
         tree["train"]["steps"] = steps = self.steps(choice, each, valid_tokens=valid)
         return Plan(tree, choice, steps, each, machine, valid, self.minutes, self.found.read)
 

@@ -146,6 +146,7 @@ def measure(
 ) -> Measured:
     """Train in a folder that is thrown away, in the way that the whole run will be trained in."""
     settings = chosen.train
+    assert settings.valid_tokens is not None  # the plan has decided
     with tempfile.TemporaryDirectory() as name:
         stores = stores_of(sample, tokenizer, Path(name), chosen, valid_tokens)
         model, task = build_model(chosen, tokenizer)

@@ -127,8 +127,3 @@ def rows_of(tokens: float, length: int) -> int:
 def held_out(objective: str, tokens: float) -> float:
     """Tokens that a validation would read if it read all of the text that is held out."""
     return tokens * (2 if objective in READ_TWICE else 1)
-
-
-def valid_tokens_of(tokens: float) -> int:
-    """Held-out tokens that each of ten validations reads; one costs a third of what it costs in training."""
-    return int(min(200_000, max(5_000, round(0.015 * tokens, -3))))

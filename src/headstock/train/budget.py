@@ -3,7 +3,15 @@
 import math
 from dataclasses import dataclass
 
+from headstock.train.progress import Progress
 from headstock.train.settings import TrainSettings
+
+VALIDATIONS = 10  # in a run, unless set otherwise
+VALID_SHARE = 0.05  # of a run's time goes into validations on the way
+FINAL_SHARE = 0.1  # of the minutes of a run, at most, goes into its last measurement
+MOST_VALID_TOKENS = 200_000  # in one validation
+FEWEST_VALID_TOKENS = 5_000  # where minutes are not counted: fewer say too little
+FEWEST_IN_MINUTES = 1_000
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,55 @@ class Budget:
         if self.seconds is not None:
             return self.seconds
         return seconds / max(1e-9, self.share(step, seconds))
+
+
+def valid_tokens_of(tokens: float, times: float = VALIDATIONS, fewest: int = FEWEST_VALID_TOKENS) -> int:
+    """Held-out tokens for each of so many validations in a run that trains on `tokens`.
+
+    A token costs a third of what it costs in training. Token counts, not times, keep a resumed run the same.
+    """
+    wanted = round(3 * VALID_SHARE * tokens / max(1.0, times), -3)
+    return int(min(MOST_VALID_TOKENS, max(fewest, wanted)))
+
+
+@dataclass(frozen=True)
+class ValidationBudget:
+    """How much a run validates: what its settings say, or about 5% of its time.
+
+    A run in steps or epochs decides by counting tokens. A run in minutes decides once, by its speed up to the first
+    validation, and keeps the decision in its progress: all validations read the same examples, so they can be compared.
+    """
+
+    settings: TrainSettings
+    budget: Budget
+    length: int  # tokens in a row
+
+    def examples(self, progress: Progress, *, on_cpu: bool) -> int:
+        """Examples that a validation reads at most. Other devices do not wait for a step, so its time is unknown."""
+        tokens = self.settings.valid_tokens or progress.valid_tokens
+        if tokens is None:
+            steps = self.budget.expected_steps(progress.step, progress.seconds - progress.aside)
+            times = steps / self.settings.validate_every if self.settings.validate_every else VALIDATIONS
+            trained = steps * (self.settings.batch_tokens or self.settings.batch * self.length)
+            if self.budget.steps is not None:
+                tokens = valid_tokens_of(trained, times)
+            else:
+                tokens = valid_tokens_of(trained, times, FEWEST_IN_MINUTES) if on_cpu else MOST_VALID_TOKENS
+            progress.valid_tokens = tokens
+        return max(1, tokens // self.length)
+
+    def times(self, progress: Progress) -> int:
+        """Validations in the whole run: fewer where the first one took longer than its share of the minutes."""
+        if self.budget.seconds is None or progress.valid_pace is None or self.settings.valid_tokens:
+            return VALIDATIONS
+        took = progress.valid_pace * max(1, progress.valid_examples)
+        return max(1, min(VALIDATIONS, math.floor(VALID_SHARE * self.budget.seconds / max(1e-9, took))))
+
+    def final_examples(self, progress: Progress) -> int | None:
+        """Examples of the last measurement, which is reported: all (None), or as many as a run in minutes allows."""
+        if self.budget.seconds is None or not progress.valid_pace:
+            return None
+        return max(progress.valid_examples, int(FINAL_SHARE * self.budget.seconds / progress.valid_pace))
 
 
 def due(every: int | None, parts: int, *, step: int, before: float, after: float) -> bool:

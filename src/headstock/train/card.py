@@ -84,12 +84,13 @@ def pretrained(run: Run) -> dict[str, str]:
     settings, data, results = run.config(), run.data(), run.results()
     objective, family = settings["task"]["name"], settings["model"]["family"]
     total, version = results["parameters"]["total"], results["versions"]["headstock"]
-    measured = summary(results["metrics"], results.get("intervals"))
+    measured, share = summary(results["metrics"], results.get("intervals")), results.get("measured_share", 1)
+    part = "all of it" if share == 1 else f"{share:.0%} of it, evenly spread"
     return {
         "title": f"A {objective} language model ({family}, {total:,} parameters), grown by Headstock {version}.",
         "data": table(corpus_rows(settings, data)),
         "training": table(budget(settings, results)),
-        "results": f"On the held-out text, all of it: {measured.replace(' | ', ', ')}.{unknown_words(results)}",
+        "results": f"On the held-out text, {part}: {measured.replace(' | ', ', ')}.{unknown_words(results)}",
         "limits": listed(language_limits(run)),
         "here": language_use(run),
     }

@@ -17,7 +17,7 @@ from headstock.model.eight import has_eight_bits
 from headstock.model.model import Model
 from headstock.tasks.task import Task
 from headstock.train.ahead import Ahead
-from headstock.train.budget import Budget, due
+from headstock.train.budget import VALIDATIONS, Budget, ValidationBudget, due
 from headstock.train.compiling import Way, compiled, way_of
 from headstock.train.evaluate import measure, weights_swapped
 from headstock.train.fitting import AtOnce
@@ -79,6 +79,7 @@ def train(
         seed=settings.seed,
     )
     budget = Budget.of(settings, order.steps_per_epoch)
+    validations = ValidationBudget(settings, budget, length)
     check_possible(settings, world)
     model.to(world.device)
     optimizers = make_optimizers(model, settings)
@@ -136,16 +137,21 @@ def train(
                 tell(watch, event("log", gradient=float(gradient)))
                 losses.restart()
             paused = time.monotonic()
-            if passed(settings.validate_every, 10):
+            if passed(settings.validate_every, validations.times(progress)):
                 progress.train = seen.score(task, world)
-                validate(model, task, data.valid, average, progress, settings, length, world, rows=at_once.size)
+                most, began = validations.examples(progress, on_cpu=world.device.type == "cpu"), elapsed()
+                read = validate(
+                    model, task, data.valid, average, progress, settings, length, world, most, rows=at_once.size
+                )
+                if progress.valid_pace is None:
+                    progress.valid_examples, progress.valid_pace = read, (elapsed() - began) / max(1, read)
                 lost = None if math.isfinite(progress.valid.get("loss", 0.0)) else progress.step
                 stop_if_not_finite(lost, order, keeper, "the loss of held-out data")
                 progress.seconds = elapsed()
                 tell(watch, event("valid"))
             asked = agree(interruption.received, world)
             better = progress.best_step == progress.step
-            if better or asked or passed(settings.checkpoint_every or settings.validate_every, 10):
+            if better or asked or passed(settings.checkpoint_every or settings.validate_every, VALIDATIONS):
                 stop_if_not_finite(losses.settle(), order, keeper)
                 progress.window = {"losses": losses.state(paused), "seen": seen.state(world)}
                 keeper.keep(model, optimizers, average, progress)
@@ -315,17 +321,22 @@ def validate(
     settings: TrainSettings,
     length: int,
     world: World,
+    most: int,
     rows: int | None = None,
-) -> None:
-    """Measure on held-out data with the weights that would be kept, and note whether they are the best so far."""
+) -> int:
+    """Measure on held-out data with the weights that would be kept, and note whether they are the best so far.
+
+    Returns how many examples were read.
+    """
+    examples = task.examples(data, length=length)
     with weights_swapped(model, None if average is None else average.tensors):
         progress.valid = measure(
             model,
             task,
-            task.examples(data, length=length),
+            examples,
             world=world,
             rows=rows or settings.batch // world.size,
-            most=max(1, settings.valid_tokens // length),
+            most=most,
             size=data.bytes,
             unknown=getattr(data, "unknown", None),
             dtype=settings.dtype,
@@ -334,3 +345,4 @@ def validate(
     progress.worse += 1
     if merit < progress.best_merit:
         progress.best_merit, progress.best_step, progress.worse = merit, progress.step, 0
+    return min(most, len(examples))

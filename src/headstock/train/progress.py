@@ -20,4 +20,7 @@ class Progress:
     train: dict[str, float] = field(default_factory=dict)  # as seen in training since the validation before
     valid: dict[str, float] = field(default_factory=dict)
     window: dict[str, Any] = field(default_factory=dict)  # running sums of the next log line and validation
+    valid_tokens: int | None = None  # that a validation reads, once that is decided
+    valid_examples: int = 0  # that the first validation read,
+    valid_pace: float | None = None  # and the seconds it took for each
     at_once: int | None = None  # examples that a process read at once in the last step; None: its whole share

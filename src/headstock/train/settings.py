@@ -103,7 +103,8 @@ class TrainSettings:
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
     vocabulary_multiple: int = 1  # a new model's vocabulary is rounded up to one, which GPUs may read faster
     validate_every: int | None = None  # steps; a tenth of the run unless given
-    valid_tokens: int = 200_000  # at most so many are read by the validations on the way; the last reads all
+    # at most so many are read by a validation on the way; unless given, as many as take about 5% of the run's time
+    valid_tokens: int | None = None
     checkpoint_every: int | None = None  # steps; with every validation unless given
     keep: int = 2  # newest checkpoints that stay, beside the best
     weights: Literal["best", "last"] = "best"  # which are the run's in the end
@@ -126,13 +127,14 @@ class TrainSettings:
             "validate_every",
             "checkpoint_every",
             "log_every",
+            "valid_tokens",
             "unfreeze",
             "patience",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 problems.append((name, f"must be above 0, not {value}"))
-        for name in ("batch", "keep", "valid_tokens", "vocabulary_multiple", "lr", "layer_decay"):
+        for name in ("batch", "keep", "vocabulary_multiple", "lr", "layer_decay"):
             if not 0 < getattr(self, name) < math.inf:
                 problems.append((name, f"must be above 0, not {getattr(self, name)}"))
         for name in ("weight_decay", "clip", "seed"):

@@ -80,7 +80,7 @@ def simulate(design: Design, *, trials: int, seed: int, block: int = 250) -> dic
     if design.what != "score":
         truth -= true_score(0.0, design.spread)
     bounds = (0.0, 1.0) if design.what == "score" else (-1.0, 1.0)
-    facts = []
+    facts: list[tuple[bool, bool, bool, float, bool]] = []
     for start in range(0, trials, block):
         count = min(block, trials - start)
         values = draw_values(random, design, count)
@@ -92,9 +92,17 @@ def simulate(design: Design, *, trials: int, seed: int, block: int = 250) -> dic
             found = crossed_interval(scores, of_seeds, items=design.rows, bounds=bounds, key=(start + trial,))
             assert found.low is not None and found.high is not None
             low, high = np.quantile(of_seeds.mean(1), TAILS)
-            width = (found.high - found.low) / max(float(high - low), 1e-9)
-            inside = found.low <= truth <= found.high
-            facts.append((inside, low <= truth <= high, found.low > 0 or found.high < 0, width, np.ptp(scores) == 0))
+            ratio = (found.high - found.low) / max(float(high - low), 1e-9)
+            contains = found.low <= truth <= found.high
+            facts.append(
+                (
+                    contains,
+                    bool(low <= truth <= high),
+                    found.low > 0 or found.high < 0,
+                    ratio,
+                    bool(np.ptp(scores) == 0),
+                )
+            )
     inside, rows_only, clear, width, tied = (np.array(column) for column in zip(*facts, strict=True))
     result: dict[str, Any] = {**asdict(design), "trials": trials, "truth": round(truth, 4)}
     result |= {"coverage": float(inside.mean()), "coverage_rows_only": float(rows_only.mean())}

@@ -7,7 +7,9 @@ import pytest
 
 import headstock
 from headstock.errors import UserError
+from headstock.study.answer import under_majority
 from headstock.study.compare import compare
+from headstock.study.table import table
 from headstock.train.run import Run
 from tests.study.small import (
     SCHEMA,
@@ -244,3 +246,31 @@ def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
     recipe.write_text(recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(UserError, match=r"stock: .*model.depth is 1, not 2"):
         compare(out=out, config_file=recipe, watch=[never])
+
+
+# What is said of the rows
+
+
+def test_an_arm_below_the_commonest_class_is_said_to_be_so(tmp_path):
+    common = [(text, "good") for text, _ in make_rows(30, name="common")]
+    rare = [(text, "bad") for text, _ in make_rows(10, name="rare")]
+    rows = [*common, *rare, ("a text of nothing", "Goood"), (common[0][0], "bad"), (" ", "good")]
+    file = write_rows(tmp_path / "rows.csv", rows, ("body", "stars"))
+    said = []
+    options = {"train": file, "valid": file, "test": file, "columns": {"text": "body", "label": "stars"}}
+    with pytest.raises(UserError, match=r"rows.csv:44.*--skip-blank"):
+        compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, say=said.append)
+    results = compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, skip_blank=True, say=said.append)
+    assert results["majority"] == {"class": "good", "accuracy": 30 / 42}
+    for fact in ("1 blank row", "'Goood' (", "once", "more than one label"):
+        assert any(fact in line for line in results["warnings"])
+        assert any(line.startswith("warning: ") and fact in line for line in said)
+    summary = [{"arm": "tfidf", "labels": 9, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}]
+    summary += [{"arm": "frozen", "labels": 9, "accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}]
+    summary += [{"arm": "pretrained", "labels": 9, "accuracy": 0.9, "accuracy_low": 0.8, "accuracy_high": 1.0}]
+    below, unclear = under_majority(results["majority"], summary)
+    assert "tfidf" in below and "50.0%" in below and "71.4%" in below
+    assert "frozen" in unclear and "not clearly" in unclear
+    shown = table(results)
+    assert list(shown.columns[0].cells)[-1] == "(majority class)"
+    assert list(shown.columns[1].cells)[-1] == "71.4"

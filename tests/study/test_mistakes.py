@@ -17,6 +17,7 @@ from headstock.study.mistakes import (
     mistakes,
     surest_mistakes,
 )
+from headstock.study.report.details import confusion_pairs
 
 CLASSES = ["bad", "fair", "good"]
 
@@ -175,3 +176,12 @@ def test_of_very_many_classes_the_commonest_confusions_are_kept_and_no_matrix():
     assert (found["confusion_right"], found["confusion_total"]) == (3, 7)
     every = np.arange(10_000)
     assert len(json.dumps(confusions(every, np.roll(every, 1), 10_000))) < 10_000
+
+
+def test_a_report_lists_confusions_where_there_is_no_matrix():
+    classes = [f"class {number}" for number in range(1000)]
+    found = confusion_pairs(confusions(np.array([7, 7, 7, 2]), np.array([8, 8, 7, 2]), 1000), classes)
+    assert found is not None
+    assert (found["right"], found["total"], found["table"]) == (2, 4, False)
+    assert found["largest"] == [("class 7", "class 8", 2, 2 / 3)]
+    assert confusion_pairs({"confusion": [[1]]}, ["a"]) is None

@@ -52,7 +52,7 @@ def answer(
         for a, b in combinations(arms, 2)
     ]
     described = [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms]
-    runs = describe_runs(arms, summary)
+    runs, commonest = describe_runs(arms, summary), majority(ground)
     results = {
         "kind": "compare",
         "task": ground.task.name,
@@ -67,7 +67,7 @@ def answer(
         "classes": list(getattr(ground.config, "classes", ())),
         "measured_on": "valid" if ground.measured_is_valid else "test",
         "measured_rows": len(ground.measured),
-        "majority": majority(ground),
+        "majority": commonest,
         "leakage": leaks.runs,
         "train_overlap": len(overlap(whole(ground.measured), whole(ground.splits.train))),
         "arms": described,
@@ -79,7 +79,7 @@ def answer(
         "pairs": pairs,
         "verdicts": verdicts(plan, counts, summary, pairs, described, unit=nouns_of(ground.task.name).unit),
         "warnings": list(ground.splits.warnings),
-        "notes": [*notes(plan, ground, leaks), *under_majority(ground, summary), *differences(runs)],
+        "notes": [*notes(plan, ground, leaks), *under_majority(commonest, summary), *differences(runs)],
         "details": details(ground, arms, by_arm, counts[-1]),
     }
     write_json(ground.folder / "results.json", results)
@@ -99,9 +99,8 @@ def majority(ground: Ground) -> dict[str, Any] | None:
     return {"class": name, "accuracy": accuracy}
 
 
-def under_majority(ground: Ground, summary: list[dict[str, Any]]) -> list[str]:
+def under_majority(found: Mapping[str, Any] | None, summary: Sequence[dict[str, Any]]) -> list[str]:
     """Which arms do no better, or not clearly better, than always answering the commonest class."""
-    found = majority(ground)
     if found is None:
         return []
     said = []

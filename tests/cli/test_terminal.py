@@ -49,10 +49,10 @@ def test_a_full_disk_behind_standard_output_is_one_line(words):
 def test_standard_error_that_cannot_be_written_to_changes_no_result():
     with open("/dev/full", "wb") as full:
         assert start(*SHOW, stderr=full).returncode == 0
-        assert start("generate", "nosuch", "x", stderr=full).returncode == 2
+        assert start("data", "get", "nosuch", stderr=full).returncode == 2
 
 
-@pytest.mark.parametrize(("words", "code"), [(SHOW, 0), (["generate", "nosuch", "x", "--json"], 2)])
+@pytest.mark.parametrize(("words", "code"), [(SHOW, 0), (["data", "get", "nosuch", "--json"], 2)])
 def test_a_reader_that_left_is_told_nothing(words, code):
     reading, writing = os.pipe()
     os.close(reading)

@@ -37,7 +37,7 @@ def runs_table(runs: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     made = Table(title="the runs side by side")
-    for name in ("run", "objective", "parameters", "tokens", "tokens/s", "perplexity", "bits/byte"):
+    for name in ("run", "objective", "parameters", "tokens", "tokens/s", "ppl", "bits/byte"):
         made.add_column(name, justify="left" if name in ("run", "objective") else "right")
     for run in runs:
         made.add_row(

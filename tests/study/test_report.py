@@ -352,7 +352,7 @@ def test_a_fine_tuned_run_shows_what_the_comparison_shows_of_an_arm(pages):
     for name in ("accuracy-wide", "lengths-tuned", "reliability-tuned"):
         assert f'data-chart="{name}"' in page
     assert "81.3%" in page
-    assert "79.1–83.4" in page
+    assert "79.1 to 83.4" in page
     assert "Its most confident mistakes" in page
 
 

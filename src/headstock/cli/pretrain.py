@@ -45,6 +45,7 @@ def pretrain(
     from headstock.tasks.task import TASKS
     from headstock.train.pretrain import pretrain as work
     from headstock.train.run import Run, check_resumable, open_run
+    from headstock.train.sample_outputs import sample_lines
     from headstock.train.watch import on_screen, summary
 
     settings = dict(parse_setting(text) for text in set_ or [])
@@ -87,6 +88,8 @@ def pretrain(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
         f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"
     )
+    for line in sample_lines(results.get("samples", [])):
+        common.show(f"  {line}")
     task = TASKS.get(open_run(out).config()["task"]["name"])
     if task.generates:
         common.show(f'try: headstock generate {quoted(out)} "Once"')

@@ -11,18 +11,25 @@ from headstock.cli.verb import Common, verb
 def report(
     common: Common,
     folder: Annotated[Path, typer.Argument(help="A run, or what compare made.", show_default=False)],
-    samples: Annotated[int, typer.Option("--samples", help="Texts a language model is to generate for it.")] = 3,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", help="Texts a language model is to generate for it; 3 where the run has no samples."),
+    ] = None,
 ) -> dict[str, Any]:
     """Write report.html: one page with charts that opens anywhere, also without a network."""
     from headstock.study.report import write_report
     from headstock.train.run import Run
 
     run, texts = Run(folder), []
-    if samples > 0 and run.finished() and run.exists() and speaks(run):
+    if run.finished() and run.exists() and speaks(run):
+        count = samples if samples is not None else 0 if run.results().get("samples") else 3
+    else:
+        count = 0
+    if count > 0:
         from headstock.train.loaded import load
 
-        common.say(f"{samples} texts from {folder}")
-        made = load(folder, device=common.device).generate([""], samples=samples, seed=common.seed or 0)
+        common.say(f"{count} texts from {folder}")
+        made = load(folder, device=common.device).generate([""], samples=count, seed=common.seed or 0)
         texts = [row.text for row in made]
     written = write_report(folder, texts)
     common.show(str(written))

@@ -5,6 +5,7 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.exchange.onnx_graph import Answering, Continuing, Embedding, Graph, Tagging
+from headstock.page.markdown import escape_markdown
 from headstock.tasks.answer import Answer
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
@@ -19,7 +20,7 @@ from headstock.train.rows import marks_of
 
 CARD = """# {name}, for ONNX Runtime
 
-{what} Made by Headstock from the run `{name}`, whose own card follows below.
+{what} Made by Headstock from the run {name}, whose own card follows below.
 
 | | |
 |---|---|
@@ -233,7 +234,7 @@ def card_of(loaded: Loaded, graph: Graph, about: dict[str, Any], result: dict[st
     pieces = isinstance(loaded.tokenizer.engine, SentencePieces)
     own = make_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
     card = CARD.format(
-        name=run.path.name,
+        name=escape_markdown(run.path.name),
         what=what[graph.kind],
         files="\n".join(f"| `{name}` | {size:,} bytes |" for name, size in result["files"].items()),
         inputs="\n".join(f"| `{name}` | {kind_of(name)} | {shape(sizes)} |" for name, sizes in about["inputs"].items()),
@@ -283,7 +284,7 @@ def sameness(result: dict[str, Any]) -> str:
     told = [f"On rows of several lengths its numbers differ from the run's own by {result['difference']:.1e} at most."]
     found = result.get("measured")
     if found is not None:
-        told += ["", f"| on {found['file']} | |", "|---|---|"]
+        told += ["", f"| on {escape_markdown(found['file'])} | |", "|---|---|"]
         names = {"float32": "`model.onnx`", "int8": "`model_int8.onnx`"}
         told += [f"| {names[name]} | {with_intervals(found[name])} |" for name in names if name in found]
         if "change" in found:

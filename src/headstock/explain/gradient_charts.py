@@ -10,7 +10,7 @@ from headstock.explain.recurrence import Recurrence
 from headstock.explain.watching import SUBLAYERS
 from headstock.page.alone import alone
 from headstock.page.figures import ARMS, GRID, NARROW, SOFT, WIDE, Gallery, draw
-from headstock.page.render import render
+from headstock.page.render import minus, render
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -200,7 +200,7 @@ def small(value: float) -> "Markup":
     from markupsafe import Markup
 
     if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return Markup(f"{value:.4g}")
+        return Markup(minus(f"{value:.4g}"))
     mantissa, power = f"{value:.1e}".split("e")
     return Markup(f"{mantissa}&thinsp;×&thinsp;10<sup>{'−' if power[0] == '-' else ''}{int(power[1:])}</sup>")
 

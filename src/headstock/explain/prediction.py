@@ -7,7 +7,7 @@ from typing import Any
 
 from headstock.explain.asking import check_texts
 from headstock.explain.cases import Case, case_of
-from headstock.page.pieces import lay_over, readable
+from headstock.page.pieces import locate, readable, with_spaces
 from headstock.text.running import word_spans
 from headstock.train.loaded import Loaded
 
@@ -126,27 +126,8 @@ def word_weights(
     for text in texts:
         starts.append(len(whole))
         whole += text + "\n"
-    marks: list[tuple[int, float]] = []
-    at = 0
-    for span in lay_over(whole, with_spaces(readable(weighed))):
-        if whole.startswith(span.text, at):  # a piece that is nowhere in the text is shown, but has no place
-            if span.weight is not None:
-                marks.append((at, span.weight))
-            at += len(span.text)
+    marks = [(at, weight) for _, weight, at in locate(whole, with_spaces(readable(weighed))) if at is not None]
     return [
         sum(weight for place, weight in marks if starts[text] + begin <= place < starts[text] + end)
         for text, begin, end in places
     ]
-
-
-def with_spaces(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Pieces in which a lone space is part of what it stands before."""
-    joined: list[tuple[str, float]] = []
-    held = 0.0
-    for piece, weight in pieces:
-        if piece.strip():
-            joined.append((piece, weight + held))
-            held = 0.0
-        else:
-            held += weight
-    return joined

@@ -7,8 +7,9 @@ from headstock.explain.gradient_charts import BLUE, ORANGE, both
 from headstock.explain.prediction import Prediction, Word
 from headstock.page.alone import alone
 from headstock.page.figures import GRID, WIDE, Gallery, draw
-from headstock.page.pieces import passage, readable
+from headstock.page.pieces import passage, readable, whole_words
 from headstock.page.render import render
+from headstock.text.running import word_spans
 
 BARS = 12
 ROWS = 40  # words in the table that are shown at once
@@ -61,13 +62,14 @@ def page(found: Prediction, *, name: str) -> str:
         chart = both(gallery, "words", paint_words(words), "the words that weigh most", share)
     whole = "\n".join(found.texts)
     pieces = readable([(token.token, token.weight) for token in found.tokens])
+    by_word = whole_words(whole, pieces, word_spans(whole))
     return render(
         "headstock.explain",
         "prediction.html",
         found=found,
         name=name,
         chart=chart,
-        by_gradient=passage(whole, pieces, first=1500),
+        by_gradient=passage(whole, by_word, first=1500),
         by_leaving=passage(whole, [(word.word, word.change) for word in found.words], first=1500),
         words=found.words[:ROWS],
         more=found.words[ROWS:],

@@ -376,7 +376,7 @@ def length_of(mine: Tensor) -> str:
 
 
 def spread_of(mine: Tensor) -> str:
-    return f"mean {mine.mean():.3f}, deviation {mine.std(correction=0):.3f}".replace("-", "−")
+    return f"mean {mine.mean():.3f}, deviation {mine.std(correction=0):.3f}"
 
 
 def dead(mine: Tensor) -> str:

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any, Literal
 
 from headstock.explain.walk import Step, Walk
-from headstock.page.render import render
+from headstock.page.render import minus, render
 from headstock.page.squares import shortened
 
 Way = Literal["forward", "backward"]
@@ -58,9 +58,9 @@ def cut(name: str) -> str:
 def number(value: float) -> str:
     """Three decimals, fewer of large numbers; nothing is told as minus nothing."""
     if math.isinf(value):
-        return "−∞" if value < 0 else "∞"
+        return "-∞" if value < 0 else "∞"
     digits = 3 if abs(value) < 100 else 1
-    return f"{value:.{digits}f}".replace("-0.000", "0.000").replace("-", "−")
+    return f"{value:.{digits}f}".replace("-0.000", "0.000")
 
 
 def scale(values: list[float]) -> int:
@@ -110,20 +110,26 @@ def page(found: Walk, *, name: str, text: str) -> str:
 
 
 def told(step: Step) -> dict[str, Any]:
-    """A step as its template wants it: cells with their number, their side and how strong they are."""
+    """A step for the template: one entry of `columns` per number, forward above backward, which wrap at any width."""
     shown = len(step.forward) if step.columns else SHOWN
-    power = scale(step.backward or [])
-    rows = [{"way": "forward", "cells": cells(step.forward[:shown]), "scale": ""}]
+    rows, ways = [cells(step.forward[:shown])], ["forward"]
     if step.backward is not None:
-        scaled = [10.0**power * value for value in step.backward[:shown]]
-        rows.append({"way": "backward", "cells": cells(scaled), "scale": f"× {ten(-power)}" if power else ""})
-    return {"step": step, "rows": rows, "more": max(0, len(step.forward) - shown), "fixed": step.backward is None}
+        power = scale(step.backward)
+        rows.append(cells([10.0**power * value for value in step.backward[:shown]]))
+        ways.append(f"backward × {ten(-power)}" if power else "backward")
+    columns = list(zip(*rows, strict=True))
+    more = max(0, len(step.forward) - shown)
+    return {"step": step, "ways": ways, "columns": columns, "more": more, "fixed": step.backward is None}
 
 
 def cells(values: list[float]) -> list[tuple[str, str, float]]:
     most = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
     return [
-        (number(value), "minus" if value < 0 else "plus", min(1.0, abs(value) / most) if math.isfinite(value) else 0.0)
+        (
+            minus(number(value)),
+            "minus" if value < 0 else "plus",
+            min(1.0, abs(value) / most) if math.isfinite(value) else 0.0,
+        )
         for value in values
     ]
 

@@ -29,6 +29,7 @@ ARMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "tfidf": ("D", [("#a8488a", "#e79bcb"), ("#6b2557", "#f3c9e4"), ("#c96faf", "#c4679f")]),
 }
 OTHER = ("v", [("#6d6a2c", "#c9c26a")])
+LABELS = {"tfidf": "TF-IDF"}  # arms that people write in another way than `--arms` and JSON do
 
 # what the inline charts use instead of the colours of the files, so that they follow the page
 PAGE_COLOURS = {INK: "currentColor", SOFT: "var(--soft)", PAPER: "var(--paper)"}
@@ -47,8 +48,17 @@ class Style:
     hollow: bool
 
     @property
+    def label(self) -> str:
+        return arm_label(self.name)
+
+    @property
     def face(self) -> str:
         return PAPER if self.hollow else self.colour
+
+
+def arm_label(name: str) -> str:
+    """An arm's name as readers see it on pages, in charts and on the terminal."""
+    return LABELS.get(name, name)
 
 
 def styles(arms: list[dict[str, Any]]) -> dict[str, Style]:

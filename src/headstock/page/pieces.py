@@ -2,11 +2,14 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from headstock.page.render import minus
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -15,6 +18,8 @@ Weighted = list[tuple[str, float]]
 
 SPECIAL = re.compile(r"\[[A-Z]+\]|<\|?[a-z_]+\|?>|</s>")
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Thai, Lao, Burmese and Khmer letters, kana and Chinese characters
+UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 SHADES = 5  # strengths of a mark; more could not be told apart
 FAINT = 0.08  # of the strongest weight; less is not marked, so that the eye finds what matters
 KINDS = ("said", "true")  # of what is pointed out
@@ -94,16 +99,39 @@ def folded(letter: str) -> str:
     return small if len(small) == 1 else letter
 
 
-def lay_over(text: str, pieces: Weighted) -> list[Span]:
-    """The text in spans, each piece's weight where the piece stands; what no piece covers stays without one."""
-    spans: list[Span] = []
+def with_spaces(pieces: Iterable[tuple[str, float]]) -> Weighted:
+    """Pieces in which a lone space is part of what it stands before."""
+    joined: Weighted = []
+    held = 0.0
+    for piece, weight in pieces:
+        if piece.strip():
+            joined.append((piece, weight + held))
+            held = 0.0
+        else:
+            held += weight
+    return joined
+
+
+def locate(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float, int | None]]:
+    """Each piece that is not blank, its weight, and where in the text it begins; None for one that is not there."""
     known, at = fold(text), 0
     for piece, weight in pieces:
-        core = piece.strip()
-        if not core:
+        if not (core := piece.strip()):
             continue
         found = known.find(fold(core), at, at + len(core) + REACH)
         if found < 0:
+            yield core, weight, None
+            continue
+        at = found + len(core)
+        yield core, weight, found
+
+
+def lay_over(text: str, pieces: Weighted) -> list[Span]:
+    """The text in spans, each piece's weight where the piece stands; what no piece covers stays without one."""
+    spans: list[Span] = []
+    at = 0
+    for core, weight, found in locate(text, pieces):
+        if found is None:
             if not SPECIAL.fullmatch(core):
                 spans.append(Span(f" {core}", weight))
             continue
@@ -112,6 +140,29 @@ def lay_over(text: str, pieces: Weighted) -> list[Span]:
         at = found + len(core)
         spans.append(Span(text[found:at], weight))
     return [*spans, Span(text[at:])] if at < len(text) else spans
+
+
+def whole_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequence[tuple[int, int]]) -> Weighted:
+    """The pieces joined into the words of the text that they begin in, their weights added up.
+
+    `words` says where the words begin and end, in order. Pieces stay as they are where they are not in the text, and
+    inside what is written without spaces between its words.
+    """
+    begins = [begin for begin, _ in words]
+    joined: Weighted = []
+    last = None  # the word that the last entry of `joined` stands for
+    for core, weight, found in locate(text, with_spaces(pieces)):
+        number = -1 if found is None else bisect_right(begins, found) - 1
+        begin, end = words[number] if number >= 0 else (0, 0)
+        if found is None or found >= end or UNSPACED.search(text, begin, end):
+            joined.append((core, weight))
+            last = None
+        elif number == last:
+            joined[-1] = (joined[-1][0], joined[-1][1] + weight)
+        else:
+            joined.append((text[begin : max(end, found + len(core))], weight))
+            last = number
+    return joined
 
 
 def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[Span]:
@@ -167,7 +218,8 @@ def mark(spans: list[Span], heaviest: float) -> "Markup":
             continue
         side = "t" if (span.weight or 0.0) > 0 else "a"
         shade = min(SHADES, 1 + int(share * SHADES))
-        parts.append(f'<mark class="{side}{shade}" title="{span.weight:+.3g}">{escape(span.text)}</mark>')
+        told = minus(f"{span.weight:+.3g}")
+        parts.append(f'<mark class="{side}{shade}" title="{told}">{escape(span.text)}</mark>')
     return Markup("".join(parts))
 
 

@@ -2,14 +2,16 @@
 
 import functools
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
-from headstock.page.figures import colour_variables
+from headstock.page.figures import arm_label, colour_variables
 
 if TYPE_CHECKING:
     import jinja2
 
 NONE = "–"
+HYPHEN = re.compile(r"(?<![\w.])-(?=[\d.]*\d|∞)")
 
 
 def is_known(value: Any) -> bool:
@@ -17,27 +19,34 @@ def is_known(value: Any) -> bool:
 
 
 def percent(value: Any, digits: int = 1) -> str:
-    return f"{100 * value:.{digits}f}%" if is_known(value) else NONE
+    return minus(f"{100 * value:.{digits}f}%") if is_known(value) else NONE
+
+
+def minus(text: str) -> str:
+    """The typographic minus sign, which pages use; terminals, cards and JSON keep the ASCII hyphen.
+
+    Only a hyphen that begins a number is replaced: words, names and exponents stay as they are.
+    """
+    return HYPHEN.sub("\N{MINUS SIGN}", text)
 
 
 def interval(low: Any, high: Any) -> str:
-    """`85.1–88.0`, or `−1.2 to 0.4` where a dash could be taken for a sign; nothing where there is no interval."""
-    if not (is_known(low) and is_known(high)):
-        return ""
-    return f"{signed(100 * low)}{'–' if low >= 0 else ' to '}{signed(100 * high)}"
+    """`85.1 to 88.0`, in percent; nothing where there is no interval."""
+    return minus(f"{100 * low:.1f} to {100 * high:.1f}") if is_known(low) and is_known(high) else ""
 
 
-def signed(value: float, digits: int = 1) -> str:
-    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+def signed(value: Any, digits: int = 2) -> str:
+    """A number that may be of either sign, such as a cosine: `+0.41`, `−0.20`."""
+    return minus(f"{value:+.{digits}f}") if is_known(value) else NONE
 
 
 def points(value: Any) -> str:
     """A difference of accuracies, in points and with its sign."""
-    return f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}") if is_known(value) else NONE
+    return signed(100 * value, 1) if is_known(value) else NONE
 
 
 def weight(value: float) -> str:
-    return f"{value:+.2g}".replace("-", "\N{MINUS SIGN}")
+    return minus(f"{value:+.2g}").replace("e-", "e\N{MINUS SIGN}")
 
 
 def whole(value: Any) -> str:
@@ -45,7 +54,7 @@ def whole(value: Any) -> str:
 
 
 def decimal(value: Any, digits: int = 3) -> str:
-    return f"{value:,.{digits}f}" if is_known(value) else NONE
+    return minus(f"{value:,.{digits}f}") if is_known(value) else NONE
 
 
 def duration(seconds: Any) -> str:
@@ -90,7 +99,7 @@ def environment(package: str) -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (percent, points, weight, whole, decimal, duration, setting)
+    filters = (arm_label, percent, points, signed, minus, weight, whole, decimal, duration, setting)
     made.filters |= {function.__name__: function for function in filters}
     made.globals |= {"interval": interval, "counted": counted, "NONE": NONE}
     return made

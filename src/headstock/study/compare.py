@@ -8,6 +8,7 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.files import Layout, sweep
+from headstock.page.figures import arm_label
 from headstock.study.answer import answer
 from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
@@ -183,7 +184,7 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
             place, cells[number] = places[number], made
             score = f"{shown_score(ground.judge.headline, made['score']):>6s}"
             told = f"{score}  {made['seconds']:5.1f} s" if new else f"{score}  (kept)"
-            where = f"{place.labels:6,} {unit}s  seed {place.seed}  {place.arm.name:20s}"
+            where = f"{place.labels:6,} {unit}s  seed {place.seed}  {arm_label(place.arm.name):20s}"
             say(f"{len(cells):3d}/{len(places)}  {where} {told}")
     except Interrupted as stop:
         raise Interrupted(

@@ -199,6 +199,11 @@ def number(metric: str, value: float | None) -> str:
     return f"{100 * value:.1f}{'' if metric in POINTS else '%'}"
 
 
+def bare(metric: str, value: float | None) -> str:
+    """The same without its unit, as the ends of an interval are written."""
+    return number(metric, value).removesuffix("%")
+
+
 def size(metric: str, value: float) -> str:
     """A difference: `3.1 points`, `0.041`."""
     if metric in METRICS:
@@ -207,7 +212,7 @@ def size(metric: str, value: float) -> str:
 
 
 def around(metric: str, row: dict[str, Any]) -> str:
-    return "" if row["low"] is None else f" ({number(metric, row['low'])} to {number(metric, row['high'])})"
+    return "" if row["low"] is None else f" ({bare(metric, row['low'])} to {bare(metric, row['high'])})"
 
 
 def verdict(results: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from headstock.page.figures import arm_label
 from headstock.study.names import METRICS, nouns_of
 
 
@@ -20,7 +21,7 @@ def table(results: dict[str, Any]) -> Any:
     }
     for arm in results["arms"]:
         rows = {row["labels"]: row for row in results["summary"] if row["arm"] == arm["name"]}
-        made.add_row(arm["name"], *(shown(rows[n], rows[n]["score"] == best[n]) for n in results["labels"]))
+        made.add_row(arm_label(arm["name"]), *(shown(rows[n], rows[n]["score"] == best[n]) for n in results["labels"]))
     if results["metric"] == "accuracy" and (majority := results.get("majority")):
         made.add_row("(majority class)", *[f"{100 * majority['accuracy']:.1f}"] * len(results["labels"]))
     return made

@@ -3,11 +3,13 @@
 All of it is taken from the run itself.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headstock.errors import UserError, quoted
 from headstock.model.backbone import BACKBONES
+from headstock.page.markdown import escape_markdown
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS
 from headstock.text.catalog import licence_of
@@ -69,7 +71,7 @@ def make_card(run: Run) -> str:
     kind = "import" if results.get("imported") else results.get("kind", "pretrain")
     parts = {"finetune": finetuned, "import": imported}.get(kind, pretrained)(run)
     return CARD.format(
-        name=run.path.name,
+        name=escape_markdown(run.path.name),
         tokenizer=tokenizer_of(run),
         architecture=architecture(run),
         there=elsewhere(run),
@@ -113,7 +115,7 @@ def corpus_rows(settings: dict[str, Any], data: dict[str, Any]) -> dict[str, str
     files = data["corpus"]
     held = "held out by document before training" if not settings["data"]["valid"] else "from files of its own"
     rows = {
-        "text": f"{some(files, 3)}; {data['how']}",
+        "text": f"{some(files, 3)}; {escape_markdown(data['how'])}",
         "licence": licences([*files, *settings["data"]["corpus"]]),
         "to train on": f"{data['train_documents']:,} documents, {data['train_bytes']:,} bytes, "
         f"{data['train_tokens']:,} tokens",
@@ -164,7 +166,7 @@ def finetuned(run: Run) -> dict[str, str]:
         "scratch": "its architecture, but none of its weights",
         "frozen": "its weights stayed as they were, and a new head learned",
     }["frozen" if transfer["freeze"] else transfer["init"]]
-    source = transfer["run"] or f"the preset {transfer['preset']}"
+    source = escape_markdown(transfer["run"] or f"the preset {transfer['preset']}")
     title = f"A {task.title}" + (f" ({some(classes, 12)})" if classes else "")
     measured = {f"on {side} rows": with_intervals(results[side]) for side in ("valid", "test") if side in results}
     chosen = "The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not."
@@ -187,7 +189,8 @@ def labelled_rows(data: dict[str, Any]) -> dict[str, str]:
         if side in data:
             counts = data[side].get("classes") or {}
             by_class = some([f"{name} {count:,}" for name, count in counts.items()], 12)
-            rows[what] = f"{data[side]['file']}: {data[side]['rows']:,} rows" + (f" ({by_class})" if counts else "")
+            file = escape_markdown(data[side]["file"])
+            rows[what] = f"{file}: {data[side]['rows']:,} rows" + (f" ({by_class})" if counts else "")
     files = dict.fromkeys(data[side]["file"] for side in ("train", "valid", "test") if side in data)
     return rows | {"licence": licences(files), "fingerprint": f"`{data['fingerprint']}`"}
 
@@ -253,10 +256,11 @@ def with_intervals(metrics: Mapping[str, Any]) -> str:
 def imported(run: Run) -> dict[str, str]:
     data, results, name = run.data(), run.results(), run.path.name
     total, version = results["parameters"]["total"], results["versions"]["headstock"]
-    known = {"from": data["imported"], "licence": "not known here: it is that of whoever made the model"}
+    known = {"from": escape_markdown(data["imported"])}
+    known |= {"licence": "not known here: it is that of whoever made the model"}
     known |= {"sha256": f"`{data['sha256']}`"} if "sha256" in data else {}
     known |= {"learned from": "not known here"}
-    notes = f"\n\n{listed(data['notes'])}" if data.get("notes") else ""
+    notes = f"\n\n{listed(map(escape_markdown, data['notes']))}" if data.get("notes") else ""
     task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
     if issubclass(task, LabelledTask):
         typed = quoted(name)
@@ -288,7 +292,7 @@ def tokenizer_of(run: Run) -> str:
     if (unused := run.config()["model"].get("vocabulary", 0) - tokenizer.vocabulary) > 0:
         told += f" The model has room for {unused:,} more, which stand for nothing and are never said."
     settings = run.config().get("tokenizer") or {}
-    return told + (f" Taken from {settings['file']}." if settings.get("file") else "")
+    return told + (f" Taken from {escape_markdown(settings['file'])}." if settings.get("file") else "")
 
 
 def architecture(run: Run) -> str:
@@ -347,12 +351,15 @@ def elsewhere(run: Run) -> str:
 
 def licences(files: Iterable[str]) -> str:
     known = dict.fromkeys(found for file in files if (found := licence_of(file)))
-    return "; ".join(known) or UNKNOWN
+    return "; ".join(map(escape_markdown, known)) or UNKNOWN
 
 
 def some(names: Iterable[str], most: int) -> str:
+    """The first names, escaped, and how many more there are."""
     every = list(names)
-    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
+    return ", ".join(map(escape_markdown, every[:most])) + (
+        f" and {len(every) - most} more" if len(every) > most else ""
+    )
 
 
 def table(rows: Mapping[str, str]) -> str:
@@ -372,4 +379,4 @@ def lines(words: Iterable[str]) -> str:
 def in_python(name: str, calls: Iterable[str]) -> str:
     shown = {"fill": '"... [MASK] ..."'}
     used = [f"model.{call}({shown.get(call, TEXT)})" for call in calls]
-    return lines(["import headstock", "", f'model = headstock.load("{name}")', *used])
+    return lines(["import headstock", "", f"model = headstock.load({json.dumps(name, ensure_ascii=False)})", *used])

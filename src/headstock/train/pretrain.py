@@ -31,6 +31,7 @@ from headstock.train.evaluate import Pieces, measure, spread
 from headstock.train.loop import Progress, Watch, row_length, train
 from headstock.train.peak import Peak
 from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, open_run
+from headstock.train.sample_outputs import sample_outputs
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
 from headstock.train.world import World, join_world, leave_world
 
@@ -424,6 +425,8 @@ def work(
     if world.size == 1:  # a process knows its own batches only
         results["intervals"] = spread(task, pieces, size=round(size * share), unknown=unknown)
     if world.leads:
+        drawn = {"length": length, "seed": chosen.train.seed}
+        results["samples"] = sample_outputs(model, task, run.tokenizer(), stores.valid, **drawn)
         run.write_results(results)
         write_card(run)
     return results

@@ -1,6 +1,7 @@
 """The README.md of an exported folder: the run's own card, below what Hugging Face wants to know and how to load it."""
 
 from headstock.exchange.huggingface.architecture import Export
+from headstock.page.markdown import escape_markdown
 from headstock.train.run import Run
 from headstock.train.settings import RunConfig
 
@@ -33,7 +34,7 @@ def card(run: Run, chosen: RunConfig, made: Export, remarks: list[str]) -> str:
     front = ["library_name: transformers"]
     front += [f"pipeline_tag: {made.pipeline}"] if made.pipeline else []
     front += ["tags:", "- headstock", f"- {made.model_type}"]
-    name, auto = run.path.name, opens(made.head)
+    name, auto = escape_markdown(run.path.name), opens(made.head)
     load = ["from transformers import AutoTokenizer, " + auto, ""]
     load += [f'model = {auto}.from_pretrained("FOLDER")', 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")']
     if made.pipeline in USES:

@@ -71,7 +71,7 @@ def score_by_labels(
 
 
 def long_names(looks: Sequence[Style]) -> bool:
-    return max(len(style.name) for style in looks) > 16
+    return max(len(style.label) for style in looks) > 16
 
 
 def line_with_intervals(axes: "Axes", style: Style, x: list[float], rows: Rows) -> None:
@@ -82,7 +82,7 @@ def line_with_intervals(axes: "Axes", style: Style, x: list[float], rows: Rows) 
         spans = np.array([reaches[i] for i in with_interval]).T
         at = ([x[i] for i in with_interval], [y[i] for i in with_interval])
         axes.errorbar(*at, yerr=spans, fmt="none", ecolor=style.colour, elinewidth=1.5, capsize=3.5, alpha=0.85)
-    axes.plot(x, y, color=style.colour, marker=style.marker, markerfacecolor=style.face, label=shorten(style.name, 34))
+    axes.plot(x, y, color=style.colour, marker=style.marker, markerfacecolor=style.face, label=shorten(style.label, 34))
 
 
 def shorten(name: str, size: int) -> str:
@@ -103,7 +103,7 @@ def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, Style]]) -
                 heights[i + 1] += short / 2
     for height, (_, style) in zip(heights, ends, strict=True):
         axes.annotate(
-            shorten(style.name, 30),
+            shorten(style.label, 30),
             (1.015, height),
             xycoords=axes.get_yaxis_transform(),
             color=style.colour,
@@ -137,7 +137,7 @@ def score_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool, metric: 
             )
             value = f"{100 * row['score']:.1f}%"
             axes.annotate(value, (row["score"], height), (0, 11), textcoords="offset points", ha="center", color=INK)
-        axes.set_yticks(range(len(shown)), [shorten(style.name, 30 if wide else 18) for style in reversed(shown)])
+        axes.set_yticks(range(len(shown)), [shorten(style.label, 30 if wide else 18) for style in reversed(shown)])
         axes.set_ylim(-0.6, len(shown) - 0.3)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(metric)
@@ -166,7 +166,7 @@ def training_panel(axes: "Axes", style: Style, runs: list[Rows], limits: tuple[f
             *zip(*mean_curve(curves), strict=True), dashes, color=style.colour, markersize=5, **marker,
             markerfacecolor=style.face, label="validation" if dashes == "-" else "training",
         )  # fmt: skip
-    axes.set_title(shorten(style.name, 34), color=style.colour, fontweight="bold", loc="left")
+    axes.set_title(shorten(style.label, 34), color=style.colour, fontweight="bold", loc="left")
     axes.set_ylim(*limits)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
     percent_axis(axes.yaxis)

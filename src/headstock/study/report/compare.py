@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
-from headstock.page.figures import Gallery, Style, file_name, styles
+from headstock.page.figures import Gallery, Style, arm_label, file_name, styles
 from headstock.page.render import is_known, percent, render
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
@@ -80,7 +80,7 @@ def score_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gall
     metric, rows = METRICS[results["metric"]], nouns_of(results.get("task")).rows
     labels, summary, shown = sorted(results["labels"]), results["summary"], list(looks.values())
     said = "; ".join(
-        f"{row['arm']} {percent(row.get('score'))} with {row['labels']:,}"
+        f"{arm_label(row['arm'])} {percent(row.get('score'))} with {row['labels']:,}"
         for row in sorted(summary, key=lambda row: (list(looks).index(row["arm"]), row["labels"]))
     )
     label = f"{metric[0].upper()}{metric[1:]} by number of labelled {rows}: {said}"
@@ -139,7 +139,7 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
             gallery.show(
                 file_name(name, style.name),
                 charts.training_alone(style, runs, limits, learned=learned),
-                f"{style.name} with {labels:,} labels: {learned} in training and validation by epoch",
+                f"{style.label} with {labels:,} labels: {learned} in training and validation by epoch",
                 keep=False,
             )
             for style, runs in panels

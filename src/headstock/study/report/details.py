@@ -4,10 +4,11 @@ from statistics import median
 from typing import Any
 
 from headstock.page.figures import Gallery, Style, file_name
-from headstock.page.pieces import passage, readable, strongest
+from headstock.page.pieces import passage, readable, strongest, whole_words
 from headstock.page.render import counted, percent
 from headstock.study.names import Nouns
 from headstock.study.report import charts
+from headstock.text.running import word_spans
 
 MOST_CLASSES = 20  # a larger matrix is no longer read; its largest entries are listed instead
 MOST_MISTAKES = 20
@@ -83,7 +84,7 @@ def lengths(found: dict[str, Any], style: Style, gallery: Gallery, nouns: Nouns)
         for word, values in (("right", right), ("wrong", wrong))
         if values
     )
-    label = f"{style.name}: lengths of {nouns.read}s, predictions right and wrong; the median is {medians}"
+    label = f"{style.label}: lengths of {nouns.read}s, predictions right and wrong; the median is {medians}"
     said = (found.get("statistic") or {}).get("text")
     return {
         "chart": gallery.show(file_name("lengths", style.name), charts.lengths(right, wrong, unit, nouns.read), label),
@@ -98,14 +99,15 @@ def calibration(found: dict[str, Any], style: Style, gallery: Gallery, nouns: No
     if not any(row.get("count") for row in bins):
         return None
     error = percent(found.get("ece"))
-    label = f"{style.name}: share of right predictions by confidence; the expected calibration error is {error}"
+    label = f"{style.label}: share of right predictions by confidence; the expected calibration error is {error}"
     figure = charts.reliability(bins, style, nouns.judged)
     return {"chart": gallery.show(file_name("reliability", style.name), figure, label), "ece": found.get("ece")}
 
 
 def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
-    pieces = readable(row.get("tokens") or [])
-    named = strongest(pieces)
+    text = row.get("text") or ""
+    words = whole_words(text, readable(row.get("tokens") or []), word_spans(text))
+    named = strongest(words)
     return {
         "place": row.get("place"),
         "question": row.get("question"),
@@ -114,7 +116,7 @@ def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
         "label": row.get("label"),
         "predicted": row.get("predicted"),
         "confidence": row.get("confidence"),
-        "passage": passage(row.get("text") or "", pieces, marks=row.get("marks") or [], room=room),
+        "passage": passage(text, words, marks=row.get("marks") or [], room=room),
         "towards": [word for word in named if word[1] > 0],
         "against": [word for word in named if word[1] < 0],
     }

@@ -1,17 +1,35 @@
-"""The reports of single runs: a language model with its curve and voice, a fine-tuned one with its scores."""
+"""The reports of single runs: a language model with its curve and samples, a fine-tuned one with its scores."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from headstock.errors import UserError
 from headstock.page.figures import NARROW, WIDE, Gallery, styles
+from headstock.page.pieces import passage
 from headstock.page.render import is_known, percent, render
 from headstock.study.names import METRICS, nouns_of
 from headstock.study.report import charts, details
+from headstock.text.gaps import MASK
 from headstock.train.metrics import against_majority
 from headstock.train.run import Run
 
 Rows = list[dict[str, Any]]
+
+SAMPLES = {  # by kind: the heading of its section and what its texts are
+    "continued": (
+        "How it goes on",
+        "The first words of held-out texts, and marked what the model writes after them, drawn at random.",
+    ),
+    "filled": (
+        "What it fills in",
+        "Held-out texts with some words masked, and below each the likeliest words, marked.",
+    ),
+    "denoised": (
+        "What it repairs",
+        "Held-out texts with spans taken out, and below each the whole text as the model writes it.",
+    ),
+}
 
 
 def write_run_report(run: Run, samples: list[str]) -> None:
@@ -25,9 +43,34 @@ def write_run_report(run: Run, samples: list[str]) -> None:
         data=if_there(run.data),
         settings=settings_of(run),
         loss=loss_charts(run.read_metrics(), Gallery()),
+        outputs=shown_samples(results.get("samples") or []),
         samples=samples,
     )
     run.write_report(page)
+
+
+def shown_samples(samples: Rows) -> list[dict[str, Any]]:
+    """The samples that pretraining kept, kind by kind, with what the model wrote marked."""
+    shown = []
+    for kind, (title, says) in SAMPLES.items():
+        rows = []
+        for row in (row for row in samples if row.get("kind") == kind):
+            given, output, true = row["given"], row["output"], row["true"]
+            if kind == "continued":
+                whole, marks = given + output, [(len(given), len(given + output), "said")]
+                given, true = "", given + true
+            else:
+                whole, marks = output, [(*span, "said") for span in fills_of(given, output)]
+            rows.append({"given": given, "output": passage(whole, marks=marks, first=len(whole)), "true": true})
+        if rows:
+            shown.append({"kind": kind, "title": title, "says": says, "rows": rows})
+    return shown
+
+
+def fills_of(given: str, output: str) -> list[tuple[int, int]]:
+    """Where in a text stands what was put in the place of each mask; nothing where the rest was changed too."""
+    found = re.fullmatch("(.*?)".join(map(re.escape, given.split(MASK))), output, re.DOTALL)
+    return [found.span(number) for number in range(1, len(found.groups()) + 1)] if found else []
 
 
 def write_finetune_report(run: Run) -> None:

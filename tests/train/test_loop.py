@@ -14,8 +14,10 @@ from headstock.errors import UserError, WorkError
 from headstock.model.batch import Batch
 from headstock.train import loop
 from headstock.train.budget import Budget, due
+from headstock.train.optim import move
 from headstock.train.order import Order
 from headstock.train.settings import TrainSettings
+from headstock.train.spikes import SpikeDetector
 from headstock.train.world import World
 
 
@@ -270,3 +272,50 @@ def test_held_out_text_whose_loss_is_no_number_stops_the_run_too(corpus, tmp_pat
     with pytest.raises(WorkError, match=r"step 1: the loss of held-out data is not a finite number.*no checkpoint yet"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1, "lr": 1e38, "clip": 0.0})
     assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_gradients_that_are_not_finite_leave_weights_and_optimizer_states_as_they_were():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    weight.grad = torch.ones(3)
+    move([optimizer], 1.0, to_none=True)
+    before, moment = weight.detach().clone(), optimizer.state[weight]["exp_avg"].clone()
+    weight.grad = torch.tensor([1.0, math.nan, 1.0])
+    assert not move([optimizer], 1.0, to_none=True).isfinite()
+    assert torch.equal(weight, before) and torch.equal(optimizer.state[weight]["exp_avg"], moment)
+    weight.grad = torch.ones(3)  # the control: finite gradients move them
+    move([optimizer], 1.0, to_none=True)
+    assert not torch.equal(weight, before)
+
+
+def test_a_spike_in_the_loss_is_reported_and_counted(corpus, tmp_path, tiny, monkeypatch):
+    losses, calls, said = loop.Objective.forward, [], []
+
+    def spiking(self, batch):
+        calls.append(0)
+        return {head: loss * (40 if len(calls) == 45 else 1) for head, loss in losses(self, batch).items()}
+
+    settings = tiny | {"steps": 50, "validate_every": 50}
+    healthy = headstock.pretrain(corpus, out=tmp_path / "healthy", settings=settings, say=said.append)
+    assert healthy["spikes"] == 0 and not any("spike" in line for line in said)
+    monkeypatch.setattr(loop.Objective, "forward", spiking)
+    results = headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, say=said.append)
+    assert results["spikes"] == 1
+    assert [line.split(":")[0] for line in said if "spike" in line] == ["spike at step 45"]
+
+
+def test_spikes_are_found_alike_after_a_resume():
+    healthy = [(3.0 - step / 100 + 0.02 * (step % 3), 1.0 + 0.1 * (step % 5)) for step in range(60)]
+    said, again = [], []
+    whole, first = SpikeDetector(said.append), SpikeDetector(again.append)
+    for step, values in enumerate(healthy):
+        whole.add(step, *values)
+        first.add(step, *values)
+    second = SpikeDetector(again.append, first.count)
+    second.restore(json.loads(json.dumps(first.state())))
+    for detector in (whole, second):
+        detector.add(60, 2.4, 9.0)
+        detector.add(61, 6.5, 1.0)
+    assert said == again and len(said) == 2
+    assert whole.count == second.count == 2
+    assert "gradient norm 9" in said[0] and "loss 6.5" in said[1]

@@ -3,13 +3,16 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from headstock.errors import UserError
 from headstock.train.run import Run
-from headstock.train.world import choose_device
+from headstock.train.world import choose_device, timeout
 from tests.conftest import TINY
 
 
@@ -78,3 +81,48 @@ def test_a_device_that_is_not_there_is_refused():
             choose_device("cuda")
     with pytest.raises(UserError, match="must be auto, cpu, cuda or mps"):
         choose_device("gpu")
+
+
+def test_a_stopped_process_does_not_keep_the_others_waiting(corpus, tmp_path):
+    out, settings = tmp_path / "run", TINY | {"steps": 100_000, "log_every": 1, "validate_every": 100_000}
+    options = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+    command = [
+        sys.executable,
+        "-m",
+        "headstock",
+        "pretrain",
+        str(corpus),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *options,
+    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    environment = os.environ | meeting | {"OMP_NUM_THREADS": "1", "HEADSTOCK_TIMEOUT": "2"}
+    ranks = [
+        subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
+        for rank, pipes in enumerate(({"stderr": subprocess.PIPE, "text": True}, {"stderr": subprocess.DEVNULL}))
+    ]
+    try:
+        assert ranks[0].stderr is not None
+        seen = next(line for line in ranks[0].stderr if "steps" in line)  # both are training now
+        ranks[1].send_signal(signal.SIGSTOP)
+        rest = ranks[0].stderr.read()
+        assert ranks[0].wait(timeout=120) == 1, seen + rest
+        assert "process 0 of 2" in rest and "HEADSTOCK_TIMEOUT" in rest and "Traceback" not in rest
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_a_timeout_that_is_no_number_is_refused(monkeypatch):
+    for text in ("soon", "0", "-1", "nan"):
+        monkeypatch.setenv("HEADSTOCK_TIMEOUT", text)
+        with pytest.raises(UserError, match="HEADSTOCK_TIMEOUT"):
+            timeout()
+    monkeypatch.setenv("HEADSTOCK_TIMEOUT", "2.5")
+    assert timeout() == 2.5

@@ -37,7 +37,7 @@ from headstock.train.pretrain import (
 from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, fingerprints, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.transfer import gather_config, labelled_task, settle
-from headstock.train.world import World, join_world, leave_world
+from headstock.train.world import World, process_group
 
 Say = Callable[[str], None]
 
@@ -85,8 +85,8 @@ def finetune(
     with alone_in(target):
         check_folder(target, resume=resume, overwrite=overwrite)
         going_on = resume and target.exists()
-        world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
-        try:
+        # joining waits for all processes: each has looked at the folder before one makes it
+        with process_group(device) as world:
             if going_on:
                 asked = make_config(same_settings(target, given, moved=True))
                 source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
@@ -117,8 +117,6 @@ def finetune(
             if chosen.transfer.adapt_steps and source is not None:
                 weights = adapt(target, source, chosen, splits.train, device, watch, say)
             return work(target, chosen, tokenizer, weights, splits, world, watch, say)
-        finally:
-            leave_world(world)
 
 
 def learn_tokenizers(chosen: RunConfig, records: Records, say: Say) -> Tokenizer:

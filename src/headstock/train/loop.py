@@ -29,6 +29,7 @@ from headstock.train.replay import LENGTHS, Recorded
 from headstock.train.run import Run
 from headstock.train.settings import TrainSettings
 from headstock.train.signals import Interrupted, Interruption
+from headstock.train.spikes import SpikeDetector
 from headstock.train.step import Objective, Seen, one_step
 from headstock.train.world import World
 
@@ -97,7 +98,9 @@ def train(
         replay = Recorded(objective, optimizers, **how, say=say)
 
     elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
-    losses, seen, at_once = Running(), Seen(), AtOnce(settings.micro_batch, world, say)
+    # the loss of a few labelled rows is no mean over many predictions: it jumps in healthy runs
+    spikes = SpikeDetector(say, progress.spikes) if task.of_tokens or task.fills else None
+    losses, seen, at_once = Running(spikes), Seen(), AtOnce(settings.micro_batch, world, say)
     if progress.window:  # the next log line is the mean over steps before the checkpoint too
         losses.restore(progress.window["losses"])
         seen.restore(progress.window["seen"], world)
@@ -122,7 +125,8 @@ def train(
             progress.tokens += counted
             progress.at_once = at_once.size
             # a gradient that is no number makes weights that are none, however good the loss was
-            stop_if_not_finite(losses.add(progress.step, loss + 0 * gradient, counted), order, keeper)
+            stop_if_not_finite(losses.add(progress.step, loss, gradient, counted), order, keeper)
+            progress.spikes = spikes.count if spikes else 0
             progress.seconds = elapsed()
 
             after = budget.share(progress.step, progress.seconds)
@@ -204,8 +208,9 @@ def thaw(model: Model, opened: float) -> None:
 class Running:
     """The mean loss since the last line. A GPU's loss is looked at one step later, so that it need not wait for us."""
 
-    def __init__(self) -> None:
-        self.waiting: tuple[int, Tensor, Any] | None = None  # a step, its loss, and what says that it has come
+    def __init__(self, spikes: SpikeDetector | None = None) -> None:
+        self.spikes = spikes
+        self.waiting: tuple[int, Tensor, Any] | None = None  # a step, its loss and gradient norm, and a CUDA event
         self.restart()
 
     def restart(self) -> None:
@@ -217,20 +222,24 @@ class Running:
 
     def state(self, now: float) -> dict[str, Any]:
         """What a checkpoint keeps, with the seconds that have passed until `now`."""
-        return {"total": self.total, "steps": self.steps, "tokens": self.tokens, "seconds": now - self.since}
+        sums = {"total": self.total, "steps": self.steps, "tokens": self.tokens, "seconds": now - self.since}
+        return sums | {"spikes": self.spikes.state() if self.spikes else {}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.total, self.steps, self.tokens = state["total"], state["steps"], state["tokens"]
         self.since = time.monotonic() - state["seconds"]
+        if self.spikes:
+            self.spikes.restore(state.get("spikes", {}))
 
-    def add(self, step: int, loss: Tensor, tokens: int) -> int | None:
-        """Keep a step's loss; the number of a step whose loss was not finite, if one was found."""
+    def add(self, step: int, loss: Tensor, gradient: Tensor, tokens: int) -> int | None:
+        """Keep a step's loss and gradient norm; the number of a step where one was not finite, if one was found."""
         self.tokens += tokens
+        both = torch.stack([loss.detach(), gradient.detach().to(loss.dtype)])
         if not loss.is_cuda:
-            self.waiting = (step, loss, None)
+            self.waiting = (step, both, None)
             return self.settle()
         # sent off now: whoever asked for it later would wait for all that the GPU was told to do meanwhile
-        sent, come = loss.detach().to("cpu", non_blocking=True), torch.cuda.Event()
+        sent, come = both.to("cpu", non_blocking=True), torch.cuda.Event()
         come.record()
         bad = self.settle()
         self.waiting = (step, sent, come)
@@ -239,14 +248,18 @@ class Running:
     def settle(self) -> int | None:
         if self.waiting is None:
             return None
-        step, loss, come = self.waiting
+        step, both, come = self.waiting
         self.waiting = None
         if come is not None:
             come.synchronize()
-        value = float(loss)
-        self.total += value
+        loss, gradient = both.tolist()
+        self.total += loss
         self.steps += 1
-        return None if math.isfinite(value) else step
+        if not math.isfinite(loss + gradient):
+            return step
+        if self.spikes:
+            self.spikes.add(step, loss, gradient)
+        return None
 
     def mean(self) -> float:
         return self.total / max(1, self.steps)

@@ -79,9 +79,15 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def move(optimizers: Sequence[Optimizer], clip: float | None, *, to_none: bool) -> Tensor:
-    """Move the weights by their gradients, which then are zero or nothing; how long the gradients were."""
+    """Clip the gradients, update the weights, clear the gradients; returns the gradient norm before clipping.
+
+    On a CPU, where reading the norm costs nothing, gradients that are not finite leave weights and optimizer states as
+    they were. A GPU would have to be waited for: there the loop notices one step later, before anything is saved.
+    """
     moving = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     gradient = nn.utils.clip_grad_norm_(moving, clip or math.inf)
+    if gradient.device.type == "cpu" and not math.isfinite(gradient):
+        return gradient
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad(to_none)

@@ -33,7 +33,7 @@ from headstock.train.peak import Peak
 from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, open_run
 from headstock.train.sample_outputs import sample_outputs
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
-from headstock.train.world import World, join_world, leave_world
+from headstock.train.world import World, process_group
 
 Say = Callable[[str], None]
 DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of data that say where it lies
@@ -76,8 +76,8 @@ def pretrain(
     with alone_in(run):
         check_folder(run, resume=resume, overwrite=overwrite)
         going_on = resume and run.exists()
-        world = join_world(device)  # which waits for all processes: each has looked at the folder before one makes it
-        try:
+        # joining waits for all processes: each has looked at the folder before one makes it
+        with process_group(device) as world:
             chosen = resumed_config(run, given) if going_on else gather_config(preset, config_file, given, start=start)
             done = going_on and run.whole()
             if not going_on:
@@ -92,8 +92,6 @@ def pretrain(
             if done:
                 return finished_before(run, world, say)
             return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say, weights)
-        finally:
-            leave_world(world)
 
 
 def finished_before(run: Run, world: World, say: Say) -> dict[str, Any]:
@@ -468,6 +466,7 @@ def describe_results(
         "run": str(run),
         "steps": done.step,
         "best_step": done.best_step,
+        "spikes": done.spikes,
         "tokens": done.tokens,
         "seconds": round(done.seconds, 3),
         "tokens_per_second": round(done.tokens / max(1e-9, done.seconds - done.aside), 1),

@@ -23,4 +23,5 @@ class Progress:
     valid_tokens: int | None = None  # that a validation reads, once that is decided
     valid_examples: int = 0  # that the first validation read,
     valid_pace: float | None = None  # and the seconds it took for each
+    spikes: int = 0  # steps whose loss or gradient norm was far above those before
     at_once: int | None = None  # examples that a process read at once in the last step; None: its whole share

@@ -2,15 +2,20 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import distributed, nn
 
 from headstock.distributed import rank_and_size
-from headstock.errors import UserError
+from headstock.errors import UserError, WorkError
+
+TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
+MOST_SECONDS = 1800.0  # unless it is set; one process may tokenize a large corpus meanwhile
+LOST = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,42 @@ def choose_device(wish: str = "auto") -> torch.device:
     return torch.device(wish)
 
 
-def join_world(device: str = "auto") -> World:
-    """This process's world: alone, or the one that torchrun's environment describes."""
+@contextmanager
+def process_group(device: str = "auto") -> Iterator[World]:
+    """This process's world while it lasts: alone, or all the processes that torchrun started.
+
+    A process that is stopped or lost does not keep the others waiting for ever: they fail after a timeout.
+    """
+    seconds = timeout()
+    world = join_world(device, seconds)
+    try:
+        yield world
+    except RuntimeError as error:
+        known = isinstance(error, distributed.DistError) or any(words in str(error) for words in LOST)
+        if world.size == 1 or not known:
+            raise
+        raise WorkError(
+            f"process {world.rank} of {world.size}: another process does not answer; it was stopped or lost "
+            f"(waited at most {seconds:.0f} s, which the environment variable {TIMEOUT} sets)"
+        ) from error
+    finally:
+        if world.size > 1 and not world.guest and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def timeout() -> float:
+    """Seconds that a process waits for the others."""
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        seconds = float(text) if text else MOST_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise UserError(f"{TIMEOUT}: must be a number of seconds above 0, not {text!r}")
+    return seconds
+
+
+def join_world(device: str, seconds: float) -> World:
     chosen = choose_device(device)
     if rank_and_size()[1] == 1:
         return World(chosen)
@@ -85,10 +124,6 @@ def join_world(device: str = "auto") -> World:
         torch.cuda.set_device(chosen)
     guest = distributed.is_initialized()
     if not guest:
-        distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, timeout=timedelta(seconds=seconds))
     return World(chosen, distributed.get_rank(), distributed.get_world_size(), guest)
-
-
-def leave_world(world: World) -> None:
-    if world.size > 1 and not world.guest and distributed.is_initialized():
-        distributed.destroy_process_group()

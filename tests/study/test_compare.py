@@ -157,8 +157,9 @@ def test_summary_and_pairs_follow_from_the_cells(done):
 
 def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     """Two scratch arms, one pretrained arm; which rows each seed gets right is chosen here."""
-    truth = ["no", "no", "no", "yes"]
-    rows = Records("rows.csv", [2, 3, 4, 5], {"text": ["a", "b", "c", "d"], "label": truth})
+    times = 25  # four rows alone would leave everything open
+    truth = ["no", "no", "no", "yes"] * times
+    rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * times, "label": truth})
     judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
     known = cells_module.Known(label_numbers(rows, judge.config))
     ground = cells_module.Ground(
@@ -169,6 +170,7 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
         "scratch small": [[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]],
         "pretrained small": [[1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]],
     }
+    right = {name: [seed * times for seed in seeds] for name, seeds in right.items()}
     arms = [Arm(name, name.split()[0], Run(Path(name.split()[1]))) for name in right]
     made = []
     for seed in range(3):  # as the grid is filled: seed by seed
@@ -197,8 +199,8 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     # the scratch model made like it is what it is measured against, though another is better
     (verdict,) = results["verdicts"]
     assert verdict.startswith("With 4 labels pretraining adds 25.0 points (") and verdict.endswith(" over scratch.")
-    assert results["details"]["arms"]["pretrained small"]["confusion"] == [[2, 1], [1, 0]]  # of the first seed
-    assert results["train_overlap"] == 4
+    assert results["details"]["arms"]["pretrained small"]["confusion"] == [[50, 25], [25, 0]]  # of the first seed
+    assert results["train_overlap"] == 100
 
 
 def test_details_are_of_the_first_seed_with_the_most_labels(done, files):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import headstock
+from headstock.files import foreign
 from headstock.page.pieces import passage
-from headstock.study.compare import compare
+from headstock.study.compare import LAYOUT, compare
 from headstock.study.report import write_report
 from headstock.study.report.compare import fill_in, metrics_told
 from headstock.study.told import tell_run
@@ -140,3 +141,10 @@ def test_what_is_pointed_out_stays_text():
     folded = passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], first=300)
     assert folded.shown.endswith('<mark class="said">xx</mark>')
     assert folded.rest.startswith('<mark class="said">yesz</mark>')
+
+
+def test_a_comparison_and_its_report_write_nothing_that_overwriting_would_refuse(compared):
+    for _, folder in compared.values():
+        write_report(folder)
+        assert foreign(folder, LAYOUT) == []
+        assert list((folder / "figures").iterdir()) != []

@@ -30,7 +30,11 @@ from headstock.train.world import World, choose_device
 
 Say = Callable[[str], None]
 # all that the folder of a comparison holds
-LAYOUT: dict[str, Layout | None] = {"results.json": None, "report.html": None, "figures": {"*.svg": None}}
+LAYOUT: dict[str, Layout | None] = {
+    "results.json": None,
+    "report.html": None,
+    "figures": {"*.svg": None, "*.png": None},
+}
 LAYOUT |= {"cells": {"*.json": None}, "claims": {"*": None}, "leakage": {"*.json": None}}
 LAYOUT |= {"predictions": {"*.jsonl": None}, "stock": RUN_LAYOUT, "runs": {"*": RUN_LAYOUT}}
 

@@ -16,7 +16,7 @@ from headstock.explain.walk import walk
 from headstock.explain.walk_page import as_lines, page, picture
 from tests.explain import retell
 from tests.explain.opened import classifier, learned, opened
-from tests.study.browsing import Outline, check_sound, look_at
+from tests.study.browsing import Outline, check_sound, look_at, screen
 
 TEXT = "Anne likes Paris. Ben finds the sea."
 OLD = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "embed_scale": True, "tied": False}
@@ -206,6 +206,11 @@ def test_the_page_and_the_picture(tokenizer, browser, tmp_path):
     for width, scheme in ((390, "dark"), (1280, "light")):
         seen = look_at(browser, file, width=width, scheme=scheme)
         assert seen["wrong"] == [] and seen["asked"] == [file.as_uri()] and seen["overflow"] <= 0
+        with screen(browser, width=width, scheme=scheme) as tab:
+            tab.goto(file.as_uri())
+            ends = tab.evaluate("[...document.querySelectorAll('.number')].map(e => e.getBoundingClientRect().right)")
+        shown = sum(len(step.forward[:24]) * (1 + (step.backward is not None)) for step in found.steps)
+        assert len(ends) == shown and max(ends) <= width  # every number can be seen without scrolling
     words = "".join(ElementTree.fromstring(picture(found)).itertext())
     assert all(step.name in words for step in found.steps) and words.count("−∞") == 1  # the last token sees all
     assert as_lines(found, "backward")[1].startswith("resid_post: ")

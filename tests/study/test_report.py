@@ -1,6 +1,7 @@
 """The report as a reader meets it: in a browser, in both colour schemes, on a telephone, whatever the results hold."""
 
 import html
+import io
 import json
 import math
 import random
@@ -11,15 +12,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from headstock.cli.report import report
 from headstock.cli.verb import Common
 from headstock.errors import UserError
-from headstock.page.pieces import cut, lay_over, passage, readable, strongest
+from headstock.page.pieces import cut, lay_over, passage, readable, strongest, whole_words
+from headstock.page.render import interval, minus, points
 from headstock.study.report import write_compare_report, write_report, write_run_report
 from headstock.study.report.compare import described_pairs
+from headstock.study.table import table
+from headstock.text.running import word_spans
 from headstock.train.run import Run
-from tests.study.browsing import Outline, check_sound, look_at
+from tests.study.browsing import Outline, check_sound, look_at, screen
 
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
 WORDS = STORY.split()
@@ -258,6 +263,11 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     made["thin"] = write_report(put(home / "thin", {"kind": "finetune", "metrics": {}}))
     grown = {"steps": 9, "tokens": 900, "seconds": 2.0, "valid_loss": 3.2, "perplexity": 24.5, "bits_per_byte": 1.9}
     curve = [{"step": i, "loss": 7 / i} for i in range(1, 10)] + [{"step": 9, "valid_loss": 3.2}]
+    grown["samples"] = [
+        {"kind": "continued", "given": "Anne sees", "output": " <i>home</i>.", "true": " Paris."},
+        {"kind": "filled", "given": "[MASK] sees [MASK].", "output": "Ben sees home.", "true": "Anne sees Paris."},
+        {"kind": "denoised", "given": "Anne [MASK].", "output": "", "true": "Anne sees Paris."},
+    ]
     run = Run(some_run(home / "grown", grown, curve))
     write_run_report(run, ["ROMEO:\nAnd <b>so</b> on & on."])
     return made | {"grown": run.report}
@@ -273,6 +283,27 @@ def test_it_opens_from_disk_on_a_telephone_and_asks_nobody(pages, browser, name)
     assert all(url.startswith(("file:", "data:")) for url in found["asked"])
     assert found["overflow"] <= 0
     assert pages[name].stat().st_size < 3_000_000
+
+
+FADES = """() => [...document.querySelectorAll('.scroll')].filter(e => e.offsetParent).map(e => {
+    const look = getComputedStyle(e);
+    return [e.scrollWidth > e.clientWidth + 1, parseFloat(look.getPropertyValue('--fade-start')),
+            parseFloat(look.getPropertyValue('--fade-end')), look.maskImage !== 'none'] })"""
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def test_a_table_that_is_cut_shows_that_it_goes_on(pages, browser):
+    """At the end where something is scrolled away the table fades; one that fits does not."""
+    with screen(browser, width=390, scheme="light") as tab:
+        tab.goto(pages["full"].as_uri())
+        tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
+        tab.evaluate(DRAWN)
+        before = tab.evaluate(FADES)
+        assert {wide for wide, *_ in before} == {True, False}
+        assert all((start, end > 0, masked) == (0, wide, True) for wide, start, end, masked in before)
+        tab.evaluate("document.querySelectorAll('.scroll').forEach(e => { e.scrollLeft = e.scrollWidth })")
+        tab.evaluate(DRAWN)
+        assert all((start > 0, end) == (wide, 0) for wide, start, end, _ in tab.evaluate(FADES))
 
 
 def test_every_chart_is_seen_and_follows_the_colour_scheme(pages, browser):
@@ -316,7 +347,12 @@ def test_the_page_is_sound_and_can_be_read_aloud(pages, name):
 def test_what_was_found_is_said(pages):
     text = Outline(pages["full"]).text
     results = some_results()
-    for said in (*results["verdicts"], *results["notes"], "its corpus is no longer there", "reviews.txt:90210"):
+    for said in (
+        *map(minus, results["verdicts"]),
+        *map(minus, results["notes"]),
+        "its corpus is no longer there",
+        "reviews.txt:90210",
+    ):
         assert said in text
     for row in results["summary"]:
         assert f"{100 * row['accuracy']:.1f}" in text
@@ -345,6 +381,49 @@ def test_a_run_tells_its_curve_and_its_voice(pages):
     assert "1.900" in text
     assert "And <b>so</b> on & on." in text
     assert 'data-chart="loss"' in pages["grown"].read_text()
+
+
+def test_the_samples_of_pretraining_are_shown(pages):
+    page = Outline(pages["grown"])
+    for said in ("Anne sees <i>home</i>.", "[MASK] sees [MASK].", "Ben sees home.", "Anne [MASK].", "Anne sees Paris."):
+        assert said in page.text
+    source = pages["grown"].read_text(encoding="utf-8")
+    assert '<mark class="said">Ben</mark> sees <mark class="said">home</mark>.' in source
+
+
+def test_tf_idf_has_one_spelling(pages):
+    results = some_results()
+    assert "tfidf" in {arm["name"] for arm in results["arms"]}
+    source = pages["full"].read_text(encoding="utf-8")
+    assert "TF-IDF" in source
+    for shown in re.findall(r">([^<>]*tfidf[^<>]*)<", source):
+        assert shown == ", ".join(results["settings"]["compare"]["arms"]), shown  # a setting, as it is typed
+    console = Console(width=120, file=io.StringIO())
+    scored = [row | {"score": row["accuracy"]} for row in results["summary"]]
+    console.print(table(results | {"summary": scored, "measured_rows": 9, "measured_on": "test", "metric": "accuracy"}))
+    assert "TF-IDF" in console.file.getvalue() and "tfidf" not in console.file.getvalue()
+
+
+def test_ranges_and_signs_are_written_in_one_way(pages):
+    assert interval(0.008, 0.167) == "0.8 to 16.7"
+    assert interval(-0.201, -0.127) == "−20.1 to −12.7"
+    assert points(-0.031) == "−3.1"
+    assert minus("-2.8 points, -12.3 to 7.1 of gpt-2, 1e-05") == "−2.8 points, −12.3 to 7.1 of gpt-2, 1e-05"
+    for name in ("full", "tuned"):
+        assert not re.search(r"\d–\d|[^\w.]-\d+\.\d", Outline(pages[name]).text)
+
+
+def test_evidence_is_whole_words():
+    def joined(text, pieces):
+        return whole_words(text, readable(pieces), word_spans(text))
+
+    text = "A Conveniently dull film, it's fine."
+    pieces = [["ĠA", 0.1], ["Ġconven", 1.0], ["iently", -0.25], ["Ġ", 0.5], ["dull", 0.5], ["Ġfilm", 1.0], [",", 0.0]]
+    assert joined(text, pieces) == [("A", 0.1), ("Conveniently", 0.75), ("dull", 1.0), ("film", 1.0), (",", 0.0)]
+    assert joined("un mot", [["▁m", 1.0], ["ot", 1.0]]) == [("mot", 2.0)]
+    assert joined("play plays", [["play", 1], ["play", 1], ["##s", 1]]) == [("play", 1), ("plays", 2)]
+    assert joined("a rare word", [["a", 1.0], ["<unk>", 0.5], ["word", 1.0]])[1] == ("<unk>", 0.5)
+    assert joined("很好看", [["很", 1.0], ["好看", 2.0]]) == [("很", 1.0), ("好看", 2.0)]  # no spaces between words
 
 
 def test_a_fine_tuned_run_shows_what_the_comparison_shows_of_an_arm(pages):

@@ -1,5 +1,6 @@
 """Every run's README.md is a model card, and what it says is what the run's own files say."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import headstock
+from headstock.study.report import write_report
 from headstock.text import catalog
 from headstock.train.card import make_card
 from headstock.train.formulas import formula_table
 from headstock.train.run import STOCKS, Run
 from tests.conftest import TINY
+from tests.study.browsing import Outline
 
 SECTIONS = ["Data", "Tokenizer", "Architecture", "Training", "Results", "Limits", "Use it here", "Use it elsewhere"]
 FAMILIES = {
@@ -90,6 +93,28 @@ def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
     assert counted(card)["heads.label"] == 2 * 16 + 2
     assert sum(counted(card).values()) == done["parameters"]["total"]
     assert make_card(Run(tmp_path / "run")) == card
+
+
+HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* [c](d) &lt;")
+
+
+def test_labels_and_names_are_no_markup(corpus, tmp_path):
+    """What stands in a user's file is shown as it is: neither the card nor the page makes tags or cells of it."""
+    headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 1})
+    file, run = tmp_path / "rows <b>|`.csv", Run(tmp_path / "my <b> run")
+    with file.open("w", encoding="utf-8", newline="") as out:
+        csv.writer(out).writerows([("text", "label"), *((f"Anne {i}", HOSTILE[i % 2]) for i in range(40))])
+    headstock.finetune(tmp_path / "stock", train=file, out=run.path, settings={"epochs": 1, "least_steps": 0})
+    card = run.card.read_text(encoding="utf-8")
+    prose = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
+    assert not re.search(r"<|(?<!\\)[*\[]|&lt; |&lt;$", prose.replace("&lt;b&gt;", ""))
+    assert r"&lt;img src=x onerror=alert(1)&gt; &#124; \`a\` \*b\* \[c\](d) &amp;lt;" in prose
+    assert all(line.count("|") in (0, 3, 4) for line in prose.splitlines())  # tables of two and three columns
+    assert "headstock evaluate 'my <b> run' FILE" in card
+    write_report(run.path)
+    page = Outline(run.report)
+    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert all(label in page.text for label in HOSTILE)
 
 
 def test_licences_come_from_the_catalog(corpus, tmp_path):

@@ -1,0 +1,50 @@
+"""Pretraining keeps a few samples of what the model does with held-out text."""
+
+import json
+
+import pytest
+
+import headstock
+from tests.conftest import TINY
+
+KINDS = {
+    "causal": {"continued"},
+    "masked": {"filled"},
+    "hybrid": {"continued", "filled"},
+    "denoise": {"denoised"},
+    "both-ways": set(),
+}
+CELLS = {key: value for key, value in TINY.items() if key not in ("heads", "context")} | {"length": 32}
+PRESETS = {"denoise": "seq2seq-nano", "both-ways": "elmo-nano"}
+
+
+def grown(corpus, out, objective, **more):
+    settings = (CELLS if objective == "both-ways" else TINY) | {"steps": 2, "tensorboard": False} | more
+    return headstock.pretrain(corpus, out=out, preset=PRESETS.get(objective), objective=objective, settings=settings)
+
+
+@pytest.mark.parametrize("objective", KINDS)
+def test_each_objective_shows_what_it_learned_to_do(corpus, tmp_path, objective):
+    samples = grown(corpus, tmp_path / "run", objective)["samples"]
+    assert {sample["kind"] for sample in samples} == KINDS[objective]
+    assert json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["samples"] == samples
+    text = " ".join(corpus.read_text(encoding="utf-8").split())
+    for sample in samples:
+        whole = sample["given"] + sample["true"] if sample["kind"] == "continued" else sample["true"]
+        assert " ".join(whole.split()) in text  # it was given real text
+        assert ("[MASK]" in sample["given"]) == (sample["kind"] == "filled") or sample["kind"] == "denoised"
+        assert "[MASK]" not in sample["output"]
+
+
+def test_the_same_seed_gives_the_same_samples(corpus, tmp_path):
+    first, again, other = (
+        grown(corpus, tmp_path / str(number), "causal", seed=seed)["samples"] for number, seed in enumerate((0, 0, 1))
+    )
+    assert first == again != other
+
+
+def test_one_long_document_gives_different_places(tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text(" ".join(f"word{number} follows {number + 1}." for number in range(4000)), encoding="utf-8")
+    samples = grown(text, tmp_path / "run", "causal", **{"data.documents": "file"})["samples"]
+    assert len({sample["given"] for sample in samples}) == len(samples) == 3

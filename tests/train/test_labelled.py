@@ -168,3 +168,16 @@ def test_questions_on_one_text_are_held_out_together():
     inside = {contexts[row] for row in held}
     assert inside.isdisjoint(contexts[row] for row in range(40) if row not in held)
     assert held_out(rows, 0.2, seed=0) == held != held_out(rows, 0.2, seed=1)
+
+
+def test_a_regression_target_is_refused_before_rows_are_held_out(tmp_path):
+    file, said = tmp_path / "scores.csv", []
+    rows = [f"text {number},{number % 101 / 20:.2f}" for number in range(119)]
+    file.write_text("\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(UserError, match=r"scores.csv: .* 101 distinct values in 119 rows"):
+        read_splits(LabelledSettings(str(file)), Classify, ClassifyConfig(), seed=0, say=said.append)
+    assert said == []
+    splits = read_splits(
+        LabelledSettings(str(file)), Classify, ClassifyConfig(many_classes=True), seed=0, say=said.append
+    )
+    assert len(splits.train) + len(splits.valid) == 119

@@ -21,7 +21,7 @@ def check_class_labels(source: str, labels: Sequence[str]) -> None:
     """Refuse labels that look like a regression target, or like a column that holds no labels at all."""
     names, rows = set(labels), len(labels)
     count = f"{len(names):,} distinct values in {rows:,} rows"
-    anyway = "to train on them as classes all the same, --set many_classes=true"
+    anyway = "take them for classes all the same with --set many_classes=true"
     if all(NUMERIC.fullmatch(name) for name in names):
         values = [float(name.replace(",", ".")) for name in names]
         if any(not value.is_integer() for value in values):

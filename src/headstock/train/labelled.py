@@ -11,7 +11,8 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.randomness import generator
-from headstock.tasks.label_checks import label_warnings
+from headstock.tasks.classes import ClassConfig, split_label
+from headstock.tasks.label_checks import check_class_labels, label_warnings
 from headstock.tasks.labelled import LabelledTask
 from headstock.text.formats import PLAIN, source_of
 from headstock.text.records import LABEL, LABELS, Records, parse_columns
@@ -65,6 +66,9 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
         return rows
 
     train = with_labels(read(settings.train), task.target, "to train on")
+    if isinstance(config, ClassConfig) and not config.classes and not config.many_classes:
+        names = [name for label in train.labels or [] for name in split_label(label, separator)]
+        check_class_labels(train.source, names)  # of the whole file, before rows are held out
     warnings += label_warnings(train, separator)
     test = read(settings.test, insist=False) if settings.test else None
     if test is not None and not test.labelled:

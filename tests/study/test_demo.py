@@ -3,24 +3,43 @@
 import pytest
 
 from headstock.errors import UserError
-from headstock.study.demo import SIZES, Size, clear, fitting, honest
+from headstock.study import demo
+from headstock.study.demo import SIZES, clear, fitting, honest
+
+
+def seconds_of(size, pace):
+    """What a size takes where a row takes so long: enough to order them."""
+    return pace * size.seeds * sum(6 * max(n, 16 * size.least_steps) + (size.rows or 2539) for n in size.labels)
 
 
 def test_more_time_or_speed_compares_more():
-    def chosen(speed, seconds):
-        return SIZES.index(fitting({"tokens_per_second": speed}, seconds=seconds))
+    def chosen(pace, seconds):
+        found = [(size, seconds_of(size, pace)) for size in SIZES]
+        return SIZES.index(fitting(found, seconds=seconds)[0])
 
-    by_time = [chosen(10_000, minutes * 60) for minutes in (0.1, 3, 5, 10, 30, 120, 600)]
-    by_speed = [chosen(speed, 280) for speed in (1_000, 5_000, 10_000, 50_000, 1_000_000)]
+    by_time = [chosen(0.01, minutes * 60) for minutes in (0.1, 3, 5, 10, 30, 120, 6000)]
+    by_speed = [chosen(pace, 280) for pace in (1.0, 0.02, 0.01, 0.001, 0.00001)]
     for places in (by_time, by_speed):
         assert places == sorted(places)
         assert places[0] == 0 and places[-1] == len(SIZES) - 1
-    assert [size.work() for size in SIZES] == sorted(size.work() for size in SIZES)
+        assert len(set(places)) > 2
 
 
-def test_every_size_has_two_smaller_counts_and_enough_seeds_for_an_interval():
+def test_sizes_are_in_the_order_of_their_cost_and_have_enough_seeds_for_an_interval():
+    assert [seconds_of(size, 1) for size in SIZES] == sorted(seconds_of(size, 1) for size in SIZES)
     assert all(len(size.labels) >= 2 and size.seeds >= 3 for size in SIZES)
-    assert Size((100,), 3, 10).work() < Size((100, 200), 3, 10).work() < Size((100, 200), 4, 10).work()
+
+
+def test_the_time_is_told_before_anything_is_trained_and_a_demo_that_goes_on_keeps_its_size(tmp_path, monkeypatch):
+    found = [(size, 60.0 * place) for place, size in enumerate(SIZES)]
+    monkeypatch.setattr(demo, "sizes_here", lambda out, **given: found)
+    said = []
+    first = demo.plan(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append)
+    assert first is SIZES[3] and "minutes on this machine" in said[0]
+    monkeypatch.setattr(demo, "sizes_here", lambda out, **given: [(size, 10 * cost) for size, cost in found])
+    assert demo.plan(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append) is first  # though slower now
+    assert demo.plan(tmp_path, minutes=2.0, device="cpu", seed=0, say=said.append) is SIZES[0]  # asked anew
+    demo.clear(tmp_path, overwrite=False, say=said.append)  # a folder of nothing but a plan is a demo's
 
 
 def test_where_it_is_not_clearly_better_it_says_so():

@@ -12,7 +12,10 @@ def demo(
     common: Common,
     sentences: Annotated[list[str] | None, typer.Argument(help="Sentences of your own to classify at the end.")] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder to keep everything in.")] = Path("runs/demo"),
-    minutes: Annotated[float, typer.Option("--minutes", help="About how long; more time compares more.")] = 5.5,
+    minutes: Annotated[
+        float,
+        typer.Option("--minutes", help="About how long; the range for this machine is said first."),
+    ] = 5.5,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew if the folder is there.")] = False,
 ) -> dict[str, Any]:
     """Does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""

@@ -12,6 +12,7 @@ from headstock.page.figures import arm_label
 from headstock.study.answer import answer
 from headstock.study.arms import Arm, check_names, kind_of, make_arms
 from headstock.study.cells import Ground, Place, cell, settings_of
+from headstock.study.duration import grid_seconds, in_words
 from headstock.study.leaks import Leaks, look_for_leaks
 from headstock.study.names import nouns_of, shown_score
 from headstock.study.settings import CompareSettings, Plan, make_plan
@@ -39,6 +40,10 @@ LAYOUT |= {"cells": {"*.json": None}, "claims": {"*": None}, "leakage": {"*.json
 LAYOUT |= {"predictions": {"*.jsonl": None}, "stock": RUN_LAYOUT, "runs": {"*": RUN_LAYOUT}}
 
 
+def silent(line: str) -> None:
+    """What is said to nobody."""
+
+
 def compare(
     runs: str | Path | Sequence[str | Path] = (),
     *,
@@ -60,7 +65,7 @@ def compare(
     settings: dict[str, Any] | None = None,
     device: str = "auto",
     watch: Sequence[Watch] = (),
-    say: Say = lambda line: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
     """Compare arms on labelled rows; returns what results.json in the folder `out` holds.
 
@@ -168,17 +173,23 @@ def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Record
     return kept.select(sorted(spread(kept.strata, seed=asked.seed)[: asked.rows]))
 
 
-def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
-    """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
-    asked = plan.compare
-    counts, unit = sorted(asked.labels) or [len(ground.splits.train)], nouns_of(ground.task.name).unit
+def places_of(asked: CompareSettings, ground: Ground, arms: Sequence[Arm]) -> list[Place]:
+    """The whole grid, the cheap cells first."""
+    counts = sorted(asked.labels) or [len(ground.splits.train)]
     seeds = range(asked.seed, asked.seed + asked.seeds)
-    places = [
+    return [
         Place(arm, count, seed, shown=count == counts[-1] and seed == asked.seed)
         for count in counts
         for seed in seeds
         for arm in arms
     ]
+
+
+def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
+    """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
+    places, unit = places_of(plan.compare, ground, arms), nouns_of(ground.task.name).unit
+    if say is not silent and (seconds := grid_seconds(ground, places)):
+        say(f"{len(places)} cells: {in_words(seconds)} on this machine")
     sweep(ground.folder / "cells")
     cells: dict[int, dict[str, Any]] = {}
     try:

@@ -1,16 +1,20 @@
 """The demo: does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError, quoted
-from headstock.files import Layout, check_replaceable, discard, write_text
+from headstock.files import Layout, check_replaceable, discard, write_json, write_text
+from headstock.study.arms import make_arms
+from headstock.study.cells import read
 from headstock.study.chart import draw
-from headstock.study.compare import LAYOUT, compare
+from headstock.study.compare import LAYOUT, compare, lay_ground, places_of, silent
+from headstock.study.duration import grid_seconds, in_words, measure_pace
 from headstock.study.report import write_report
+from headstock.study.settings import make_plan
 from headstock.study.table import table
 from headstock.study.verdict import Gap
 from headstock.text import catalog
@@ -20,25 +24,29 @@ from headstock.train.loaded import load
 from headstock.train.pretrain import pretrain
 from headstock.train.run import LAYOUT as RUN_LAYOUT
 from headstock.train.run import Run
-from headstock.train.transfer import BY_KIND
 from headstock.train.watch import on_screen, one_line
+from headstock.train.world import World, choose_device
 
-DEMO: Layout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None}
 STOCK, QUOTES = "reviews-en", "rotten-tomatoes"
 SENTENCES = (
     "A warm, funny film with a heart, and two wonderful performances.",
     "Two hours of noise, and not one idea worth stealing.",
     "It begins well, but the second half forgets what made the first one work.",
 )
-LIVE = {"vocabulary": 4000, "context": 128, "valid_tokens": 20_000, "tensorboard": False}
+GAPS = ("The [MASK] was superb, but the [MASK] was dull.", "I [MASK] this film, and I will see it [MASK].")
+# A vocabulary of words and many small steps: what it says after a minute on two cores can be read
+LIVE = {"tokenizer.kind": "word", "vocabulary": 3000, "depth": 2, "width": 96, "heads": 2, "hidden": 256}
+LIVE |= {"context": 64, "batch": 8, "tensorboard": False}
+LIVE_LONGER = {"vocabulary": 4000, "context": 128, "tensorboard": False}  # for a GPU, or with more time
+LONGER = 15.0  # minutes of the whole demo
 PROMPTS = ("This film is", "The actors")
-REVIEWS = 4000  # what the live model learns from
+REVIEWS = 2000  # what the live model learns from,
+REVIEWS_LONGER = 4000  # or with more time
 LIVE_SHARE = 1 / 7  # of the demo's time
 LEAST_STEPS = 60
-EPOCHS = {kind: BY_KIND[kind]["epochs"] for kind in ("pretrained", "scratch")}
-TOKENS = 32  # in a quote, about
-SLOWER = 1.5  # short quotes are read slower than the live model's full rows, and the frozen arm takes its time too
-ASIDE = 300_000  # tokens that the live model could read while leaks are looked for and the report is drawn
+BESIDE = 12_000  # rows that the stock could read while texts are cut, leaks are looked for and the report is drawn
+PLAN = "demo.json"  # in the demo's folder: what was decided, for a demo that goes on
+DEMO: Layout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None, PLAN: None}
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,13 @@ class Size:
     labels: tuple[int, ...]
     seeds: int
     rows: int | None
-
-    def work(self) -> float:
-        """Texts that are read: a pass forward and back counts three times a pass forward. Two arms learn."""
-        learned = sum(max(EPOCHS[kind] * n, 16 * LEAST_STEPS) for kind in EPOCHS for n in self.labels)
-        return self.seeds * (3 * learned + len(EPOCHS) * len(self.labels) * (self.rows or 2539))
+    least_steps: int = LEAST_STEPS
 
 
 SIZES = (
+    Size((30, 100), 3, 300, least_steps=20),
+    Size((50, 150), 3, 300, least_steps=30),
+    Size((50, 200), 3, 400),
     Size((100, 300), 3, 600),
     Size((100, 250, 600), 3, 1000),
     Size((100, 400, 1600), 3, 1000),
@@ -77,15 +84,19 @@ def tell(
     say: Callable[[str], None],
     show: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """A model grown live, a comparison on real labels, three sentences, and the report's path."""
+    """The stock at work, a model grown live, a comparison on real labels, three sentences, and the report's path."""
     began = time.monotonic()
     clear(out, overwrite=overwrite, say=say)
+    show(f"{STOCK}, a small model of film reviews that ships with Headstock, fills in what is missing:\n")
+    for filled in load(STOCK, device=device).fill(GAPS):
+        show(f"   {filled.text}\n   {filled.filled}")
+    catalog.get(QUOTES, say=say)
+    size = plan(out, minutes=minutes, device=device, seed=seed, say=say)
     say("1. A tokenizer and a small Transformer learn to continue film reviews, live")
-    live = grow(out, minutes=LIVE_SHARE * minutes, device=device, seed=seed, quiet=quiet, say=say)
+    longer = minutes >= LONGER or choose_device(device).type != "cpu"
+    live = grow(out, minutes=LIVE_SHARE * minutes, longer=longer, device=device, seed=seed, quiet=quiet, say=say)
     show(tell_live(Run(out / "live"), live, device, seed))
     say(f"\n2. Does pretraining pay? {STOCK} (pretrained on film reviews, it ships with Headstock) on short quotes")
-    catalog.get(QUOTES, say=say)
-    size = fitting(live, seconds=60 * minutes - (time.monotonic() - began))
     say(f"   {', '.join(f'{n:,}' for n in size.labels)} labels, {size.seeds} seeds; TF-IDF is the rival to beat")
     with one_line(quiet=quiet) as watch:
         results = compare(
@@ -98,7 +109,7 @@ def tell(
             seeds=size.seeds,
             seed=seed,
             rows=size.rows,
-            settings={"least_steps": LEAST_STEPS},
+            settings={"least_steps": size.least_steps},
             device=device,
             watch=watch,
             say=say,
@@ -123,7 +134,8 @@ def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     live = out / "live"
-    if not out.is_dir() or not live.is_dir() or (any(live.iterdir()) and not Run(live).is_ours()):
+    begun = live.is_dir() or (out / PLAN).is_file()
+    if not out.is_dir() or not begun or (live.is_dir() and any(live.iterdir()) and not Run(live).is_ours()):
         raise UserError(f"{out}: is there already and holds something else; name another folder with --out")
     if overwrite:
         check_replaceable(out, DEMO)
@@ -133,13 +145,13 @@ def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
 
 
 def grow(
-    out: Path, *, minutes: float, device: str, seed: int, quiet: bool, say: Callable[[str], None]
+    out: Path, *, minutes: float, longer: bool, device: str, seed: int, quiet: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """A small causal model, trained here and now on part of the reviews."""
     run = Run(out / "live")
     if run.finished():
         return run.results()
-    reviews = first(read_corpus("catalog:imdb", documents="block"), REVIEWS)
+    reviews = first(read_corpus("catalog:imdb", documents="block"), REVIEWS_LONGER if longer else REVIEWS)
     texts = out / "reviews.txt"
     write_text(texts, "\n\n".join(reviews) + "\n")
     with on_screen(quiet=quiet) as watch:
@@ -147,7 +159,7 @@ def grow(
             texts,
             out=run.path,
             preset="modern-nano",
-            settings=LIVE | {"minutes": minutes, "seed": seed, "data.documents": "block"},
+            settings=(LIVE_LONGER if longer else LIVE) | {"minutes": minutes, "seed": seed, "data.documents": "block"},
             resume=True,
             device=device,
             watch=watch,
@@ -158,7 +170,7 @@ def grow(
 def tell_live(run: Run, results: dict[str, Any], device: str, seed: int) -> str:
     """The live model's curve and voice."""
     curve = [(row["step"], row["loss"]) for row in run.read_metrics() if "loss" in row]
-    spoken = load(run.path, device=device).generate(PROMPTS, max_tokens=40, temperature=0.8, top_p=0.95, seed=seed)
+    spoken = load(run.path, device=device).generate(PROMPTS, max_tokens=40, temperature=0.7, top_p=0.9, seed=seed)
     samples = "\n".join(f"   > {' '.join(sample.text.split())}" for sample in spoken)
     return (
         f"\n   Training loss, in nats per token, over {results['seconds']:.0f} seconds\n{draw(curve, name='step')}\n"
@@ -167,11 +179,46 @@ def tell_live(run: Run, results: dict[str, Any], device: str, seed: int) -> str:
     )
 
 
-def fitting(live: dict[str, Any], *, seconds: float) -> Size:
-    """The largest size that should be done in the time that is left, going by the speed just measured."""
-    speed = live["tokens_per_second"]
-    costs = {size: (SLOWER * size.work() * TOKENS / 3 + ASIDE) / speed for size in SIZES}
-    return max((size for size in SIZES if costs[size] < seconds), key=Size.work, default=SIZES[0])
+def plan(out: Path, *, minutes: float, device: str, seed: int, say: Callable[[str], None]) -> Size:
+    """Measure this machine, choose how much is compared in the minutes, and say how long all of it takes.
+
+    A demo that goes on keeps what it had decided: cells of another size would not serve it.
+    """
+    found, kept = sizes_here(out, device=device, seed=seed), read(out / PLAN)
+    if kept.get("minutes") == minutes and kept.get("seed") == seed:
+        chosen, seconds = found[kept["size"]]
+    else:
+        chosen, seconds = fitting(found, seconds=(1 - LIVE_SHARE) * 60 * minutes)
+    write_json(out / PLAN, {"minutes": minutes, "seed": seed, "size": SIZES.index(chosen)})
+    seconds += 0.0 if Run(out / "live").finished() else LIVE_SHARE * 60 * minutes
+    say(f"\n   Measured here: from now on the demo takes {in_words(seconds)} on this machine.\n")
+    return chosen
+
+
+def sizes_here(out: Path, *, device: str, seed: int) -> list[tuple[Size, float]]:
+    """Each size, and the seconds that its comparison and what is beside it take on this machine."""
+    files = {side: f"catalog:{QUOTES}/{side}.csv" for side in ("train", "valid", "test")}
+    asked = [
+        make_plan(
+            None, files | {"labels": size.labels, "seeds": size.seeds, "seed": seed}, {"least_steps": size.least_steps}
+        )
+        for size in SIZES
+    ]
+    ground = lay_ground(asked[0], out, World(choose_device(device)), silent)
+    arms = make_arms([STOCK], asked[0].compare.arms, asked[0].arms)
+    paces = {str(arm.run): measure_pace(ground, arm) for arm in {str(arm.run): arm for arm in arms}.values()}
+    beside = BESIDE * max(pace.row for pace in paces.values())
+    found = []
+    for size, one in zip(SIZES, asked, strict=True):
+        measured = ground.measured.select(range(min(size.rows or len(ground.measured), len(ground.measured))))
+        there = replace(ground, settings=one.settings, measured=measured)
+        found.append((size, grid_seconds(there, places_of(one.compare, there, arms), paces) + beside))
+    return found
+
+
+def fitting(found: Sequence[tuple[Size, float]], *, seconds: float) -> tuple[Size, float]:
+    """The last of the sizes, which are in the order of their cost, that is done in so many seconds; else the first."""
+    return [found[0], *(one for one in found[1:] if one[1] <= seconds)][-1]
 
 
 def honest(results: dict[str, Any]) -> str:

@@ -189,7 +189,7 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
     """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
     places, unit = places_of(plan.compare, ground, arms), nouns_of(ground.task.name).unit
     if say is not silent and (seconds := grid_seconds(ground, places)):
-        say(f"{len(places)} cells: {in_words(seconds)} on this machine")
+        say(f"{len(places)} cells: {in_words(seconds)} on this machine, if it stays as busy as it is")
     sweep(ground.folder / "cells")
     cells: dict[int, dict[str, Any]] = {}
     try:

@@ -191,7 +191,7 @@ def plan(out: Path, *, minutes: float, device: str, seed: int, say: Callable[[st
         chosen, seconds = fitting(found, seconds=(1 - LIVE_SHARE) * 60 * minutes)
     write_json(out / PLAN, {"minutes": minutes, "seed": seed, "size": SIZES.index(chosen)})
     seconds += 0.0 if Run(out / "live").finished() else LIVE_SHARE * 60 * minutes
-    say(f"\n   Measured here: from now on the demo takes {in_words(seconds)} on this machine.\n")
+    say(f"\n   Measured here: from now on the demo takes {in_words(seconds)} on this machine, if it stays as busy.\n")
     return chosen
 
 

@@ -480,6 +480,46 @@ def test_files_that_are_no_tokenizers(tmp_path, model_file):
     refuse("empty", None, "wanted tokenizer.json, dict.txt or one .model")
 
 
+STRIP = {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}
+SPLIT = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": "x"}),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
+        ("pre_tokenizer", SPLIT),
+        ("decoder", STRIP),
+        ("model", {"type": "WordLevel", "vocab": {"a": 1}, "unk_token": "<unk>"}),
+        ("model", {"type": "WordLevel", "vocab": {"a": 2**31}, "unk_token": "a"}),
+        ("model", {"type": "BPE", "vocab": {"é": 0, "x": 1}, "merges": [["x", "é"]], "continuing_subword_prefix": "y"}),
+        ("added_tokens", 3),
+    ],
+)
+def test_what_the_library_fails_on_is_said(trained, tmp_path, part, value):
+    """Some of these end in a panic inside the library, some would end the whole process or take all its memory."""
+    (tmp_path / "t.json").write_text(json.dumps(json.loads(trained["bpe"].engine.content()) | {part: value}))
+
+    def use() -> None:
+        opened = open_tokenizer(tmp_path / "t.json")
+        opened.decode(opened.encode("a" * 50 + " b"))
+
+    with pytest.raises(UserError):
+        use()
+
+
+def test_json_that_is_nested_too_deeply_is_no_tokenizer(tmp_path):
+    (tmp_path / "t.json").write_text('{"model": ' + "[" * 100_000)
+    with pytest.raises(UserError, match=r"t\.json: not JSON"):
+        open_tokenizer(tmp_path / "t.json")
+
+
+def test_a_vocabulary_beyond_all_use_is_refused():
+    with pytest.raises(ConfigError, match=r"vocabulary: must be at most 4,194,304, not 1,000,000,000"):
+        TokenizerSettings(vocabulary=10**9)
+
+
 def test_two_models_beside_a_list_are_not_guessed_between(tmp_path, model_file):
     lab_folder(tmp_path, model_file)
     (tmp_path / "other.model").write_bytes(model_file.read_bytes())

@@ -17,7 +17,7 @@ from headstock.errors import UserError, WorkError, nearest_path
 from headstock.files import write_text
 from headstock.text import sentencepieces
 from headstock.text.specials import SPECIALS, find_roles
-from headstock.text.vocabularies import TokenizerSettings, learn
+from headstock.text.vocabularies import MOST_ENTRIES, TokenizerSettings, learn
 from headstock.text.words import word_tables
 
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
@@ -102,8 +102,8 @@ class Tokenizer:
         try:
             with clean_panics():
                 rows = self.engine.encode_batch(texts)
-        except (TypeError, RuntimeError, UnicodeEncodeError):
-            raise _no_text(texts) from None
+        except (TypeError, RuntimeError, UnicodeEncodeError) as wrong:
+            raise _no_text(texts, wrong) from None
         for i, ids in enumerate(rows):
             if not self._forged.isdisjoint(ids):
                 rows[i] = [number for number, _, _ in self._spans(texts[i])]
@@ -166,8 +166,8 @@ class Tokenizer:
             if self._forged.isdisjoint(number for number, _, _ in spans):
                 return spans
             return self._unforged(text)
-        except (TypeError, RuntimeError, UnicodeEncodeError):
-            raise _no_text([text]) from None
+        except (TypeError, RuntimeError, UnicodeEncodeError) as wrong:
+            raise _no_text([text], wrong) from None
 
     def _unforged(self, text: str) -> list[tuple[int, int, int]]:
         """Cuts a text that spells out special tokens, each broken after its first character."""
@@ -186,7 +186,11 @@ class Tokenizer:
         numbers = [int(i) for i in ids]
         if skip_special:
             numbers = [i for i in numbers if i not in self.engine.special]
-        return self.engine.decode(numbers)
+        try:
+            with clean_panics():
+                return self.engine.decode(numbers)
+        except RuntimeError as wrong:
+            raise UserError(f"the tokenizer cannot turn these ids into text ({wrong})") from None
 
     def token(self, number: int) -> str:
         if not 0 <= number < self.vocabulary:
@@ -258,13 +262,13 @@ class Library:
 
 @contextmanager
 def clean_panics() -> Iterator[None]:
-    """Turns a panic inside the `tokenizers` library, which is no Exception, into a RuntimeError."""
+    """Turns the bare exceptions of the `tokenizers` library, and its panics, which are none, into RuntimeErrors."""
     try:
         yield
     except BaseException as wrong:
-        if type(wrong).__name__ != "PanicException":
+        if type(wrong) is not Exception and type(wrong).__name__ != "PanicException":
             raise
-        raise RuntimeError(f"the tokenizers library failed: {wrong}") from None
+        raise RuntimeError(str(wrong)) from None
 
 
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -317,14 +321,14 @@ def _unknown(model: dict[str, Any]) -> str | None:
     return model.get("unk_token")
 
 
-def _no_text(texts: Sequence[str]) -> Exception:
+def _no_text(texts: Sequence[str], wrong: Exception) -> Exception:
     """Why a library refused these texts."""
     for text in texts:
         if not isinstance(text, str):
             return TypeError(f"wanted text, got {type(text).__name__}")
         if half := re.search(r"[\ud800-\udfff]", text):
             return UserError(f"{text[:40]!r}: character {half.start() + 1} is half a character; is the text UTF-8?")
-    return UserError("the tokenizer cannot cut this text")
+    return UserError(f"the tokenizer cannot cut this text ({wrong})")
 
 
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
@@ -376,6 +380,7 @@ def _from_content(content: str, named: str, notes: Sequence[str] = ()) -> Tokeni
         return Tokenizer(sentencepieces.from_content(value, named), notes)
     if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
         raise UserError(f"{named}: JSON, but no tokenizer: it has no `model`")
+    _check_description(value, named)
     try:
         with clean_panics():
             library = tokenizers.Tokenizer.from_str(content)
@@ -388,6 +393,22 @@ def _from_content(content: str, named: str, notes: Sequence[str] = ()) -> Tokeni
     except Exception as wrong:  # the library raises plain Exceptions
         raise UserError(f"{named}: JSON, but no tokenizer: {wrong}") from None
     return Tokenizer(engine, notes)
+
+
+def _check_description(value: dict[str, Any], named: str) -> None:
+    """Refuses what the library does not survive: it counts up to the largest id, and cuts off prefixes unseen."""
+    model, added = value["model"], value.get("added_tokens")
+    entries = model.get("vocab")
+    ids = [*entries.values()] if isinstance(entries, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((number for number in ids if isinstance(number, int)), default=0)
+    if largest >= MOST_ENTRIES:
+        raise UserError(f"{named}: has the id {largest:,}; wanted ids below {MOST_ENTRIES:,}")
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if prefix and isinstance(merges, list):
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+        if not all(isinstance(pair, list) and str(pair[-1]).startswith(str(prefix)) for pair in pairs if pair):
+            raise UserError(f"{named}: JSON, but no tokenizer: merges without the continuing_subword_prefix {prefix!r}")
 
 
 def describe(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[str, Any]:

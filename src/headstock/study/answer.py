@@ -11,6 +11,7 @@ import numpy as np
 
 from headstock import config
 from headstock.files import write_json, write_text
+from headstock.page.figures import arm_label
 from headstock.study.arms import Arm
 from headstock.study.cells import Ground
 from headstock.study.families import describe_runs, differences
@@ -110,7 +111,7 @@ def under_majority(found: Mapping[str, Any] | None, summary: Sequence[dict[str, 
         around = {"intervals": {"accuracy": (row.get("accuracy_low"), row.get("accuracy_high"))}}
         if against_majority(metrics | around):
             how = "below" if row["accuracy"] < found["accuracy"] else "not clearly above"
-            who = f"{row['arm']} with {row['labels']:,} labels"
+            who = f"{arm_label(row['arm'])} with {row['labels']:,} labels"
             said.append(f"{who} ({row['accuracy']:.1%}) is {how} {always}.")
     return said
 

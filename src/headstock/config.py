@@ -5,6 +5,8 @@ import json
 import math
 import tomllib
 import typing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -13,6 +15,7 @@ from headstock.errors import ConfigError, UserError, did_you_mean
 
 Settings = TypeVar("Settings")
 Problems = list[tuple[str, str]]
+SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's settings
 
 
 def build(cls: type[Settings], data: dict[str, Any], *, at: str = "") -> Settings:
@@ -69,6 +72,9 @@ def _value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
             return raw
         return tuple(_value(arguments[0], item, f"{path}[{i}]", problems) for i, item in enumerate(raw))
     kinds = arguments if isinstance(hint, UnionType) or origin is typing.Union else (hint,)
+    if type(raw) is int and not -(2**63) <= raw < 2**63:  # more than torch, numpy or a file of ours can hold
+        problems.append((path, "must be a number of at most 18 digits"))
+        return raw
     if float in kinds and type(raw) is int:
         return float(raw)
     if hint is not Any and type(raw) not in kinds:
@@ -90,8 +96,8 @@ def plain(settings: Any) -> Any:
     return settings
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file people write or a JSON file the program wrote."""
+def read_settings(path: Path, *, tables: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings in a TOML file people write or a JSON file the program wrote; some of them must be tables."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -102,9 +108,24 @@ def read_settings(path: Path) -> dict[str, Any]:
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as wrong:  # both decoders' errors are ValueErrors that name line and column
         raise UserError(f"{path}: {wrong}") from None
+    except RecursionError:
+        raise UserError(f"{path}: wanted settings, got values nested too deeply to be any") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: wanted a table of settings, got {type(data).__name__}")
+    for name in tables:
+        if not isinstance(data.get(name, {}), dict):
+            raise UserError(f"{path}: {name}: must be a table of settings, not {data[name]!r}")
     return data
+
+
+@contextmanager
+def describing(path: Path | str, what: str) -> Iterator[None]:
+    """Reports what a malformed file leads to, such as a missing key or a value of another type, as a user's error."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as wrong:
+        reason = f"{wrong.args[0]!r} is missing" if isinstance(wrong, KeyError) else f"{type(wrong).__name__}: {wrong}"
+        raise UserError(f"{path}: does not describe {what} ({reason})") from wrong
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -117,6 +138,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
+    except RecursionError:
+        raise UserError(f"--set {key}: the value is nested too deeply to be a setting") from None
     return key.strip(), value
 
 

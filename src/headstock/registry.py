@@ -38,6 +38,8 @@ class Registry(Generic[Kind]):
 
     def get(self, name: str) -> Kind:
         names = self.names()
-        if name not in self._found:
-            raise UserError(f"no {self.what} called {name!r}{did_you_mean(name, names)} (have: {', '.join(names)})")
+        if not isinstance(name, str) or name not in self._found:  # a name out of a file may be anything
+            raise UserError(
+                f"no {self.what} called {name!r}{did_you_mean(str(name), names)} (have: {', '.join(names)})"
+            )
         return self._found[name]

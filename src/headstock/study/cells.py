@@ -130,9 +130,10 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def scores(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

@@ -109,6 +109,8 @@ def make_plan(
     problems += [(name, "must be a table") for name, table in tables.items() if not isinstance(table, dict)]
     if problems:
         raise ConfigError(problems)
+    if not isinstance(tables.get("sweep", {}).get("grid", {}), dict):
+        raise ConfigError([("sweep.grid", "must be a table")])
     asked = dict(tables.get("sweep", {}))
     own_grid = {**asked.pop("grid", {}), **tables.get("grid", {})}
     asked |= given

@@ -59,9 +59,9 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
         path = folder / "leakage" / f"{run.path.name}.json"
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             kept = {}
-        if kept.get("key") != key:
+        if not isinstance(kept, dict) or kept.get("key") != key:
             say(f"looking for {len(measured):,} texts in what {run} was pretrained on")
             found = asdict(search(texts, corpus, say=say))
             kept = {"key": key, "names": list(corpus.names()), **found}

@@ -242,7 +242,7 @@ def holds(folder: Path, entry: Entry) -> bool:
 def _card(folder: Path) -> dict[str, Any]:
     try:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return card if isinstance(card, dict) else {}
 

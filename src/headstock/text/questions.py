@@ -161,7 +161,7 @@ def _cell(text: str | None) -> Any:
     if text.lstrip()[0] in "[{":
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     return text
 

@@ -45,7 +45,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{folder}: not a token store (no {INDEX} there)") from None
-    except (OSError, ValueError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise UserError(f"{folder / INDEX}: cannot be read ({wrong})") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(f"{folder}: a token store of another format; wanted format {FORMAT}: build it again")

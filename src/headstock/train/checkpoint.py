@@ -79,7 +79,7 @@ def damage(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         return next(filter(None, (mismatch(path / name, recorded) for name, recorded in manifest.items())), None)
-    except (OSError, ValueError, AttributeError) as wrong:
+    except (OSError, ValueError, AttributeError, RecursionError) as wrong:
         return f"{MANIFEST} cannot be read ({wrong})"
 
 

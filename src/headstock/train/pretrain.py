@@ -116,7 +116,7 @@ def join_config(
     preset: str | None, file: str | Path | None, given: dict[str, Any], *, start: str | Path | None = None
 ) -> RunConfig:
     """The same of a run that need not have text, such as one that is only to be looked at."""
-    written = config.read_settings(Path(file)) if file else {}
+    written = config.read_settings(Path(file), tables=config.SECTIONS) if file else {}
     if start is not None:
         if preset or given.get("tokenizer.file"):
             raise UserError(f"{start}: a run to start from brings its own model and tokenizer; name no other")
@@ -238,10 +238,10 @@ def same_settings(run: Run, given: dict[str, Any], *, moved: bool = False) -> di
         if file and tree["tokenizer"]["file"] and open_tokenizer(Path(file)).fingerprint == run.data()["tokenizer"]:
             del wanted["tokenizer"]["file"]
     differing = [
-        f"{section}.{key} is {json.dumps(tree[section][key])}, not {json.dumps(value)}"
+        f"{section}.{key} is {json.dumps(tree[section].get(key))}, not {json.dumps(value)}"
         for section, values in wanted.items()
         for key, value in values.items()
-        if config.plain(value) != tree[section][key]
+        if config.plain(value) != tree[section].get(key)
     ]
     if differing:
         raise UserError(f"{run}: resuming goes on with the run's own settings; {'; '.join(differing)}")

@@ -163,7 +163,13 @@ class Run:
             )
 
     def config(self) -> dict[str, Any]:
-        return self.read("config.json")
+        tree = self.read("config.json")
+        missing = [name for name in sorted(SECTIONS) if name not in tree]
+        wrong = [name for name in sorted(SECTIONS & tree.keys()) if not isinstance(tree[name], dict)]
+        if missing or wrong or "name" not in tree["task"]:
+            what = f"no {', '.join(missing)}" if missing else f"{wrong[0]} is no table" if wrong else "no task.name"
+            raise UserError(f"{self}: its config.json does not hold the settings of a run: {what}")
+        return tree
 
     def data(self) -> dict[str, Any]:
         return self.read("data.json")

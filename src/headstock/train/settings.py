@@ -268,7 +268,7 @@ def preset_names() -> tuple[str, ...]:
 def read_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         have = ", ".join(preset_names())
-        raise UserError(f"no preset called {name!r}{did_you_mean(name, preset_names())} (have: {have})")
+        raise UserError(f"no preset called {name!r}{did_you_mean(str(name), preset_names())} (have: {have})")
     return config.read_settings(preset_file(name))
 
 

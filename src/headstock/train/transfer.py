@@ -13,7 +13,14 @@ from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.task import TASKS
 from headstock.text.records import Records
 from headstock.train.run import Run
-from headstock.train.settings import RunConfig, looks_back_only, make_config, read_preset, with_options
+from headstock.train.settings import (
+    RunConfig,
+    TransferSettings,
+    looks_back_only,
+    make_config,
+    read_preset,
+    with_options,
+)
 
 COMMON = {"batch": 16, "schedule": "linear", "warmup": 0.1, "beta2": 0.999, "weight_decay": 0.01}
 COMMON |= {"valid_tokens": 10**12, "log_every": 10**9, "keep": 1, "tensorboard": False}
@@ -59,14 +66,14 @@ def gather_config(
         "transfer": {"run": str(source)},
         "train": {} if theirs["model"].get("context") else {"length": theirs["train"].get("length")},
     }
-    tree = config.merge(tree, config.read_settings(Path(file)) if file else {}, {"transfer": {"run": str(source)}})
+    tree = config.merge(tree, read_file(file), {"transfer": {"run": str(source)}})
     return complete(with_options(tree, given))
 
 
 def from_preset(preset: str | None, task: str, file: str | Path | None, given: dict[str, Any]) -> RunConfig:
     """A model that was never pretrained: what the preset says of pretraining is left aside."""
     labelled_task(task)
-    written = config.read_settings(Path(file)) if file else {}
+    written = read_file(file)
     begins = {"run": "", "init": "scratch"}
     name = preset or written.get("transfer", {}).get("preset")
     if name is None:
@@ -87,6 +94,10 @@ def from_preset(preset: str | None, task: str, file: str | Path | None, given: d
     tree = with_options(tree, given)
     vocabulary = tree["tokenizer"].get("vocabulary", vocabulary)
     return complete(config.merge({"model": {"vocabulary": vocabulary}}, tree))  # settled when the tokenizer is there
+
+
+def read_file(file: str | Path | None) -> dict[str, Any]:
+    return config.read_settings(Path(file), tables=config.SECTIONS) if file else {}
 
 
 def reading_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +138,7 @@ def check_kind(tree: dict[str, Any], task: type[LabelledTask], kind: str) -> Non
 def complete(tree: dict[str, Any]) -> RunConfig:
     """Fill in what a way to begin needs to do well, and check that the parts go together."""
     transfer, asked = tree["transfer"], tree["train"]
+    config.build(TransferSettings, transfer, at="transfer")  # what is asked of it below must be of the right type
     kind = "frozen" if transfer.get("freeze") else transfer.get("init", "pretrained")
     task = labelled_task(tree["task"]["name"])
     check_kind(tree, task, kind)

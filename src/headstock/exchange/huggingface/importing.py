@@ -1,6 +1,5 @@
 """From a Hugging Face folder to a run: weights by name, settings by meaning, nothing dropped unsaid."""
 
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headstock.config import read_settings
+from headstock.config import describing, read_settings
 from headstock.errors import HeadstockError, UserError
 from headstock.exchange.huggingface.architecture import ARCHITECTURES, Architecture, Export
 from headstock.exchange.huggingface.export import OWN, as_json
@@ -35,14 +34,15 @@ def import_folder(folder: str | Path, out: str | Path, *, say: Say = lambda line
     config = read_settings(source / "config.json")
     architecture = find(config, source)
     kind = config["model_type"]
-    head = (config.get("architectures") or [f"{kind}Model"])[0]
     raw = read_weights(source)
     tensors = with_prefix(raw, architecture, kind)
     tokenizer = read_tokenizer(source)
     notes = list(tokenizer.notes)
-    chosen, ours, left = as_it_was(architecture, config, tensors, tokenizer, str(source)) or as_it_says(
-        architecture, config, head, tensors, tokenizer, str(source)
-    )
+    with describing(source / "config.json", f"a {kind} model"):
+        head = str((config.get("architectures") or [f"{kind}Model"])[0])
+        chosen, ours, left = as_it_was(architecture, config, tensors, tokenizer, str(source)) or as_it_says(
+            architecture, config, head, tensors, tokenizer, str(source)
+        )
     if left:
         notes.append(f"not taken over, because nothing here has a use for it: {', '.join(left)}")
     for note in notes:
@@ -75,7 +75,7 @@ def as_it_was(
         if export.head not in config["architectures"] or any(config.get(key, said[key]) != said[key] for key in said):
             return None
         return converted(architecture, config, tensors, tokenizer, chosen, export, source)
-    except (HeadstockError, KeyError):
+    except (HeadstockError, LookupError, TypeError, ValueError, AttributeError):
         return None  # then it is read as any other folder
 
 
@@ -88,10 +88,7 @@ def as_it_says(
     source: str,
 ) -> tuple[RunConfig, Tensors, list[str]]:
     """A run like what their own settings describe."""
-    try:
-        tree = architecture.settings(config, head, tensors)
-    except KeyError as missing:
-        raise UserError(f"{source}/config.json: {missing.args[0]} is missing") from None
+    tree = architecture.settings(config, head, tensors)
     if tree["task"]["name"] == "denoise" and tokenizer.mask is None:
         tree["task"] = {"name": "translate"}
     chosen = complete(tree["model"], tree["task"], source=source)
@@ -111,8 +108,12 @@ def converted(
     export = replace(export, prefix=architecture.prefix_of(config["model_type"]), model_type=config["model_type"])
     export = architecture.as_read(export)
     spelled = architecture.prepare(config, tensors, chosen, export)
+    layers = max(chosen.model.depth, getattr(chosen.model, "encoder_depth", None) or 0)
+    if layers > len(tensors):
+        raise UserError(f"{source}: config.json has {layers} layers, the weights have {len(tensors)} tensors in all")
     rows = list(architecture.rows(chosen, export))
-    model, _ = build_model(chosen, tokenizer)
+    with torch.device("meta"):  # only the shapes are looked at: whatever sizes config.json names, they take no memory
+        model, _ = build_model(chosen, tokenizer)
     left = left_over(spelled, rows, architecture, export.prefix)
     within = [name for name in left if name.startswith(export.prefix) and POOLER not in name]
     if within:
@@ -156,7 +157,10 @@ def read_weights(folder: Path) -> Tensors:
         if (folder / name).is_file():
             return {key: as_float(tensor) for key, tensor in read(folder / name).items()}
         if index.is_file():
-            parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            with describing(index, "weights in parts"):
+                parts = sorted(set(map(str, read_settings(index)["weight_map"].values())))
+            if not parts:
+                raise UserError(f"{index}: wanted names of files in weight_map, found none")
             missing = [part for part in parts if Path(part).name != part or not (folder / part).is_file()]
             if missing:
                 raise UserError(f"{index}: names {', '.join(missing)}, which is not there")

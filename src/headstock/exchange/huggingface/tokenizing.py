@@ -8,13 +8,13 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from headstock.config import read_settings
+from headstock.config import describing, read_settings
 from headstock.errors import UserError
 from headstock.tasks.labelled import separator_of
 from headstock.tasks.task import Task
 from headstock.text.sentencepieces import SentencePieces
 from headstock.text.specials import SPECIALS
-from headstock.text.tokenizer import Library, Tokenizer, open_tokenizer
+from headstock.text.tokenizer import Library, Tokenizer, clean_panics, open_tokenizer
 from headstock.train.rows import marks_of
 
 ROLES = {  # ours: theirs
@@ -98,6 +98,15 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """Their tokenizer, from whichever files it is kept in."""
     if (folder / "tokenizer.json").is_file():
         return open_tokenizer(folder / "tokenizer.json")
+    try:
+        with describing(folder, "a tokenizer"), clean_panics():
+            return _read_parts(folder)
+    except (RuntimeError, OSError) as wrong:
+        raise UserError(f"{folder}: its tokenizer cannot be read ({wrong})") from None
+
+
+def _read_parts(folder: Path) -> Tokenizer:
+    """A tokenizer that is kept in several files, as older versions of transformers wrote it."""
     settings = read_settings(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     if (folder / "source.spm").is_file():
         return marian_tokenizer(folder, settings)
@@ -155,7 +164,7 @@ def named(settings: Mapping[str, Any], role: str, usual: str) -> str:
 
 def marian_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """Marian's: one list of pieces, and a SentencePiece model for each side. Its decoder begins with the padding."""
-    numbers = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    numbers = read_settings(folder / "vocab.json")
     pieces = sorted(numbers, key=numbers.__getitem__)
     if [numbers[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{folder / 'vocab.json'}: its numbers leave some out")

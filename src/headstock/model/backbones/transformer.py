@@ -49,6 +49,8 @@ class TransformerConfig:
             for name in ("vocabulary", "context", "depth", "width", "heads", "hidden")
             if getattr(self, name) < 1
         ]
+        if self.segments < 0:
+            problems.append(("segments", f"must be 0 or above, not {self.segments}"))
         if not 0 <= self.dropout < 1:
             problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
         for name in ("norm_epsilon", "rotary_base"):

@@ -352,9 +352,9 @@ class Loaded:
         return self.finite(together(found))
 
     def finite(self, found: Iterable[np.ndarray]) -> list[np.ndarray]:
-        """The same; values that are not finite numbers are no answer, so they are refused."""
+        """The same, without NaN and infinity, which are refused; minus infinity is the score of what is ruled out."""
         rows = list(found)
-        if not all(np.isfinite(row).all() for row in rows):
+        if not all((row < np.inf).all() for row in rows):
             raise WorkError(f"{self.run}: its model gives values that are not finite numbers")
         return rows
 

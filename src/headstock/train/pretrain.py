@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from headstock import __version__, config
 from headstock.errors import UserError
+from headstock.model.allocation import AllocationLimit, TooLarge
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
 from headstock.randomness import number
@@ -345,8 +346,19 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
 
 def load_model(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
     """A run's model with its weights, and its task."""
-    check_sizes(run, chosen, tokenizer)
-    model, task = build_model(chosen, tokenizer)
+    shapes = run.shapes()
+    values = check_values(run, chosen, shapes)
+    try:
+        with AllocationLimit(8 * values + SPARE_BYTES):
+            model, task = build_model(chosen, tokenizer)
+    except TooLarge:
+        sizes = ", ".join(f"{name} {getattr(chosen.model, name)}" for name in ("context", "width", "vocabulary"))
+        raise UserError(
+            f"{run}: the sizes in config.json ({sizes}) need more memory than its {values} weights"
+        ) from None
+    except (RuntimeError, OverflowError, TypeError) as wrong:
+        raise UserError(f"{run}: no model has the sizes in config.json ({str(wrong).splitlines()[0]})") from None
+    model.check_shapes(shapes, source=str(run))
     model.load_tensors(run.weights(checked=True), source=str(run))
     return model, task
 
@@ -357,14 +369,20 @@ def source_weights(run: Run) -> dict[str, Tensor]:
     return run.weights(checked=True)
 
 
-def check_sizes(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> None:
-    """Refuse sizes in config.json that the weights do not have, before any memory is taken for them."""
-    shapes = run.shapes()
+def check_values(run: Run, chosen: RunConfig, shapes: Mapping[str, Size]) -> int:
+    """How many values a run's weights are; refuses a size in config.json that is larger than that."""
     values = sum(shape.numel() for shape in shapes.values())
     for part in fields(chosen.model):
         size, most = getattr(chosen.model, part.name), len(shapes) if part.name.endswith("depth") else values
         if part.name != "context" and isinstance(size, int) and size > most:
             raise UserError(f"{run}: config.json says model.{part.name} {size}, but its weights are {values} numbers")
+    return values
+
+
+def check_sizes(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> None:
+    """Refuse sizes in config.json that the weights do not have, before any memory is taken for them."""
+    shapes = run.shapes()
+    check_values(run, chosen, shapes)
     try:
         with torch.device("meta"):
             model, _ = build_model(chosen, tokenizer)

@@ -122,7 +122,8 @@ def run_charts(results: dict[str, Any], gallery: Gallery) -> dict[str, Any] | No
 
 def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
     """For each number of labels, the largest first: a chart an arm that has epochs."""
-    groups, learned = [], nouns_of(results.get("task")).learned
+    nouns = nouns_of(results.get("task"))
+    groups, learned = [], nouns.learned
     for labels in sorted(results["labels"], reverse=True):
         panels = []
         for style in looks.values():
@@ -139,7 +140,7 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
             gallery.show(
                 file_name(name, style.name),
                 charts.training_alone(style, runs, limits, learned=learned),
-                f"{style.label} with {labels:,} labels: {learned} in training and validation by epoch",
+                f"{style.label} with {labels:,} {nouns.unit}s: {learned} in training and validation by epoch",
                 keep=False,
             )
             for style, runs in panels

@@ -96,3 +96,30 @@ def test_later_layers_win_key_by_key():
 def test_a_number_that_is_none_is_refused(rate):
     with pytest.raises(ConfigError, match="rate: must be a finite number"):
         config.build(Outer, {"size": 1, "rate": rate})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", '{"model": ' + "[" * 100_000),
+        ("deep.toml", "model = " + "[" * 100_000),
+        ("list.json", "[1, 2]"),
+        ("table.toml", "model = 3"),
+        ("table.json", '{"train": [1]}'),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_named(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=name):
+        config.read_settings(tmp_path / name, tables=config.SECTIONS)
+
+
+def test_an_option_that_is_nested_too_deeply_is_refused():
+    with pytest.raises(UserError, match="--set depth"):
+        config.parse_setting("depth=" + "[" * 100_000)
+
+
+@pytest.mark.parametrize("key", ["size", "rate", "maybe"])
+def test_a_number_that_nothing_can_hold_is_refused(key):
+    with pytest.raises(ConfigError, match=f"{key}: must be a number of at most 18 digits"):
+        config.build(Outer, {"size": 1, key: 10**400})

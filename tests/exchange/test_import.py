@@ -1,8 +1,10 @@
 """Hugging Face folders as runs: what transformers says of tokens the run says too, and nothing is dropped unsaid."""
 
+import contextlib
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,36 @@ def test_settings_that_we_cannot_be_told_are_refused_by_name(name, more, words, 
     with pytest.raises(UserError, match=words):
         import_run(tmp_path / "there", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+READ = ("model_type", "architectures", "hidden_size", "num_hidden_layers", "hidden_act", "id2label", "type_vocab_size")
+
+
+@pytest.mark.parametrize("odd", [-1, "x", [], {"a": 1}, True, 10**20, None, "left out"])
+def test_settings_of_any_kind_are_read_or_refused(tmp_path, odd):
+    """Whatever a config.json says, it never ends in anything but a run or a UserError."""
+    saved(tmp_path / "there", *MODELS["bert classes"])
+    config = json.loads((tmp_path / "there" / "config.json").read_text())
+    for key in READ:
+        changed = config | {key: odd}
+        if odd == "left out":
+            del changed[key]
+        (tmp_path / "there" / "config.json").write_text(json.dumps(changed))
+        with contextlib.suppress(UserError):
+            import_run(tmp_path / "there", out=tmp_path / key)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def test_an_index_of_weights_that_is_none_is_named(tmp_path):
+    saved(tmp_path / "there", *MODELS["gpt2"])
+    (tmp_path / "there" / "model.safetensors").rename(tmp_path / "there" / "part.safetensors")
+    maps = ("3", "[]", "{}", '{"a": [3]}', '{"a": "../there/part.safetensors"}', '{"a": "\\u0000"}')
+    for content in ("", "[]", "{}", "[" * 100_000, *(f'{{"weight_map": {weights}}}' for weights in maps)):
+        (tmp_path / "there" / INDEX).write_text(content)
+        with pytest.raises(UserError, match=re.escape(INDEX)):
+            import_run(tmp_path / "there", out=tmp_path / "run")
 
 
 def test_what_is_no_folder_of_theirs_is_refused(tmp_path):

@@ -31,6 +31,13 @@ def test_every_preset_makes_a_run(name):
         BACKBONES.get(chosen.family)(chosen.model)
 
 
+@pytest.mark.parametrize("content", ["model = 3", "preset = 3", "[task]\nname = [1]", "[model]\nfamily = {}"])
+def test_a_recipe_with_something_else_in_place_of_settings_is_refused(tmp_path, content):
+    (tmp_path / "recipe.toml").write_text(content)
+    with pytest.raises(UserError, match=content.splitlines()[-1].partition(" ")[0].replace("name", "task")):
+        gather_config(None, tmp_path / "recipe.toml", {"data.corpus": ["c.txt"]})
+
+
 @pytest.fixture(scope="module")
 def stores(corpus):
     """The same text cut by each kind of tokenizer that presets ask for."""

@@ -269,7 +269,7 @@ def test_an_arm_below_the_commonest_class_is_said_to_be_so(tmp_path):
     summary += [{"arm": "frozen", "labels": 9, "accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}]
     summary += [{"arm": "pretrained", "labels": 9, "accuracy": 0.9, "accuracy_low": 0.8, "accuracy_high": 1.0}]
     below, unclear = under_majority(results["majority"], summary)
-    assert "tfidf" in below and "50.0%" in below and "71.4%" in below
+    assert "TF-IDF" in below and "50.0%" in below and "71.4%" in below
     assert "frozen" in unclear and "not clearly" in unclear
     shown = table(results)
     assert list(shown.columns[0].cells)[-1] == "(majority class)"

@@ -220,7 +220,7 @@ def task_limits(run: Run) -> Iterable[str]:
         }
         yield ways.get(task.get("long", ""), f"A row has at most {length:,} tokens.")
     if said := against_majority(results["metrics"]):
-        yield said
+        yield escape_markdown(said)
     if "test" not in results:
         yield "It was not measured on test rows, only on the rows that its best epoch was chosen by."
 

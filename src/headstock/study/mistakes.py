@@ -71,7 +71,7 @@ def length_effect(
 
     `probability` is that of a wrong one being longer than a right one, ties counting half.
     """
-    from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]
+    from scipy.stats import mannwhitneyu
 
     if not len(right) or not len(wrong):
         few = "Too few mistakes to tell." if not len(wrong) else "Too few right answers to tell."

@@ -127,7 +127,7 @@ def gap_between(judge: LabelledTask | None, cells: list[Made], others: list[Made
 
 def over_seeds(values: Sequence[float]) -> Interval:
     """Student's t: the mean of few values and how far that of all seeds may lie from it."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+    from scipy.special import stdtrit
 
     mean = float(np.mean(values))
     if len(values) < 2:

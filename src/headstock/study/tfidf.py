@@ -69,7 +69,7 @@ class Baseline:
         return every
 
     def _features(self, texts: Sequence[Any]) -> Any:
-        from scipy.sparse import hstack  # type: ignore[import-untyped]
+        from scipy.sparse import hstack
 
         if not _paired(texts):
             return hstack([counter.transform(texts) for counter in self._counters]).tocsr()
@@ -136,7 +136,7 @@ def _fitted_sharpness(decisions: NDArray[np.float64], true: NDArray[np.integer],
     This is Platt's scaling without its offset, which could make the likeliest class another than the decided one.
     His softened targets are kept: rows that are all right would else ask for an endless factor.
     """
-    from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
+    from scipy.optimize import minimize_scalar
 
     known = np.isin(true, seen)
     if not known.any():

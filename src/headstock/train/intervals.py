@@ -139,7 +139,7 @@ def crossed_interval(
 
 @cache
 def _t_quantile(freedom: int) -> float:
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+    from scipy.special import stdtrit
 
     return float(stdtrit(freedom, TAILS[1]))
 

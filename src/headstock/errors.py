@@ -12,10 +12,17 @@ class HeadstockError(Exception):
     """What the command line prints in one line, without a traceback."""
 
     exit_code = 1
+    from_any_rank = False  # whether every process says it, and not only rank 0, which speaks for all
 
 
 class WorkError(HeadstockError):
     """The input was right but the work could not be finished: a full disk, no network, a loss that is not a number."""
+
+
+class LostProcess(WorkError):
+    """Another process of the process group does not answer. It may be rank 0, so every other one says so."""
+
+    from_any_rank = True
 
 
 class Diverged(WorkError):

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_a_device_that_is_not_there_is_refused():
         choose_device("gpu")
 
 
-def test_a_stopped_process_does_not_keep_the_others_waiting(corpus, tmp_path):
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_process_does_not_keep_the_others_waiting(corpus, tmp_path, stopped):
     out, settings = tmp_path / "run", TINY | {"steps": 100_000, "log_every": 1, "validate_every": 100_000}
     options = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
     command = [
@@ -102,17 +104,18 @@ def test_a_stopped_process_does_not_keep_the_others_waiting(corpus, tmp_path):
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
     environment = os.environ | meeting | {"OMP_NUM_THREADS": "1", "HEADSTOCK_TIMEOUT": "2"}
+    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True}
     ranks = [
         subprocess.Popen(command, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
-        for rank, pipes in enumerate(({"stderr": subprocess.PIPE, "text": True}, {"stderr": subprocess.DEVNULL}))
+        for rank in range(2)
     ]
     try:
         assert ranks[0].stderr is not None
         seen = next(line for line in ranks[0].stderr if "steps" in line)  # both are training now
-        ranks[1].send_signal(signal.SIGSTOP)
-        rest = ranks[0].stderr.read()
-        assert ranks[0].wait(timeout=120) == 1, seen + rest
-        assert "process 0 of 2" in rest and "HEADSTOCK_TIMEOUT" in rest and "Traceback" not in rest
+        ranks[stopped].send_signal(signal.SIGSTOP)
+        _, rest = ranks[1 - stopped].communicate(timeout=120)
+        assert ranks[1 - stopped].returncode == 1, seen + rest
+        assert f"rank {1 - stopped} of 2" in rest and "HEADSTOCK_TIMEOUT" in rest and "Traceback" not in rest
     finally:
         for rank in ranks:
             rank.kill()

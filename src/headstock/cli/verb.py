@@ -6,7 +6,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -147,7 +147,7 @@ def attempt(work: Callable[[], Any], common: Common) -> int:
         if common.json and common.leads:
             write_out(as_json(result if result is not None else {}))
     except HeadstockError as wrong:
-        return fail(str(wrong), wrong.exit_code, common)
+        return fail(str(wrong), wrong.exit_code, replace(common, leads=common.leads or wrong.from_any_rank))
     except KeyboardInterrupt:
         return fail("interrupted", 130, common)
     except BrokenPipeError:

@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 
 from headstock.distributed import rank_and_size
-from headstock.errors import UserError, WorkError
+from headstock.errors import LostProcess, UserError
 
 TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
 MOST_SECONDS = 1800.0  # unless it is set; one process may tokenize a large corpus meanwhile
@@ -94,8 +94,8 @@ def process_group(device: str = "auto") -> Iterator[World]:
         known = isinstance(error, distributed.DistError) or any(words in str(error) for words in LOST)
         if world.size == 1 or not known:
             raise
-        raise WorkError(
-            f"process {world.rank} of {world.size}: another process does not answer; it was stopped or lost "
+        raise LostProcess(
+            f"rank {world.rank} of {world.size}: another process does not answer; it was stopped or lost "
             f"(waited at most {seconds:.0f} s, which the environment variable {TIMEOUT} sets)"
         ) from error
     finally:

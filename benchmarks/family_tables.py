@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from headstock.page.figures import draw, styles, svg_of
-from headstock.train.intervals import Interval, difference, interval
+from headstock.intervals import Interval, difference, interval
+from headstock.report.theme import draw, styles, svg_of
 
 RESULTS = Path(__file__).parents[1] / "recipes" / "results"
 NAMES = {name: name for name in ("causal", "hybrid", "masked")}

@@ -49,16 +49,16 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
 
+from headstock.data.records import read_records
+from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.errors import HeadstockError
-from headstock.tasks.classes import find_classes
+from headstock.tasks.class_labels import find_classes
 from headstock.tasks.classify import Classify, Labelled
-from headstock.text.records import read_records
-from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.train.distributed import World
 from headstock.train.fit import Data, fit
-from headstock.train.labelled import subset, with_labels
-from headstock.train.order import Order
+from headstock.train.labelled_data import subset, with_labels
+from headstock.train.sampler import Order
 from headstock.train.settings import RunConfig, make_config
-from headstock.train.world import World
 
 CATALOG = "catalog:cls-books/train.csv"
 VOCABULARY, CONTEXT, DEPTH, WIDTH, HEADS, HIDDEN = 16_000, 256, 4, 256, 4, 1024

@@ -32,11 +32,11 @@ import torch
 from peers import huggingface_inference as peer
 
 import headstock
-from headstock.exchange import export_run
-from headstock.model.generate import generate
-from headstock.model.sampling import Sampling
-from headstock.train.loaded import Loaded
-from headstock.train.run import open_run
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
+from headstock.inference.pipeline import Loaded
+from headstock.interop import export_run
+from headstock.train.run_folder import open_run
 
 CLASSIFIER: dict[str, Any] = {
     "pool": "cls",

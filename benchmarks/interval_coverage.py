@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from headstock.train.intervals import RESAMPLES, TAILS, crossed_interval
+from headstock.intervals import RESAMPLES, TAILS, crossed_interval
 
 SEEDS = (2, 3, 5, 10)
 ROWS = (50, 100, 400, 2000)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from headstock.model import eight, kernels
+from headstock.kernels import fp8 as eight
+from headstock.kernels import ops as kernels
 from headstock.model.batch import bounds_of
 
 HEADS, WIDTH = 12, 64
@@ -55,7 +56,7 @@ def there_and_back(way: Way, inputs: list[Tensor], bounds: Tensor, toward: Tenso
 
 
 def attention(given: argparse.Namespace) -> None:
-    from headstock.model import fused_attention
+    from headstock.kernels import attention_triton as fused_attention
 
     ways: dict[str, Way] = {"ours": fused_attention.attend, "torch's": kernels.attend_by_flash}
     print(f"{'documents of':>12s} {'causal':>6s} {'dropout':>7s} " + " ".join(f"{name:>8s}" for name in ways))

@@ -36,18 +36,18 @@ sys.path.insert(0, str(Path(__file__).parent))  # the lab's model is written dow
 
 from train_speed import NEVER, WORKS, Text, Work, tiny, wait
 
+from headstock.data.token_store import Store, Stores
+from headstock.data.tokenizer import Tokenizer
+from headstock.experiments.bench.synthetic_data import lines
 from headstock.model.model import Model
-from headstock.study.bench.made_up import lines
+from headstock.tasks.base import Task
 from headstock.tasks.causal import Causal, CausalConfig
-from headstock.tasks.task import Task
-from headstock.text.store import Store, Stores
-from headstock.text.tokenizer import Tokenizer
+from headstock.train.distributed import World
 from headstock.train.evaluate import Pieces, measure
 from headstock.train.loop import Event, train
-from headstock.train.order import Order
 from headstock.train.pretrain import build_model
+from headstock.train.sampler import Order
 from headstock.train.settings import RunConfig, TrainSettings, make_config
-from headstock.train.world import World
 
 WARM, SETTLE = 20, 5  # steps left out of the steady speed, at first and after each measurement
 MEASURED_ROWS = 64

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 import headstock
-from headstock.exchange import export_run
-from headstock.exchange.onnx import open_session
+from headstock.interop import export_run
+from headstock.interop.onnx import open_session
 from headstock.model.batch import Batch
 
 SETTINGS: dict[str, Any] = {"pool": "cls", "dense": "tanh", "task.opening": "cls", "closed": True, "task.dropout": 0.0}

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from headstock.study.leakage import search
-from headstock.text.reading import Corpus, read_corpus
+from headstock.data.corpus import Corpus, read_corpus
+from headstock.experiments.leakage import search
 
 
 def words(pick: random.Random, count: int) -> str:

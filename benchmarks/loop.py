@@ -20,16 +20,16 @@ from pathlib import Path
 
 import torch
 
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.callbacks import log_metrics
+from headstock.train.distributed import World
 from headstock.train.loop import train
-from headstock.train.order import Order
 from headstock.train.pretrain import build_model
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
+from headstock.train.sampler import Order
 from headstock.train.settings import make_config, read_preset
-from headstock.train.watch import log_metrics
-from headstock.train.world import World
 
 
 def synthetic(path: Path) -> Path:

@@ -14,13 +14,13 @@ import time
 import numpy as np
 import torch
 
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
+from headstock.tasks.base import cross_entropy
 from headstock.tasks.masked import Masked, MaskedConfig
-from headstock.tasks.task import cross_entropy
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 
 
 def everywhere(model: Model, batch: Batch) -> torch.Tensor:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import headstock
-from headstock.study.bench.made_up import write_text
-from headstock.study.plan import plan
-from headstock.study.plan_told import told
-from headstock.study.recipe import to_toml
+from headstock.experiments.bench.synthetic_data import write_text
+from headstock.experiments.recipe import to_toml
+from headstock.planner.planner import plan
+from headstock.planner.summary import told
 
 
 class Processor:

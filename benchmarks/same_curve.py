@@ -22,10 +22,10 @@ from unittest import mock
 import torch
 
 import headstock
-from headstock.model import kernels
+from headstock.experiments.bench.synthetic_data import write_text
+from headstock.kernels import ops as kernels
 from headstock.model.backbones import transformer
-from headstock.study.bench.made_up import write_text
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 
 PLAIN = [(kernels, "FEW", float("inf")), (transformer, "reads_apart", lambda x, width: False)]
 

@@ -22,11 +22,11 @@ from typing import TypeVar
 
 import tokenizers
 
-from headstock.study.bench.made_up import write_text
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import train_tokenizer
-from headstock.text.vocabularies import TokenizerSettings
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import train_tokenizer
+from headstock.data.tokenizer_training import TokenizerSettings
+from headstock.experiments.bench.synthetic_data import write_text
 
 T = TypeVar("T")
 BARE_BATCHES = (1000, 2000, 4000)

@@ -34,21 +34,21 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parent))  # the peers' side lies beside
 
-from headstock.model import kernels
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import Stores, build_stores
+from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
+from headstock.experiments.bench.synthetic_data import lines
+from headstock.kernels import ops as kernels
 from headstock.model.backbones import transformer
 from headstock.model.batch import Batch
-from headstock.study.bench.made_up import lines
 from headstock.tasks.classify import Labelled
-from headstock.text.reading import read_corpus
-from headstock.text.store import Stores, build_stores
-from headstock.text.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.train import loop
-from headstock.train.ahead import Ahead
+from headstock.train.distributed import World
 from headstock.train.fit import Data
 from headstock.train.loop import Event, train
+from headstock.train.prefetch import Ahead
 from headstock.train.pretrain import build_model
 from headstock.train.settings import RunConfig, make_config
-from headstock.train.world import World
 
 NEVER = 10**9
 OPENING = 2  # a mark before every text that no text has itself

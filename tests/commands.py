@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["headstock.train.pretrain", "headstock.study.compare"])
+CONTEXT.set_forkserver_preload(["headstock.train.pretrain", "headstock.experiments.compare"])
 
 
 def command(*words, stdin: bytes = b"", timeout: float = 120) -> tuple[int, str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest_plugins = ["tests.comparisons"]
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
 
 

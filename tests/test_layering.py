@@ -9,13 +9,39 @@ import headstock
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "files", "randomness", "distributed"},
-    {"text", "model", "page"},
+    {"errors", "config", "registry", "io", "rng", "ranks", "intervals"},
+    {"kernels"},
+    {"model", "data"},
+    {"decoding"},
     {"tasks"},
+    {"cost"},
     {"train"},
-    {"study", "explain", "exchange", "serve"},
+    {"inference"},
+    {"report"},
+    {"planner"},
+    {"experiments", "explain", "interop", "serve"},
     {"cli"},
 ]
+# imports that point up today; each seam that is cut removes some, and the list ends empty
+PENDING = {
+    "cost/parameter_table.py -> train",
+    "intervals.py -> tasks",
+    "kernels/cross_entropy_triton.py -> model",
+    "kernels/cuda_graphs.py -> model",
+    "kernels/int8.py -> model",
+    "kernels/ops.py -> model",
+    "model/model.py -> decoding",
+    "planner/summary.py -> experiments",
+    "report/compare_page.py -> experiments",
+    "report/error_section.py -> experiments",
+    "report/run_page.py -> experiments",
+    "report/sweep_charts.py -> experiments",
+    "report/sweep_page.py -> experiments",
+    "train/finetune.py -> inference",
+    "train/fit.py -> inference",
+    "train/model_card.py -> report",
+    "train/pretrain.py -> inference",
+}
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}
 
@@ -32,34 +58,30 @@ def imports(file: Path):
             yield from ((node, alias.name) for alias in node.names)
 
 
-def breaks(file: Path, home: str) -> list[str]:
-    found = []
-    for _, module in imports(file):
-        if module.startswith("headstock."):
-            other = module.split(".")[1]
-            if other in RANK and other != home and RANK[other] >= RANK[home] and RANK[home] > 0:
-                found.append(f"{file.name} ({home}) imports {module}")
-            if RANK[home] == 0 and RANK.get(other, 0) > 0:
-                found.append(f"{file.name} ({home}) imports {module}")
-    return found
+def upward_imports(file: Path, home: str, name: str) -> set[str]:
+    """`FILE -> PACKAGE` for each import of a package that is not below the file's own."""
+    packages = {module.split(".")[1] for _, module in imports(file) if module.startswith("headstock.")}
+    return {f"{name} -> {other}" for other in packages - {home} if other in RANK and RANK[other] >= RANK[home] > 0} | {
+        f"{name} -> {other}" for other in packages if RANK[home] == 0 and RANK.get(other, 0) > 0
+    }
 
 
 def test_imports_point_down():
-    wrong = []
+    found = set()
     for file in ROOT.rglob("*.py"):
         home = file.relative_to(ROOT).parts[0].removesuffix(".py")
         if home not in ("__init__", "__main__"):
             assert home in RANK, f"{home} has no place in the layers"
-            wrong += breaks(file, home)
-    assert wrong == []
+            found |= upward_imports(file, home, file.relative_to(ROOT).as_posix())
+    assert found == PENDING
 
 
 def test_a_break_is_noticed(tmp_path):
     file = tmp_path / "batch.py"
     file.write_text("from headstock.train.loop import train\n")
-    assert breaks(file, "model")
-    file.write_text("from headstock.text.store import Store\n")  # text and model do not know each other
-    assert breaks(file, "model")
+    assert upward_imports(file, "model", "batch.py")
+    file.write_text("from headstock.data.token_store import Store\n")  # data and model do not know each other
+    assert upward_imports(file, "model", "batch.py")
 
 
 def test_the_model_stands_on_torch_alone():

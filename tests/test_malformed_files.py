@@ -7,8 +7,8 @@ import pytest
 
 import headstock
 from headstock.errors import UserError
-from headstock.exchange import import_run
-from headstock.train.run import STOCKS
+from headstock.interop import import_run
+from headstock.train.run_folder import STOCKS
 
 DEEP = 100_000  # levels of nesting, far beyond what a decoder's recursion allows
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from headstock.errors import ConfigError
-from headstock.study import grid, settings
+from headstock.experiments import compare_settings as settings
+from headstock.experiments import grid
+from headstock.train.finetune_config import gather_config as transfer_config
 from headstock.train.pretrain import gather_config
-from headstock.train.run import open_run
-from headstock.train.transfer import gather_config as transfer_config
+from headstock.train.run_folder import open_run
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 RECIPES = sorted(FOLDER.glob("*.toml"))

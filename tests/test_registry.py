@@ -7,7 +7,7 @@ import pytest
 from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES
 from headstock.registry import Registry
-from headstock.tasks.task import TASKS
+from headstock.tasks.base import TASKS
 
 
 def test_what_is_there_is_found():

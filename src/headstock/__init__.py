@@ -10,18 +10,18 @@ __version__ = "0.1.0"
 
 # found on first use: `import headstock` must not cost the seconds that torch takes
 _HOMES = {
-    "plan": "headstock.study.plan",
+    "plan": "headstock.planner.planner",
     "pretrain": "headstock.train.pretrain",
     "finetune": "headstock.train.finetune",
-    "compare": "headstock.study.compare",
-    "sweep": "headstock.study.sweep",
-    "export_run": "headstock.exchange",
-    "import_run": "headstock.exchange",
-    "load": "headstock.train.loaded",
-    "Loaded": "headstock.train.loaded",
-    "read_corpus": "headstock.text.reading",
-    "train_tokenizer": "headstock.text.tokenizer",
-    "open_tokenizer": "headstock.text.tokenizer",
+    "compare": "headstock.experiments.compare",
+    "sweep": "headstock.experiments.sweep",
+    "export_run": "headstock.interop",
+    "import_run": "headstock.interop",
+    "load": "headstock.inference.pipeline",
+    "Loaded": "headstock.inference.pipeline",
+    "read_corpus": "headstock.data.corpus",
+    "train_tokenizer": "headstock.data.tokenizer",
+    "open_tokenizer": "headstock.data.tokenizer",
     "UserError": "headstock.errors",
     "WorkError": "headstock.errors",
 }

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from tests.exchange.small import small_run
+from tests.interop.small import small_run
 
 GPT = {"norm": "pre", "positions": "learned"}
 
@@ -18,7 +18,7 @@ def test_a_run_goes_out_and_comes_back(call, tmp_path):
     assert told["run"] == str(tmp_path / "back") and told["parameters"]["total"] > 1000
     out, _ = call("generate", tmp_path / "back", "ab", "--max-tokens", 3, "--json")
     assert json.loads(out.splitlines()[-1])["texts"]
-    from headstock.train.run import Run
+    from headstock.train.run_folder import Run
 
     mine, theirs = run.weights(), Run(tmp_path / "back").weights()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -5,12 +5,12 @@ import tomllib
 
 import pytest
 
-from headstock.train.run import open_run
+from headstock.train.run_folder import open_run
 
 
 @pytest.fixture
 def few_steps(monkeypatch):
-    from headstock.study import probe
+    from headstock.planner import probe
 
     monkeypatch.setattr(probe, "STEPS", 8)
 

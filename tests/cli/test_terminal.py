@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from headstock.cli.terminal import wrapped
-from headstock.distributed import rank_and_size
-from headstock.train.run import STOCKS
+from headstock.ranks import rank_and_size
+from headstock.train.run_folder import STOCKS
 
 SHOW = ["tokenizer", "show", str(STOCKS / "reviews-en"), "le café …"]
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from headstock.cli.verb import Common, attempt
+from headstock.cli.command import Common, attempt
 from tests.commands import command
 
 

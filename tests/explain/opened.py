@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from headstock.text.reading import read_corpus
-from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from headstock.train.loaded import Loaded
+from headstock.data.corpus import read_corpus
+from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.inference.pipeline import Loaded
 from headstock.train.pretrain import build_model
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from headstock.train.settings import make_config
 from tests.model.small import stir
 

@@ -13,15 +13,15 @@ import headstock
 from headstock.errors import UserError
 from headstock.explain.attention import Heads, explain_attention, explain_file_attention, only
 from headstock.explain.attention_page import STEPS, packed, page, picture
-from headstock.explain.patterns import patterns
-from headstock.explain.reading import Shown, show, show_file
+from headstock.explain.attention_patterns import patterns
+from headstock.explain.inputs import Shown, show, show_file
+from headstock.model.attention_mask import Mask
+from headstock.model.attention_weights import Look, attentions_of, looking, watcher
 from headstock.model.batch import Batch
-from headstock.model.looking import Look, attentions_of, looking, watcher
-from headstock.model.masks import Mask
 from headstock.train.finetune import finetune
 from tests.conftest import TINY
 from tests.model.small import SIZES, small_model, some_tokens
-from tests.study.browsing import look, screen
+from tests.report.browsing import look, screen
 from tests.tasks.parallel import QUICK, sentences, write
 
 MODERN = {"norm_kind": "rms", "positions": "rotary", "activation": "swiglu", "qk_norm": True, "bias": False}

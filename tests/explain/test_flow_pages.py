@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from headstock.explain import gradient_charts, prediction_charts, residual_charts
-from headstock.explain.asking import lesson
-from headstock.explain.depths import depth_study
+from headstock.explain.depth_study import depth_study
 from headstock.explain.gradients import gradients
 from headstock.explain.prediction import predict
 from headstock.explain.recurrence import recurrence
 from headstock.explain.residual import residuals
+from headstock.explain.targets import lesson
 from tests.explain.opened import classifier, learned, opened
-from tests.study.browsing import Outline, check_sound, look, screen
+from tests.report.browsing import Outline, check_sound, look, screen
 
 TEXT = "Anne likes Paris. Ben finds the sea."
 STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."

@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from headstock.errors import UserError
-from headstock.explain.asking import lesson, lesson_of_file
-from headstock.explain.depths import depth_study, settings_like
+from headstock.explain.depth_study import depth_study, settings_like
 from headstock.explain.gradients import backward, doubled, gradients, terms_of
-from headstock.explain.lengths import cosine, size
 from headstock.explain.recurrence import recurrence
+from headstock.explain.targets import lesson, lesson_of_file
+from headstock.explain.vectors import cosine, size
 from headstock.model.batch import IGNORE
 from tests.explain.opened import classifier, learned, opened
 

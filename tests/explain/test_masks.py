@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from headstock.errors import UserError
 from headstock.explain.mask_page import as_text, page, picture
 from headstock.explain.masks import KINDS, explain_mask, explain_own_masks
+from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
-from headstock.model.backbones.seq2seq import Seq2Seq, Seq2SeqConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.model import Model
-from tests.study.browsing import look_at
+from tests.report.browsing import look_at
 
 SIZES = {"vocabulary": 20, "context": 16, "depth": 2, "width": 8, "heads": 2, "hidden": 16}
 

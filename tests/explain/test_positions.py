@@ -12,12 +12,12 @@ from headstock.errors import UserError
 from headstock.explain.position_charts import page, picture, shaded
 from headstock.explain.positions import explain_model_positions, explain_positions, nearest
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
-from headstock.model.backbones.seq2seq import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
 from headstock.model.model import Model
-from headstock.page.alone import alone
+from headstock.report.standalone import alone
 from tests.conftest import TINY
 from tests.model.small import small_model
-from tests.study.browsing import look_at
+from tests.report.browsing import look_at
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def test_the_next_token(tokenizer):
 
 
 def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypatch):
-    from headstock.train import attribution
+    from headstock.inference import attribution
 
     run = opened(tokenizer, "masked")
     monkeypatch.setattr(attribution, "STEPS", 256)

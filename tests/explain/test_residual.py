@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from headstock.errors import UserError
 from headstock.explain.residual import residuals
 from headstock.explain.residual_charts import page
+from headstock.inference.translate import spelled
 from headstock.model.batch import Batch
-from headstock.train.translation import spelled
 from tests.explain.opened import classifier, learned, opened
 
 TEXT = "Anne likes Paris. Ben finds the sea."

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from headstock.config import plain
-from headstock.exchange.huggingface.architectures.bart import Bart
-from headstock.exchange.huggingface.table import to_theirs
-from headstock.exchange.imported import complete
-from headstock.model.backbones.seq2seq import Seq2Seq
-from tests.model.test_seq2seq import PADDING, SOURCE_PADDING, distance, small_seq2seq, some_batch
+from headstock.interop.huggingface.architectures.bart import Bart
+from headstock.interop.huggingface.tensor_names import to_theirs
+from headstock.interop.imported_run import complete
+from headstock.model.backbones.encoder_decoder import Seq2Seq
+from tests.model.test_encoder_decoder import PADDING, SOURCE_PADDING, distance, small_seq2seq, some_batch
 
 bart = pytest.importorskip("transformers.models.bart.modeling_bart")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headstock.exchange.huggingface.architectures.bert import Bert
-from headstock.exchange.huggingface.table import to_theirs
+from headstock.interop.huggingface.architectures.bert import Bert
+from headstock.interop.huggingface.tensor_names import to_theirs
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import NextHead, TokenHead

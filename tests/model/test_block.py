@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headstock.model.attention_mask import Mask, hide, mask_for
 from headstock.model.batch import Batch
 from headstock.model.layers import Block, gelu_tanh
-from headstock.model.masks import Mask, hide, mask_for
 from tests.model.small import small_backbone, some_tokens, stir
 
 WIDTH, HEADS, HIDDEN, ROWS, LENGTH, SOURCE = 8, 2, 12, 3, 6, 5

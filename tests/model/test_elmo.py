@@ -7,7 +7,7 @@ from torch import Tensor
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.batch import Batch, pad
-from headstock.model.features import Mix, take_layers
+from headstock.model.layer_features import Mix, take_layers
 from tests.model.small import some_tokens, stir
 
 SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 9}

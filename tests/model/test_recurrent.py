@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from headstock.decoding.fast_modules import light
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig, alike, cut
 from headstock.model.batch import Batch, pad
-from headstock.model.features import take_layers
-from headstock.model.generate import generate
 from headstock.model.heads import TokenHead
-from headstock.model.light import light
+from headstock.model.layer_features import take_layers
 from headstock.model.model import Model
-from headstock.model.sampling import Sampling
 from tests.model.small import some_tokens, stir
 
 SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 6}

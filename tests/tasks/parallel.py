@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from headstock.model.backbones.seq2seq import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
 from headstock.model.model import Model
-from headstock.tasks.task import Task
+from headstock.tasks.base import Task
 
 WHO = {"anne": "ana", "ben": "beni", "zoe": "zoi"}
 DOES = {"sees": "vidas", "likes": "amas", "finds": "trovas"}

@@ -4,7 +4,7 @@ import torch
 
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.model import Model
-from headstock.tasks.task import Task
+from headstock.tasks.base import Task
 
 
 def model_for(task: Task, *, causal: bool = False, context: int = 64, seed: int = 0) -> Model:

@@ -9,14 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from headstock.data.records import Records
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
+from headstock.inference.predict import features, outputs, together
 from headstock.model.batch import IGNORE
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, AnswerConfig, Passage, best_spans
-from headstock.tasks.task import filled
-from headstock.text.records import Records
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.predict import features, outputs, together
+from headstock.tasks.base import filled
 from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij ?"

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import IGNORE
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal, CausalConfig
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 
 
 @pytest.fixture(scope="module")

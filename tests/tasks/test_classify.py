@@ -12,16 +12,16 @@ from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
+from headstock.data.records import Records, read_records
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
+from headstock.inference.predict import features
 from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
-from headstock.tasks.classes import balanced_weights, find_classes, label_numbers
+from headstock.tasks.base import filled, framed
+from headstock.tasks.class_labels import balanced_weights, find_classes, label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig, Labelled, as_predictions
-from headstock.tasks.task import filled, framed
-from headstock.text.records import Records, read_records
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.predict import features
 from tests.model.small import small_backbone, stir
 
 POOLS = ("last", "cls", "mean", "max", "concat")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE
+from headstock.tasks.base import filled
 from headstock.tasks.denoise import Denoise, DenoiseConfig
-from headstock.tasks.task import filled
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from tests.tasks.parallel import model_for
 
 LENGTH = 24

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import headstock
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
 from headstock.model.batch import IGNORE, Batch
-from headstock.model.generate import generate
-from headstock.model.sampling import Sampling
+from headstock.tasks.base import filled
 from headstock.tasks.causal import Causal, CausalConfig
 from headstock.tasks.hybrid import Hybrid, HybridConfig
-from headstock.tasks.task import filled
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from tests.tasks.small import model_for
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.tasks.label_checks import label_warnings
-from headstock.text.records import Records
 
 
 def rows(labels, texts=None, source="train.csv"):

@@ -10,15 +10,15 @@ from tokenizers import models, pre_tokenizers
 from torch.nn import functional as F
 
 import headstock
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_store, build_stores
+from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE
+from headstock.tasks.base import filled
 from headstock.tasks.masked import Masked, MaskedConfig
-from headstock.tasks.task import filled
-from headstock.tasks.windows import Windows
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_store, build_stores
-from headstock.text.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
-from headstock.train.replay import shape_of
+from headstock.tasks.packing import Windows
+from headstock.train.graphed_step import shape_of
 from tests.tasks.small import model_for
 
 

@@ -9,17 +9,17 @@ import torch
 
 import headstock
 from headstock.cli import main
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE
 from headstock.tasks.masked import Masked, MaskedConfig
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.callbacks import summary
+from headstock.train.distributed import World
 from headstock.train.loop import train
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from headstock.train.settings import TrainSettings
-from headstock.train.watch import summary
-from headstock.train.world import World
 from tests.tasks.small import model_for
 
 OBJECTIVES = {

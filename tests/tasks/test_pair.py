@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headstock
+from headstock.data.records import Records
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.model import Model
 from headstock.tasks.labelled import segments_of
 from headstock.tasks.pair import Pair, PairConfig, shortened
-from headstock.text.records import Records
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij"

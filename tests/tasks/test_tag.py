@@ -6,17 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstock.data.records import Records
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.data.word_joining import join_words
 from headstock.errors import ConfigError, UserError
+from headstock.inference.predict import features, outputs
 from headstock.model.batch import IGNORE, Batch
-from headstock.model.fixed import Fixed
+from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
+from headstock.tasks.base import filled
 from headstock.tasks.labelled import Features
 from headstock.tasks.tag import Tag, TagConfig, find_tags
-from headstock.tasks.task import filled
-from headstock.text.records import Records
-from headstock.text.running import join_words
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.predict import features, outputs
 from tests.model.small import small_backbone, stir
 
 TEXTS = ["Anne voit l'eau, a-t-il dit.", "Ben likes the sea (he said), it's true.", "Zoë voit le café."] * 3

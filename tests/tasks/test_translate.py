@@ -5,15 +5,15 @@ import pytest
 import sacrebleu
 import torch
 
+from headstock.data.records import Records
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
+from headstock.inference.predict import outputs
 from headstock.model.batch import IGNORE
-from headstock.model.beam import beam_search
+from headstock.tasks.base import filled
 from headstock.tasks.labelled import share
-from headstock.tasks.task import filled
 from headstock.tasks.translate import Translate, TranslateConfig
-from headstock.text.records import Records
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.train.predict import outputs
 from tests.tasks.parallel import model_for, sentences
 
 ROWS = sentences(30, "rows")

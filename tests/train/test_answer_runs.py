@@ -7,7 +7,7 @@ import pytest
 
 import headstock
 from headstock.errors import UserError
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from tests.commands import command
 from tests.conftest import TINY
 

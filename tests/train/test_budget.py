@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import headstock
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.budget import Budget, ValidationBudget
+from headstock.train.distributed import World
 from headstock.train.loop import train
-from headstock.train.progress import Progress
 from headstock.train.settings import TrainSettings
-from headstock.train.world import World
+from headstock.train.state import Progress
 from tests.model.small import small_backbone
 
 

@@ -10,7 +10,7 @@ import torch
 import headstock
 from headstock.errors import HeadstockError, UserError
 from headstock.train.finetune import finetune
-from headstock.train.run import STOCKS, Run
+from headstock.train.run_folder import STOCKS, Run
 from headstock.train.tensors import read_tensors, write_tensors
 from tests.conftest import TINY
 

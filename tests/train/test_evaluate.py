@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import headstock
-from headstock.study.report import write_report
+from headstock.data.token_shards import Unknown
+from headstock.report.pages import write_report
 from headstock.tasks.causal import Causal
 from headstock.tasks.hybrid import Hybrid
-from headstock.text.shards import Unknown
 from headstock.train.evaluate import score, spread
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from tests.conftest import TINY
 
 

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 import headstock
+from headstock.data.records import read_records
 from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
-from headstock.text.records import read_records
+from headstock.train.distributed import World
 from headstock.train.finetune import finetune
+from headstock.train.finetune_config import gather_config
 from headstock.train.fit import Data
 from headstock.train.loop import train
 from headstock.train.metrics import against_majority
 from headstock.train.pretrain import build_model
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from headstock.train.settings import make_config
-from headstock.train.transfer import gather_config
-from headstock.train.world import World
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 3, "lr": 5e-3}

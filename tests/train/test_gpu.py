@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headstock
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headstock.study.bench.made_up import lines
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_stores
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.experiments.bench.synthetic_data import lines
 from headstock.train.pretrain import build_model
 from headstock.train.settings import make_config
 

@@ -14,11 +14,11 @@ from headstock.errors import UserError, WorkError
 from headstock.model.batch import Batch
 from headstock.train import loop
 from headstock.train.budget import Budget, due
-from headstock.train.optim import move
-from headstock.train.order import Order
+from headstock.train.distributed import World
+from headstock.train.loss_spikes import SpikeDetector
+from headstock.train.optimizers import move
+from headstock.train.sampler import Order
 from headstock.train.settings import TrainSettings
-from headstock.train.spikes import SpikeDetector
-from headstock.train.world import World
 
 
 class Uneven:
@@ -146,7 +146,7 @@ def test_budgets():
 
 def test_it_learns_and_says_so(corpus, tmp_path, tiny):
     lines = []
-    from headstock.train.watch import lines as plain_lines
+    from headstock.train.callbacks import lines as plain_lines
 
     results = headstock.pretrain(
         corpus,

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 import headstock
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_store
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
+from headstock.inference.pipeline import load
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal, CausalConfig
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_store
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.train.distributed import World
 from headstock.train.evaluate import measure
 from headstock.train.finetune import finetune
-from headstock.train.loaded import load
-from headstock.train.optim import make_optimizers
+from headstock.train.optimizers import make_optimizers
 from headstock.train.pretrain import pretrain
 from headstock.train.settings import TrainSettings
-from headstock.train.world import World
 from tests.model.small import stir
 
 ALONE = World(torch.device("cpu"))

@@ -15,7 +15,7 @@ import torch
 import headstock
 from headstock.errors import UserError
 from headstock.train import checkpoint
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 
 MODES = {
     "plain": {},
@@ -176,7 +176,7 @@ def test_resuming_with_other_settings_or_other_text_is_refused(corpus, tmp_path,
 KILLED = """
 import os, signal, sys, json
 import headstock
-from headstock import files
+from headstock import io as files
 from headstock.train import checkpoint
 
 corpus, out, settings, instant = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
@@ -213,7 +213,7 @@ elif instant == "prune":      # the new one is whole, an old one is going
         real(path, **how)
     files.shutil.rmtree = rmtree
 elif instant == "final":      # training is over, the run's own weights are being written
-    from headstock.train import run
+    from headstock.train import run_folder as run
     run.write_tensors = half
 headstock.pretrain(corpus, out=out, settings=settings, resume=True)
 """

@@ -5,15 +5,15 @@ from dataclasses import fields
 
 import pytest
 
+from headstock.data.corpus import read_corpus
+from headstock.data.token_store import build_store
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
+from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.task import TASKS
-from headstock.text.reading import read_corpus
-from headstock.text.store import build_store
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
-from headstock.train.run import open_run
+from headstock.train.run_folder import open_run
 from headstock.train.settings import TrainSettings, make_config, place_settings, preset_names, read_preset, with_options
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
-from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train import loop
+from headstock.train.distributed import World
 from headstock.train.evaluate import measure
 from headstock.train.fit import Data
-from headstock.train.optim import make_optimizers
-from headstock.train.order import Order
-from headstock.train.run import Run
+from headstock.train.optimizers import make_optimizers
+from headstock.train.run_folder import Run
+from headstock.train.sampler import Order
 from headstock.train.settings import TrainSettings
-from headstock.train.world import World
 
 ALONE = World(torch.device("cpu"))
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from headstock.intervals import difference, interval, item_interval
 from headstock.tasks.labelled import Statistics
-from headstock.tasks.translation_scores import bleu, bleu_counts
-from headstock.train.intervals import difference, interval, item_interval
+from headstock.tasks.translation_metrics import bleu, bleu_counts
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "red", "blue", "house", "tree"]
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import headstock
+from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.text.records import Records
-from headstock.train.run import STOCKS, Run, open_run, stock_names
+from headstock.train.finetune_config import gather_config, settle
+from headstock.train.run_folder import STOCKS, Run, open_run, stock_names
 from headstock.train.stocks import pack
-from headstock.train.transfer import gather_config, settle
 
 
 @pytest.mark.parametrize("name", stock_names())

@@ -10,7 +10,7 @@ import torch
 import headstock
 from headstock.errors import UserError
 from headstock.train.finetune import finetune
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from headstock.train.signals import Interrupted
 from tests.conftest import TINY
 

@@ -11,10 +11,10 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.model.looking import looking
-from headstock.study.alignment import as_svg
+from headstock.model.attention_weights import looking
+from headstock.report.alignment import as_svg
 from headstock.train.finetune import finetune
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from headstock.train.signals import Interrupted
 from tests.tasks.parallel import QUICK, SMALL, sentences, write
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import RunPath
-from headstock.cli.verb import Common, verb
 
 AROUND = 60  # characters shown on each side of an answer
 

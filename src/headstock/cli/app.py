@@ -16,19 +16,19 @@ from headstock.cli import (
     explain,
     export,
     finetune,
-    importing,
+    import_,
     language,
     plan,
+    predict,
     presets,
     pretrain,
     report,
     sweep,
     tokenizer,
     translate,
-    use,
 )
+from headstock.cli.command import Common, fail, leads
 from headstock.cli.terminal import discard, set_up, write_out, writing
-from headstock.cli.verb import Common, fail, leads
 from headstock.errors import HeadstockError, did_you_mean
 
 GROUPS = {  # of the verbs, as the help lists them
@@ -85,12 +85,12 @@ verbs = (
     compare,
     sweep,
     language,
-    use,
+    predict,
     answer,
     translate,
     report,
 )
-for part in (*verbs, explain, export, importing, bench):
+for part in (*verbs, explain, export, import_, bench):
     part.add_to(app)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.verb import Common, verb
+from headstock.cli.command import Common, verb
 
 
 def bench(
@@ -26,10 +26,10 @@ def bench(
     Example: headstock bench --growth --out growth.svg
     """
     from headstock.errors import UserError
-    from headstock.study.bench.bench import bench as work
-    from headstock.study.bench.bench import table
-    from headstock.study.bench.growth import STEPS, draw_growth
-    from headstock.study.bench.growth import growth as grow
+    from headstock.experiments.bench.runner import bench as work
+    from headstock.experiments.bench.runner import table
+    from headstock.experiments.bench.scaling import STEPS, draw_growth
+    from headstock.experiments.bench.scaling import growth as grow
 
     wanted = ".svg" if growth else ".json"
     out = out or Path(f"{'growth' if growth else 'bench'}{wanted}")

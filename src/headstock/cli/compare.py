@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, ConfigFile, Settings, SkipBlank, Test, Train, Valid, named_columns
-from headstock.cli.verb import Common, verb
 
 
 def compare(
@@ -40,11 +40,11 @@ def compare(
     Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
     """
     from headstock.config import parse_setting
-    from headstock.study.compare import compare as work
-    from headstock.study.report import write_report
-    from headstock.study.table import runs_table, table
-    from headstock.train.transfer import labelled_task
-    from headstock.train.watch import one_line
+    from headstock.experiments.compare import compare as work
+    from headstock.experiments.compare_table import runs_table, table
+    from headstock.report.pages import write_report
+    from headstock.train.callbacks import one_line
+    from headstock.train.finetune_config import labelled_task
 
     with one_line(quiet=common.quiet) as watch:
         results = work(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.verb import Common, verb
+from headstock.cli.command import Common, verb
 
 data = typer.Typer(help="Real data by name, from packages of the Python package index.", no_args_is_help=True)
 
@@ -13,7 +13,7 @@ data = typer.Typer(help="Real data by name, from packages of the Python package 
 @verb(data, "list")
 def list_entries(common: Common) -> dict[str, Any]:
     """What there is, where it comes from, and under which licence."""
-    from headstock.text import catalog
+    from headstock.data import catalog
 
     cards = [entry.card() for entry in catalog.entries()]
     for card in cards:
@@ -35,7 +35,7 @@ def get(
     source: Annotated[Path | None, typer.Option("--from", help="Files or archive you have already.")] = None,
 ) -> dict[str, Any]:
     """Fetch a data set once, check it, and say where it is."""
-    from headstock.text import catalog
+    from headstock.data import catalog
 
     folder = catalog.get(name, to=to, source=source, say=common.say)
     files = sorted(file.name for file in folder.iterdir() if file.is_file())

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.verb import Common, verb
+from headstock.cli.command import Common, verb
 
 
 def demo(
@@ -20,7 +20,7 @@ def demo(
 ) -> dict[str, Any]:
     """Does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""
     from headstock.errors import UserError
-    from headstock.study.demo import tell
+    from headstock.experiments.demo import tell
 
     if minutes <= 0:
         raise UserError(f"--minutes {minutes}: must be above 0")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from headstock.cli import explain_attention, explain_flow, explain_layer
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Preset, RunName, Settings
-from headstock.cli.verb import Common, verb
 
 explain = typer.Typer(
     help="Look inside a run or a preset: its parts, its numbers, and what they do to a text.", no_args_is_help=True
@@ -35,10 +35,10 @@ def params(
 
     Example: headstock explain params --preset classic --set vocabulary=50001 --out params.html
     """
-    from headstock.explain.params import explain_params
-    from headstock.explain.params_page import params_page, params_tables, picture
+    from headstock.explain.parameters import explain_params
+    from headstock.explain.parameters_page import params_page, params_tables, picture
     from headstock.explain.subject import open_subject
-    from headstock.page.alone import check_out, write_out
+    from headstock.report.standalone import check_out, write_out
 
     check_out(out)
     subject = open_subject(run, preset, settings, task=task, classes=classes, device="cpu", weights=False)
@@ -68,11 +68,11 @@ def model(
 
     Example: headstock explain model --preset bert-nano --out bert.svg
     """
-    from headstock.explain.params import explain_params
-    from headstock.explain.params_page import parts_table
-    from headstock.explain.picture import facts, model_page, model_svg
+    from headstock.explain.diagram import facts, model_page, model_svg
+    from headstock.explain.parameters import explain_params
+    from headstock.explain.parameters_page import parts_table
     from headstock.explain.subject import open_subject
-    from headstock.page.alone import check_out, write_out
+    from headstock.report.standalone import check_out, write_out
 
     check_out(out)
     subject = open_subject(run, preset, settings, task=task, classes=classes, device="cpu", weights=False)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Preset, RunName, Settings
-from headstock.cli.verb import Common, verb
 
 Out = Annotated[Path | None, typer.Option("--out", help="A page (.html) or its picture alone (.svg).")]
 Place = Annotated[
@@ -48,10 +48,10 @@ def mask(
     Example: headstock explain mask --kind causal --tokens "the cat sat on mats"
     """
     from headstock.errors import UserError
+    from headstock.explain.attention_patterns import need_place
     from headstock.explain.mask_page import as_text, page, pictures
     from headstock.explain.masks import KINDS, explain_mask, explain_own_masks
-    from headstock.explain.patterns import need_place
-    from headstock.page.alone import check_out, write_out
+    from headstock.report.standalone import check_out, write_out
 
     check_out(out)
     chosen(where, PLACES, "--where")
@@ -144,10 +144,10 @@ def read_row(
     import torch
 
     from headstock.errors import UserError
-    from headstock.explain.asking import open_one
-    from headstock.explain.patterns import need_attention
-    from headstock.explain.reading import show
+    from headstock.explain.attention_patterns import need_attention
+    from headstock.explain.inputs import show
     from headstock.explain.subject import open_subject
+    from headstock.explain.targets import open_one
     from headstock.model.batch import Batch
 
     if run is not None and preset is None and text:
@@ -187,7 +187,7 @@ def positions(
     from headstock.explain.position_charts import page, picture
     from headstock.explain.positions import KINDS, explain_model_positions, explain_positions
     from headstock.explain.subject import open_subject
-    from headstock.page.alone import alone, check_out, write_out
+    from headstock.report.standalone import alone, check_out, write_out
     from headstock.train.loop import row_length
 
     check_out(out)
@@ -261,12 +261,12 @@ def attention(
     Example: headstock explain attention reviews-en "The film was [MASK]." --out attention.html
     """
     from headstock.errors import UserError
-    from headstock.explain.asking import open_one
     from headstock.explain.attention import explain_attention, explain_file_attention, only
     from headstock.explain.attention_page import page, picture
-    from headstock.explain.patterns import need_place
-    from headstock.explain.reading import show, show_file
-    from headstock.page.alone import check_out, write_out
+    from headstock.explain.attention_patterns import need_place
+    from headstock.explain.inputs import show, show_file
+    from headstock.explain.targets import open_one
+    from headstock.report.standalone import check_out, write_out
 
     check_out(out)
     chosen(where, PLACES, "--where")

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Columns, RunPath
-from headstock.cli.verb import Common, verb
 
 Texts = Annotated[
     list[str] | None, typer.Argument(help="The text; two for a run that reads pairs.", show_default=False)
@@ -35,14 +35,14 @@ def gradients(
     """
     from dataclasses import replace
 
+    from headstock.data.records import parse_columns
     from headstock.errors import UserError
     from headstock.explain import gradient_charts
-    from headstock.explain.asking import lesson, lesson_of_file, open_one
-    from headstock.explain.depths import depth_study, settings_like
+    from headstock.explain.depth_study import depth_study, settings_like
     from headstock.explain.gradients import gradients as look
     from headstock.explain.recurrence import recurrence, stacks_of_cells
-    from headstock.page.alone import check_out
-    from headstock.text.records import parse_columns
+    from headstock.explain.targets import lesson, lesson_of_file, open_one
+    from headstock.report.standalone import check_out
 
     check_out(out)
     if bool(text) == bool(file):
@@ -89,9 +89,9 @@ def residual(
     Example: headstock explain residual reviews-en "It was a [MASK] film." --out residual.html
     """
     from headstock.explain import residual_charts
-    from headstock.explain.asking import open_one
     from headstock.explain.residual import residuals
-    from headstock.page.alone import check_out
+    from headstock.explain.targets import open_one
+    from headstock.report.standalone import check_out
 
     check_out(out)
     found = residuals(open_one(run, device=common.device), text, label=label)
@@ -119,9 +119,9 @@ def prediction(
     Example: headstock explain prediction runs/reviews "A dull film with a great ending." --out why.html
     """
     from headstock.explain import prediction_charts
-    from headstock.explain.asking import open_one
     from headstock.explain.prediction import predict
-    from headstock.page.alone import check_out
+    from headstock.explain.targets import open_one
+    from headstock.report.standalone import check_out
 
     check_out(out)
     found = predict(open_one(run, device=common.device), text, label=label, at=at)
@@ -134,7 +134,7 @@ def prediction(
 
 
 def write(out: Path | None, page: Callable[[], str], picture: Callable[[], str], common: Common) -> None:
-    from headstock.page.alone import write_out
+    from headstock.report.standalone import write_out
 
     if out is not None:
         write_out(out, page, picture)
@@ -181,7 +181,7 @@ def layer_of(one: Any) -> str:
 
 def gradient_tables(found: Any) -> list[Any]:
     from headstock.explain.gradient_charts import ends_of
-    from headstock.explain.watching import SUBLAYERS
+    from headstock.explain.hooks import SUBLAYERS
 
     tables: list[Any] = [f"loss {found.loss:.4f} over {found.wanted} ({found.norm}-norm)", *found.notes]
     heads = ["layer", "sublayer", "|dL/dO|", "skip term", "sublayer term", "cosine", "|dL/dH|", "error"]
@@ -240,7 +240,7 @@ def time_tables(found: Any) -> list[Any]:
 
 
 def residual_tables(found: Any) -> list[Any]:
-    from headstock.explain.watching import SUBLAYERS
+    from headstock.explain.hooks import SUBLAYERS
 
     heads = ["layer", "sublayer", "point", "stream", "added", "share", "cosine", "moved"]
     rows = [

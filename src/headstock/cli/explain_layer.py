@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import RunPath
-from headstock.cli.verb import Common, verb
 
 
 def layer(
@@ -39,10 +39,10 @@ def layer(
     from dataclasses import replace
 
     from headstock.errors import UserError, did_you_mean
-    from headstock.explain.asking import open_one
-    from headstock.explain.walk import walk
-    from headstock.explain.walk_page import as_lines, closing, heading, page, picture
-    from headstock.page.alone import check_out, write_out
+    from headstock.explain.layer_walkthrough import walk
+    from headstock.explain.layer_walkthrough_page import as_lines, closing, heading, page, picture
+    from headstock.explain.targets import open_one
+    from headstock.report.standalone import check_out, write_out
 
     check_out(out)
     loaded = open_one(run, device=common.device)

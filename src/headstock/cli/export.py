@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Overwrite, RunPath
-from headstock.cli.verb import Common, verb
 
 
 def export(
@@ -27,7 +27,7 @@ def export(
 
     Example: headstock export runs/reviews --to huggingface reviews-hf
     """
-    from headstock.exchange import export_run
+    from headstock.interop import export_run
 
     result = export_run(
         run, folder, to=to, int8=int8, measure=measure, embedding=embedding, overwrite=overwrite, say=common.say

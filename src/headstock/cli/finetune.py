@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import (
     Column,
     Columns,
@@ -18,7 +19,6 @@ from headstock.cli.options import (
     Valid,
     named_columns,
 )
-from headstock.cli.verb import Common, verb
 
 
 def finetune(
@@ -60,13 +60,13 @@ def finetune(
     """
     from headstock.config import parse_setting
     from headstock.errors import quoted
-    from headstock.study.report import write_report
-    from headstock.study.told import tell_run
-    from headstock.train.card import measured_lines
+    from headstock.experiments.error_report import tell_run
+    from headstock.report.pages import write_report
+    from headstock.train.callbacks import on_screen
     from headstock.train.finetune import finetune as work
-    from headstock.train.run import Run, check_resumable
-    from headstock.train.transfer import labelled_task
-    from headstock.train.watch import on_screen
+    from headstock.train.finetune_config import labelled_task
+    from headstock.train.model_card import measured_lines
+    from headstock.train.run_folder import Run, check_resumable
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options = {

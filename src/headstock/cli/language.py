@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, Int8, RunPath, SkipBlank, named_columns, text_column
 from headstock.cli.terminal import write_out
-from headstock.cli.verb import Common, verb
 
 TextFile = Annotated[Path | None, typer.Option("--file", help="Texts from a file: one a line, or a table; - is stdin.")]
 
@@ -184,9 +184,9 @@ def embed(
 ) -> dict[str, Any]:
     """Texts as vectors: one a text, word or token, from the layers you choose."""
     from headstock.cli.loading import load
+    from headstock.data.records import stream_texts
     from headstock.errors import UserError
-    from headstock.text.records import stream_texts
-    from headstock.train.embed import align, by_word, write_vectors
+    from headstock.inference.embed import align, by_word, write_vectors
 
     if text and file:
         raise UserError("give texts or --file, not both")
@@ -245,8 +245,8 @@ def vector_files(given: dict[str, Any]) -> list[Path]:
 
 def texts_from(given: list[str] | None, file: Path | None, column: str | None = None) -> list[str]:
     """Texts named on the command line, in a file, or on standard input; blank ones are left out."""
+    from headstock.data.records import is_table, stream_texts
     from headstock.errors import UserError
-    from headstock.text.records import is_table, stream_texts
 
     if given and file:
         raise UserError("give texts or --file, not both")

@@ -10,7 +10,7 @@ import gc
 _enabled = gc.isenabled()
 gc.disable()
 try:
-    from headstock.train.loaded import load as load
+    from headstock.inference.pipeline import load as load
 
     gc.freeze()
 finally:

@@ -36,8 +36,8 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder
 
 def named_columns(columns: str | None, column: str | None, *, main: str = "text") -> dict[str, str] | None:
     """What --columns and --column say together: `main` is the column that --column names."""
+    from headstock.data.records import parse_columns
     from headstock.errors import UserError
-    from headstock.text.records import parse_columns
 
     named = parse_columns(columns) if columns else {}
     if column is not None and named.get(main, column) != column:

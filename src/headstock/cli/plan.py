@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, Documents, text_column
-from headstock.cli.verb import Common, verb
 
 
 def plan(
@@ -28,10 +28,10 @@ def plan(
     Example: headstock plan corpus.txt --minutes 30 --probe --out mine.toml
     """
     from headstock.errors import UserError, quoted
-    from headstock.files import write_text
-    from headstock.study.plan import plan as work
-    from headstock.study.plan_told import heading, table, told
-    from headstock.study.recipe import to_toml
+    from headstock.experiments.recipe import to_toml
+    from headstock.io import write_text
+    from headstock.planner.planner import plan as work
+    from headstock.planner.summary import heading, table, told
 
     if out is not None and out.suffix != ".toml":
         raise UserError(f"--out {out}: must end in .toml")

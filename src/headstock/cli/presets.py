@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from headstock.cli.verb import Common, verb
+from headstock.cli.command import Common, verb
 
 
 def presets(common: Common) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def presets(common: Common) -> dict[str, Any]:
     """
     from rich.table import Table
 
-    from headstock.study.table import brief
+    from headstock.experiments.compare_table import brief
     from headstock.train.blueprint import describe_preset
     from headstock.train.settings import preset_names
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, ConfigFile, Documents, Overwrite, Resume, Settings, text_column
-from headstock.cli.verb import Common, verb
 
 
 def pretrain(
@@ -41,12 +41,12 @@ def pretrain(
     """
     from headstock.config import parse_setting
     from headstock.errors import quoted
-    from headstock.study.report import write_report
-    from headstock.tasks.task import TASKS
+    from headstock.inference.samples import sample_lines
+    from headstock.report.pages import write_report
+    from headstock.tasks.base import TASKS
+    from headstock.train.callbacks import on_screen, summary
     from headstock.train.pretrain import pretrain as work
-    from headstock.train.run import Run, check_resumable, open_run
-    from headstock.train.sample_outputs import sample_lines
-    from headstock.train.watch import on_screen, summary
+    from headstock.train.run_folder import Run, check_resumable, open_run
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options = {
@@ -116,8 +116,8 @@ def sized(
     corpus: list[str], minutes: float, objective: str | None, settings: dict[str, Any], common: Common
 ) -> dict[str, Any]:
     """The settings of a plan under those that were named; as they were where a size was named among them."""
-    from headstock.study.plan import flat, plan
-    from headstock.study.plan_told import why
+    from headstock.planner.planner import flat, plan
+    from headstock.planner.summary import why
 
     size = ("model.", "tokenizer.", "task.", "vocabulary", "depth", "width", "context", "heads", "hidden", "family")
     if "-" in corpus or any(key.startswith(size) for key in settings) or not common.leads:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.verb import Common, verb
+from headstock.cli.command import Common, verb
 
 
 def report(
@@ -17,8 +17,8 @@ def report(
     ] = None,
 ) -> dict[str, Any]:
     """Write report.html: one page with charts that opens anywhere, also without a network."""
-    from headstock.study.report import write_report
-    from headstock.train.run import Run
+    from headstock.report.pages import write_report
+    from headstock.train.run_folder import Run
 
     run, texts = Run(folder), []
     if run.finished() and run.exists() and speaks(run):
@@ -26,7 +26,7 @@ def report(
     else:
         count = 0
     if count > 0:
-        from headstock.train.loaded import load
+        from headstock.inference.pipeline import load
 
         common.say(f"{count} texts from {folder}")
         made = load(folder, device=common.device).generate([""], samples=count, seed=common.seed or 0)
@@ -38,7 +38,7 @@ def report(
 
 def speaks(run: Any) -> bool:
     """Whether the run is a language model that writes from left to right."""
-    from headstock.tasks.task import TASKS
+    from headstock.tasks.base import TASKS
 
     objective = run.config().get("task", {}).get("name")
     return run.results().get("kind") in (None, "pretrain") and objective is not None and TASKS.get(objective).generates

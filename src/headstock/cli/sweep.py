@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, ConfigFile, Documents, Settings, Train, named_columns, text_column
-from headstock.cli.verb import Common, verb
 
 
 def sweep(
@@ -48,13 +48,13 @@ def sweep(
     Example: headstock sweep corpus.txt --grid depth=2,4 --grid lr=1e-3,3e-3 --steps 500 --out sweeps/mine
     """
     from headstock.config import parse_setting
-    from headstock.study.grid import parse_grid
-    from headstock.study.ranking import ranked_table
-    from headstock.study.report import write_report
-    from headstock.study.sweep import sweep as work
-    from headstock.text.records import parse_columns
-    from headstock.train.transfer import labelled_task
-    from headstock.train.watch import one_line
+    from headstock.data.records import parse_columns
+    from headstock.experiments.grid import parse_grid
+    from headstock.experiments.sweep import sweep as work
+    from headstock.experiments.sweep_summary import ranked_table
+    from headstock.report.pages import write_report
+    from headstock.train.callbacks import one_line
+    from headstock.train.finetune_config import labelled_task
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options: dict[str, Any] = {"train.steps": steps, "train.epochs": epochs, "train.minutes": minutes}

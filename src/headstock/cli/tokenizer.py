@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, text_column
-from headstock.cli.verb import Common, verb
 
 tokenizer = typer.Typer(help="Train a tokenizer, or look at how one splits text.", no_args_is_help=True)
 
@@ -26,9 +26,9 @@ def train(
 ) -> dict[str, Any]:
     """Train a tokenizer on text."""
     from headstock import config
-    from headstock.text.reading import read_corpus
-    from headstock.text.samples import first, sampled
-    from headstock.text.tokenizer import TokenizerSettings, train_tokenizer
+    from headstock.data.corpus import read_corpus
+    from headstock.data.sampling import first, sampled
+    from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 
     wish = {"kind": kind, "vocabulary": vocab, "lowercase": lowercase, "strip_accents": strip_accents}
     settings = config.build(TokenizerSettings, wish)
@@ -49,8 +49,8 @@ def show(
     text: Annotated[str, typer.Argument(help="Any text.")],
 ) -> dict[str, Any]:
     """How a tokenizer splits a text."""
+    from headstock.data.tokenizer import open_tokenizer
     from headstock.errors import UserError
-    from headstock.text.tokenizer import open_tokenizer
 
     found = open_tokenizer(tokenizer_of(run))
     if not text.strip() or not found.encode(text):  # some tokenizers also drop characters that cannot be seen
@@ -64,7 +64,7 @@ def tokenizer_of(path: Path) -> Path:
 
     if path.is_file() or (path / "tokenizer.json").is_file():
         return path
-    from headstock.train.run import open_run
+    from headstock.train.run_folder import open_run
 
     try:
         return open_run(path).tokenizer_file
@@ -75,7 +75,7 @@ def tokenizer_of(path: Path) -> Path:
 
 
 def show_facts(common: Common, made: Any, texts: list[str], *, sample: str) -> dict[str, Any]:
-    from headstock.text.tokenizer import describe
+    from headstock.data.tokenizer import describe
 
     facts = describe(made, texts, sample=sample)
     common.show(

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from headstock.cli.command import Common, verb
 from headstock.cli.options import Column, Columns, Int8, RunPath, named_columns
-from headstock.cli.verb import Common, verb
 
 AT_ONCE = 512  # texts that are sorted by length together
 
@@ -39,9 +39,9 @@ def translate(
     Example: headstock translate runs/en-fr "I like tea." --beams 4
     """
     from headstock.cli.loading import load
+    from headstock.data.records import is_table
     from headstock.errors import UserError
-    from headstock.files import whole_file
-    from headstock.text.records import is_table
+    from headstock.io import whole_file
 
     if text and file:
         raise UserError("give texts or --file, not both")
@@ -72,7 +72,7 @@ def translate(
     if out is not None:
         common.show(f"{out}: {count:,} translations")
     if alignment is not None and text:
-        from headstock.study.alignment import draw_alignment
+        from headstock.report.alignment import draw_alignment
 
         draw_alignment(alignment, loaded.align(text[0], **options))
         common.show(f"alignment: {alignment}")
@@ -91,10 +91,10 @@ def sentences(file: str, columns: dict[str, str] | None) -> Iterator[str]:
 
     A file that ends as no format does, such as test.en, is one side of a pair of files: its lines are the sentences.
     """
+    from headstock.data.formats import PLAIN, Source, source_of, text_lines
+    from headstock.data.parallel import read_parallel
+    from headstock.data.records import stream_texts
     from headstock.errors import UserError
-    from headstock.text.formats import PLAIN, Source, source_of, text_lines
-    from headstock.text.parallel import read_parallel
-    from headstock.text.records import stream_texts
 
     known = source_of(Path(file))
     if file != "-" and known is None and not columns:

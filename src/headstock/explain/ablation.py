@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from headstock.explain.watching import connections_of, stacks_of
+from headstock.explain.hooks import connections_of, stacks_of
 from headstock.model.layers import Block, Residual, at
 from headstock.model.model import Model
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.explain.patterns import named, need_place
-from headstock.explain.reading import Shown
+from headstock.explain.attention_patterns import named, need_place
+from headstock.explain.inputs import Shown
+from headstock.model.attention_weights import Look, looking
 from headstock.model.batch import Batch
-from headstock.model.looking import Look, looking
 from headstock.model.model import Model
 
 PLACES = 48  # places of a row whose weights are averaged over a file: what all rows have, and a page can show

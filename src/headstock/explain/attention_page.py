@@ -11,10 +11,10 @@ import numpy as np
 
 from headstock.errors import UserError
 from headstock.explain.attention import MEASURES, AttentionFacts, Head, Map
-from headstock.page.alone import alone
-from headstock.page.figures import SOFT, Gallery, draw
-from headstock.page.render import render
-from headstock.page.squares import squares
+from headstock.report.heatmap import squares
+from headstock.report.render import render
+from headstock.report.standalone import alone
+from headstock.report.theme import SOFT, Gallery, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headstock.explain.depths import AtDepth
+from headstock.explain.depth_study import AtDepth
 from headstock.explain.gradients import Gradients
+from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.recurrence import Recurrence
-from headstock.explain.watching import SUBLAYERS
-from headstock.page.alone import alone
-from headstock.page.figures import ARMS, GRID, NARROW, SOFT, WIDE, Gallery, draw
-from headstock.page.render import minus, render
+from headstock.report.render import minus, render
+from headstock.report.standalone import alone
+from headstock.report.theme import ARMS, GRID, NARROW, SOFT, WIDE, Gallery, draw
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from headstock.explain.ablation import Ablation, without_residuals
-from headstock.explain.asking import Asked
-from headstock.explain.depths import AtDepth
-from headstock.explain.lengths import cosine, size
-from headstock.explain.watching import AFTER, Connection, stacks_of, watching
+from headstock.explain.depth_study import AtDepth
+from headstock.explain.hooks import AFTER, Connection, stacks_of, watching
+from headstock.explain.targets import Asked
+from headstock.explain.vectors import cosine, size
 from headstock.model.layers import Block
 from headstock.model.model import Model
 

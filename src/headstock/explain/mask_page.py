@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from headstock.errors import UserError
 from headstock.explain.masks import MaskFacts
-from headstock.page.render import render
-from headstock.page.squares import squares
+from headstock.report.heatmap import squares
+from headstock.report.render import render
 
 MOST = 64  # places a picture can show
 WRITTEN = 20  # places up to which the squares say what is added to the score

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.explain.patterns import named, need_attention
+from headstock.explain.attention_patterns import named, need_attention
+from headstock.model.attention_mask import mask_for
+from headstock.model.attention_weights import Look, looking
 from headstock.model.batch import Batch
-from headstock.model.looking import Look, looking
-from headstock.model.masks import mask_for
 from headstock.model.model import Model
 
 Kind = Literal["causal", "none", "padding", "document", "prefix"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstock.explain.positions import PositionFacts
-from headstock.page.figures import GRID, INK, NARROW, SMALL, SOFT, WIDE, Gallery, draw
-from headstock.page.render import render
+from headstock.report.render import render
+from headstock.report.theme import GRID, INK, NARROW, SMALL, SOFT, WIDE, Gallery, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.model.backbones.seq2seq import Seq2Seq
+from headstock.model.backbones.encoder_decoder import Seq2Seq
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.layers import rotate
 from headstock.model.model import Model

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headstock.explain.asking import check_texts
-from headstock.explain.cases import Case, case_of
-from headstock.page.pieces import locate, readable, with_spaces
-from headstock.text.running import word_spans
-from headstock.train.loaded import Loaded
+from headstock.data.word_joining import word_spans
+from headstock.explain.prediction_cases import Case, case_of
+from headstock.explain.targets import check_texts
+from headstock.inference.pipeline import Loaded
+from headstock.report.highlighted_text import locate, readable, with_spaces
 
 TOP = 5  # answers that are told beside the one that is explained
 LEAST = 1e-7  # a probability nearer to 0 or 1 is taken for this one, whose log-odds are finite

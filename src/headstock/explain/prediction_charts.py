@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from headstock.data.word_joining import word_spans
 from headstock.explain.gradient_charts import BLUE, ORANGE, both
 from headstock.explain.prediction import Prediction, Word
-from headstock.page.alone import alone
-from headstock.page.figures import GRID, WIDE, Gallery, draw
-from headstock.page.pieces import passage, readable, whole_words
-from headstock.page.render import render
-from headstock.text.running import word_spans
+from headstock.report.highlighted_text import passage, readable, whole_words
+from headstock.report.render import render
+from headstock.report.standalone import alone
+from headstock.report.theme import GRID, WIDE, Gallery, draw
 
 BARS = 12
 ROWS = 40  # words in the table that are shown at once

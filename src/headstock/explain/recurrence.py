@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
-from headstock.explain.asking import Asked
-from headstock.explain.lengths import size
+from headstock.explain.targets import Asked
+from headstock.explain.vectors import size
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.recurrent import Layer, Layers, Recurrent

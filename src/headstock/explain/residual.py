@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headstock.data.mask_gaps import MASK, Spelling
 from headstock.errors import UserError
-from headstock.explain.asking import check_length, check_texts, labelled_lesson, lesson
-from headstock.explain.watching import AFTER, Connection, Seen, need_stacks, watching
+from headstock.explain.hooks import AFTER, Connection, Seen, need_stacks, watching
+from headstock.explain.targets import check_length, check_texts, labelled_lesson, lesson
+from headstock.inference.pipeline import Loaded
+from headstock.inference.translate import spelled
+from headstock.inference.windowing import batch_of, marks_of
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.heads import pool
+from headstock.tasks.base import Task
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.tag import Tag
-from headstock.tasks.task import Task
-from headstock.text.gaps import MASK, Spelling
-from headstock.train.loaded import Loaded
-from headstock.train.rows import batch_of, marks_of
-from headstock.train.translation import spelled
 
 TOP = 5  # words that are told at each place after each layer
 SINGLE = ("last",)  # what a head may read for a lens to make sense: one layer, not a mix of several

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstock.explain.gradient_charts import BLUE, ORANGE, both, with_legend
+from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.residual import Guess, Residuals, Step
-from headstock.explain.watching import SUBLAYERS
-from headstock.page.alone import alone
-from headstock.page.figures import ARMS, GRID, SOFT, WIDE, Gallery, draw, percent_axis
-from headstock.page.render import render
+from headstock.report.render import render
+from headstock.report.standalone import alone
+from headstock.report.theme import ARMS, GRID, SOFT, WIDE, Gallery, draw, percent_axis
 
 SHORT = {"attention": "a", "cross": "c", "feed": "f"}
 ROWS = 48  # tokens and places that a page shows at once

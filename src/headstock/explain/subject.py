@@ -4,16 +4,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headstock import config as settings
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
+from headstock.inference.pipeline import load
 from headstock.model.model import Model
-from headstock.tasks.task import TASKS, Task
-from headstock.text.tokenizer import Tokenizer
-from headstock.train import pretrain, transfer
+from headstock.tasks.base import TASKS, Task
+from headstock.train import finetune_config as transfer
+from headstock.train import pretrain
 from headstock.train.blueprint import blueprint
-from headstock.train.loaded import load
-from headstock.train.run import open_run
+from headstock.train.distributed import choose_device
+from headstock.train.run_folder import open_run
 from headstock.train.settings import RunConfig, preset_names
-from headstock.train.world import choose_device
 
 
 @dataclass(frozen=True)

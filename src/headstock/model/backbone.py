@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headstock.model.batch import Batch, Output, State
-from headstock.model.counting import Dimensions, Part, Place
+from headstock.model.formulas import Dimensions, Part, Place
 from headstock.registry import Registry
 
 

@@ -43,7 +43,7 @@ class Batch:
     tokens: Tensor  # (B, T)
     padding: Tensor | None = None  # (B, T) True where there is no token
     documents: Tensor | None = None  # (B, T) which packed document a token is of; attention stays inside it
-    bounds: Tensor | None = None  # (M,) where these begin and end in all rows end to end: see bounds_of
+    cu_seqlens: Tensor | None = None  # (M,) where these begin and end in all rows end to end: see bounds_of
     positions: Tensor | None = None  # (B, T) place in its document; counted from what was read before if not given
     segments: Tensor | None = None  # (B, T) which of two texts a token is of
     causal: Tensor | bool | None = None  # (B,) True for rows read left to right, or one for all; None: as the backbone
@@ -137,7 +137,7 @@ def widened(batch: Batch, multiple: int) -> Batch:
         tokens=wide(batch.tokens, 0),
         padding=wide(padding, True),
         documents=wide(batch.documents, -1),
-        bounds=None,
+        cu_seqlens=None,
         positions=wide(batch.positions, 0),
         segments=wide(batch.segments, 0),
         source=None if batch.source is None else widened(batch.source, multiple),

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
-from headstock.model.counting import Dimensions, Kept, Part, Place, Size, linear, norm
-from headstock.model.features import Mix
+from headstock.model.formulas import Dimensions, Kept, Part, Place, Size, linear, norm
+from headstock.model.layer_features import Mix
 from headstock.model.layers import ACTIVATIONS, make_norm
 
 

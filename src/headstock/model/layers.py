@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstock.model.cache import Cache
-from headstock.model.kernels import attend, attend_packed, linear, linear_apart, takes_packed, working_type
-from headstock.model.masks import Mask
-from headstock.model.pointwise import drop, gelu, gelu_tanh
+from headstock.kernels.ops import attend, attend_packed, linear, linear_apart, takes_packed, working_type
+from headstock.kernels.pointwise import drop, gelu, gelu_tanh
+from headstock.model.attention_mask import Mask
+from headstock.model.kv_cache import Cache
 
 NormKind = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]

@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from headstock.decoding.fast_modules import listened
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, Output, State
-from headstock.model.counting import CPU, Dimensions, Part, Place, Size
+from headstock.model.formulas import CPU, Dimensions, Part, Place, Size
 from headstock.model.heads import ClassHead
 from headstock.model.layers import at
-from headstock.model.light import listened
 
 
 class Model(nn.Module):

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headstock.data.qa import read_questions
+from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, pad
-from headstock.model.features import feature_width
 from headstock.model.heads import SpanHead
+from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
+from headstock.tasks.base import TASKS, Examples
 from headstock.tasks.labelled import Features, LabelledTask, Tallies, separator_of
-from headstock.tasks.span_scores import exact_match, f1
-from headstock.tasks.task import TASKS, Examples
-from headstock.text.questions import read_questions
-from headstock.text.records import Records
-from headstock.text.tokenizer import Tokenizer
+from headstock.tasks.squad_metrics import exact_match, f1
 
 MARKS = 3  # the opening, and a separator after the question and after the context
 LEAST_ROOM = 8  # context tokens in a row below which a long context is not worth reading

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.data.token_store import Store
 from headstock.model.batch import IGNORE, Batch, bounds_of, pad, places_of
 from headstock.model.model import Model
-from headstock.tasks.task import TASKS, Examples, token_loss
-from headstock.tasks.windows import StreamTask, Windows
-from headstock.text.store import Store
+from headstock.tasks.base import TASKS, Examples, token_loss
+from headstock.tasks.packing import StreamTask, Windows
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Packed:
         return Batch(
             torch.from_numpy(rows.shown),
             documents=torch.from_numpy(rows.documents),
-            bounds=bounds_of(torch.from_numpy(rows.documents)),
+            cu_seqlens=bounds_of(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
             before=before,
             labels=labels,

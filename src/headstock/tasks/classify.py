@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headstock.data.records import Records, read_records
+from headstock.data.tokenizer import Tokenizer
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, pad
-from headstock.model.features import feature_width
 from headstock.model.heads import ClassHead, place_of, pool, pooled_width
+from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
-from headstock.tasks.classes import ClassConfig, balanced_weights, find_classes, label_numbers
+from headstock.tasks.base import TASKS, Examples, framed
+from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers
 from headstock.tasks.labelled import Features, LabelledTask, Tallies
-from headstock.tasks.task import TASKS, Examples, framed
-from headstock.text.records import Records, read_records
-from headstock.text.tokenizer import Tokenizer
 
 Long = Literal["head", "tail", "head+tail", "windows"]
 

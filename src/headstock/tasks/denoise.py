@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.data.token_store import Store
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, places_of, real_tokens
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.tasks.cuts import Cuts
-from headstock.tasks.forcing import token_losses, token_score
-from headstock.tasks.hiding import Hiding, HidingConfig
+from headstock.tasks.base import TASKS, Examples, Task, opening
+from headstock.tasks.chunking import Cuts
 from headstock.tasks.masked import drawn_from
-from headstock.tasks.task import TASKS, Examples, Task, opening
-from headstock.text.store import Store
-from headstock.text.tokenizer import Tokenizer
+from headstock.tasks.masking import Hiding, HidingConfig
+from headstock.tasks.teacher_forcing import token_losses, token_score
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.data.token_store import Store
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, places_of, real_tokens
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.randomness import uniforms
-from headstock.tasks.hiding import Hiding, HidingConfig
+from headstock.rng import uniforms
+from headstock.tasks.base import TASKS, Examples, Task, opening, token_loss
 from headstock.tasks.masked import drawn_from
-from headstock.tasks.task import TASKS, Examples, Task, opening, token_loss
-from headstock.tasks.windows import Windows
-from headstock.text.store import Store
-from headstock.text.tokenizer import Tokenizer
+from headstock.tasks.masking import Hiding, HidingConfig
+from headstock.tasks.packing import Windows
 
 
 @dataclass(frozen=True)

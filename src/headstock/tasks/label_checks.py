@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
+from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.text.records import Records
 
 NUMERIC = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
 MOST_VALUES = 20  # more distinct integers than this, each in few rows, look like a target to predict by regression

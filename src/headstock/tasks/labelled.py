@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import Batch, real_tokens
-from headstock.model.features import take_layers
+from headstock.model.layer_features import take_layers
 from headstock.model.model import Model
-from headstock.tasks.task import Examples, Task, closing, opening
-from headstock.text.records import Records
-from headstock.text.tokenizer import Tokenizer
+from headstock.tasks.base import Examples, Task, closing, opening
 
 
 @dataclass(frozen=True)

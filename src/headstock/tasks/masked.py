@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headstock.data.token_store import Store
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, bounds_of, places_of, real_tokens
 from headstock.model.heads import NextHead, TokenHead
 from headstock.model.model import Model
-from headstock.tasks.following import Following, check_pairs
-from headstock.tasks.hiding import Hiding, HidingConfig
-from headstock.tasks.task import TASKS, Examples, Task, cross_entropy, hits, opening, token_loss
-from headstock.tasks.windows import Windows
-from headstock.text.store import Store
-from headstock.text.tokenizer import Tokenizer
+from headstock.tasks.base import TASKS, Examples, Task, cross_entropy, hits, opening, token_loss
+from headstock.tasks.masking import Hiding, HidingConfig
+from headstock.tasks.nsp import Following, check_pairs
+from headstock.tasks.packing import Windows
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Hidden:
         return Batch(
             torch.from_numpy(tokens),
             documents=torch.from_numpy(rows.documents),  # the padding is a document of its own
-            bounds=bounds_of(torch.from_numpy(rows.documents)),
+            cu_seqlens=bounds_of(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
             labels={"token": torch.from_numpy(labels)},
             places={"token": places_of(torch.from_numpy(labels))},

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from headstock.tasks.classes import ClassConfig
+from headstock.data.records import Records, read_records
+from headstock.data.tokenizer import Tokenizer
+from headstock.tasks.base import TASKS
+from headstock.tasks.class_labels import ClassConfig
 from headstock.tasks.classify import Classify, Labelled
 from headstock.tasks.labelled import segments_of, separator_of, texts_in
-from headstock.tasks.task import TASKS
-from headstock.text.records import Records, read_records
-from headstock.text.tokenizer import Tokenizer
 
 MARKS = 3  # the opening, and a separator after each text
 

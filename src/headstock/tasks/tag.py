@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.data.records import Records
+from headstock.data.tagged import read_tagged
+from headstock.data.tokenizer import Tokenizer
+from headstock.data.word_joining import join_words, word_spans
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch, pad
-from headstock.model.features import feature_width
 from headstock.model.heads import ClassHead
+from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
-from headstock.tasks.classes import listed
+from headstock.tasks.base import TASKS, Examples, cross_entropy
+from headstock.tasks.class_labels import listed
 from headstock.tasks.entities import is_entity_scheme
 from headstock.tasks.entities import tallies as entity_tallies
 from headstock.tasks.labelled import Features, LabelledTask, Tallies, texts_in
-from headstock.tasks.task import TASKS, Examples, cross_entropy
-from headstock.text.records import Records
-from headstock.text.running import join_words, word_spans
-from headstock.text.tagged import read_tagged
-from headstock.text.tokenizer import Tokenizer
 
 LEAST = 1e-12  # no probability is taken for smaller, so that its logarithm is a number
 

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.data.parallel import SOURCE, TARGET, read_parallel
+from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE, Batch
-from headstock.model.beam import beam_search
 from headstock.model.heads import TokenHead
 from headstock.model.model import Model
-from headstock.tasks.forcing import forced, token_losses, token_score
+from headstock.tasks.base import TASKS, Examples
 from headstock.tasks.labelled import LabelledTask, Statistics, Tallies
-from headstock.tasks.task import TASKS, Examples
-from headstock.tasks.translation_scores import bleu, bleu_counts, chrf, chrf_counts, signatures
-from headstock.text.parallel import SOURCE, TARGET, read_parallel
-from headstock.text.records import Records
-from headstock.text.tokenizer import Tokenizer
+from headstock.tasks.teacher_forcing import forced, token_losses, token_score
+from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
 
 SHORTEST_LIMIT = 32  # tokens; a translation may be so long, or twice as long as its source and some
 

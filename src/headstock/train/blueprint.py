@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
-from headstock.tasks.task import Task
-from headstock.text.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.tasks.base import Task
 from headstock.train.pretrain import build_model, join_config
 from headstock.train.settings import RunConfig, preset_file
 

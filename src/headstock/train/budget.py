@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from headstock.train.progress import Progress
 from headstock.train.settings import TrainSettings
+from headstock.train.state import Progress
 
 VALIDATIONS = 10  # in a run, unless set otherwise
 VALID_SHARE = 0.05  # of a run's time goes into validations on the way

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from headstock.files import checksum, discard, mismatch, sweep, whole_folder, write_json
+from headstock.io import checksum, discard, mismatch, sweep, whole_folder, write_json
 from headstock.model.model import Model
-from headstock.train.optim import Average
+from headstock.train.optimizers import Average
 from headstock.train.tensors import read_tensors, write_tensors
 
 MANIFEST = "manifest.json"

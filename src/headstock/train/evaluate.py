@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.model.aside import fast_products
+from headstock.data.token_shards import Unknown
+from headstock.kernels.backends import fast_products
+from headstock.kernels.fp8 import eight_bits
 from headstock.model.batch import Batch
-from headstock.model.eight import eight_bits
 from headstock.model.model import Model
-from headstock.randomness import generator
-from headstock.tasks.task import Examples, Task, filled
-from headstock.text.shards import Unknown
-from headstock.train.world import World
+from headstock.rng import generator
+from headstock.tasks.base import Examples, Task, filled
+from headstock.train.distributed import World
 
 FEWEST = 8  # batches; fewer say too little of how much others would differ
 RESAMPLES = 1000

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from headstock import __version__, config
+from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
-from headstock.files import write_text
+from headstock.inference.predict import together
+from headstock.io import write_text
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
-from headstock.text.records import Records
-from headstock.text.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
-from headstock.train.card import write_card
+from headstock.train.distributed import World, process_group
+from headstock.train.finetune_config import gather_config, labelled_task, settle
 from headstock.train.fit import Data, Fitted, fit_in, load_weights
-from headstock.train.labelled import Splits, read_splits
+from headstock.train.labelled_data import Splits, read_splits
 from headstock.train.loop import Watch
 from headstock.train.metrics import metrics_of
-from headstock.train.predict import together
+from headstock.train.model_card import write_card
 from headstock.train.pretrain import (
     build_model,
     finished_before,
@@ -34,10 +36,8 @@ from headstock.train.pretrain import (
     start_settings,
     with_vocabulary,
 )
-from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, fingerprints, open_run
+from headstock.train.run_folder import Run, alone_in, check_apart, check_folder, check_kept, fingerprints, open_run
 from headstock.train.settings import RunConfig, make_config
-from headstock.train.transfer import gather_config, labelled_task, settle
-from headstock.train.world import World, process_group
 
 Say = Callable[[str], None]
 

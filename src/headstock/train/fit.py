@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headstock.model.fixed import Fixed
+from headstock.data.tokenizer import Tokenizer
+from headstock.inference.predict import features, outputs
+from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
-from headstock.text.tokenizer import Tokenizer
-from headstock.train import watch as watching
+from headstock.train import callbacks as watching
+from headstock.train.distributed import World
 from headstock.train.loop import Event, Watch, row_length, train
-from headstock.train.predict import features, outputs
 from headstock.train.pretrain import build_model, taken_over
-from headstock.train.progress import Progress
-from headstock.train.run import Run
+from headstock.train.run_folder import Run
 from headstock.train.settings import RunConfig
-from headstock.train.world import World
+from headstock.train.state import Progress
 
 Say = Callable[[str], None]
 

@@ -11,27 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import Diverged, UserError
-from headstock.model.aside import fast_products
+from headstock.kernels.backends import fast_products
+from headstock.kernels.fp8 import has_eight_bits
 from headstock.model.batch import Batch, widened
-from headstock.model.eight import has_eight_bits
 from headstock.model.model import Model
-from headstock.tasks.task import Task
-from headstock.train.ahead import Ahead
+from headstock.tasks.base import Task
 from headstock.train.budget import VALIDATIONS, Budget, ValidationBudget, due
-from headstock.train.compiling import Way, compiled, way_of
+from headstock.train.checkpointer import InMemory, Keeper, OnDisk
+from headstock.train.compile import Way, compiled, way_of
+from headstock.train.distributed import World
 from headstock.train.evaluate import measure, weights_swapped
-from headstock.train.fitting import AtOnce
-from headstock.train.keep import InMemory, Keeper, OnDisk
-from headstock.train.optim import Average, lr_factor, make_optimizers
-from headstock.train.order import Order
-from headstock.train.progress import Progress
-from headstock.train.replay import LENGTHS, Recorded
-from headstock.train.run import Run
+from headstock.train.graphed_step import LENGTHS, Recorded
+from headstock.train.loss_spikes import SpikeDetector
+from headstock.train.oom import AtOnce
+from headstock.train.optimizers import Average, lr_factor, make_optimizers
+from headstock.train.prefetch import Ahead
+from headstock.train.run_folder import Run
+from headstock.train.sampler import Order
 from headstock.train.settings import TrainSettings
 from headstock.train.signals import Interrupted, Interruption
-from headstock.train.spikes import SpikeDetector
+from headstock.train.state import Progress
 from headstock.train.step import Objective, Seen, one_step
-from headstock.train.world import World
 
 
 @dataclass(frozen=True)

@@ -13,28 +13,28 @@ import torch
 from torch import Size, Tensor
 
 from headstock import __version__, config
+from headstock.data.corpus import Corpus, read_corpus, sources
+from headstock.data.sampling import first, sampled
+from headstock.data.token_shards import Unknown
+from headstock.data.token_store import Stores, build_stores
+from headstock.data.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
+from headstock.inference.samples import sample_outputs
 from headstock.model.allocation import AllocationLimit, TooLarge
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
-from headstock.randomness import number
+from headstock.rng import number
+from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.task import TASKS, Task
-from headstock.text.reading import Corpus, read_corpus, sources
-from headstock.text.samples import first, sampled
-from headstock.text.shards import Unknown
-from headstock.text.store import Stores, build_stores
-from headstock.text.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
-from headstock.train import watch as watching
+from headstock.train import callbacks as watching
 from headstock.train.budget import Budget, ValidationBudget
-from headstock.train.card import write_card
+from headstock.train.distributed import World, process_group
 from headstock.train.evaluate import Pieces, measure, spread
 from headstock.train.loop import Progress, Watch, row_length, train
-from headstock.train.peak import Peak
-from headstock.train.run import Run, alone_in, check_apart, check_folder, check_kept, open_run
-from headstock.train.sample_outputs import sample_outputs
+from headstock.train.model_card import write_card
+from headstock.train.peak_memory import Peak
+from headstock.train.run_folder import Run, alone_in, check_apart, check_folder, check_kept, open_run
 from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
-from headstock.train.world import World, process_group
 
 Say = Callable[[str], None]
 DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of data that say where it lies

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headstock import config
+from headstock.data.tokenizer import TokenizerSettings
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
-from headstock.tasks.task import TASKS
-from headstock.text.tokenizer import TokenizerSettings
+from headstock.tasks.base import TASKS
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from headstock.model.batch import Batch
 from headstock.model.model import Model
-from headstock.randomness import number
-from headstock.tasks.task import Task
+from headstock.rng import number
+from headstock.tasks.base import Task
+from headstock.train.distributed import World
 from headstock.train.evaluate import precision
-from headstock.train.optim import move
-from headstock.train.replay import Recorded
+from headstock.train.graphed_step import Recorded
+from headstock.train.optimizers import move
 from headstock.train.settings import TrainSettings
-from headstock.train.world import World
 
 
 class Objective(nn.Module):

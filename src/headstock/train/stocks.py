@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from headstock.files import whole_folder
-from headstock.train.card import write_card
-from headstock.train.run import Run, open_run
+from headstock.io import whole_folder
+from headstock.train.model_card import write_card
+from headstock.train.run_folder import Run, open_run
 
 KEPT = ("config.json", "data.json", "tokenizer.json")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.recurrent import Layers, RecurrentConfig, apart, make_dropout, make_embedding
 from headstock.model.batch import Batch, Output, State
-from headstock.model.counting import Dimensions, Part, Place, recurrent_layers, table
+from headstock.model.formulas import Dimensions, Part, Place, recurrent_layers, table
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, Output, State
-from headstock.model.counting import Dimensions, Part, Place, recurrent_layers, table
+from headstock.model.formulas import Dimensions, Part, Place, recurrent_layers, table
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 FILLED = 0.5  # share of real tokens, at the least, in stretches that are read together

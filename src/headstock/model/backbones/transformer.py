@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import ConfigError
+from headstock.kernels.ops import reads_apart, working_type
+from headstock.model.attention_mask import Mask, hide, mask_for
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, Output, State
-from headstock.model.cache import Cache
-from headstock.model.counting import Dimensions, Kept, Part, Place, blocks, in_parts, norm, table
-from headstock.model.kernels import reads_apart, working_type
+from headstock.model.formulas import Dimensions, Kept, Part, Place, blocks, in_parts, norm, table
+from headstock.model.kv_cache import Cache
 from headstock.model.layers import EPSILON, Activation, Block, Dropout, NormKind, Rotation, make_norm
-from headstock.model.masks import Mask, hide, mask_for
 from headstock.model.positions import BASE, rotary_angles, sinusoids
 
 
@@ -190,7 +190,7 @@ class Transformer(Backbone):
     def mask(self, batch: Batch, x: Tensor) -> Mask:
         # whoever looks at attention wants a mask to see, and a query that is alone knows its document by nothing else
         watched = any(block.attention.watch is not None for block in self.blocks)  # type: ignore[union-attr]
-        packed = batch.bounds is not None and batch.only is None
+        packed = batch.cu_seqlens is not None and batch.only is None
         apart = packed and not watched and reads_apart(x, self.width // self.config.heads)
         return mask_for(batch, causal=self.causal, apart=apart)
 

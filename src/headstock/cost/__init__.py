@@ -1,0 +1,1 @@
+"""Parameter, FLOP and memory formulas."""

@@ -1,0 +1,39 @@
+"""How long it takes before the work begins: the command line's answer, and the token store."""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from headstock.data.corpus import read_corpus
+from headstock.data.sampling import first
+from headstock.data.token_store import build_stores
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.experiments.bench.measurement import Measured
+from headstock.experiments.bench.synthetic_data import write_text
+
+
+def starting(device: torch.device, *, quick: bool) -> list[Measured]:
+    """`headstock --help`, in a process of its own."""
+    times = []
+    for _ in range(2 if quick else 7):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "headstock", "--help"], check=True, stdout=subprocess.DEVNULL)
+        times.append(time.perf_counter() - began)
+    return [Measured("headstock --help", statistics.median(times), "s")]
+
+
+def storing(device: torch.device, *, quick: bool) -> list[Measured]:
+    """Text read, deduplicated, split, tokenized and written."""
+    megabytes = 0.3 if quick else 20
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = read_corpus(write_text(Path(folder) / "text.txt", megabytes), documents="line")
+        tokenizer = train_tokenizer(first(corpus, 2000 if quick else 30_000), TokenizerSettings(vocabulary=8000))
+        began = time.perf_counter()
+        build_stores(corpus, tokenizer, cache=Path(folder) / "cache")
+        taken = time.perf_counter() - began
+    return [Measured("building a token store", megabytes / taken, "MB/s")]

@@ -1,0 +1,262 @@
+"""One cell of a comparison: an arm, so many labels, one seed. Made once, then read from its file."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstock import __version__, config
+from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer
+from headstock.experiments.arms import Arm
+from headstock.experiments.error_analysis import reliability
+from headstock.experiments.error_report import confidences, tell
+from headstock.experiments.tfidf import Baseline
+from headstock.intervals import macro_f1
+from headstock.io import sha256, write_json
+from headstock.tasks.class_labels import label_numbers
+from headstock.tasks.classify import Classify
+from headstock.tasks.labelled import LabelledTask, Statistics, Tally, share
+from headstock.train.distributed import World
+from headstock.train.finetune import keep_fitted, sizes
+from headstock.train.finetune_config import gather_config, settle
+from headstock.train.fit import Data, Fitted, fit
+from headstock.train.labelled_data import Splits, subset
+from headstock.train.loop import Watch
+from headstock.train.pretrain import source_weights
+from headstock.train.run_folder import Run
+from headstock.train.settings import RunConfig
+
+DIGITS = 5  # of probabilities in a cell's file
+SHARED = ("classes", "separator", "unanswerable")  # what the whole training file says, also to a cell of few rows
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all cells share: the rows, what they are measured on, and common settings."""
+
+    task: type[LabelledTask]
+    splits: Splits
+    measured: Records  # labelled: the test rows, or the validation rows where those have no labels
+    config: Any  # the task's settings that are the same for all, such as the classes
+    settings: dict[str, Any]  # of every arm that is fine-tuned
+    folder: Path
+    world: World
+    judge: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
+    columns: tuple[str, ...] = ()  # what the files call them
+
+    @property
+    def unlabelled(self) -> Records | None:
+        """Test rows to predict."""
+        test = self.splits.test
+        return test if test is not None and not test.labelled else None
+
+    @property
+    def measured_is_valid(self) -> bool:
+        return self.splits.test is None or not self.splits.test.labelled
+
+    def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
+        """The same training rows for every arm, and at most as many to choose the epoch by: those are labels too."""
+        train, valid = self.splits.train, self.splits.valid
+        return subset(train, labels, seed=seed), subset(valid, min(labels, len(valid)), seed=seed)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell is in the grid."""
+
+    arm: Arm
+    labels: int
+    seed: int
+    shown: bool  # its mistakes are explained and its model is kept
+
+    @property
+    def file(self) -> str:
+        return f"{self.arm.name}-{self.labels}".replace(" ", "-").replace("/", "-")
+
+
+def cell(ground: Ground, place: Place, watch: Sequence[Watch]) -> tuple[dict[str, Any], bool]:
+    """A cell from its file, or made now; and whether it was made now."""
+    path = ground.folder / "cells" / f"{place.file}-{place.seed}.json"
+    train, valid = ground.rows(place.labels, place.seed)
+    chosen = settings_of(ground, place, train)
+    key = fingerprint(ground, place, chosen, train, valid)
+    if (kept := read(path)).get("key") == key and (kept["shown"] or not place.shown):
+        return kept, False
+    began = time.monotonic()
+    made = (
+        baseline(ground, place, train, valid) if chosen is None else trained(ground, place, chosen, train, valid, watch)
+    )
+    made |= {"seconds": round(time.monotonic() - began, 3), "key": key, "shown": place.shown}
+    made |= {"arm": place.arm.name, "labels": place.labels, "seed": place.seed}
+    write_json(path, made)
+    return made, True
+
+
+def settings_of(ground: Ground, place: Place, train: Records) -> RunConfig | None:
+    """What a fine-tuned cell is made with; none for TF-IDF, which has no settings."""
+    if place.arm.run is None:
+        return None
+    given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
+    shared = {name: getattr(ground.config, name, None) for name in SHARED}
+    given |= {f"task.{name}": config.plain(value) for name, value in shared.items() if value}
+    given |= {"data.train": ground.splits.train.source, "data.columns": list(ground.columns)}
+    return settle(gather_config(place.arm.run, ground.task.name, None, given), train)
+
+
+def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: Records, valid: Records) -> str:
+    """Changes with anything that could change the cell: rows, settings, weights."""
+    run, settings = place.arm.run, None if chosen is None else chosen.plain()
+    if settings is not None:
+        settings["transfer"].pop("run")  # a run that was moved is the same run
+        settings["data"].pop("train")
+        settings["data"].pop("columns")  # the rows themselves are in the key
+    parts = {
+        "version": __version__,
+        "rows": Splits(train, valid, ground.measured).fingerprint(),
+        "unlabelled": ground.unlabelled.columns if ground.unlabelled else None,
+        "task": [ground.task.name, config.plain(ground.config)],
+        "settings": settings,
+        "tokenizer": run.data()["tokenizer"] if run else None,
+        "weights": sha256(run.weights_file) if run and place.arm.kind != "scratch" else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def scores(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+    """What a cell says of the measured rows."""
+    of_classes = isinstance(task, Classify)
+    kept = list(rounded(np.stack(outputs))) if of_classes else outputs  # near ties count as they are kept
+    tallies, sure = task.tallies(data, kept), confidences(task, data, kept)
+    found = task.extras(data, kept) | {name: share(tally) for name, tally in tallies.items()}
+    if (numbers := task.class_numbers(data, kept)) is not None:
+        found["macro_f1"] = macro_f1(*numbers)
+    return {
+        "score": found[task.headline],
+        "accuracy": found.get("accuracy", found.get("exact_match")),  # a translation has neither
+        **{name: found[name] for name in tallies},
+        "macro_f1": found.get("macro_f1"),
+        "loss": task.extras(data, outputs).get("loss"),  # rounded, the improbable were impossible
+        "ece": None if sure is None else reliability(*sure)["ece"],
+        "tallies": {name: kept_tally(tally) for name, tally in tallies.items()},
+        "probabilities": np.stack(kept).tolist() if of_classes else None,
+    }
+
+
+def kept_tally(tally: Tally) -> list[list[float]]:
+    """As text: a numerator and a denominator for each row, or the counts of each row."""
+    return [brief(values) for values in (tally.values if isinstance(tally, Statistics) else tally)]
+
+
+def rounded(probabilities: np.ndarray) -> np.ndarray:
+    return probabilities.astype(np.float64).round(DIGITS)
+
+
+def brief(values: np.ndarray) -> list[float]:
+    """Whole numbers as such, others rounded: a cell is kept as text."""
+    return [int(value) if value == int(value) else round(float(value), DIGITS) for value in values]
+
+
+def baseline(ground: Ground, place: Place, train: Records, valid: Records) -> dict[str, Any]:
+    """TF-IDF and a linear classifier, on the words as a person reads them."""
+    task = ground.judge
+    assert isinstance(task, Classify)
+    known = [label_numbers(rows, ground.config) for rows in (train, valid, ground.measured)]
+    fitted = Baseline(ground.config.classes).fit(
+        told_apart(train), known[0], told_apart(valid), known[1], seed=place.seed
+    )
+    found = fitted.probabilities(told_apart(ground.measured))
+    data = Known(known[2])
+    made = {
+        **scores(task, data, list(found)),
+        "valid_score": fitted.valid_accuracy,
+        "best_epoch": None,
+        "tokens_per_second": None,
+        "chosen": fitted.chosen,
+        "epochs": [],
+        "parameters": None,
+        "predicted": None,
+    }
+    if ground.unlabelled is not None:
+        made["predicted"] = task.predictions(None, list(rounded(fitted.probabilities(told_apart(ground.unlabelled)))))
+    if place.shown:
+        made["told"] = tell(task, ground.measured, data, list(rounded(found)))
+    return made
+
+
+@dataclass(frozen=True)
+class Known:
+    """Rows that are not cut into tokens, as TF-IDF reads them: their labels alone."""
+
+    labels: np.ndarray
+
+
+def told_apart(records: Records) -> list[Any]:
+    """Texts as a person reads them; the two of a pair stay two."""
+    columns = records.columns
+    return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.plain
+
+
+def trained(
+    ground: Ground, place: Place, chosen: RunConfig, train: Records, valid: Records, watch: Sequence[Watch]
+) -> dict[str, Any]:
+    """A fine-tuned model, measured and, where it is to be shown, explained and kept."""
+    run = place.arm.run
+    assert run is not None
+    tokenizer = run.tokenizer()
+    task = ground.task(chosen.task, tokenizer)
+    data = Data(task.prepare(train), task.prepare(valid))
+    weights = None if place.arm.kind == "scratch" else source_weights(run)
+    fitted = fit(chosen, tokenizer, weights, data, run=None, world=ground.world, watch=watch)
+    measured = task.prepare(ground.measured)
+    found = fitted.outputs(measured, dtype=chosen.train.dtype)
+    predicted = None
+    if ground.unlabelled is not None:
+        rows = task.prepare(ground.unlabelled)
+        predicted = task.predictions(rows, fitted.outputs(rows, dtype=chosen.train.dtype))
+    made = {
+        **scores(task, measured, found),
+        "valid_score": valid_score(fitted, data.valid, chosen),
+        "best_epoch": fitted.best_epoch,
+        "tokens_per_second": None if chosen.transfer.freeze else speed(fitted),  # frozen, no token is read in training
+        "chosen": None,
+        "epochs": fitted.epochs,
+        "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze),
+        "predicted": predicted,
+    }
+    if place.shown:
+        made["told"] = tell(task, ground.measured, measured, found, model=fitted.model, length=fitted.length)
+        keep(ground, place, chosen, tokenizer, fitted, Splits(train, valid, None))
+    return made
+
+
+def valid_score(fitted: Fitted, valid: Any, chosen: RunConfig) -> float:
+    """Of the epoch that was chosen; what is not known of every epoch is measured again."""
+    if fitted.task.headline == "accuracy":
+        return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.progress.best_step)
+    found = fitted.outputs(valid, dtype=chosen.train.dtype)
+    return share(fitted.task.tallies(valid, found)[fitted.task.headline])
+
+
+def speed(fitted: Fitted) -> float:
+    """Tokens a second while it trained."""
+    return round(fitted.progress.tokens / max(1e-9, fitted.progress.seconds - fitted.progress.aside), 1)
+
+
+def keep(ground: Ground, place: Place, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits) -> None:
+    """The model as a run of its own, so that it can be used."""
+    run = Run(ground.folder / "runs" / place.file)
+    keep_fitted(run, chosen, tokenizer, fitted, splits, ground.world)

@@ -1,0 +1,153 @@
+"""Texts as a run reads them, with the marks of its task, for those who want to see what it does with them.
+
+B rows, T tokens, S tokens of the source.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headstock.data.formats import PLAIN, source_of
+from headstock.data.mask_gaps import MASK, Spelling
+from headstock.data.records import Records, stream_texts
+from headstock.data.tokenizer import Tokenizer
+from headstock.errors import UserError
+from headstock.explain.targets import ENDLESS, check_length, check_texts, row_of
+from headstock.inference.pipeline import Loaded
+from headstock.inference.predict import outputs
+from headstock.inference.translate import spelled
+from headstock.inference.windowing import batch_of, marks_of
+from headstock.model.batch import Batch
+from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.teacher_forcing import forced
+from headstock.tasks.translate import Sentences, Translate
+from headstock.train.loop import row_length
+
+AT_ONCE = 16  # texts of a file that are read together
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One text as a row, and its tokens as a person reads them."""
+
+    batch: Batch
+    tokens: list[str]  # T
+    source: list[str] = field(default_factory=list)  # S, of an encoder-decoder
+    notes: list[str] = field(default_factory=list)  # what a reader should know of how the text was read
+
+
+def show(loaded: Loaded, texts: Sequence[str], *, target: str | None = None, left_to_right: bool = False) -> Shown:
+    """One text, whole; an encoder-decoder's beside what it writes, or beside `target`."""
+    check_texts(loaded, texts)
+    task, backbone = loaded.task, loaded.model.backbone
+    if target is not None and not backbone.reads_source:
+        raise UserError(f"{loaded.run}: reads one text and writes none beside it, so --target has no meaning")
+    if left_to_right and not task.generates:
+        raise UserError(f"{loaded.run}: did not learn to generate, so it never reads a text with --left-to-right")
+    if isinstance(task, LabelledTask):
+        data = task.prepare(Records("text", [1], task.columns_of([row_of(task, texts)])), labelled=False)
+        notes = written(loaded, task, data, target) if isinstance(task, Translate) else []
+        batch = task.examples(data, length=ENDLESS).batch([0])
+    elif backbone.reads_source:
+        batch, notes = repaired(loaded, texts[0], target)
+    else:
+        around = marks_of(task, loaded.tokenizer, left_to_right=left_to_right or backbone.causal)
+        batch, notes = Batch(torch.tensor([around.around(cut(loaded, texts[0]))])), []
+    if left_to_right and not backbone.causal:
+        batch = replace(batch, causal=True)
+    for part in filter(None, (batch.source, batch)):
+        check_length(loaded, part.tokens.size(1))
+    named = spelled(loaded.tokenizer, batch.tokens[0].tolist())
+    source = [] if batch.source is None else spelled(reader(loaded), batch.source.tokens[0].tolist())
+    return Shown(batch.to(loaded.model.device), named, source, notes)
+
+
+def reader(loaded: Loaded) -> Tokenizer:
+    """What cuts the texts that an encoder-decoder reads."""
+    return loaded.tokenizer.source or loaded.tokenizer
+
+
+def cut(loaded: Loaded, text: str) -> list[int]:
+    """A text as tokens; [MASK] is one where the run learned to fill it."""
+    tokenizer = reader(loaded)
+    if tokenizer.mask is not None and MASK in text and (loaded.task.fills or loaded.task.needs_source):
+        return Spelling(tokenizer).cut(text)[0]
+    if not (ids := tokenizer.encode(text)):
+        raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
+    return ids
+
+
+def written(loaded: Loaded, task: Translate, data: Sentences, target: str | None) -> list[str]:
+    """Put beside a source what is to be written: as given, or as the run itself translates it."""
+    check_length(loaded, len(data.sources[0]) + 1)
+    if target is not None:
+        data.targets = [loaded.tokenizer.encode(target)]
+        return ["the target was given, so the decoder reads it as if it had written it"]
+    (found,) = outputs(loaded.model, task, data, length=row_length(loaded.model, loaded.config.train))
+    data.targets = [[int(token) for token in found]]
+    return [f"its translation: {task.predictions(data, [found])[0]['text']}"]
+
+
+def repaired(loaded: Loaded, text: str, target: str | None) -> tuple[Batch, list[str]]:
+    """A text to be repaired beside the whole one, for an encoder-decoder that learned nothing else yet."""
+    task: Any = loaded.task
+    if target is None and MASK in text:
+        raise UserError(f"{loaded.run}: what stands behind {MASK} is not known; give the whole text as --target")
+    wanted = loaded.tokenizer.encode(text if target is None else target)
+    marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
+    notes = ["this run repairs texts: the decoder is shown the whole text"] if target is None else []
+    return forced([(cut(loaded, text), wanted)], **marks, length=ENDLESS), notes
+
+
+# A whole file
+
+
+def show_file(loaded: Loaded, file: str, *, rows: int | None = None) -> Iterator[Batch]:
+    """The rows of a file, some at a time; of a text that does not fit into a row, what the run reads of it."""
+    task, length = loaded.task, row_length(loaded.model, loaded.config.train)
+    if isinstance(task, LabelledTask):
+        for records in labelled_rows(loaded, file, rows):
+            translated = isinstance(task, Translate) and task.target in records.columns
+            data = task.prepare(records, labelled=translated)
+            if isinstance(task, Translate) and data.targets is None:
+                found = outputs(loaded.model, task, data, length=length)
+                data.targets = [[int(token) for token in row] for row in found]
+            yield task.examples(data, length=length).batch(range(len(records))).to(loaded.model.device)
+        return
+    for texts in in_parts(islice((text for _, text in stream_texts(file) if text.strip()), rows)):
+        yield together(loaded, texts, loaded.model.backbone.context or length)
+
+
+def labelled_rows(loaded: Loaded, file: str, rows: int | None) -> Iterator[Records]:
+    """The rows of a file as the run's task has them; sentences to be translated may stand there one a line."""
+    task, known = loaded.labelled(), source_of(Path(file))
+    lines = isinstance(task, Translate) and (file == "-" or (known is not None and known.format == PLAIN))
+    found = (text for _, text in stream_texts(file)) if lines else loaded.rows_of(file)
+    if isinstance(found, Records):
+        some = range(len(found))[:rows]
+        yield from (found.select(some[at : at + AT_ONCE]) for at in range(0, len(some), AT_ONCE))
+        return
+    for part in in_parts(islice((text for text in found if text.strip()), rows)):
+        yield Records("text", list(range(1, len(part) + 1)), task.columns_of(part))
+
+
+def in_parts(texts: Iterable[Any]) -> Iterator[list[Any]]:
+    waiting = iter(texts)
+    while part := list(islice(waiting, AT_ONCE)):
+        yield part
+
+
+def together(loaded: Loaded, texts: Sequence[str], length: int) -> Batch:
+    """Texts of a language model as one batch, each cut to what fits."""
+    task: Any = loaded.task
+    cuts = loaded.tokenizer.encode_batch(texts)
+    if loaded.model.backbone.reads_source:
+        marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
+        return forced([(ids, ids) for ids in cuts], **marks, length=length).to(loaded.model.device)
+    marks_around = marks_of(task, loaded.tokenizer, left_to_right=loaded.model.backbone.causal)
+    room = marks_around.room(length)
+    return batch_of([marks_around.around(ids[:room]) for ids in cuts], marks_around.filler, loaded.model.device)

@@ -1,0 +1,293 @@
+"""What a run can be asked, and how likely each answer is: a class, a next token, a masked word, a translation.
+
+N texts, C classes, V vocabulary, T tokens.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.data.mask_gaps import MASK, Gap, Spelling
+from headstock.data.records import Records
+from headstock.errors import UserError
+from headstock.explain.targets import check_fits, check_length, class_number, masks_in, row_of
+from headstock.inference import attribution
+from headstock.inference.attribution import blank_embedding, path_weights, token_weights
+from headstock.inference.pipeline import Loaded
+from headstock.inference.predict import outputs
+from headstock.inference.translate import spelled
+from headstock.inference.windowing import Marks, batch_of, in_batches, marks_of
+from headstock.model.backbones.encoder_decoder import Seq2Seq
+from headstock.model.batch import IGNORE, Batch
+from headstock.model.model import Model
+from headstock.tasks.classify import Classify
+from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.translate import Translate
+from headstock.train.loop import row_length
+
+
+class Case(ABC):
+    """One kind of question that a run can be asked."""
+
+    kind: str
+    notes: list[str]
+
+    @abstractmethod
+    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        """(N, C) or (N, V): how likely each answer is for each variant of the texts."""
+
+    @abstractmethod
+    def choose(self, label: str | None, chances: np.ndarray) -> int:
+        """The answer that is explained: the one asked for, or the likeliest."""
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """An answer as people read it."""
+
+    @abstractmethod
+    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
+        """Each token of the texts and its weight."""
+
+    def likeliest(self, chances: np.ndarray, number: int) -> list[int]:
+        return np.argsort(-chances, kind="stable")[:number].tolist()
+
+    def closed(self, text: str) -> list[tuple[int, int]]:
+        """Characters that are no words of the text, such as a mask."""
+        return []
+
+
+def case_of(loaded: Loaded, texts: list[str], at: int | None, label: str | None) -> Case:
+    task = loaded.task
+    if at is not None and not (task.fills and MASK in texts[0]):
+        raise UserError(f"{loaded.run}: --at says which {MASK} is explained, and there is none to fill in")
+    if isinstance(task, Classify):
+        return Classes(loaded, texts)
+    if isinstance(task, Translate):
+        return Translation(loaded, texts, label)
+    if isinstance(task, LabelledTask):
+        able = "classifiers, translators and language models"
+        raise UserError(f"{loaded.run}: is a {task.title}; predictions are explained of {able}")
+    if task.fills and MASK in texts[0]:
+        return Masked(loaded, texts[0], at or 1)
+    if task.generates:
+        return Next(loaded, texts[0])
+    if task.fills:
+        raise UserError(f'{loaded.run}: tells hidden words; write {MASK} for one, as in "It was {MASK}."')
+    loaded.need("generates", "tell the next token")
+    raise AssertionError("what does not generate was refused")
+
+
+class Classes(Case):
+    """Which class a text, or a pair of texts, is of."""
+
+    kind = "class"
+
+    def __init__(self, loaded: Loaded, texts: list[str]):
+        self.loaded, self.task, self.notes = loaded, loaded.classifier(), []
+        self.length = row_length(loaded.model, loaded.config.train)
+        self.data = self.prepared([texts])
+        check_fits(loaded, self.task, self.data)
+
+    def prepared(self, variants: Sequence[Sequence[str]]) -> Any:
+        columns = self.task.columns_of([row_of(self.task, texts) for texts in variants])
+        return self.task.prepare(Records("text", list(range(1, len(variants) + 1)), columns), labelled=False)
+
+    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        model, dtype = self.loaded.model, self.loaded.config.train.dtype
+        return np.stack(outputs(model, self.task, self.prepared(variants), length=self.length, dtype=dtype))
+
+    def choose(self, label: str | None, chances: np.ndarray) -> int:
+        return int(chances.argmax()) if label is None else class_number(self.loaded, label)
+
+    def name(self, number: int) -> str:
+        return self.task.config.classes[number]
+
+    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
+        model, task = self.loaded.model, self.task
+        return token_weights(model, task, self.data, 0, target=target, length=self.length, averaged=averaged)
+
+
+class OfTokens(Case):
+    """What a language model puts at one place."""
+
+    causal: bool
+    text: str
+    marks: Marks
+
+    def __init__(self, loaded: Loaded):
+        self.loaded, self.model, self.tokenizer, self.notes = loaded, loaded.model, loaded.tokenizer, []
+        self.unspoken = loaded.unspoken()  # entries that are no answer
+
+    @abstractmethod
+    def row(self, text: str) -> tuple[list[int], int]:
+        """What the model is shown, and the place whose vector tells the answer."""
+
+    @torch.no_grad()
+    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        rows = [self.row(text) for (text,) in variants]
+        found = []
+        for part in in_batches(rows, lambda row: len(row[0]), self.model.device):
+            batch = batch_of([shown for shown, _ in part], self.marks.filler, self.model.device, causal=self.causal)
+            places = torch.tensor([place for _, place in part], device=self.model.device)
+            hidden = self.model(batch).hidden[torch.arange(len(part), device=self.model.device), places]
+            found.append(self.model.heads["token"](hidden).float().softmax(-1).cpu().numpy())  # (n, V)
+        return np.concatenate(found)
+
+    def likeliest(self, chances: np.ndarray, number: int) -> list[int]:
+        spoken = chances.copy()
+        spoken[list(self.unspoken)] = -1.0
+        return super().likeliest(spoken, number)
+
+    def choose(self, label: str | None, chances: np.ndarray) -> int:
+        if label is None:
+            return self.likeliest(chances, 1)[0]
+        pieces = self.pieces_of(label)
+        if not pieces or self.tokenizer.unknown in pieces:
+            raise UserError(f"{self.loaded.run}: --label {label!r}: this tokenizer cannot write it")
+        if len(pieces) > 1:
+            first = spelled(self.tokenizer, pieces[:1])[0]
+            self.notes.append(f"{label!r} is {len(pieces)} tokens; what is explained is the first, {first!r}")
+        return pieces[0]
+
+    @abstractmethod
+    def pieces_of(self, word: str) -> list[int]:
+        """A word as the tokens that would stand at the place."""
+
+    def name(self, number: int) -> str:
+        return spelled(self.tokenizer, [number])[0]
+
+    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
+        steps = attribution.STEPS if averaged else 1
+        shown, place = self.row(self.text)
+        batch = batch_of([shown] * steps, self.marks.filler, self.model.device, causal=self.causal)
+        fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)
+        first, last = len(self.marks.before), len(shown) - len(self.marks.after)
+        fixed[:, :first] = fixed[:, last:] = True
+
+        def score(model: Model, batch: Batch) -> Tensor:
+            logits = model.heads["token"](model(batch).hidden[:, place])  # (steps, V)
+            return logits[:, target] - logits.mean(1)
+
+        blank = blank_embedding(self.model, self.loaded.task, left_to_right=self.causal)
+        (found,) = path_weights(self.model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged)
+        values = found[first:last].tolist()
+        return [(self.tokenizer.token(token), value) for token, value in zip(shown[first:last], values, strict=True)]
+
+
+class Next(OfTokens):
+    """Which token follows a text."""
+
+    kind = "next token"
+    causal = True
+
+    def __init__(self, loaded: Loaded, text: str):
+        super().__init__(loaded)
+        self.text, self.marks = text, marks_of(loaded.task, loaded.tokenizer, left_to_right=True)
+        check_length(loaded, len(self.row(text)[0]))
+
+    def row(self, text: str) -> tuple[list[int], int]:
+        shown = self.marks.around(self.tokenizer.encode(text))
+        return shown, len(shown) - 1
+
+    def pieces_of(self, word: str) -> list[int]:
+        before = self.tokenizer.encode(self.text)
+        spaced = word if self.text.endswith((" ", "\n")) or word.startswith(" ") else f" {word}"
+        whole = self.tokenizer.encode(self.text + spaced)
+        return whole[len(before) :] if whole[: len(before)] == before else self.tokenizer.encode(spaced)
+
+
+class Masked(OfTokens):
+    """Which word stands behind a mask; other masks stay masks."""
+
+    kind = "masked word"
+    causal = False
+
+    def __init__(self, loaded: Loaded, text: str, at: int):
+        super().__init__(loaded)
+        self.text, self.marks, self.spelling = text, marks_of(loaded.task, loaded.tokenizer), Spelling(loaded.tokenizer)
+        if self.tokenizer.end is not None:
+            self.unspoken = [*self.unspoken, self.tokenizer.end]
+        masks = len(masks_in(text, self.spelling.masks))
+        if not 1 <= at <= masks:
+            raise UserError(f"{loaded.run}: --at {at}: the text has {masks} {MASK}")
+        self.at = at - 1
+        check_length(loaded, len(self.row(text)[0]))
+        if masks > 1:
+            self.notes.append(f"explained is {MASK} number {at} of {masks}; the others stay hidden")
+
+    def gap(self, text: str) -> tuple[list[int], Gap]:
+        ids, gaps = self.spelling.cut(text)
+        return ids, gaps[self.at]
+
+    def row(self, text: str) -> tuple[list[int], int]:
+        ids, gap = self.gap(text)
+        return self.marks.around(ids), gap.place + len(self.marks.before) - self.loaded.task.shift
+
+    def pieces_of(self, word: str) -> list[int]:
+        return self.spelling.in_place(self.gap(self.text)[1], word)
+
+    def closed(self, text: str) -> list[tuple[int, int]]:
+        return masks_in(text, self.spelling.masks)
+
+
+class Translation(Case):
+    """Why a translation, the run's own or a given one, is likely: what the words of its source weigh."""
+
+    kind = "translation"
+
+    def __init__(self, loaded: Loaded, texts: list[str], label: str | None):
+        self.loaded, self.task, self.model = loaded, loaded.translator(), loaded.model
+        self.length = row_length(loaded.model, loaded.config.train)
+        self.target = loaded.translate(texts[0])[0] if label is None else label
+        if not self.target.strip():
+            raise UserError(f"{loaded.run}: says nothing of this text; give a translation with --label")
+        self.source = self.prepared([texts])
+        check_fits(loaded, self.task, self.source)
+        self.notes = ["a translation's probability is the mean of its tokens' (geometric)"]
+
+    def prepared(self, variants: Sequence[Sequence[str]]) -> Any:
+        rows = {"source": [text for (text,) in variants], "target": [self.target] * len(variants)}
+        return self.task.prepare(Records("text", list(range(1, len(variants) + 1)), rows))
+
+    def likelihoods(self, model: Model, batch: Batch) -> Tensor:
+        """(N,) the log-probability of the translation, all its tokens together."""
+        labels = batch.labels["token"]
+        scores = model.heads["token"](model(batch).hidden).log_softmax(-1)
+        told = scores.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
+        return told.masked_fill(labels == IGNORE, 0).sum(1)
+
+    @torch.no_grad()
+    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        examples = self.task.examples(self.prepared(variants), length=self.length)
+        found = []
+        for part in in_batches(range(len(variants)), lambda row: self.length, self.model.device):
+            batch = examples.batch(part).to(self.model.device)
+            count = (batch.labels["token"] != IGNORE).sum(1)
+            found.append((self.likelihoods(self.model, batch) / count).exp().cpu().numpy()[:, None])
+        return np.concatenate(found)
+
+    def choose(self, label: str | None, chances: np.ndarray) -> int:
+        return 0
+
+    def name(self, number: int) -> str:
+        return self.target
+
+    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
+        steps = attribution.STEPS if averaged else 1
+        batch = self.task.examples(self.source, length=self.length).batch([0] * steps).to(self.model.device)
+        assert batch.source is not None
+        tokens = batch.source.tokens
+        fixed = torch.zeros_like(tokens, dtype=torch.bool)
+        fixed[:, -1] = True  # the end mark
+        blank = cast(Seq2Seq, self.model.backbone).encoder.tokens.weight.detach().mean(0)
+        (found,) = path_weights(
+            self.model, batch, self.likelihoods, blank=blank, steps=steps, fixed=fixed, averaged=averaged
+        )
+        return [
+            (self.task.reader.token(token), value)
+            for token, value in zip(tokens[0, :-1].tolist(), found[:-1].tolist(), strict=True)
+        ]

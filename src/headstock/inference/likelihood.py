@@ -1,0 +1,124 @@
+"""How likely texts are: each token given those before it, or given all others (pseudo-log-likelihood).
+
+B rows, T places in a row, N places that are scored, D width, V vocabulary. Always in single precision: small
+differences count here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.inference.windowing import Marks, batch_of, in_batches, parts
+from headstock.kernels.backends import fast_products
+from headstock.model.model import Model
+
+Kind = Literal["log-likelihood", "pseudo-log-likelihood"]
+SCORES = 1 << 24  # numbers that the widest layer makes at once
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a text is; natural logarithms."""
+
+    text: str
+    log_likelihood: float
+    tokens: list[tuple[str, float]]  # each token and its part in the sum
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A row as the model is shown it, where in it tokens are told, and which ones are asked for there."""
+
+    shown: list[int]
+    places: Sequence[int]  # whose vectors the head is given
+    wanted: Sequence[int]  # a token for each of them
+    text: int  # which text it is of
+    first: int  # where in that text the asked tokens begin
+
+
+def token_likelihoods(
+    model: Model,
+    texts: Sequence[Sequence[int]],
+    *,
+    marks: Marks,
+    length: int,
+    mask: int | None = None,
+    shift: int = 0,
+    watch: Callable[[float], None] | None = None,
+) -> list[np.ndarray]:
+    """The log-probability of every token of every text, in their order.
+
+    Without `mask` texts are read left to right, each token being told by those before it. With it, each token is
+    hidden alone behind `mask` and told from both sides, `shift` places before it (Salazar et al. 2020). `watch` hears
+    the share of the tokens that is done.
+    """
+    found = [np.zeros(len(text)) for text in texts]
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # the longest first, so that memory peaks early
+    rows = (
+        row
+        for i in order
+        for row in (
+            left_to_right(i, texts[i], marks, length)
+            if mask is None
+            else one_hidden(i, texts[i], marks, length, mask=mask, shift=shift)
+        )
+    )
+    done, total = 0, sum(map(len, texts))
+    for batch in in_batches(rows, lambda row: len(row.shown), model.device):
+        values = asked_likelihoods(model, batch, filler=marks.filler, causal=mask is None)
+        for row, told in zip(batch, values, strict=True):
+            found[row.text][row.first : row.first + len(told)] = told
+            done += len(told)
+        if watch is not None and total:
+            watch(done / total)
+    return found
+
+
+def left_to_right(number: int, text: Sequence[int], marks: Marks, length: int) -> Iterator[Asked]:
+    """A text after its opening mark; a long one in overlapping rows, each token after half a row at least."""
+    shown = [*marks.before, *text]
+    lead = len(marks.before)
+    for part in parts(len(text), length - lead + 1, ahead=False):
+        places = range(part.first - part.begin + lead - 1, part.last - part.begin + lead - 1)
+        # a row that begins inside the text has no opening mark, but as many of the text's tokens in its place
+        yield Asked(shown[part.begin : part.end + lead - 1], places, text[part.first : part.last], number, part.first)
+
+
+def one_hidden(
+    number: int, text: Sequence[int], marks: Marks, length: int, *, mask: int, shift: int
+) -> Iterator[Asked]:
+    """One row for each token of a text, in which it alone is hidden; made as they are asked for, for they are many."""
+    for part in parts(len(text), marks.room(length), ahead=True):
+        row = marks.around(text[part.begin : part.end])
+        for place in range(part.first, part.last):
+            at = place - part.begin + len(marks.before)
+            yield Asked([*row[:at], mask, *row[at + 1 :]], [at - shift], [text[place]], number, place)
+
+
+@torch.inference_mode()
+@fast_products()
+def asked_likelihoods(model: Model, rows: Sequence[Asked], *, filler: int, causal: bool) -> list[np.ndarray]:
+    """The log-probability of each asked token, row by row; only the places that are asked pass through the head."""
+    batch = batch_of([row.shown for row in rows], filler, model.device, causal=causal)
+    counts = [len(row.places) for row in rows]
+    owners = torch.repeat_interleave(torch.tensor(counts)).to(model.device)
+    places = torch.tensor([place for row in rows for place in row.places], dtype=torch.long, device=model.device)
+    wanted = torch.tensor([token for row in rows for token in row.wanted], dtype=torch.long, device=model.device)
+    hidden = model(batch).hidden[owners, places]  # (B, T, D) -> (N, D)
+    told = likelihoods(model, hidden, wanted).cpu().double().numpy()
+    return np.split(told, np.cumsum(counts)[:-1])
+
+
+def likelihoods(model: Model, hidden: Tensor, wanted: Tensor) -> Tensor:
+    """(N, D) vectors and (N,) tokens -> (N,) how likely those tokens are there."""
+    head = model.heads["token"]
+    step = max(1, SCORES // model.backbone.config.vocabulary)
+    found = [hidden.new_zeros(0)]
+    for at in range(0, len(hidden), step):
+        scores = head(hidden[at : at + step]).float()  # (N, V)
+        found.append(scores.gather(1, wanted[at : at + step, None]).squeeze(1) - scores.logsumexp(1))
+    return torch.cat(found)

@@ -1,0 +1,478 @@
+"""A run opened for use: text in, text and numbers out."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headstock.data import formats
+from headstock.data.corpus import read_corpus
+from headstock.data.formats import source_of
+from headstock.data.minimal_pairs import read_pairs
+from headstock.data.records import LABEL, Records, find_file, is_table, parse_columns, stream_texts
+from headstock.data.token_store import build_store
+from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.beam_search import Hypothesis, beam_search, check_beams
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
+from headstock.errors import UserError, WorkError
+from headstock.inference.embed import check_pool, embed
+from headstock.inference.fill_mask import Filled, Filler
+from headstock.inference.inputs import all_texts, described, each_row, each_text
+from headstock.inference.likelihood import Kind, Score, token_likelihoods
+from headstock.inference.minimal_pairs import measure_pairs
+from headstock.inference.predict import outputs, prepared_ahead, together
+from headstock.inference.text_streamer import Writer
+from headstock.inference.translate import Alignment, align, prepared, translations
+from headstock.inference.windowing import cutters, marks_of
+from headstock.kernels.int8 import make_small
+from headstock.model.layer_features import check_layers, feature_width
+from headstock.model.model import Model
+from headstock.rng import number
+from headstock.tasks.answer import Answer
+from headstock.tasks.base import TASKS, Task
+from headstock.tasks.classify import Classify
+from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.translate import Translate
+from headstock.train.distributed import World, choose_device
+from headstock.train.evaluate import measure
+from headstock.train.labelled_data import read_splits, with_labels
+from headstock.train.loop import row_length
+from headstock.train.metrics import metrics_of
+from headstock.train.pretrain import load_model, prepare_again
+from headstock.train.run_folder import Run, check_tokenizers, open_run
+from headstock.train.settings import LabelledSettings, RunConfig, make_config
+from headstock.train.stream_prefetch import AT_ONCE, FIRST, growing, worked_ahead
+
+ROWS = 16  # texts read at once
+
+
+def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Loaded":
+    """Open a finished run; everything it can do is a method of what comes back.
+
+    With `int8` large products are made in 8 bits, on a CPU: nearly the same answers in about half the time.
+    """
+    found = open_run(run)
+    chosen = make_config(found.config())
+    tokenizer = found.tokenizer()
+    check_tokenizers(found, tokenizer)
+    where = choose_device(device)
+    models = []
+    for part in members(found, chosen):
+        model, task = load_model(part, chosen, tokenizer)
+        models.append(model.to(where).eval())
+        if int8:
+            make_small(model)
+    return Loaded(found, chosen, tokenizer, models, task)
+
+
+def members(run: Run, chosen: RunConfig) -> list[Run]:
+    """The runs whose weights make up a run: itself, or the models of an ensemble."""
+    count = chosen.transfer.ensemble if chosen.transfer else 1
+    return [run] if count == 1 else [run.member(number) for number in range(count)]
+
+
+@dataclass(frozen=True)
+class Generated:
+    text: str  # the prompt and what was made of it
+    ended: str  # "length", "end" or "stop"
+    slid: bool  # it outgrew the model's context, so that the model no longer saw its beginning
+
+
+class Loaded:
+    """What a run can do: generate, fill and score as a language model, predict as what it was fine-tuned for, embed."""
+
+    def __init__(self, run: Run, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
+        self.run, self.config, self.tokenizer, self.task = run, config, tokenizer, task
+        self.models, self.model = models, models[0]  # more than one in an ensemble, which only classifiers are
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop: Sequence[str] = (),
+        samples: int = 1,
+        seed: int = 0,
+        cache: bool = True,
+        stream: Callable[[str], None] | None = None,
+        beams: int | None = None,
+        length_penalty: float = 1.0,
+        no_repeat: int = 0,
+    ) -> list[Generated]:
+        """Continue each prompt, `samples` times. `stream` hears the first one's text as it grows.
+
+        With `beams` it is the likeliest text that so many rows side by side find, its log-probability divided by its
+        length to the power of `length_penalty`, in which no `no_repeat` tokens come twice in the same order.
+        """
+        self.need("generates", "generate text")
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        if max_tokens < 0 or samples < 1:
+            raise UserError(f"max_tokens must be 0 or more and samples 1 or more, not {max_tokens} and {samples}")
+        texts = [prompt for prompt in all_texts(prompts, "prompts") for _ in range(samples)]
+        prompted = self.tokenizer.encode_batch(texts)
+        marks = marks_of(self.task, self.tokenizer, left_to_right=True)
+        writers = [Writer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)]
+        rows = [marks.around(ids) for ids in prompted]
+        if beams is not None:
+            check_beams(sampling, samples=samples, stream=stream, cache=cache)
+            found = self.likeliest(
+                rows, beams=beams, max_tokens=max_tokens, length_penalty=length_penalty, no_repeat=no_repeat
+            )
+            return [
+                Generated(text + writer.finish(best.tokens), "stop" if writer.stops(best.tokens) else best.ended, False)
+                for text, writer, best in zip(texts, writers, found, strict=True)
+            ]
+        if length_penalty != 1.0 or no_repeat:
+            raise UserError("length_penalty and no_repeat are for a search with beams; say how many beams")
+        made = generate(
+            self.model,
+            rows,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            end=self.tokenizer.end,
+            seeds=[number(seed, i % samples, "sample") for i in range(len(texts))],
+            forbidden=self.unspoken(),
+            stop=(lambda row, tokens: writers[row].done(tokens)) if stop or stream else None,
+            cache=cache,
+        )
+        return [
+            Generated(text + writer.finish(row.tokens), row.ended, row.slid)
+            for text, writer, row in zip(texts, writers, made, strict=True)
+        ]
+
+    def likeliest(self, rows: Sequence[Sequence[int]], **options: Any) -> list[Hypothesis]:
+        """The best continuation that beam search finds for each row."""
+        end, forbidden, parts = self.tokenizer.end, self.unspoken(), range(0, len(rows), ROWS)
+        return [
+            found[0]
+            for at in parts
+            for found in beam_search(self.model, rows[at : at + ROWS], end=end, forbidden=forbidden, **options)
+        ]
+
+    def unspoken(self) -> list[int]:
+        """Entries that are never part of a text: special ones, and those the tokenizer does not have."""
+        t = self.tokenizer
+        special = {t.start, t.padding, t.unknown, t.cls, t.separator, t.mask} - {None, t.end}
+        return [*(i for i in special if i is not None), *range(t.vocabulary, self.config.model.vocabulary)]
+
+    def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[Score]:
+        """How likely each text is, and each of its tokens: see `likelihood_kind` for what that means."""
+        wanted = all_texts(texts)
+        found = self.finite(self.token_likelihoods(self.tokenizer.encode_batch(wanted), pseudo=pseudo))
+        return [
+            Score(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
+            for text, values in zip(wanted, found, strict=True)
+        ]
+
+    def likelihood_kind(self, pseudo: bool | None = None) -> Kind:
+        """How this run scores text: left to right where it can; `pseudo` asks for each token given all others."""
+        if pseudo:
+            self.need("fills", "tell a token from both its sides, which --pseudo asks for")
+        elif pseudo is False:
+            self.need("generates", "score text from left to right")
+        elif not (self.task.generates or self.task.fills):
+            if not isinstance(self.task, LabelledTask):
+                self.need("generates", "score text from left to right")
+            raise UserError(f"{self.run}: is no language model, so it cannot score text; name the run it was made from")
+        return "pseudo-log-likelihood" if pseudo or not self.task.generates else "log-likelihood"
+
+    def token_likelihoods(
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        pseudo: bool | None = None,
+        watch: Callable[[float], None] | None = None,
+    ) -> list[np.ndarray]:
+        """The log-probability of every token of every row; `watch` hears the share that is done."""
+        ahead = self.likelihood_kind(pseudo) == "pseudo-log-likelihood"
+        return token_likelihoods(
+            self.model,
+            rows,
+            marks=marks_of(self.task, self.tokenizer, left_to_right=not ahead),
+            length=row_length(self.model, self.config.train),
+            mask=self.tokenizer.mask if ahead else None,
+            shift=self.task.shift,
+            watch=watch,
+        )
+
+    def fill(
+        self, texts: str | Sequence[str], *, top: int = 5, pieces: int = 3, among: Sequence[str] = ()
+    ) -> list[Filled]:
+        """Words for every [MASK]: the `top` likeliest of up to `pieces` tokens each, or those given as `among`."""
+        self.need("fills", "fill in words")
+        if top < 1 or pieces < 1:
+            raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
+        marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
+        filler = Filler(self.model, self.tokenizer, marks=marks, length=length, shift=self.task.shift)
+        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in all_texts(texts)]
+
+    def embed(
+        self, texts: str | Sequence[str], *, layers: str = "last", pool: str | None = None
+    ) -> np.ndarray | list[np.ndarray]:
+        """(N, D) one vector a text; with pool "none" a list that has (T, D) for each text, one vector a token.
+
+        Without `pool` it is the mean where the model looks both ways, the last token where it looks back only.
+        """
+        found = list(self.embeddings(texts, layers=layers, pool=pool))
+        if check_pool(pool, self.model.backbone) == "none":
+            return found
+        width = feature_width(self.model.backbone.width, layers)
+        return np.stack(found) if found else np.zeros((0, width), dtype=np.float32)
+
+    def embeddings(
+        self, texts: str | Iterable[str], *, layers: str = "last", pool: str | None = None
+    ) -> Iterator[np.ndarray]:
+        """The same one by one, in the order of the texts, however many come."""
+        if len(self.models) > 1:
+            raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
+        if self.model.backbone.reads_source:
+            raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
+        how, most = check_pool(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
+        check_layers(layers, self.model.backbone.depth)
+        marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
+        cut, threads = self.tokenizer.encode_batch, cutters(self.model.device)
+        for rows in worked_ahead(cut, growing(each_text(texts), most=most), threads=threads):
+            yield from self.finite(embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how))
+
+    def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
+        """What the run's task says of each row: the class of a text, the tags of its words, the answer to a question.
+
+        A row is a text, for pairs `(text, text_b)`, for tags a list of words or a text, for answers
+        `{"question": ..., "context": ...}`.
+        """
+        return list(self.predictions(rows))
+
+    def predictions(self, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+        """The same one by one, in the order of the rows, however many come: a few thousand are read at a time.
+
+        While the model reads some, the next ones are cut into tokens.
+        """
+        return self.predicted_by(self.labelled(), rows)
+
+    def predicted_by(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+        """The same as a task of the run's kind says it, whose settings may be others."""
+        rows = rows if isinstance(rows, Records) else each_row(rows, task)
+        for data in prepared_ahead(rows, task, self.model.device):
+            yield from task.predictions(data, self.outputs(data))
+
+    def rows_of(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:
+        """What `predictions` takes, from a file such as the run was trained on or from standard input (`-`)."""
+        rows = self.numbered_rows(file, columns=columns)
+        return rows if isinstance(rows, Records) else (text for _, text in rows)
+
+    def numbered_rows(
+        self, file: str | Path, *, columns: dict[str, str] | None = None, skipped: list[int] | None = None
+    ) -> Iterator[tuple[int, str]] | Records:
+        """The rows of a file as texts with their lines, or as records where a row is more than a text.
+
+        Where `skipped` is a list, blank rows are left out; of texts, their lines are added to it.
+        """
+        task, named = self.labelled(), self.columns_for(file, columns)
+        if task.of_texts or str(file) == "-":
+            known = {name: column for name, column in (named or {}).items() if name != LABEL}
+            return stream_texts(file, columns=known, skipped=skipped)
+        skip = skipped is not None
+        return task.read_file(file, config=task.config, columns=named, insist=False, skip_blank=skip)
+
+    def columns_for(self, file: str | Path, columns: dict[str, str] | None = None) -> dict[str, str] | None:
+        """What a file calls the run's columns: as `columns` says, and else as the training file called them.
+
+        The run's own names hold for files of the same kind, and in a table where it has such a column.
+        """
+        own = self.config.data.columns if isinstance(self.config.data, LabelledSettings) else ()
+        if not own or str(file) == "-":
+            return columns
+        of_table, trained_on_table = (is_table(path) for path in (file, self.config.data.train))
+        if of_table != trained_on_table:
+            return columns
+        known = parse_columns(",".join(own))
+        if of_table:
+            source = source_of(*find_file(file))
+            there = formats.columns(source) if source else None
+            known = {ours: theirs for ours, theirs in known.items() if theirs.isdigit() or theirs in (there or ())}
+        return known | (columns or {}) or None
+
+    def answer(
+        self, questions: str | Sequence[str], *, context: str, threshold: float | None = None
+    ) -> list[dict[str, Any]]:
+        """The words of the context that answer each question: `answer`, its characters `start` to `end`, `score`.
+
+        Where the run was trained on questions without an answer too, "" with no characters says that there is none:
+        where that is likelier than the best answer by more than `threshold`, the run's own unless given.
+        """
+        if not isinstance(self.task, Answer):
+            is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
+            raise UserError(f"{self.run}: {is_now}; to answer, make one with headstock finetune --task answer")
+        task = self.task
+        if threshold is not None:
+            if not task.config.unanswerable:
+                raise UserError(f"{self.run}: all its training questions had an answer, so a threshold has no meaning")
+            task = Answer(replace(task.config, threshold=threshold), self.tokenizer)  # for this call only
+        if not isinstance(context, str):
+            raise UserError(f"context is {described(context)}, wanted a text (str)")
+        asked = [{"question": question, "context": context} for question in all_texts(questions, "questions")]
+        found = self.predicted_by(task, asked)
+        return [{name: value for name, value in row.items() if name != "id"} for row in found]
+
+    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
+        """The translation of each text; options are `beams`, `length_penalty`, `no_repeat`, `max_tokens`, `long`."""
+        task, wanted = self.translator(**options), all_texts(texts)
+        length = row_length(self.model, self.config.train)
+        return translations(self.model, task, wanted, length=length, dtype=self.config.train.dtype)
+
+    def remarks(self, texts: Sequence[str]) -> list[str]:
+        """What should be known of how texts to be translated are read, such as that some are cut."""
+        task = self.translator()
+        return task.remarks(prepared(task, texts), length=row_length(self.model, self.config.train))
+
+    def align(self, text: str, **options: Any) -> Alignment:
+        """What each token of a text's translation looked at."""
+        return align(self.model, self.translator(**options), text, length=row_length(self.model, self.config.train))
+
+    def translator(self, **options: Any) -> Translate:
+        """The run's task, if it translates, with other options than its own."""
+        if not isinstance(self.task, Translate):
+            is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
+            raise UserError(f"{self.run}: {is_now}; to translate, make a run with headstock finetune --task translate")
+        given = {name: value for name, value in options.items() if value is not None}
+        return Translate(replace(self.task.config, **given), self.tokenizer) if given else self.task
+
+    def outputs(self, data: Any) -> list[np.ndarray]:
+        """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
+        length, dtype = row_length(self.model, self.config.train), self.config.train.dtype
+        found = [outputs(model, self.labelled(), data, length=length, dtype=dtype) for model in self.models]
+        return self.finite(together(found))
+
+    def finite(self, found: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """The same, without NaN and infinity, which are refused; minus infinity is the score of what is ruled out."""
+        rows = list(found)
+        if not all((row < np.inf).all() for row in rows):
+            raise WorkError(f"{self.run}: its model gives values that are not finite numbers")
+        return rows
+
+    def probabilities(self, texts: Iterable[Any] | Records) -> np.ndarray:
+        """(N, C) the probability of every class."""
+        task = self.classifier()
+        if isinstance(texts, Records):
+            rows = texts
+        else:
+            given = list(each_row(texts, task))
+            rows = Records("text", list(range(len(given))), task.columns_of(given))
+        return np.stack(self.outputs(task.prepare(rows, labelled=False)))
+
+    def classifier(self) -> Classify:
+        if not isinstance(self.task, Classify):
+            raise UserError(f"{self.run}: has no head to classify with; make one with headstock finetune")
+        return self.task
+
+    def labelled(self) -> LabelledTask:
+        """The run's task, if it was learned from labels."""
+        if not isinstance(self.task, LabelledTask):
+            raise UserError(f"{self.run}: has no head to predict with; make one with headstock finetune")
+        return self.task
+
+    def evaluate(
+        self,
+        corpus: str | Path | Sequence[str | Path] = (),
+        *,
+        documents: str = "auto",
+        columns: dict[str, str] | None = None,
+        skip_blank: bool = False,
+    ) -> dict[str, Any]:
+        """The task's metrics on given text or rows, or on what was held out when the run was made.
+
+        `columns` are the run's own unless given; of text, {"text": ...} names the column of a table.
+        """
+        if isinstance(self.task, LabelledTask):
+            files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+            return self.evaluate_rows(files, columns, skip_blank=skip_blank)
+        return self.evaluate_text(corpus, documents, column=(columns or {}).get("text"))
+
+    def evaluate_rows(
+        self, files: Sequence[str | Path], columns: dict[str, str] | None, *, skip_blank: bool = False
+    ) -> dict[str, Any]:
+        """The metrics with their intervals."""
+        task = self.labelled()
+        if len(files) > 1:
+            raise UserError(f"a {task.title} is measured on one labelled file at a time, {len(files)} came")
+        if files:
+            named = self.columns_for(files[0], columns)
+            rows = task.read_file(files[0], config=task.config, columns=named, skip_blank=skip_blank)
+            records = with_labels(rows, task.target, "to measure by")
+        else:
+            records = self.held_out()
+        task.check(records)
+        data = task.prepare(records)
+        left_out = {"skipped_rows": records.skipped} if records.skipped else {}
+        return metrics_of(task, data, self.outputs(data)) | left_out | {"file": records.source}
+
+    def held_out(self) -> Records:
+        """The labelled rows the run was not trained on: its test rows, or else those it was validated on."""
+        task, settings = self.labelled(), self.config.data
+        splits = read_splits(settings, type(task), task.config, seed=self.config.train.seed, say=lambda line: None)
+        if splits.fingerprint() != self.run.data()["fingerprint"]:
+            changed = "its labelled files are not what they were when it was made"
+            raise UserError(f"{self.run}: {changed}; name the file to measure it on")
+        return splits.test if splits.test is not None and splits.test.labelled else splits.valid
+
+    def evaluate_text(
+        self, corpus: str | Path | Sequence[str | Path], documents: str, *, column: str | None = None
+    ) -> dict[str, Any]:
+        length = row_length(self.model, self.config.train)
+        if corpus:
+            column = column or self.config.data.column
+            text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
+            store = build_store(text, self.tokenizer, sentences=self.task.sentences)
+        else:
+            store = prepare_again(self.run, self.config, lambda line: None).valid
+        examples = self.task.examples(store, length=length)
+        world = World(self.model.device)
+        metrics = measure(
+            self.model,
+            self.task,
+            examples,
+            world=world,
+            rows=ROWS,
+            size=store.bytes,
+            dtype=self.config.train.dtype,
+            unknown=store.unknown,
+        )
+        self.finite([np.array([metrics["loss"]])])
+        sizes = {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
+        if store.unknown is not None and store.unknown.tokens:
+            sizes |= {"unknown_tokens": store.unknown.tokens, "unknown_bytes": store.unknown.bytes}
+        return metrics | sizes
+
+    def minimal_pairs(
+        self,
+        files: Sequence[str | Path],
+        *,
+        rows: int | None = None,
+        pseudo: bool | None = None,
+        watch: Callable[[float], None] | None = None,
+    ) -> dict[str, Any]:
+        """In how many minimal pairs the right text is the likelier one."""
+        kind = self.likelihood_kind(pseudo)
+        metrics = measure_pairs(
+            read_pairs(files, rows=rows),
+            self.tokenizer.encode_batch,
+            self.tokenizer.offsets,
+            lambda texts: self.token_likelihoods(texts, pseudo=pseudo, watch=watch),
+        )
+        return metrics | {"kind": kind}
+
+    def need(self, ability: str, what: str) -> None:
+        """Refuse what the run's objective did not teach it, and say which ones do."""
+        if not getattr(self.task, ability):
+            able = ", ".join(name for name in TASKS.names() if getattr(TASKS.get(name), ability))
+            kind = {"generates": "left-to-right", "fills": "masked"}[ability]
+            lacking = f"is no {kind} language model, so it cannot {what}"
+            raise UserError(f"{self.run}: {lacking} (objectives that can: {able})")

@@ -1,0 +1,186 @@
+"""A few short samples of what a pretrained model does with held-out text, for its report.
+
+Continuations from a model that reads left to right, filled masks from a masked one, repaired texts from a denoising
+encoder-decoder. The same seed gives the same samples. They cost a few forward passes over three short rows.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from headstock.data.mask_gaps import MASK
+from headstock.data.token_store import Store
+from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
+from headstock.inference.fill_mask import Filler
+from headstock.inference.text_streamer import Writer
+from headstock.inference.windowing import marks_of
+from headstock.model.model import Model
+from headstock.rng import number
+from headstock.tasks.base import Task
+from headstock.tasks.denoise import Broken, Denoise
+
+SAMPLES = 3  # of each kind
+DRAWS = 60  # places in the held-out text that are tried for texts that are long enough
+STRETCH = 160  # tokens that are read from such a place
+PROMPT_WORDS, NEW_TOKENS = 8, 40
+MASKED_WORDS, EVERY = 24, 7  # words of a text whose masks are filled; about one in seven of them is masked
+DENOISED_TOKENS = 40
+MOST_CHARACTERS = 320  # of the true text that is kept beside a sample
+SAMPLING = Sampling(temperature=0.8, top_p=0.95)
+WORD = re.compile(r"\S+")
+LETTERS = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the model was given, what it made of it, and what stands in the held-out text."""
+
+    kind: Literal["continued", "filled", "denoised"]
+    given: str
+    output: str  # of a continuation, what follows `given`; else the whole text
+    true: str
+
+
+def sample_outputs(
+    model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
+) -> list[dict[str, Any]]:
+    """Samples of all that the task's objective teaches, as plain data; none where it teaches nothing of the kind."""
+    found: list[Sample] = []
+    if task.generates:
+        found += continued(model, task, tokenizer, store, seed=seed)
+    if task.fills:
+        found += filled(model, task, tokenizer, store, length=length, seed=seed)
+    if isinstance(task, Denoise):
+        found += denoised(model, task, tokenizer, store, length=length, seed=seed)
+    return [asdict(sample) for sample in found]
+
+
+def continued(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, seed: int) -> list[Sample]:
+    """The first words of held-out texts, and how the model goes on."""
+    texts = texts_of(store, tokenizer, seed=seed, least=2 * PROMPT_WORDS)
+    cuts = [first_words(text, min(PROMPT_WORDS, max(1, len(text.split()) // 2))) for text in texts]
+    prompts = tokenizer.encode_batch([given for given, _ in cuts])
+    marks = marks_of(task, tokenizer, left_to_right=True)
+    made = generate(
+        model,
+        [marks.around(prompt) for prompt in prompts],
+        max_tokens=NEW_TOKENS,
+        sampling=SAMPLING,
+        end=tokenizer.end,
+        seeds=[number(seed, row, "sample") for row in range(len(prompts))],
+        forbidden=unspoken(tokenizer, model.backbone.config.vocabulary),
+    )
+    return [
+        Sample("continued", given, Writer(tokenizer, prompt, (), None).finish(row.tokens), rest[:MOST_CHARACTERS])
+        for (given, rest), prompt, row in zip(cuts, prompts, made, strict=True)
+    ]
+
+
+def filled(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, length: int, seed: int) -> list[Sample]:
+    """Held-out texts in which some words are masked, and the likeliest word for each mask."""
+    filler = Filler(model, tokenizer, marks=marks_of(task, tokenizer), length=length, shift=task.shift)
+    draw = np.random.default_rng(number(seed, "sample masks"))
+    model.eval()
+    samples = []
+    for whole in texts_of(store, tokenizer, seed=seed, least=6):
+        text, _ = first_words(whole, max(1, min(MASKED_WORDS, length // 2)))
+        words = [found.span() for found in LETTERS.finditer(text)]
+        if not words or re.search(filler.spelling.masks, text):
+            continue
+        masked = sorted(draw.choice(len(words), size=-(-len(words) // EVERY), replace=False).tolist())
+        given = text
+        for begin, end in (words[place] for place in reversed(masked)):
+            given = given[:begin] + MASK + given[end:]
+        samples.append(Sample("filled", given, filler.fill(given, top=1, pieces=1).filled, text))
+    return samples
+
+
+def denoised(
+    model: Model, task: Denoise, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
+) -> list[Sample]:
+    """Held-out texts with spans taken out, and the whole texts that the model writes."""
+    examples = Broken(task, store, min(length, DENOISED_TOKENS), seed=None, epoch=0)
+    starts = np.flatnonzero(examples.cuts.begins == 0)  # of documents: other pieces may begin inside a word
+    long = starts[examples.lengths[starts] >= min(12, int(examples.lengths[starts].max()))]
+    draw = np.random.default_rng(number(seed, "sample rows"))
+    rows = sorted(draw.choice(long, size=min(SAMPLES, len(long)), replace=False).tolist())
+    batches = [examples.batch([row]) for row in rows]
+    sources = [batch.source.tokens[0].tolist() for batch in batches if batch.source is not None]
+    made = generate(
+        model,
+        [[task.start]] * len(rows),
+        max_tokens=DENOISED_TOKENS,
+        sampling=Sampling(temperature=0.0),
+        end=task.end,
+        forbidden=unspoken(tokenizer, model.backbone.config.vocabulary),
+        sources=sources,
+    )
+    return [
+        Sample(
+            "denoised",
+            with_masks(source, tokenizer),
+            tokenizer.decode(row.tokens),
+            tokenizer.decode(batch.labels["token"][0].tolist()),
+        )
+        for source, row, batch in zip(sources, made, batches, strict=True)
+    ]
+
+
+def with_masks(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Tokens as text in which a mask can be seen."""
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token == tokenizer.mask:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return f" {MASK} ".join(tokenizer.decode(part).strip() for part in parts).strip()
+
+
+def texts_of(store: Store, tokenizer: Tokenizer, *, seed: int, least: int) -> list[str]:
+    """Held-out texts of `least` words or more where there are such, or else the longest of those that were tried."""
+    tried = list(dict.fromkeys(stretches(store, tokenizer, seed=seed)))
+    enough = [text for text in tried if len(text.split()) >= least]
+    return (enough or sorted(tried, key=len, reverse=True))[:SAMPLES]
+
+
+def stretches(store: Store, tokenizer: Tokenizer, *, seed: int) -> Iterator[str]:
+    """Texts from places drawn at random: the beginning of a document, or somewhere in a long one."""
+    draw = np.random.default_rng(number(seed, "sample texts"))
+    for position in draw.integers(0, store.tokens, size=DRAWS):
+        document = store.document_at(int(position))
+        first, last = int(store.offsets[document]), int(store.offsets[document + 1]) - 1
+        begin = int(position) if last - first > 4 * STRETCH else first
+        text = tokenizer.decode(store.stretch(begin, min(last, begin + STRETCH)))
+        if begin > first:  # a stretch may begin inside a word or a line
+            half = text[: len(text) // 2]
+            text = text[max(half.rfind("\n"), half.find(" ")) + 1 :]
+        if text := text.strip():
+            yield text
+
+
+def first_words(text: str, count: int) -> tuple[str, str]:
+    """The first words of a text and the rest; of what is written without spaces, as many characters as words have."""
+    ends = [found.end() for found in WORD.finditer(text)]
+    at = min(ends[min(count, len(ends)) - 1], 12 * count)
+    return text[:at], text[at:]
+
+
+def unspoken(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
+    """Entries that are never part of a text: special ones but the end, and those the tokenizer does not have."""
+    special = (entry for entry in tokenizer.engine.special if entry != tokenizer.end)
+    return [*special, *range(tokenizer.vocabulary, vocabulary)]
+
+
+def sample_lines(samples: Sequence[Mapping[str, str]]) -> list[str]:
+    """Samples for a terminal, each on a line of its own: `given → output`."""
+    return [f"{flat(sample['given'])} → {flat(sample['output']) or '(nothing)'}" for sample in samples]
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,1 @@
+"""Fast implementations of what the model computes, each beside its plain PyTorch reference."""

@@ -1,0 +1,72 @@
+"""Who may look at whom.  B rows, T queries, S keys."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headstock.model.batch import Batch
+
+
+@dataclass
+class Mask:
+    """The pairs of positions that attention joins: all of them, all but the future, or those in `allowed`."""
+
+    allowed: Tensor | None = None  # broadcasts to (B, H, T, S); True where a query may look
+    causal: bool = False  # the square subsequent mask, left to the attention kernel because it is faster there
+    bounds: Tensor | None = None  # (M,) where documents begin and end, for kernels that read each by itself
+
+    def table(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+        """(B or 1, H or 1, T, S) True where a query may look, written out: for those who show it, not for attention."""
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        seen = subsequent(queries, keys, device) if self.causal else seen
+        return seen[None, None] & (True if self.allowed is None else self.allowed)
+
+    def at(self, places: Tensor, keys: int) -> "Mask":
+        """The same for one query of each row, which stands at (B,) `places` among so many keys."""
+        assert self.bounds is None, "packed documents are read whole"
+        allowed = self.allowed
+        if allowed is not None and allowed.size(-2) > 1:
+            rows = torch.arange(len(places), device=places.device)
+            table = allowed.view(*[1] * (4 - allowed.dim()), *allowed.shape).expand(len(places), -1, -1, -1)
+            allowed = table[rows, :, places].unsqueeze(2)  # (B, H or 1, 1, S)
+        if self.causal:
+            past = torch.arange(keys, device=places.device) <= places[:, None, None, None]  # (B, 1, 1, S)
+            allowed = past if allowed is None else allowed & past
+        return Mask(allowed)
+
+
+def subsequent(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """(T, S) True where a query may look: at itself and before. The last query is the last key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def mask_for(batch: Batch, *, causal: bool, apart: bool = False) -> Mask:
+    """Who may look at whom inside a batch that is read whole; `causal` where the batch does not say it itself.
+
+    With `apart` there is a kernel that reads documents each by itself, which needs to know their bounds alone.
+    Under the causal mask padding on the right needs no mask of its own: no real token ever looks to its right.
+    """
+    way = causal if batch.causal is None else batch.causal
+    if apart and batch.cu_seqlens is not None and not isinstance(way, Tensor):
+        return Mask(causal=way, bounds=batch.cu_seqlens)
+    if batch.documents is None and not isinstance(way, Tensor):
+        return Mask(causal=True) if way else Mask(hide(batch.padding))
+    allowed = hide(batch.padding)
+    if batch.documents is not None:
+        documents = batch.documents
+        if batch.padding is not None:
+            documents = documents.masked_fill(batch.padding, -1)  # the padding is a document of its own
+        allowed = (documents[:, :, None] == documents[:, None, :])[:, None]  # (B, 1, T, T)
+    if way is False:
+        return Mask(allowed)
+    length = batch.tokens.size(1)
+    past = subsequent(length, length, batch.tokens.device)  # (T, T)
+    if isinstance(way, Tensor):
+        past = past | ~way[:, None, None, None]  # (B, 1, T, T): a row that is not causal also looks ahead
+    return Mask(past if allowed is None else allowed & past)
+
+
+def hide(padding: Tensor | None) -> Tensor | None:
+    """(B, S) padding as (B, 1, 1, S): nobody looks where there is no token."""
+    return None if padding is None else ~padding[:, None, None, :]

@@ -1,0 +1,1 @@
+"""Proposes a model size and estimates what training it takes."""

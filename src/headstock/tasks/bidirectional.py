@@ -1,0 +1,77 @@
+"""Two language models in one: what follows a token, told by what was read up to it, and what precedes it, from the end.
+
+B rows, T tokens, W width of each direction.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.data.token_store import Store
+from headstock.model.batch import IGNORE, Batch
+from headstock.model.model import Model
+from headstock.tasks.base import TASKS, Examples, token_loss
+from headstock.tasks.packing import StreamTask, Windows
+
+
+@dataclass(frozen=True)
+class BothWaysConfig:
+    """Nothing to set."""
+
+
+@TASKS.add("both-ways")
+class BothWays(StreamTask):
+    """ELMo's objective: the losses of a forward and a backward language model, added up."""
+
+    Config = BothWaysConfig
+    causal = False
+    both_ways = True
+    bits_head = "forward"
+
+    def passes(self, head: str, length: Any) -> Any:
+        return 2  # once for each direction
+
+    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        return Rows(self.windows(data, length, seed=seed, epoch=epoch))
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        found = {}
+        halves = model(batch).hidden.chunk(2, -1)  # (B, T, 2 W) -> (B, T, W) twice
+        for way, hidden in zip(("forward", "backward"), halves, strict=True):
+            found[way], _ = token_loss(model.heads["token"], hidden, batch.labels[way], smoothing=smoothing)
+        return found
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        """`loss` is that of both added up; `perplexity` that of the text read forward, the usual one."""
+        loss = {way: sums[way] / max(1, counts[way]) for way in ("forward", "backward")}
+        ppl = {f"{way}_perplexity": math.exp(min(value, 700.0)) for way, value in loss.items()}
+        bits = {"bits_per_byte": sums["forward"] / math.log(2) / size} if size else {}
+        return {"loss": sum(loss.values()), "perplexity": ppl["forward_perplexity"], **ppl, **bits}
+
+
+class Rows:
+    """Windows of the stream, each position of which must give both its neighbours."""
+
+    def __init__(self, windows: Windows):
+        self.windows, self.name = windows, windows.name
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        rows = self.windows.rows(indices)
+        same = rows.documents[:, 1:] == rows.documents[:, :-1]  # the token before is of the same document
+        preceding = np.full_like(rows.shown, IGNORE)
+        preceding[:, 1:] = np.where(same & ~rows.padding[:, 1:], rows.shown[:, :-1], IGNORE)
+        following = np.where(rows.padding, IGNORE, rows.wanted)
+        return Batch(
+            torch.from_numpy(rows.shown),
+            documents=torch.from_numpy(rows.documents),  # padding is of none
+            positions=torch.from_numpy(rows.positions),
+            labels={"forward": torch.from_numpy(following), "backward": torch.from_numpy(preceding)},
+        )

@@ -1,0 +1,43 @@
+"""A backbone without a head: it makes vectors of text and is what tasks are learned on, but predicts nothing itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from torch import Tensor, nn
+
+from headstock.data.tokenizer import Tokenizer
+from headstock.errors import UserError
+from headstock.model.backbone import Backbone
+from headstock.model.batch import Batch
+from headstock.model.model import Model
+from headstock.tasks.base import TASKS, Task
+
+
+@dataclass(frozen=True)
+class HeadlessConfig:
+    opening: Literal["start", "cls"] = "cls"  # the mark before a text, as where the weights come from
+    closed: bool = False  # a separator stands after it
+
+
+@TASKS.add("headless")
+class Headless(Task):
+    """What a run is whose weights came without a head, such as a sentence encoder of Hugging Face."""
+
+    Config = HeadlessConfig
+    learns = False
+
+    def __init__(self, config: HeadlessConfig, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        return {}
+
+    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> NoReturn:
+        raise UserError("a model without a head predicts nothing, so there is nothing to measure; fine-tune it")
+
+    def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
+        return {}
+
+    def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
+        return {}

@@ -1,0 +1,105 @@
+"""Cuts the stream of all documents into equal windows, which is how language models read a corpus.
+
+B rows, T positions in a row, S the stream: all documents end to end, each closed by its end mark.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from headstock.data.token_store import Store
+from headstock.data.tokenizer import Tokenizer
+from headstock.errors import UserError
+from headstock.model.backbone import Backbone
+from headstock.model.heads import TokenHead
+from headstock.rng import generator
+from headstock.tasks.base import Task, opening
+
+
+@dataclass
+class Rows:
+    """Some windows. Each document is shown as <start> A B C, and A B C <end> follows at its positions."""
+
+    shown: np.ndarray  # (B, T) the tokens, a start mark before each document
+    wanted: np.ndarray  # (B, T) the token that follows each of them
+    documents: np.ndarray  # (B, T) which document of the row; -1 where there is none
+    positions: np.ndarray  # (B, T) place in the part of the document that is in the row
+    padding: np.ndarray  # (B, T) True where there is no token
+
+
+class Windows:
+    """Equal windows of the stream. Each position of it is in exactly one of them.
+
+    Where the windows begin is drawn anew for every pass, so that documents are cut at other places.
+    """
+
+    def __init__(self, store: Store, length: int, *, start: int, end: int, filler: int, seed: int | None, epoch: int):
+        self.store, self.length = store, length
+        self.start, self.end, self.filler = start, end, filler
+        self.count = max(1, -(-store.tokens // length))
+        slack = self.count * length - store.tokens  # a shift within this keeps the number of windows
+        self.shift = 0 if seed is None else int(generator(seed, epoch, "shift").integers(0, slack + 1))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def begin(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(B,) the position of the stream where each window begins."""
+        return np.maximum(np.asarray(indices, dtype=np.int64) * self.length - self.shift, 0)
+
+    def rows(self, indices: Sequence[int] | np.ndarray) -> Rows:
+        at = np.asarray(indices, dtype=np.int64)
+        begin = self.begin(at)
+        sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
+        # position p is shown S[p-1], and S[p] follows; before the stream's first document there is an end mark too
+        stream = self.store.gather(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
+        stream[begin == 0, 0] = self.end
+        before, wanted = stream[:, :-1], stream[:, 1:]
+        starts = before == self.end
+        shown = np.where(starts, self.start, before)
+        documents = starts.cumsum(1)
+        place = np.arange(self.length)
+        newest = np.maximum.accumulate(np.where(starts, place, 0), 1)  # where the document at each position began
+        padding = place >= sizes[:, None]
+        documents[padding] = -1
+        shown[padding] = self.filler
+        return Rows(shown, wanted, documents, place - newest, padding)
+
+    def before(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
+        """For each window what was shown before it of the document it begins in, up to a window's length of it."""
+        stream = self.store.gather(self.begin(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
+        found = []
+        for row in stream:
+            ends = np.flatnonzero(row == self.end)  # the last one opens the document; at the very end, the window does
+            shown = row[ends[-1] if len(ends) else 0 : -1].tolist()
+            found.append([self.start, *shown[1:]] if len(ends) and shown else shown)
+        return found
+
+    def name(self, index: int) -> str:
+        begin = int(self.begin([index])[0])
+        last = min(begin + self.length, self.store.tokens) - 1
+        first, final = self.store.document_at(begin), self.store.document_at(last)
+        names = self.store.place(first)
+        return names if first == final else f"{names} to {self.store.place(final)}"
+
+
+class StreamTask(Task):
+    """A language model that reads the stream in windows and gives the tokens beside those it sees."""
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        if tokenizer.end is None:
+            raise UserError("this tokenizer has no end mark, which a language model must learn to give")
+        self.end = tokenizer.end
+        self.start = opening(tokenizer, "start")
+        self.filler = tokenizer.padding or 0
+
+    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
+        return {"token": TokenHead(backbone)}
+
+    def windows(self, data: Store, length: int, *, seed: int | None, epoch: int) -> Windows:
+        marks = {"start": self.start, "end": self.end, "filler": self.filler}
+        return Windows(data, length, **marks, seed=seed, epoch=epoch)

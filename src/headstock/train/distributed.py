@@ -1,0 +1,129 @@
+"""The processes that train together: one, or as many as torchrun started."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed, nn
+
+from headstock.errors import LostProcess, UserError
+from headstock.ranks import rank_and_size
+
+TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
+MOST_SECONDS = 1800.0  # unless it is set; one process may tokenize a large corpus meanwhile
+LOST = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "Broken pipe")  # gloo's words
+
+
+@dataclass(frozen=True)
+class World:
+    """One process's place among all. Rank 0 alone writes and speaks."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    guest: bool = False  # the processes had joined before, and whoever joined them also parts them
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def total(self, values: Iterable[float]) -> list[float]:
+        """Numbers added up over all processes."""
+        numbers = list(values)
+        if self.size == 1:
+            return numbers
+        shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(shared)
+        return shared.tolist()
+
+    def share(self, module: nn.Module, *, thawing: bool = False) -> nn.Module:
+        """The module with gradients averaged over all processes; `thawing`, some weights may have none for a while."""
+        if self.size == 1:
+            return module
+        places = [self.device] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(module, device_ids=places, find_unused_parameters=thawing)
+
+    def hold_back(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Keep gradients local for a while: all but the last micro-batch of a step need not travel."""
+        return module.no_sync() if isinstance(module, nn.parallel.DistributedDataParallel) else nullcontext()
+
+    def stopwatch(self, before: float, *, shared: bool) -> Callable[[], float]:
+        """Seconds from now on, and `before`; shared, it is the first process's clock that all of them read."""
+        began = time.monotonic() - before
+
+        def elapsed() -> float:
+            mine = time.monotonic() - began
+            return self.total([mine if self.leads else 0.0])[0] if shared else mine
+
+        return elapsed
+
+    def wait(self) -> None:
+        if self.size > 1:
+            distributed.barrier()
+
+
+def choose_device(wish: str = "auto") -> torch.device:
+    if wish == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA device is to be found here; use --device cpu or auto")
+    if wish == "mps" and not torch.backends.mps.is_available():
+        raise UserError("--device mps: no Apple GPU is to be found here; use --device cpu or auto")
+    if wish not in ("cpu", "cuda", "mps"):
+        raise UserError(f"--device {wish}: must be auto, cpu, cuda or mps")
+    return torch.device(wish)
+
+
+@contextmanager
+def process_group(device: str = "auto") -> Iterator[World]:
+    """This process's world while it lasts: alone, or all the processes that torchrun started.
+
+    A process that is stopped or lost does not keep the others waiting for ever: they fail after a timeout.
+    """
+    seconds = timeout()
+    world = join_world(device, seconds)
+    try:
+        yield world
+    except RuntimeError as error:
+        known = isinstance(error, distributed.DistError) or any(words in str(error) for words in LOST)
+        if world.size == 1 or not known:
+            raise
+        raise LostProcess(
+            f"rank {world.rank} of {world.size}: another process does not answer; it was stopped or lost "
+            f"(waited at most {seconds:.0f} s, which the environment variable {TIMEOUT} sets)"
+        ) from error
+    finally:
+        if world.size > 1 and not world.guest and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def timeout() -> float:
+    """Seconds that a process waits for the others."""
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        seconds = float(text) if text else MOST_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise UserError(f"{TIMEOUT}: must be a number of seconds above 0, not {text!r}")
+    return seconds
+
+
+def join_world(device: str, seconds: float) -> World:
+    chosen = choose_device(device)
+    if rank_and_size()[1] == 1:
+        return World(chosen)
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(chosen)
+    guest = distributed.is_initialized()
+    if not guest:
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    return World(chosen, distributed.get_rank(), distributed.get_world_size(), guest)

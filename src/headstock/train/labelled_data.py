@@ -1,0 +1,167 @@
+"""The labelled rows of a fine-tuned run: read, split, and cut to so many labels, the same way every time."""
+
+import hashlib
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from headstock.data.formats import PLAIN, source_of
+from headstock.data.records import LABEL, LABELS, Records, parse_columns
+from headstock.errors import UserError
+from headstock.rng import generator
+from headstock.tasks.class_labels import ClassConfig, split_label
+from headstock.tasks.label_checks import check_class_labels, label_warnings
+from headstock.tasks.labelled import LabelledTask
+from headstock.train.settings import LabelledSettings
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Splits:
+    train: Records
+    valid: Records
+    test: Records | None
+    warnings: tuple[str, ...] = ()  # what is probably wrong with the rows
+
+    def fingerprint(self) -> str:
+        """What changes when any text or label does."""
+        digest = hashlib.sha256()
+        for records in (self.train, self.valid, self.test):
+            columns = {} if records is None else records.columns
+            for column in sorted(columns, reverse=True):  # texts, then labels
+                for value in columns[column]:
+                    text = value if isinstance(value, str) else json.dumps(value)
+                    digest.update(text.encode() + b"\0")
+            digest.update(b"\1")
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: about(records) for name, records in parts.items() if records is not None}
+
+
+def about(records: Records) -> dict[str, Any]:
+    classes = None if records.labels is None else dict(sorted(Counter(records.labels).items()))
+    return {"file": records.source, "rows": len(records), "classes": classes}
+
+
+def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int, say: Say) -> Splits:
+    """The files of a run; where no validation file is given, some training rows are held out."""
+    if not settings.train:
+        raise UserError("no labelled texts to train on: name a file with --train")
+    columns = parse_columns(",".join(settings.columns)) if settings.columns else None
+
+    separator = getattr(config, "separator", None)
+    warnings: list[str] = []
+
+    def read(path: str, *, insist: bool = True) -> Records:
+        rows = task.read_file(path, config=config, columns=columns, insist=insist, skip_blank=settings.skip_blank)
+        if rows.skipped:
+            warnings.append(skipped_rows(rows))
+        return rows
+
+    train = with_labels(read(settings.train), task.target, "to train on")
+    if isinstance(config, ClassConfig) and not config.classes and not config.many_classes:
+        names = [name for label in train.labels or [] for name in split_label(label, separator)]
+        check_class_labels(train.source, names)  # of the whole file, before rows are held out
+    warnings += label_warnings(train, separator)
+    test = read(settings.test, insist=False) if settings.test else None
+    if test is not None and not test.labelled:
+        say(f"{test.source} has no labels: it is predicted, not measured")
+    valid = with_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
+    for line in warnings:
+        say(f"warning: {line}")
+    if valid is not None:
+        return Splits(train, valid, test, tuple(warnings))
+    held = held_out(train, settings.valid_fraction, seed=seed, separator=separator)
+    if not 0 < len(held) < len(train):
+        raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
+    say(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
+    kept = train.select(row for row in range(len(train)) if row not in held)
+    return Splits(kept, train.select(sorted(held)), test, tuple(warnings))
+
+
+def skipped_rows(records: Records) -> str:
+    return f"{records.source}: {records.skipped:,} blank {'row' if records.skipped == 1 else 'rows'} left out"
+
+
+def held_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
+    """A fair sample of the rows; questions on the same text stay together, as a model would know it from the others."""
+    wanted = max(1, round(fraction * len(records)))
+    if "context" not in records.columns:
+        return some_of_each(records.strata, wanted, seed=seed, separator=separator)
+    of_context: dict[str, list[int]] = {}
+    for row, context in enumerate(records.columns["context"]):
+        of_context.setdefault(context, []).append(row)
+    groups, held = list(of_context.values()), set[int]()
+    for number in generator(seed, "subset").permutation(len(groups)).tolist():
+        if len(held) >= wanted:
+            break
+        held |= set(groups[number])
+    return held
+
+
+def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: str | None) -> set[int]:
+    """A fair sample that takes no class's last row, as what is left could then not teach it."""
+    classes = [[label] if separator is None else label.split(separator) for label in labels]
+    left, held = Counter(name for names in classes for name in names), set[int]()
+    for row in spread(labels, seed=seed):
+        if len(held) < wanted and all(left[name] > 1 for name in classes[row]):
+            left.subtract(classes[row])
+            held.add(row)
+    return held
+
+
+def with_labels(records: Records, target: str, why: str) -> Records:
+    if (
+        not records.labelled
+        and target == LABEL
+        and (known := source_of(Path(records.source)))
+        and known.format == PLAIN
+    ):
+        beside = Path(records.source).with_suffix(LABELS).name
+        wanted = f"a table with the columns text and label, such as .csv, or {beside} beside it"
+        raise UserError(f"{records.source}: plain text, one a line, so there are no labels {why} (wanted {wanted})")
+    if not records.labelled:
+        named = f"add a column {target!r}, or name it with --columns {target}=NAME"
+        raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {named}")
+    return records
+
+
+def spread(labels: Sequence[str], *, seed: int) -> list[int]:
+    """All rows in a random order in which the classes come in their shares: any beginning of it is a fair sample."""
+    drawn: dict[str, deque[int]] = {}
+    for row in generator(seed, "subset").permutation(len(labels)).tolist():
+        drawn.setdefault(labels[row], deque()).append(row)
+    total, classes = len(labels), list(drawn.values())  # in the order in which they were drawn, which decides ties
+    sizes = [len(rows) for rows in classes]
+    # A class's n-th row may come once more than n - 1 rows are its share, and is due before more than n are. The one
+    # due first comes first: that keeps every class within one row of its share, however many classes there are.
+    coming = [(0, number) for number in range(len(classes))]
+    ready: list[tuple[int, int]] = []
+    order: list[int] = []
+    while len(order) < total:
+        while coming and coming[0][0] <= len(order):
+            number = heappop(coming)[1]
+            taken = sizes[number] - len(classes[number])
+            heappush(ready, (-(-(taken + 1) * total // sizes[number]), number))
+        number = heappop(ready)[1]
+        order.append(classes[number].popleft())
+        if classes[number]:
+            taken = sizes[number] - len(classes[number])
+            heappush(coming, (taken * total // sizes[number], number))
+    return order
+
+
+def subset(records: Records, count: int | None, *, seed: int) -> Records:
+    """So many labelled rows, drawn by the seed alone: a larger subset holds the smaller ones of the same seed."""
+    if count is None:
+        return records
+    if count > len(records):
+        raise UserError(f"{records.source}: {count:,} labels were asked for, there are {len(records):,}")
+    return records.select(sorted(spread(records.strata, seed=seed)[:count]))

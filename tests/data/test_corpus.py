@@ -1,0 +1,253 @@
+"""Every format gives the same documents, and every broken file is named with the place where it breaks."""
+
+import builtins
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from headstock.data.corpus import Corpus, Document, read_corpus
+from headstock.errors import UserError
+
+TEXTS = ["Le chat dort.", 'Ça alors, il dit "non" !', "Été comme hiver, il neige."]
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [document.text for document in corpus]
+
+
+def as_csv(delimiter: str) -> bytes:
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter)
+    writer.writerows([("id", "text"), *enumerate(TEXTS)])
+    return file.getvalue().encode()
+
+
+def as_parquet() -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({"id": [0, 1, 2], "text": TEXTS}), file)
+    return file.getvalue()
+
+
+def content(suffix: str) -> bytes:
+    if suffix == ".txt":
+        return "\n".join(TEXTS).encode()
+    if suffix == ".jsonl":
+        return "\n".join(json.dumps({"text": text}) for text in TEXTS).encode()
+    return as_parquet() if suffix == ".parquet" else as_csv("\t" if suffix == ".tsv" else ",")
+
+
+def write(folder: Path, name: str, data: bytes | str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def refusal(path: str | Path, **settings) -> str:
+    """What the user is told, whether it is found at once or while reading."""
+    with pytest.raises(UserError) as caught:
+        texts(read_corpus(path, **settings))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("packing", ["", *PACK])
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv", ".parquet"])
+def test_every_format_gives_the_same_documents(tmp_path, suffix, packing):
+    data = content(suffix)
+    path = write(tmp_path, f"reviews{suffix}{packing}", PACK[packing](data) if packing else data)
+    corpus = read_corpus(path)
+    assert texts(corpus) == TEXTS
+    assert texts(corpus) == TEXTS  # it can be read again
+    header = suffix in (".csv", ".tsv")
+    assert [document.line for document in corpus] == ([2, 3, 4] if header else [1, 2, 3])
+
+
+def test_documents_carry_where_they_start(tmp_path):
+    path = write(tmp_path, "a.txt", "one\n\n\ntwo\nthree\n")
+    assert list(read_corpus(path, documents="line"))[1:] == [
+        Document("two", str(path), 4),
+        Document("three", str(path), 5),
+    ]
+    assert list(read_corpus(path, documents="block")) == [
+        Document("one", str(path), 1),
+        Document("two\nthree", str(path), 4),
+    ]
+    assert texts(read_corpus(path, documents="file")) == ["one\n\n\ntwo\nthree"]
+
+
+def test_cuts_do_not_depend_on_how_the_file_is_read_in_stretches(tmp_path, monkeypatch):
+    wanted = [f"paragraph {i}\nénd {i}" for i in range(200)]
+    path = write(tmp_path, "a.txt", "\r\n \r\n".join(wanted))
+    whole = list(read_corpus(path, documents="block"))
+    assert [document.text for document in whole] == wanted
+    for size in (1, 2, 7, 64):
+        monkeypatch.setattr("headstock.data.formats.READ_BYTES", size)
+        assert list(read_corpus(path, documents="block")) == whole
+        assert len(list(read_corpus(path, documents="line"))) == 400
+
+
+def test_auto_guesses_and_says_so(tmp_path):
+    lines = write(tmp_path, "lines.txt", "a b\nc d\n\ne f\n" + "g h\n" * 100)
+    blocks = write(tmp_path, "blocks.txt", "a\nb\nc\n\nd\ne\n\nf\ng\n")
+    assert read_corpus(lines).how() == f"documents are lines (guessed from {lines})"
+    assert read_corpus(blocks).how() == f"documents are blocks between blank lines (guessed from {blocks})"
+    assert texts(read_corpus(blocks)) == ["a\nb\nc", "d\ne", "f\ng"]
+    assert read_corpus(blocks, documents="line").how() == "documents are lines (as asked)"
+    for i in range(12):
+        write(tmp_path, f"essays/{i:02}.txt", f"Title {i}\nFirst line.\nSecond line.\n")
+    essays = read_corpus(tmp_path / "essays")
+    assert essays.how() == "documents are whole files (guessed from 12 small files)"
+    assert texts(essays)[1] == "Title 1\nFirst line.\nSecond line."
+    table = write(tmp_path, "t.jsonl", '{"text": "x"}\n')
+    assert read_corpus(table).how() == "documents are the rows of column 'text'"
+
+
+def test_a_catalogs_corpus_is_cut_where_the_catalog_joined_it(tmp_path):
+    """However long its documents are: the first lines of a play have no blank one."""
+    play = "\n".join(f"line {i}" for i in range(2000))
+    corpus = write(tmp_path, "corpus.txt", f"{play}\n\n{play} and\n")
+    assert read_corpus(corpus).how().startswith("documents are lines (guessed")
+    write(tmp_path, "SOURCE.json", '{"files": {"corpus.txt": "0"}}')
+    assert texts(read_corpus(corpus)) == [play, f"{play} and"]
+    assert read_corpus(corpus).how() == "documents are blocks between blank lines (as the catalog writes them)"
+    other = write(tmp_path, "other.txt", play)
+    assert read_corpus(other).how().startswith("documents are lines (guessed")
+
+
+def test_text_is_composed_and_otherwise_left_alone_unless_asked(tmp_path):
+    decomposed = unicodedata.normalize("NFD", "Élève à l'ÉCOLE, ça et là\n")
+    path = write(tmp_path, "a.txt", decomposed)
+    assert texts(read_corpus(path)) == ["Élève à l'ÉCOLE, ça et là"]
+    assert texts(read_corpus(path, lowercase=True)) == ["élève à l'école, ça et là"]
+    assert texts(read_corpus(path, strip_accents=True)) == ["Eleve a l'ECOLE, ca et la"]
+    hindi = write(tmp_path, "h.txt", "हिन्दी\n")
+    assert texts(read_corpus(hindi, strip_accents=True)) == ["हिन्दी"]  # vowel signs are no accents
+
+
+def test_byte_order_mark_is_dropped(tmp_path):
+    assert texts(read_corpus(write(tmp_path, "a.txt", "\ufeffun\ndeux"))) == ["un", "deux"]
+    assert texts(read_corpus(write(tmp_path, "a.csv", "\ufefftext\nun\n"))) == ["un"]
+
+
+def test_table_rows(tmp_path):
+    path = write(tmp_path, "a.jsonl", '"bare"\n\n{"text": null}\n{"text": "", "n": 1}\n{"text": " two\\nlines "}')
+    assert [(document.text, document.line) for document in read_corpus(path)] == [("bare", 1), ("two\nlines", 5)]
+    path = write(tmp_path, "b.csv", 'n;review\n1;"a, b\nand ""c"""\n2;' + "x" * 200_000 + "\n")
+    rows = list(read_corpus(path, column="review"))
+    assert [(row.text, row.line) for row in rows] == [('a, b\nand "c"', 2), ("x" * 200_000, 4)]
+    path = write(tmp_path, "c.tsv", 'n\ttext\n1\t"Open quote only\n2\tsaid "no"\n')
+    assert texts(read_corpus(path)) == ['"Open quote only', 'said "no"']
+    late = "".join(f"{i}\tplain\n" for i in range(500)) + '9\t"Else?" "No."\n'
+    assert texts(read_corpus(write(tmp_path, "late.tsv", "n\ttext\n" + late)))[-1] == '"Else?" "No."'
+
+
+def test_folders_and_globs(tmp_path):
+    for name in ("b/two.txt", "a/one.txt", "a/notes.doc", ".hidden/no.txt", "c/empty.txt"):
+        write(tmp_path, name, "" if "empty" in name else f"from {name}")
+    assert texts(read_corpus(tmp_path)) == ["from a/one.txt", "from b/two.txt"]
+    assert texts(read_corpus(f"{tmp_path}/*/tw*.txt")) == ["from b/two.txt"]
+    twice = read_corpus([tmp_path, tmp_path / "a" / "one.txt"])
+    assert [path.name for path in twice.files()] == ["one.txt", "two.txt"]
+
+
+def test_standard_input_can_be_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+    corpus = read_corpus("-", cache=tmp_path)
+    assert texts(corpus) == texts(corpus) == ["one", "two"]
+    assert next(iter(corpus)).source == "-"
+    same = write(tmp_path, "elsewhere.txt", "one\ntwo\n")
+    assert corpus.fingerprint() == read_corpus(same).fingerprint()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "three"}\n')))
+    assert texts(read_corpus("-", cache=tmp_path)) == ["three"]
+    assert "standard input is empty" in refusal("-", cache=tmp_path)
+
+
+def test_fingerprint_follows_content_and_reading_not_the_place(tmp_path):
+    here, there = write(tmp_path, "here/a.txt", "x\ny"), write(tmp_path, "there/b.txt", "x\ny")
+    known = read_corpus(here).fingerprint()
+    assert read_corpus(there).fingerprint() == known
+    assert read_corpus(here, documents="line").fingerprint() == known  # which is what was guessed
+    assert read_corpus(here, documents="file").fingerprint() != known
+    assert read_corpus(here, lowercase=True).fingerprint() != known
+    write(tmp_path, "there/b.txt", "x\nz")
+    assert read_corpus(there).fingerprint() != known
+
+
+def test_missing_files_are_reported_together_with_the_nearest_names(tmp_path):
+    write(tmp_path, "reviews.txt", "x")
+    told = refusal([tmp_path / "review.txt", tmp_path / "zzz" / "a.txt"])
+    assert f"{tmp_path}/review.txt: no such file or folder; did you mean 'reviews.txt'?" in told
+    assert f"{tmp_path}/zzz/a.txt: no such file or folder" in told
+    (tmp_path / "none").mkdir()
+    assert "no readable files in this folder" in refusal(tmp_path / "none")
+    assert "the pattern matches nothing" in refusal(f"{tmp_path}/*.csv")
+    assert "cannot tell what is in a .doc file" in refusal(write(tmp_path, "a.doc", "x"))
+    assert "did you mean 'block'" in refusal(tmp_path / "reviews.txt", documents="blocks")
+
+
+def test_broken_text_is_named_with_its_place(tmp_path):
+    assert refusal(write(tmp_path, "a.txt", "")).endswith("a.txt: empty")
+    assert refusal(write(tmp_path, "a.txt.gz", gzip.compress(b""))).endswith("a.txt.gz: empty")
+    assert "no documents" in refusal(write(tmp_path, "b.txt", " \n\n"))
+    assert "binary: NUL byte at offset 3" in refusal(write(tmp_path, "c.txt", b"abc\0d"))
+    assert "looks like UTF-16" in refusal(write(tmp_path, "d.txt", "hello".encode("utf-16")))
+    good = ("ligne é\n" * 300_000).encode()  # more than one stretch, so that the count must go on
+    told = refusal(write(tmp_path, "e.txt", good + b"caf\xe9\n"))
+    assert f"e.txt:300001: not UTF-8: byte 0xe9 at offset {len(good) + 3};" in told
+    told = refusal(write(tmp_path, "e.txt.xz", lzma.compress(good + b"caf\xe9\n", preset=0)))
+    assert f"e.txt.xz:300001: not UTF-8: byte 0xe9 at offset {len(good) + 3} of the decompressed file" in told
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_packed_files_that_are_cut_short_or_damaged(tmp_path, packing):
+    whole = PACK[packing]("".join(f"line {i * i}\n" for i in range(50_000)).encode())
+    assert len(texts(read_corpus(write(tmp_path, f"w.txt{packing}", whole)))) == 50_000
+    two = read_corpus(write(tmp_path, f"w2.txt{packing}", whole + whole))  # concatenated, as `cat` makes them
+    assert len(texts(two)) == 100_000
+    assert "cut short or damaged" in refusal(write(tmp_path, f"a.txt{packing}", whole[: len(whole) // 2]))
+    assert "cut short or damaged" in refusal(write(tmp_path, f"b.txt{packing}", whole[:-3]))
+    assert "cut short or damaged" in refusal(write(tmp_path, f"c.txt{packing}", b"plain text, not packed"))
+
+
+def test_broken_tables_are_named_with_their_row(tmp_path):
+    assert "a.jsonl:2: not JSON: Expecting" in refusal(write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": \n'))
+    assert "a.jsonl:2: no column 'text' (columns: 'b')" in refusal(write(tmp_path, "a.jsonl", '"x"\n{"b": 1}\n'))
+    assert "a.jsonl:1: column 'text' holds int" in refusal(write(tmp_path, "a.jsonl", '{"text": 3}'))
+    assert "a.jsonl:1: wanted an object or a string, got list" in refusal(write(tmp_path, "a.jsonl", "[1]"))
+    assert "a.jsonl:1: half of a surrogate pair" in refusal(write(tmp_path, "a.jsonl", r'"\ud800"'))
+    told = refusal(write(tmp_path, "a.csv", "id,texte\n1,x\n"))
+    assert told.endswith("a.csv: no column 'text'; did you mean 'texte'? (columns: 'id', 'texte')")
+    assert "a.csv:3: 3 fields where the header has 2" in refusal(write(tmp_path, "a.csv", "id,text\n1,x\n2,y,z\n"))
+    assert "a.csv:2: not a csv row" in refusal(write(tmp_path, "a.csv", 'id,text\n1,"never closed\n'))
+
+
+def test_broken_parquet(tmp_path):
+    data = as_parquet()
+    assert "not a parquet file" in refusal(write(tmp_path, "a.parquet", data[:-20]))
+    told = refusal(write(tmp_path, "a.parquet", data), column="txt")
+    assert told.endswith("no column 'txt'; did you mean 'text'? (columns: 'id', 'text')")
+    assert "a.parquet:1: column 'id' holds int" in refusal(write(tmp_path, "a.parquet", data), column="id")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert "needs: pip install 'headstock[tables]'" in refusal(write(tmp_path, "a.parquet", b"PAR1"))

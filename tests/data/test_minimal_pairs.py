@@ -1,0 +1,151 @@
+"""Minimal pairs: BLiMP's tables and tars, Winograd schemas, and what is wrong with them."""
+
+import io
+import json
+import lzma
+import tarfile
+
+import pytest
+
+from headstock.data.minimal_pairs import Pair, read_pairs, resolved
+from headstock.errors import UserError
+
+
+def lines(*rows) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def pair(number: int = 0, **more) -> dict:
+    return {"sentence_good": f"Cats sleep {number}.", "sentence_bad": f"Cats sleeps {number}.", **more}
+
+
+def tar(path, members: dict[str, bytes], mode: str) -> None:
+    with tarfile.open(path, mode) as file:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            file.addfile(entry, io.BytesIO(data))
+
+
+def test_tables_folders_globs_and_tars_give_the_same_pairs(tmp_path):
+    one = lines(*(pair(i, UID="agreement", linguistics_term="verbs", field="syntax", pairID=str(i)) for i in range(5)))
+    two = lines(*(pair(i + 5, UID="islands") for i in range(3)))
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(one)
+    (folder / "b.jsonl.xz").write_bytes(lzma.compress(two))
+    (folder / "notes.txt").write_text("not these")
+    found = read_pairs([folder])
+    assert [p.good for p in found] == [f"Cats sleep {i}." for i in range(8)]
+    assert found[0].kinds == {"UID": "agreement", "linguistics_term": "verbs", "field": "syntax"}
+    assert found[6] == Pair("Cats sleep 6.", "Cats sleeps 6.", f"{folder / 'b.jsonl.xz'}:2", {"UID": "islands"})
+    members = {"data/a.jsonl": one, "../b.jsonl": two, "readme.md": b"x", "data/._a.jsonl": b"\0"}
+    for name, mode in (("all.tar.xz", "w:xz"), ("all.tar.gz", "w:gz"), ("all.tar", "w")):
+        tar(tmp_path / name, members, mode)
+        packed = read_pairs([tmp_path / name])
+        assert [(p.good, p.bad, p.kinds) for p in packed] == [(p.good, p.bad, p.kinds) for p in found]
+    assert packed[1].place == f"{tmp_path / 'all.tar'}/data/a.jsonl:2"
+    assert not (tmp_path.parent / "b.jsonl").exists()  # nothing is unpacked to disk
+    assert read_pairs([str(folder / "*.xz"), folder / "a.jsonl"])[3:] == found[:5]
+
+
+def test_rows_are_taken_evenly_from_each_file(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines(*map(pair, range(100))))
+    (tmp_path / "b.jsonl").write_bytes(lines(*map(pair, range(3))))
+    found = [int(p.good.split()[-1][:-1]) for p in read_pairs([tmp_path], rows=4)]
+    assert found == [0, 25, 50, 75, 0, 1, 2]
+
+
+SCHEMA = """<schema><text><txt1>{txt1}</txt1><pron> {pron} </pron><txt2>{txt2}</txt2></text>
+<answers><answer>{a} </answer><answer> {b}</answer></answers><correctAnswer> {right}  </correctAnswer></schema>"""
+
+
+def collection(tmp_path, *schemas: str, head: str = '<?xml version="1.0" encoding="ISO-8859-1"?>'):
+    path = tmp_path / "schemas.xml"
+    path.write_bytes(f"{head}\n<collection>{''.join(schemas)}</collection>".encode("latin-1"))
+    return path
+
+
+def test_schemas_become_texts_with_each_candidate_in_place(tmp_path):
+    cup = {"txt1": "The cup\nis not in  the sac because", "txt2": "is too é large. ", "a": "The cup", "b": "the sac"}
+    first = SCHEMA.format(pron="it", right="A.", **cup)
+    second = SCHEMA.format(txt1="Tom met Ray and kept", pron="his", txt2="coat.", a="Tom", b="Ray", right="B")
+    found = read_pairs([collection(tmp_path, first, second)])
+    assert found[0].good == "The cup is not in the sac because the cup is too é large."
+    assert found[0].bad == "The cup is not in the sac because the sac is too é large."
+    assert found[1].good == "Tom met Ray and kept Ray's coat."
+    assert found[1].bad == "Tom met Ray and kept Tom's coat."
+    for one in found:
+        for text, rest in zip((one.good, one.bad), one.rest, strict=True):
+            assert text[rest:] in (" is too é large.", " coat.")
+
+
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        (("He left because", "he", "was late.", "The man"), "He left because the man was late."),
+        (("They met.", "She", "left.", "the nurse"), "They met. The nurse left."),
+        (("We saw", "them", ".", "The foxes"), "We saw the foxes."),
+        (("Bob paid.", "He", "is kind.", "Charlie's"), "Bob paid. Charlie is kind."),
+        (("Stretching", "her", "back, she smiled.", "the girl"), "Stretching the girl's back, she smiled."),
+        (("He told", "her", "to go.", "Ann"), "He told Ann to go."),
+        (("He told", "her", ".", "Ann"), "He told Ann."),
+        (("He took", "its", "key.", "Emma's"), "He took Emma's key."),
+        (("", "It", "fell.", "the vase"), "The vase fell."),
+        (("So", "his", '"Dibs!" was slow.', "Dan"), 'So Dan\'s "Dibs!" was slow.'),
+    ],
+)
+def test_candidates_are_bent_to_their_place(parts, wanted):
+    text, rest = resolved(*parts)
+    assert text == wanted
+    assert wanted[rest:].strip() == parts[2]
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
+    def said(name: str, data: bytes) -> str:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError) as wrong:
+            read_pairs([tmp_path / name])
+        assert "\n" not in str(wrong.value)
+        return str(wrong.value).replace(f"{tmp_path}/", "")
+
+    other = {"sentence_godo": "a", "sentence_bad": "b"}
+    assert said("a.jsonl", lines(other)).startswith(
+        "a.jsonl:1: no column 'sentence_good'; did you mean 'sentence_godo'?"
+    )
+    assert said("b.jsonl", lines(pair(), {"sentence_good": "a"})).startswith("b.jsonl:2: no column 'sentence_bad'")
+    assert said("c.jsonl", lines(pair(), pair(sentence_bad=" "))).startswith("c.jsonl:2: sentence_bad is ")
+    assert said("d.jsonl", lines([1])) == ("d.jsonl:1: wanted an object with sentence_good and sentence_bad, got list")
+    assert said("e.jsonl", b'{"sentence_good": ').startswith("e.jsonl:1: not JSON")
+    assert said("f.jsonl", b"").startswith("f.jsonl: no rows")
+    assert "wanted .jsonl with sentence_good" in said("g.csv", b"a,b\n")
+    assert said("h.xml", b"<collection><schema></collection>").startswith("h.xml: not XML")
+    assert said("i.xml", b"<collection/>").startswith("i.xml: no <schema> in it")
+    schema = {"txt1": "a", "pron": "it", "txt2": "b", "a": "x", "b": "y"}
+    assert said("j.xml", SCHEMA.format(right="C", **schema).encode()) == (
+        "j.xml: schema 1: correctAnswer is 'C', wanted A or B"
+    )
+    assert "two answers, got 1" in said("k.xml", SCHEMA.format(right="A", **schema | {"b": ""}).encode())
+    assert "damaged" in said("l.tar.xz", lzma.compress(b"x" * 900)[:40])
+    assert "no .jsonl file in it" in said("m.tar", b"\0" * 10240)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_document_type_is_refused(tmp_path, encoding):
+    bomb = '<!DOCTYPE c [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]><collection>&b;</collection>'
+    path = tmp_path / "bomb.xml"
+    path.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{bomb}'.encode(encoding))
+    with pytest.raises(UserError, match="has a DOCTYPE"):
+        read_pairs([path])
+
+
+def test_paths_that_are_not_there(tmp_path):
+    (tmp_path / "pairs.jsonl").write_bytes(lines(pair()))
+    with pytest.raises(UserError, match=r"no such file or folder; did you mean 'pairs.jsonl'"):
+        read_pairs([tmp_path / "pair.jsonl"])
+    with pytest.raises(UserError, match="matches no minimal pairs"):
+        read_pairs([str(tmp_path / "*.tar")])
+    with pytest.raises(UserError, match="name their files"):
+        read_pairs([])
+    with pytest.raises(UserError, match="--rows 0"):
+        read_pairs([tmp_path], rows=0)

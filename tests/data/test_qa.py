@@ -1,0 +1,243 @@
+"""Every layout gives the same questions, answers stand where they say, and what cannot be used is named."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.data.qa import read_questions
+from headstock.errors import UserError
+
+CONTEXT = "Anne lives in Paris. Paul lives in Rome, not in Paris."
+QUESTION = "Where does Anne live?"
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def write(folder: Path, name: str, data) -> Path:
+    path = folder / name
+    path.write_bytes(
+        data if isinstance(data, bytes) else (data if isinstance(data, str) else json.dumps(data)).encode()
+    )
+    return path
+
+
+def squad(*entries: dict, context: str = CONTEXT) -> dict:
+    return {"version": "1.1", "data": [{"title": "T", "paragraphs": [{"context": context, "qas": list(entries)}]}]}
+
+
+def asked(answers, question=QUESTION, **more) -> dict:
+    return {"question": question, "answers": answers, **more}
+
+
+def at(start, text="Paris") -> dict:
+    return {"text": text, "answer_start": start}
+
+
+def read_one(folder, answers, suffix=".jsonl", say=None):
+    """What one question of a table is read as."""
+    row = {"context": CONTEXT, "question": QUESTION, "answers": answers}
+    if suffix == ".jsonl":
+        path = write(folder, "a.jsonl", row)
+    else:
+        path = folder / "a.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([list(row), list(row.values())])
+    return read_questions(path, say=say).columns.get("answers")
+
+
+def test_squad(tmp_path):
+    first = asked([at(14), at(48)], id="q1")
+    second = asked([at(35, "Rome")], "Where does Paul live?", id=2)
+    data = squad(first, second)
+    data["data"].append(squad(asked([at(0, "Été")]), context="Été")["data"][0])
+    records = read_questions(write(tmp_path, "train.json", data))
+    assert records.columns["context"] == [CONTEXT, CONTEXT, "Été"]
+    assert records.columns["question"] == [QUESTION, "Where does Paul live?", QUESTION] == records.plain
+    assert records.columns["id"] == ["q1", "2", "3"]  # the last is made up
+    assert records.columns["answers"][0] == [{"text": "Paris", "start": 14}, {"text": "Paris", "start": 48}]
+    assert records.lines == [1, 2, 3] and records.labelled
+    assert [records.place(i).partition("train.json")[2] for i in range(3)] == [
+        ": question 1 (id q1)",
+        ": question 2 (id 2)",
+        ": question 3",
+    ]
+    assert records.select([2, 0]).place(1) == records.place(0)
+
+
+def test_squad_two_has_questions_without_an_answer(tmp_path):
+    impossible = asked([], is_impossible=True, plausible_answers=[at(14)])
+    records = read_questions(write(tmp_path, "a.json", squad(impossible, asked([at(14)], is_impossible=False))))
+    assert records.columns["answers"] == [[], [{"text": "Paris", "start": 14}]]
+    bare = {"question": QUESTION, "is_impossible": True}
+    assert read_questions(write(tmp_path, "b.json", squad(bare))).columns["answers"] == [[]]
+
+
+def test_questions_that_nobody_has_answered_are_unlabelled(tmp_path):
+    records = read_questions(write(tmp_path, "a.json", squad({"question": QUESTION, "id": "x"})))
+    assert not records.labelled and set(records.columns) == {"context", "question", "id"}
+    rows = write(tmp_path, "a.csv", f'context,question\n"{CONTEXT}",{QUESTION}\n')
+    assert not read_questions(rows).labelled
+    with pytest.raises(UserError, match="no column 'gold'"):
+        read_questions(rows, columns={"answers": "gold"})
+    assert not read_questions(rows, columns={"answers": "gold"}, insist=False).labelled
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_packed(tmp_path, packing):
+    data = PACK[packing](json.dumps(squad(asked([at(14)]))).encode())
+    assert len(read_questions(write(tmp_path, f"a.json{packing}", data))) == 1
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"text": ["Paris"], "answer_start": [14]},
+        {"text": "Paris", "answer_start": 14},
+        {"text": ["Paris"]},
+        [{"text": "Paris", "answer_start": 14}],
+        [{"text": "Paris", "start": 14}],
+        [{"text": "Paris"}],
+        ["Paris"],
+        "Paris",
+    ],
+)
+def test_forms_of_answers(tmp_path, answers):
+    wanted = [[{"text": "Paris", "start": 14}]]
+    assert read_one(tmp_path, answers) == wanted
+    assert read_one(tmp_path, answers if answers == "Paris" else json.dumps(answers), ".csv") == wanted
+
+
+def test_no_answers_in_tables(tmp_path):
+    for none in ([], {"text": [], "answer_start": []}):
+        assert read_one(tmp_path, none) == [[]]
+        assert read_one(tmp_path, json.dumps(none), ".csv") == [[]]
+    assert read_one(tmp_path, None) is None
+    assert read_one(tmp_path, "", ".csv") is None
+
+
+def test_parquet_with_other_names(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    answers = [{"text": ["Rome"], "answer_start": [35]}, {"text": [], "answer_start": []}]
+    columns = {"passage": [CONTEXT] * 2, "question": ["Where?", "Why?"], "answers": answers, "key": ["a", "b"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    records = read_questions(tmp_path / "a.parquet", columns={"context": "passage", "id": "key"})
+    assert records.columns["answers"] == [[{"text": "Rome", "start": 35}], []]
+    assert records.columns["id"] == ["a", "b"]
+    assert records.place(1).endswith("a.parquet:2")
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(13, 14), (15, 14), (40, 48), (-1, 14), (1000, 48), (31, 14), (32, 48)])
+def test_an_answer_that_is_not_at_its_offset_is_moved_to_the_nearest_place(tmp_path, given, wanted):
+    said = []
+    assert read_one(tmp_path, [at(given)], say=said.append) == [[{"text": "Paris", "start": wanted}]]
+    assert len(said) == 1
+    assert said[0].startswith("moved 1 answer ")
+    assert said[0].endswith(f'a.jsonl:1: "Paris" from {given} to {wanted}')
+
+
+def test_the_moved_are_counted_and_the_right_are_not(tmp_path):
+    said = []
+    path = write(tmp_path, "a.json", squad(asked([at(14), at(13)], id="x"), asked([at(47)]), asked([at(48)])))
+    read_questions(path, say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("moved 2 answers ")
+    assert "question 1 (id x)" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            squad(asked([at(3, "Oslo")], id="q7")),
+            r'question 1 \(id q7\): answers "Oslo" is not at offset 3 \(there is "e li"',
+        ),
+        (squad(asked([at("3")])), r'the offset "3", wanted a whole number'),
+        (squad(asked([at(True)])), r"the offset true"),
+        (squad(asked([at(0, " ")])), r"question 1: answers holds a text that is blank"),
+        (squad(asked([{"answer_start": 3}])), r'holds {"answer_start": 3}, wanted {"text"'),
+        (squad(asked(3)), r"question 1: answers is or holds 3"),
+        (squad(asked([], question=" ")), r"question 1: question is blank"),
+        (squad({"answers": []}), r"question 1: question is blank"),
+        (squad(asked([]), context=""), r"data\[0\].paragraphs\[0\].context is blank"),
+        (squad(asked([]), {"question": "Why?"}), r"question 2: answers is not there, but other questions have it"),
+        (squad(), r"a.json: no questions"),
+        ({"data": [{"paragraphs": [{"context": "a"}]}]}, r"data\[0\].paragraphs\[0\]: no 'qas' \(has: 'context'\)"),
+        ({"data": [{"title": "T"}]}, r"data\[0\]: no 'paragraphs'"),
+        ({"data": [{"paragraphs": {}}]}, r"data\[0\].paragraphs: wanted a list, got {}"),
+        ({"data": [3]}, r"data\[0\]: wanted an object, got 3"),
+        ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, r"context: wanted text, got 3"),
+        ({"data": [{"paragraphs": [{"context": "a", "qas": ["b"]}]}]}, r"qas\[0\]: wanted an object"),
+        ({"rows": []}, r"no 'data' \(has: 'rows'\); wanted SQuAD's layout"),
+        ([], r"wanted an object, got \[\]"),
+        ('{"data": [\n  oops', r"a.json:2: not JSON: Expecting value at column 3 \(wanted"),
+        ('{"a": 1}\n{"a": 2}', r"a.json:2: not JSON: Extra data.*call it .jsonl"),
+    ],
+)
+def test_what_cannot_be_used_in_squad_json(tmp_path, data, message):
+    with pytest.raises(UserError, match=message):
+        read_questions(write(tmp_path, "a.json", data))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", {"context": "a", "question": "b", "answers": "c"}, r'a.jsonl:1: answers "c" does not occur in the'),
+        ("a.jsonl", {"context": " ", "question": "b"}, r"a.jsonl:1: context is blank"),
+        ("a.jsonl", {"context": "a", "question": None}, r"a.jsonl:1: question is blank"),
+        ("a.jsonl", {"context": "a", "answers": []}, r"no column 'question'"),
+        (
+            "a.jsonl",
+            {"context": "a", "question": "b", "answers": {"text": ["a", "a"], "answer_start": [0]}},
+            r"has 2 texts but 1 offsets",
+        ),
+        ("a.jsonl", {"context": "a", "question": "b", "answers": {"text": 3}}, r'is {"text": 3}, wanted'),
+        ("a.csv", "context,question,answers\na,b,a\na,b,\n", r"a.csv:3: answers is not there, but other"),
+        ("a.csv", "context,question,answers\n", r"no rows"),
+        ("a.csv", 'context,question,answers\na,b,"[oops"\n', r'a.csv:2: answers "\[oops" does not occur'),
+        ("a.xml", "<a/>", r"cannot tell what is in a .xml file \(wanted .json in SQuAD's layout"),
+    ],
+)
+def test_what_cannot_be_used_in_tables(tmp_path, name, data, message):
+    with pytest.raises(UserError, match=message):
+        read_questions(write(tmp_path, name, data))
+
+
+def test_several_problems_are_told_together(tmp_path):
+    bad = [asked([at(0, "Oslo")], id=f"q{i}") for i in range(8)]
+    with pytest.raises(UserError) as told:
+        read_questions(write(tmp_path, "a.json", squad(*bad)))
+    assert "8 values cannot be used" in str(told.value)
+    assert "(id q4)" in str(told.value) and "and 3 more" in str(told.value)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.text("ab é", min_size=1).filter(str.strip), st.integers(-3, 40), st.integers(1, 5), st.integers(-9, 50))
+def test_what_is_read_always_stands_at_its_place(tmp_path_factory, context, start, length, offset):
+    text = context[start : start + length] if start >= 0 else "b"
+    path = write(tmp_path_factory.getbasetemp(), "a.json", squad(asked([at(offset, text)]), context=context))
+    if not text.strip() or text not in context:
+        with pytest.raises(UserError):
+            read_questions(path)
+        return
+    [[answer]] = read_questions(path).columns["answers"]
+    assert answer["text"] == text and context.startswith(text, answer["start"])
+    places = [i for i in range(len(context)) if context.startswith(text, i)]
+    assert abs(answer["start"] - offset) == min(abs(i - offset) for i in places)
+
+
+def test_blank_questions_and_contexts_are_left_out_on_request(tmp_path):
+    row = {"context": CONTEXT, "question": QUESTION, "answers": []}
+    rows = [row, row | {"question": " "}, row | {"context": ""}]
+    found = read_questions(write(tmp_path, "q.jsonl", "\n".join(map(json.dumps, rows))), skip_blank=True)
+    assert (len(found), found.skipped) == (1, 2)
+    found = read_questions(write(tmp_path, "q.json", squad(asked([]), asked([], question=""))), skip_blank=True)
+    assert (len(found), found.skipped, len(found.places)) == (1, 1, 1)

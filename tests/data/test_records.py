@@ -1,0 +1,437 @@
+"""Every layout gives the same labelled rows, and every row that cannot be used is named with its place."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.data.records import Records, parse_columns, read_records, stream_texts
+from headstock.errors import UserError
+
+TEXTS = ["Très bon, « à lire ».", 'Il dit "non"', " Été comme hiver "]
+STARS = ["5", "1", "5"]
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def write(folder: Path, name: str, data: bytes | str) -> Path:
+    path = folder / name
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def as_table(rows: list[list[str]], delimiter: str = ",") -> bytes:
+    file = io.StringIO()
+    csv.writer(file, delimiter=delimiter).writerows(rows)
+    return file.getvalue().encode()
+
+
+def as_parquet(**columns: list) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+def content(suffix: str) -> bytes:
+    """The same rows in each format, the columns in another order than they are asked for."""
+    if suffix == ".parquet":
+        return as_parquet(id=[0, 1, 2], stars=[5, 1, 5], review=TEXTS)
+    if suffix == ".jsonl":
+        rows = [{"stars": int(star), "review": text} for text, star in zip(TEXTS, STARS, strict=True)]
+        return "\n".join(json.dumps(row) for row in rows).encode()
+    table = [["id", "stars", "review"], *([str(i), STARS[i], TEXTS[i]] for i in range(3))]
+    return as_table(table, "\t" if suffix == ".tsv" else ",")
+
+
+def refusal(path: str | Path, **settings) -> str:
+    with pytest.raises(UserError) as caught:
+        read_records(path, **settings)
+    return str(caught.value)
+
+
+def stream_refusal(path: str | Path, **settings) -> str:
+    with pytest.raises(UserError) as caught:
+        list(stream_texts(path, **settings))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("packing", ["", *PACK])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_every_table_gives_the_same_rows(tmp_path, suffix, packing):
+    data = content(suffix)
+    path = write(tmp_path, f"train{suffix}{packing}", PACK[packing](data) if packing else data)
+    columns = {"text": "review", "label": "stars"}
+    records = read_records(path, columns=columns)
+    header = suffix in (".csv", ".tsv")
+    assert (records.texts, records.labels, len(records)) == (TEXTS, STARS, 3)
+    assert records.lines == ([2, 3, 4] if header else [1, 2, 3])
+    assert records.place(1) == f"{path}:{3 if header else 2}"
+    assert list(stream_texts(path, columns=columns)) == list(zip(records.lines, TEXTS, strict=True))
+
+
+def test_rows_can_be_selected_in_any_order(tmp_path):
+    records = read_records(write(tmp_path, "a.csv", "text,label\nun,a\n\ndeux,b\ntrois,c\n"))
+    chosen = records.select(i for i in (2, 0))
+    assert chosen == Records(records.source, [5, 2], {"text": ["trois", "un"], "label": ["c", "a"]})
+    assert chosen.place(0) == f"{records.source}:5"
+    assert len(records.select([])) == 0
+
+
+def test_texts_cut_into_pieces_are_joined_for_people_and_left_for_models(tmp_path):
+    cut = "▁J ' ai ▁lu , ▁c ' est ▁pharmaci enne ."
+    records = read_records(write(tmp_path, "a.csv", as_table([["text"], [cut], ["deux  mots "]])))
+    assert records.texts == [cut, "deux  mots "]
+    assert records.plain == ["J'ai lu, c'est pharmacienne.", "deux  mots "]
+
+
+# Two files
+
+
+@pytest.mark.parametrize("given", ["train", "train.review.spm"])
+def test_the_two_files_of_the_lab(tmp_path, given):
+    write(tmp_path, "train.review.spm", "▁Un ▁liv re\n▁Non\n")
+    write(tmp_path, "train.label", " 1\r\n0\n")
+    write(tmp_path, "train.notes", "more than one file begins with train")
+    records = read_records(tmp_path / given)
+    assert (records.texts, records.labels, records.plain) == (["▁Un ▁liv re", "▁Non"], ["1", "0"], ["Un livre", "Non"])
+    assert records.place(1) == f"{tmp_path}/train.review.spm:2"
+    assert list(stream_texts(tmp_path / given)) == [(1, "▁Un ▁liv re"), (2, "▁Non")]
+
+
+def test_any_file_beside_its_labels_packed_or_not(tmp_path):
+    write(tmp_path, "a.raw.gz", gzip.compress(b"x\ny\n"))
+    write(tmp_path, "a.label.xz", lzma.compress(b"1\n2\n"))
+    for path in (tmp_path / "a", tmp_path / "a.raw.gz"):
+        assert read_records(path).labels == ["1", "2"]
+        assert read_records(path, optional=()).labels is None
+    write(tmp_path, "b.txt", "x\ny\n")
+    assert read_records(tmp_path / "b.txt").labels is None
+    write(tmp_path, "b.label", "p\nq\n")
+    assert read_records(tmp_path / "b.txt").labels == ["p", "q"]
+    (tmp_path / "c").mkdir()  # a folder of that name does not hide the files
+    write(tmp_path, "c.review.spm", "▁x\n")
+    assert read_records(tmp_path / "c").texts == ["▁x"]
+
+
+def test_texts_without_labels(tmp_path):
+    path = write(tmp_path, "test.review.spm", "▁Un\n")
+    assert read_records(tmp_path / "test").labels is None
+    told = refusal(path, wanted=("text", "label"), optional=())
+    assert told == f"{path}: no labels (wanted test.label beside it, or a table that has them)"
+    told = refusal(path, wanted=("text", "text_b"))
+    assert told.startswith(f"{path}: one text a line, so no text_b (wanted a table, .jsonl")
+    assert read_records(path, columns={"text": "review", "label": "stars"}).texts == ["▁Un"]  # names are for tables
+
+
+@pytest.mark.parametrize(("texts", "labels"), [(3, 2), (1, 2), (2, 0)])
+def test_uneven_files_are_refused_with_both_counts(tmp_path, texts, labels):
+    write(tmp_path, "train.review.spm", "▁x\n" * texts)
+    write(tmp_path, "train.label", "1\n" * labels)
+    told = refusal(tmp_path / "train")
+    assert f"train.review.spm has {texts} lines, but {tmp_path}/train.label has {labels};" in told
+
+
+def test_problems_of_two_files_are_placed_in_the_right_one(tmp_path):
+    write(tmp_path, "train.review.spm", "▁x\n \n▁z\n")
+    write(tmp_path, "train.label", "1\n1\n\n")
+    told = refusal(tmp_path / "train")
+    assert f"\n  {tmp_path}/train.review.spm:2: text is blank" in told
+    assert f"\n  {tmp_path}/train.label:3: label is blank" in told
+
+
+# Values
+
+
+def test_labels_become_text(tmp_path):
+    values = [1, True, False, 2.5, "  oui ", "a|b", 10**20]
+    rows = [{"text": f"t{i}", "label": value} for i, value in enumerate(values)]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert read_records(path).labels == ["1", "true", "false", "2.5", "oui", "a|b", "1" + "0" * 20]
+    parquet = write(tmp_path, "a.parquet", as_parquet(text=["x", "y"], label=[True, False]))
+    assert read_records(parquet).labels == ["true", "false"]
+
+
+def test_lists_of_labels_need_a_separator(tmp_path):
+    path = write(tmp_path, "a.jsonl", '{"text": "x", "label": ["a ", "b"]}\n{"text": "y", "label": 3}\n')
+    assert read_records(path, separator="|").labels == ["a|b", "3"]
+    told = refusal(path)
+    assert f'{path}:1: label is the list ["a ", "b"], wanted one label (several are read with separator="|")' in told
+    path = write(tmp_path, "b.jsonl", '{"text": "x", "label": ["a|b", "c"]}\n')
+    assert "is a list with 'a|b', which holds the separator '|'" in refusal(path, separator="|")
+    none = write(tmp_path, "c.jsonl", '{"text": "x", "label": []}\n{"text": "y", "label": null}\n')
+    assert read_records(none, separator="|").labels == ["", ""]  # none of the classes is an answer too
+    assert "wanted one label" in refusal(none)
+    parquet = write(tmp_path, "a.parquet", as_parquet(text=["x"], label=[["a", "b"]]))
+    assert read_records(parquet, separator="|").labels == ["a|b"]
+
+
+def test_values_that_cannot_be_used_are_reported_together(tmp_path):
+    table = [["review", "label"], ["x", "1"], ["  ", "1"], ["y", " "]]
+    told = refusal(write(tmp_path, "a.csv", as_table(table)), columns={"text": "review"})
+    assert told.splitlines() == [
+        f"{tmp_path}/a.csv: 2 values cannot be used; for each, correct or remove the row, or leave out blank ones with "
+        "--skip-blank:",
+        f"  {tmp_path}/a.csv:3: text (column 'review') is blank",
+        f"  {tmp_path}/a.csv:4: label is blank",
+    ]
+    many = write(tmp_path, "b.csv", as_table([["text", "label"], *([f"x{i}", ""] for i in range(12))]))
+    lines = refusal(many).splitlines()
+    assert len(lines) == 7
+    assert (lines[5], lines[6]) == (f"  {many}:6: label is blank", "  and 7 more")
+    one = refusal(write(tmp_path, "c.txt", "x\n\ny\n"))
+    assert one.startswith(f"{tmp_path}/c.txt:2: text is blank; correct or remove the row")
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ('{"text": "x", "label": null}', "2: label is blank"),
+        ('{"text": "x", "label": NaN}', "2: label is blank"),
+        ('{"text": "x"}', "2: label is not there"),
+        ('{"label": "a"}', "2: text is not there"),
+        ('{"text": null, "label": "a"}', "2: text is blank"),
+        ('{"text": 3, "label": "a"}', "2: text is 3, wanted text"),
+        ('{"text": "x", "label": {"a": 1}}', '2: label is {"a": 1}, wanted a label'),
+        ('{"text": "\\ud800", "label": "a"}', "2: text holds half of a surrogate pair"),
+        ("[1]", "2: wanted an object or a string, got list"),
+        ("{", "2: not JSON"),
+    ],
+)
+def test_a_bad_row_of_jsonl_is_named(tmp_path, row, what):
+    path = write(tmp_path, "a.jsonl", f'{{"text": "é", "label": "a"}}\n{row}\n')
+    assert f"{path}:{what}" in refusal(path)
+
+
+def test_a_label_that_only_later_rows_have_is_not_overlooked(tmp_path):
+    path = write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": "y", "label": "a"}\n')
+    assert f"{path}:1: label is not there" in refusal(path)
+    path = write(tmp_path, "b.jsonl", '"bare"\n{"text": "y"}\n')
+    assert read_records(path) == Records(str(path), [1, 2], {"text": ["bare", "y"]})
+    assert f"{path}:1: text_b is not there" in refusal(path, wanted=("text", "text_b"))
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1).filter(str.strip),
+            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1).filter(str.strip),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_written_is_read(rows):
+    """Quotes, delimiters, line ends of every kind and strange spaces are kept; only labels lose what surrounds them."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = write(Path(folder), "a.csv", as_table([["text", "label"], *map(list, rows)]))
+        lines = "\n".join(json.dumps({"text": text, "label": label}) for text, label in rows)
+        for path in (table, write(Path(folder), "a.jsonl", lines)):
+            records = read_records(path)
+            assert records.texts == [text for text, _ in rows]
+            assert records.labels == [label.strip() for _, label in rows]
+            assert [text for _, text in stream_texts(path)] == records.texts
+        starts = read_records(table).lines
+        ends = [*starts[1:], 1 + table.read_bytes().count(b"\n")]
+        spans = [1 + text.count("\n") + label.count("\n") for text, label in rows]
+        assert [end - start for start, end in zip(starts, ends, strict=True)] == spans
+
+
+# Columns
+
+
+def test_other_tasks_ask_for_other_columns(tmp_path):
+    path = write(tmp_path, "a.csv", "text,text_b,label\nun,deux,x\n")
+    assert read_records(path, wanted=("text", "text_b")).columns == {"text": ["un"], "text_b": ["deux"], "label": ["x"]}
+    path = write(tmp_path, "b.tsv", "en\tfr\nyes\toui\n")
+    columns = {"source": "en", "target": "fr"}
+    records = read_records(path, columns=columns, wanted=("source", "target"), optional=())
+    assert records.columns == {"source": ["yes"], "target": ["oui"]}
+    swapped = read_records(write(tmp_path, "c.csv", "label,text\nx,1\n"), columns={"text": "label", "label": "text"})
+    assert (swapped.texts, swapped.labels) == (["x"], ["1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("a.csv", "review,stars\nx,1\n"), ("a.jsonl", '{"review": "x", "stars": 1}\n'), ("a.parquet", None)],
+)
+def test_missing_columns_are_named_with_those_there(tmp_path, name, data):
+    path = write(tmp_path, name, data or as_parquet(review=["x"], stars=[1]))
+    told = f"{path}: no column 'text' (columns: 'review', 'stars'); say which it is with --columns text=NAME"
+    assert refusal(path) == stream_refusal(path) == told
+    assert read_records(path, columns={"text": "review"}).labels is None
+    told = refusal(path, columns={"text": "review", "label": "star"})
+    assert "no column 'star'; did you mean 'stars'?" in told and told.endswith("--columns label=NAME")
+    told = refusal(path, wanted=("text", "text_b"))
+    assert "'text'" in told and "'text_b'" in told and told.endswith("--columns text=NAME,text_b=NAME")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["Un livre vraiment très beau à lire", "bon"], ["Non", "mauvais"]],
+        [["Oui", "bon"], ["Non", "mauvais"], ["Bof", "bon"]],
+        [["Oui", "1"], ["Non", "0"]],
+    ],
+)
+def test_a_table_without_header_is_recognised(tmp_path, rows):
+    hint = "as the first line looks like data, put a header above it, such as text,label"
+    assert refusal(write(tmp_path, "a.csv", as_table(rows))).endswith(hint)
+    assert "looks like data" not in refusal(write(tmp_path, "b.csv", as_table([["id", "review text"], *rows])))
+
+
+def test_a_column_that_is_there_twice(tmp_path):
+    path = write(tmp_path, "a.csv", "text,label,label\nx,1,2\n")
+    assert refusal(path) == f"{path}: more than one column is called 'label'"
+    assert list(stream_texts(path)) == [(2, "x")]
+
+
+def test_names_of_columns(tmp_path):
+    assert parse_columns("text=review, label = my stars") == {"text": "review", "label": "my stars"}
+    assert parse_columns("text=a=b") == {"text": "a=b"}
+    for wrong, got in [("review", "'review'"), ("text=", "'text='"), ("=x", "'=x'"), ("text=x,", "''"), ("", "''")]:
+        with pytest.raises(UserError, match=f"wanted pairs such as text=review,label=stars, got {got}"):
+            parse_columns(wrong)
+    with pytest.raises(UserError, match="'text' is there twice"):
+        parse_columns("text=a,text=b")
+    path = write(tmp_path, "a.csv", "text\nx\n")
+    told = "--columns: unknown name 'txet'; did you mean 'text'? (the names are text, label)"
+    assert refusal(path, columns={"txet": "x"}) == stream_refusal(path, columns={"txet": "x"}) == told
+    assert "column 'text' cannot be both" in refusal(path, columns={"label": "text"})
+
+
+# Files
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    write(tmp_path, "train.csv", "text\nx\n")
+    assert refusal(tmp_path / "trian.csv") == f"{tmp_path}/trian.csv: no such file; did you mean 'train.csv'?"
+    assert read_records(tmp_path / "train").source == f"{tmp_path}/train.csv"
+    write(tmp_path, "train.tsv", "text\nx\n")
+    assert refusal(tmp_path / "train").endswith("train: no such file, but train.csv, train.tsv; give one of them")
+    assert refusal(tmp_path).endswith("a folder, wanted a file")
+    assert refusal(tmp_path / "no" / "a.csv").endswith(f"no such file, nor a folder {tmp_path}/no")
+    assert "cannot tell what is in a .doc file" in refusal(write(tmp_path, "a.doc", "x"))
+    assert "the labels alone" in refusal(write(tmp_path, "train.label", "1\n"))
+    assert "cannot be read" in refusal("a whole text in place of a name " * 200)
+    with pytest.raises(UserError, match="no such file"):
+        stream_texts(tmp_path / "none.csv")  # at once, not when the first text is asked for
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.csv", "", "it is empty"),
+        ("a.csv", "text,label\n", "only a header"),
+        ("a.tsv", "text\tlabel\n", "only a header"),
+        ("a.jsonl", "\n\n", "it is empty"),
+        ("a.txt", "", "it is empty"),
+        ("a.parquet", None, "it is empty"),
+    ],
+)
+def test_files_without_rows(tmp_path, name, data, why):
+    path = write(tmp_path, name, as_parquet(text=[], label=[]) if data is None else data)
+    assert refusal(path) == stream_refusal(path) == f"{path}: no rows ({why})"
+
+
+def test_broken_files_keep_the_words_of_their_format(tmp_path):
+    assert "a.csv:3: 3 fields where the header has 2" in refusal(write(tmp_path, "a.csv", "text,label\nx,1\ny,z,1\n"))
+    write(tmp_path, "b.review.spm", "▁x\n▁y\n")
+    write(tmp_path, "b.label", b"1\n\xe9\n")
+    assert "b.label:2: not UTF-8: byte 0xe9" in refusal(tmp_path / "b")
+
+
+# Streams
+
+
+def test_blank_lines_keep_their_place_in_a_stream(tmp_path):
+    assert list(stream_texts(write(tmp_path, "a.txt", "un\n\n \t\n deux \n\n"))) == [
+        (1, "un"), (2, ""), (3, ""), (4, " deux "), (5, ""),
+    ]  # fmt: skip
+    path = write(tmp_path, "a.csv", 'text\nx\n""\ny\n')
+    assert stream_refusal(path) == (
+        f"{path}:3: text is blank; correct or remove the row, or leave out blank ones with --skip-blank"
+    )
+
+
+def test_standard_input_is_one_text_a_line(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('un\n\n{"text": "deux"}\r\né'.encode())))
+    assert list(stream_texts("-")) == [(1, "un"), (2, ""), (3, '{"text": "deux"}'), (4, "é")]
+    assert stream_refusal("-") == "-: no rows (it is empty)"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"un\n\xe9\n")))
+    assert stream_refusal("-").startswith("-:2: not UTF-8")
+
+
+class Pipe(io.RawIOBase):
+    """Gives one line whenever it is read, and must not be read before the line is there."""
+
+    def __init__(self):
+        self.written: list[bytes] = []
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        assert self.written, "waits for more than the line that was asked for"
+        line = self.written.pop()
+        buffer[: len(line)] = line
+        return len(line)
+
+
+def test_a_pipe_is_handed_on_line_by_line(monkeypatch):
+    pipe = Pipe()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(pipe)))
+    texts = stream_texts("-")
+    for text in ("un", "deux"):
+        pipe.written.append(f"{text}\n".encode())
+        assert next(texts)[1] == text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_a_stream_does_not_read_ahead_of_what_is_asked(tmp_path, monkeypatch, suffix):
+    """What is broken at the far end is met only there, which a reader that holds the whole file cannot do."""
+    monkeypatch.setattr("headstock.data.formats.READ_BYTES", 1 << 12)
+    row = {".csv": "{}\n", ".jsonl": '{{"text": "{}"}}\n', ".txt": "{}\n"}[suffix]
+    head = "text\n" if suffix == ".csv" else ""
+    body = head + "".join(row.format(f"text {i}") for i in range(5000))
+    path = write(tmp_path, f"a{suffix}", body.encode() + b"\xe9\n")
+    texts = stream_texts(path)
+    assert [next(texts)[1] for _ in range(4000)] == [f"text {i}" for i in range(4000)]
+    with pytest.raises(UserError, match="not UTF-8"):
+        list(texts)
+
+
+# Blank rows
+
+
+def test_blank_rows_are_left_out_and_counted_on_request(tmp_path):
+    table = write(tmp_path, "a.csv", as_table([["text", "label"], ["x", "1"], [" ", "1"], ["y", ""], ["z", "2"]]))
+    rows = read_records(table, skip_blank=True)
+    assert (rows.texts, rows.labels, rows.lines, rows.skipped) == (["x", "z"], ["1", "2"], [2, 5], 2)
+    lines = write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": null}\n{"label": "1"}\n{"text": "y"}\n')
+    assert read_records(lines, skip_blank=True, optional=()).texts == ["x", "y"]
+    with pytest.raises(UserError, match=r"b.csv: all its 2 rows are blank"):
+        read_records(write(tmp_path, "b.csv", as_table([["text"], [" "], ["\t"]])), skip_blank=True)
+    with pytest.raises(UserError, match=r"c.jsonl:2: label is the list"):  # what is wrong otherwise is still refused
+        read_records(
+            write(tmp_path, "c.jsonl", '{"text": "x", "label": "1"}\n{"text": "y", "label": [1]}\n'), skip_blank=True
+        )
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+def test_blank_rows_of_a_stream_are_left_out_on_request(tmp_path, name):
+    path = write(tmp_path, name, as_table([["text"], ["x"], [" "], ["y"]]) if name == "a.csv" else "text\nx\n \ny\n")
+    skipped: list[int] = []
+    assert [text for _, text in stream_texts(path, skipped=skipped)][-2:] == ["x", "y"]
+    assert skipped == [3]

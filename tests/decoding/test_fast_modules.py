@@ -1,0 +1,77 @@
+"""A light twin gives what its module gives, without being one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from headstock.decoding.fast_modules import light
+from headstock.model.batch import Batch
+from tests.model.small import small_backbone, small_model, some_tokens
+
+
+@pytest.fixture(autouse=True)
+def reading():
+    """States are for reading, not for learning."""
+    with torch.inference_mode():
+        yield
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "norm": st.sampled_from(["pre", "post"]),
+        "norm_kind": st.sampled_from(["layer", "rms"]),
+        "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
+        "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
+        "bias": st.booleans(),
+        "qk_norm": st.booleans(),
+        "embed_scale": st.booleans(),
+        "embed_norm": st.booleans(),
+        "segments": st.sampled_from([0, 2]),
+    }
+)
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@given(shape=SHAPES)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_twin_gives_the_same(shape):
+    backbone, tokens = small_backbone(**shape), some_tokens(3, 9)
+    twin = light(backbone)
+    assert not isinstance(twin, nn.Module)
+    close(twin(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
+    states = [backbone.new_state(3, 9) for _ in range(2)]
+    for place in range(9):
+        batch = Batch(tokens[:, place : place + 1])
+        close(twin(batch, states[0]).hidden, backbone(batch, states[1]).hidden)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_twin_of_a_head_gives_the_same(tied):
+    model, hidden = small_model(tied=tied), torch.randn(4, 8)
+    close(light(model.heads["token"])(hidden), model.heads["token"](hidden))
+
+
+def test_a_twin_that_looks_across_gives_the_same():
+    backbone, tokens, memory = small_backbone(cross=True, qk_norm=True), some_tokens(2, 5), torch.randn(2, 4, 8)
+    states = [backbone.new_state(2, 5) for _ in range(2)]
+    for place in range(5):
+        batch = Batch(tokens[:, place : place + 1])
+        both = [
+            part(batch, state, memory=memory).hidden
+            for part, state in zip((light(backbone), backbone), states, strict=True)
+        ]
+        close(*both)
+
+
+def test_who_listens_to_a_part_still_hears_it():
+    backbone, tokens, calls = small_backbone(), some_tokens(3, 9), []
+    hook = backbone.blocks[0].attention.register_forward_hook(lambda *_: calls.append(1))
+    light(backbone)(Batch(tokens))
+    assert calls == [1]
+    hook.remove()
+    assert light(backbone) is not backbone

@@ -1,0 +1,106 @@
+"""Arms are made by name, once for each run that they need, and take their own settings with them."""
+
+import json
+
+import pytest
+
+from headstock.errors import UserError
+from headstock.experiments.arms import KINDS, Arm, check_names, kind_of, make_arms
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Folders that are runs; those of arms are only opened, never read."""
+
+    def make(*names):
+        paths = [tmp_path / name for name in names]
+        for path in paths:
+            path.mkdir(parents=True)
+            (path / "config.json").write_text(json.dumps({}))
+        return paths
+
+    return make
+
+
+def test_one_run_needs_no_name(runs):
+    (path,) = runs("tiny")
+    arms = make_arms([path], KINDS)
+    assert [(arm.name, arm.kind) for arm in arms] == [(kind, kind) for kind in KINDS]
+    assert [arm.run and arm.run.path for arm in arms] == [path, path, path, None]
+
+
+def test_several_runs_are_told_apart_by_their_names_and_tfidf_needs_none(runs):
+    paths = runs("small", "large")
+    arms = make_arms(paths, ["tfidf", "scratch", "frozen"])
+    names = ["tfidf", "scratch small", "scratch large", "frozen small", "frozen large"]
+    assert [arm.name for arm in arms] == names
+    assert [arm.run.path for arm in arms[1:]] == paths * 2
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(runs):
+    paths = runs("a/tiny", "b/tiny")
+    assert [arm.name for arm in make_arms(paths, ["frozen"])] == [f"frozen {path}" for path in paths]
+
+
+def test_how_an_arm_begins_is_said_by_its_kind(runs):
+    (path,) = runs("tiny")
+    begins = {
+        arm.name: (arm.options()["transfer.init"], arm.options()["transfer.freeze"]) for arm in make_arms([path], KINDS)
+    }
+    assert begins["scratch"] == ("scratch", False)
+    assert begins["pretrained"] == ("pretrained", False)
+    assert begins["frozen"] == ("pretrained", True)
+
+
+def test_a_table_makes_an_arm_of_another_name_or_sets_one_that_is_there(runs):
+    (path,) = runs("tiny")
+    tables = {"fast": {"kind": "frozen", "lr": 0.01}, "scratch": {"epochs": 3}, "unused": {"kind": "pretrained"}}
+    fast, scratch, pretrained = make_arms([path], ["fast", "scratch", "pretrained"], tables)
+    assert (fast.kind, fast.settings, scratch.settings, pretrained.settings) == (
+        "frozen",
+        {"lr": 0.01},
+        {"epochs": 3},
+        {},
+    )
+    assert fast.options() == {"transfer.init": "pretrained", "transfer.freeze": True, "lr": 0.01}
+    assert tables["fast"] == {"kind": "frozen", "lr": 0.01}  # as it was
+
+
+def test_tfidf_alone_needs_no_run():
+    assert make_arms([], ["tfidf"]) == [Arm("tfidf", "tfidf")]
+    assert make_arms([], ["words"], {"words": {"kind": "tfidf"}}) == [Arm("words", "tfidf")]
+
+
+@pytest.mark.parametrize(
+    ("names", "tables", "message"),
+    [
+        (["scrach"], {}, r"--arms scrach: no such arm; did you mean 'scratch'\? \(have: scratch, .*tfidf\)"),
+        (["fats"], {"fast": {"kind": "frozen"}}, r"did you mean 'fast'\?"),
+        (["xyz"], {}, r"--arms xyz: no such arm \(have: "),
+        (["frozen", "scratch", "frozen"], {}, r"--arms: frozen named twice"),
+        (["fast"], {"fast": {"lr": 1}}, r"arms\.fast\.kind: must be one of scratch, .*, not 'fast'"),
+        (["scratch"], {"fast": {"kind": "frozn"}}, r"arms\.fast\.kind: .*, not 'frozn'; did you mean 'frozen'\?"),
+        (["scratch"], {"fast": {"kind": 3}}, r"arms\.fast\.kind: .*, not 3"),
+        (["tfidf"], {"tfidf": {"C": 1, "n": 2}}, r"arms\.tfidf: TF-IDF has no settings, so C, n would change nothing"),
+        (["scratch"], {}, r"no run to compare: name one"),
+    ],
+)
+def test_what_is_wrong_is_said(names, tables, message):
+    with pytest.raises(UserError, match=message) as raised:
+        make_arms([], names, tables)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_that_is_not_there_or_there_twice(runs, tmp_path):
+    (path,) = runs("tiny")
+    with pytest.raises(UserError, match=r"no such run; did you mean 'tiny'\?"):
+        make_arms([tmp_path / "tinny"], ["scratch"])
+    with pytest.raises(UserError, match="tiny: named twice"):
+        make_arms([path, tmp_path / "." / "tiny"], ["scratch"])
+
+
+def test_names_can_be_checked_before_there_is_a_run():
+    check_names(["scratch", "tfidf"], {})
+    with pytest.raises(UserError, match="no such arm"):
+        check_names(["scratch", "tf-idf"], {})
+    assert kind_of("fast", {"fast": {"kind": "tfidf"}}) == "tfidf"

@@ -1,0 +1,393 @@
+"""A comparison is fair: the same rows and seeds for every arm; and what it tells follows from its cells."""
+
+import json
+import shutil
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+
+import headstock
+from headstock.data.records import Records
+from headstock.errors import UserError
+from headstock.experiments import compare_trials as cells_module
+from headstock.experiments.arms import Arm
+from headstock.experiments.compare import compare
+from headstock.experiments.compare_settings import CompareSettings, Plan
+from headstock.experiments.comparison_summary import answer, title_of, versions
+from headstock.experiments.error_report import tell
+from headstock.experiments.leakage_check import Leaks
+from headstock.intervals import difference
+from headstock.tasks.class_labels import label_numbers
+from headstock.tasks.classify import Classify, ClassifyConfig
+from headstock.train.distributed import World
+from headstock.train.labelled_data import Splits
+from headstock.train.run_folder import Run
+from tests.experiments.small import (
+    ARMS,
+    CELL,
+    SCHEMA,
+    SETTINGS,
+    SMALL,
+    faults,
+    never,
+    read_rows,
+)
+
+# Fairness
+
+
+def test_every_arm_learns_from_the_same_rows_and_more_labels_hold_the_fewer(done):
+    _, _, learned = done
+    for seed in range(2):
+        for labels in (8, 24):
+            rows = [learned[arm, labels, seed] for arm in ARMS]
+            assert all(one == rows[0] for one in rows)
+            assert len(rows[0][0]) == labels
+        few, many = (learned["scratch", labels, seed] for labels in (8, 24))
+        assert few[0] < many[0]
+        assert few[1] < many[1]
+    assert len({frozenset(learned["scratch", 8, seed][0]) for seed in range(2)}) == 2
+
+
+def test_validation_takes_no_more_labels_than_training_and_none_of_its_rows(done, files):
+    _, _, learned = done
+    for (_, labels, _), (train, valid) in learned.items():
+        assert len(valid) == min(labels, 20)
+        assert all(place.startswith(str(files["train"])) for place in train)
+        assert all(place.startswith(str(files["valid"])) for place in valid)
+
+
+def test_rows_held_out_of_the_training_file_are_not_learned_from(stock, files, tmp_path, monkeypatch):
+    seen, fit = [], cells_module.fit
+    monkeypatch.setattr(cells_module, "fit", lambda *given, **more: seen.append(given[3]) or fit(*given, **more))
+    results = compare(stock, train=files["train"], out=tmp_path, arms=["scratch"], seeds=2, settings=SETTINGS)
+    assert results["measured_on"] == "valid" and results["measured_rows"] == 6  # a tenth of 60
+    for data in seen:
+        assert len(data.train.places) == 54
+        assert not set(data.train.places) & set(data.valid.places)
+    evaluated = headstock.load(tmp_path / "runs" / "scratch-54").evaluate()
+    assert evaluated["rows"] == 6
+    assert evaluated["accuracy"] == results["cells"][0]["accuracy"]
+
+
+# What is told
+
+
+@pytest.mark.parametrize("weights", ["best", "last"])
+def test_it_is_told_whether_epochs_were_chosen(stock, files, tmp_path, weights):
+    asked = {"arms": ["scratch"], "seeds": 2, "settings": SETTINGS | {"weights": weights}}
+    said = compare(stock, train=files["train"], valid=files["valid"], out=tmp_path, **asked)["notes"]
+    assert any("epochs were chosen" in line for line in said) == (weights == "best")
+    assert any("chose its epoch" in line for line in said) == (weights == "best")
+    assert any("last epoch" in line for line in said) == (weights == "last")
+
+
+def test_results_follow_the_schema(done):
+    results, out, _ = done
+    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert faults({**results, "verdicts": None}, SCHEMA)  # the control: a wrong value is noticed
+    assert (results["kind"], results["task"], results["seed"], results["device"]) == ("compare", "classify", 0, "cpu")
+    assert results["classes"] == ["bad", "good"]
+    assert (results["measured_on"], results["measured_rows"]) == ("test", 40)
+    assert [arm["kind"] for arm in results["arms"]] == ARMS
+    assert results["settings"]["finetune"] == SETTINGS
+    assert results["settings"]["compare"]["labels"] == [24, 8]
+
+
+def test_the_grid_is_full_and_in_order(done):
+    results, _, _ = done
+    assert (results["labels"], results["seeds"]) == ([8, 24], [0, 1])
+    grid = [(cell["arm"], cell["labels"], cell["seed"]) for cell in results["cells"]]
+    assert Counter(grid) == Counter((arm, labels, seed) for arm in ARMS for labels in (8, 24) for seed in (0, 1))
+    assert [(row["labels"], row["arm"]) for row in results["summary"]] == [(n, arm) for n in (8, 24) for arm in ARMS]
+    assert len(results["verdicts"]) == 2
+    assert [verdict.split()[1] for verdict in results["verdicts"]] == ["8", "24"]
+
+
+def test_a_cell_says_what_its_probabilities_say(done, files):
+    results, out, _ = done
+    truth = np.array([["bad", "good"].index(row["label"]) for row in read_rows(files["test"])])
+    for cell in results["cells"]:
+        kept = json.loads((out / "cells" / f"{cell['arm']}-{cell['labels']}-{cell['seed']}.json").read_text())
+        found = np.array(kept["probabilities"])
+        assert found.shape == (40, 2)
+        assert cell["accuracy"] == np.mean(found.argmax(1) == truth)
+        assert cell["macro_f1"] == pytest.approx(f1_score(truth, found.argmax(1), average="macro"), abs=1e-6)
+        assert cell["loss"] == pytest.approx(-np.log(found[range(40), truth]).mean(), rel=1e-3)
+        assert {key: kept[key] for key in cell} == cell
+
+
+def test_a_near_tie_is_counted_as_it_is_stored():
+    """Probabilities are stored with few digits; what is told must follow from what is stored."""
+    rows = Records("test.csv", [2, 3, 4], {"text": ["a", "b", "c"], "label": ["yes", "yes", "yes"]})
+    task = Classify(ClassifyConfig(classes=("no", "yes")), None)
+    data = cells_module.Known(label_numbers(rows, task.config))
+    near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
+    told = cells_module.scores(task, data, list(near))
+    assert told["accuracy"] == np.mean(np.array(told["probabilities"]).argmax(1) == 1)
+    assert told["accuracy"] == pytest.approx(1 / 3)
+    assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # though not by their rounding
+
+
+def test_summary_and_pairs_follow_from_the_cells(done):
+    results, _, _ = done
+    means = {}
+    for row in results["summary"]:
+        mine = [c for c in results["cells"] if (c["arm"], c["labels"]) == (row["arm"], row["labels"])]
+        assert row["seeds"] == len(mine) == 2
+        for name in ("accuracy", "macro_f1", "seconds"):
+            assert row[name] == pytest.approx(np.mean([cell[name] for cell in mine]), abs=1e-6)
+        assert row["low"] <= row["accuracy"] <= row["high"]
+        assert row["macro_f1_low"] <= row["macro_f1"] <= row["macro_f1_high"]
+        means[row["labels"], row["arm"]] = row["accuracy"]
+    assert [(p["labels"], p["a"], p["b"]) for p in results["pairs"]] == [
+        (n, a, b) for n in (8, 24) for a, b in combinations(ARMS, 2)
+    ]
+    for pair in results["pairs"]:
+        gap = means[pair["labels"], pair["a"]] - means[pair["labels"], pair["b"]]
+        assert pair["difference"] == pytest.approx(gap, abs=1e-9)
+        assert pair["low"] <= pair["difference"] <= pair["high"]
+
+
+def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
+    """Two scratch arms, one pretrained arm; which rows each seed gets right is chosen here."""
+    times = 25  # four rows alone would leave everything open
+    truth = ["no", "no", "no", "yes"] * times
+    rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * times, "label": truth})
+    judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
+    known = cells_module.Known(label_numbers(rows, judge.config))
+    ground = cells_module.Ground(
+        Classify, Splits(rows, rows, rows), rows, judge.config, {}, tmp_path, World("cpu"), judge
+    )
+    right = {
+        "scratch large": [[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]],
+        "scratch small": [[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]],
+        "pretrained small": [[1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]],
+    }
+    right = {name: [seed * times for seed in seeds] for name, seeds in right.items()}
+    arms = [Arm(name, name.split()[0], Run(Path(name.split()[1]))) for name in right]
+    made = []
+    for seed in range(3):  # as the grid is filled: seed by seed
+        for name, seeds in right.items():
+            said = [bool(good) == (label == "yes") for good, label in zip(seeds[seed], truth, strict=True)]
+            cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
+            found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
+            cell |= cells_module.scores(judge, known, found) | {"parameters": None}
+            made.append(cell | {"told": tell(judge, rows, known, found)})
+    plan = Plan(CompareSettings(seeds=3), {}, {}, {})
+    results = answer(plan, ground, arms, made, Leaks(), seconds=0.0)
+    assert [row["accuracy"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
+    assert [row["score"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
+    assert results["metric"] == "accuracy"
+    gaps = {(pair["a"], pair["b"]): pair["difference"] for pair in results["pairs"]}
+    assert gaps == {
+        ("scratch large", "scratch small"): pytest.approx(6 / 12),
+        ("scratch large", "pretrained small"): pytest.approx(3 / 12),
+        ("scratch small", "pretrained small"): pytest.approx(-3 / 12),
+    }
+    pair = next(pair for pair in results["pairs"] if pair["b"] == "pretrained small" and pair["a"] == "scratch small")
+    # every seed of the one is a quarter above the same seed of the other, which only a pair of the same seeds shows
+    paired = difference(np.array(right["scratch small"]), np.array(right["pretrained small"]))
+    assert (pair["low"], pair["high"]) == (paired.low, paired.high)
+    assert paired != difference(np.array(right["scratch small"])[::-1], np.array(right["pretrained small"]))
+    # the scratch model made like it is what it is measured against, though another is better
+    (verdict,) = results["verdicts"]
+    assert verdict.startswith("With 4 labels pretraining adds 25.0 points (") and verdict.endswith(" over scratch.")
+    assert results["details"]["arms"]["pretrained small"]["confusion"] == [[50, 25], [25, 0]]  # of the first seed
+    assert results["train_overlap"] == 100
+
+
+def test_details_are_of_the_first_seed_with_the_most_labels(done, files):
+    results, _, _ = done
+    details, places = results["details"], {f"{files['test']}:{line}" for line in range(2, 42)}
+    assert details["labels"] == 24 and list(details["arms"]) == ARMS
+    for name, told in details["arms"].items():
+        (cell,) = [c for c in results["cells"] if (c["arm"], c["labels"], c["seed"]) == (name, 24, 0)]
+        confusion = np.array(told["confusion"])
+        assert confusion.sum(1).tolist() == list(results["data"]["test"]["classes"].values())
+        assert np.trace(confusion) / 40 == pytest.approx(cell["accuracy"])
+        assert len(told["lengths"]["right"]) == np.trace(confusion)
+        assert told["calibration"]["ece"] == pytest.approx(cell["ece"], abs=1e-4)
+        assert {mistake["place"] for mistake in told["mistakes"]} <= places
+        weighed = [bool(mistake["tokens"]) for mistake in told["mistakes"]]
+        assert weighed == [name != "tfidf" and i < 12 for i in range(len(weighed))]
+    assert any(told["mistakes"] for told in details["arms"].values())
+
+
+def test_parameters_tell_what_learns(done):
+    results, _, _ = done
+    counts = {arm["name"]: arm["parameters"] for arm in results["arms"]}
+    assert counts["tfidf"] is None
+    assert counts["scratch"] == counts["pretrained"]
+    assert counts["frozen"]["trainable"] == 16 * 2 + 2  # width 16, two classes
+    assert counts["frozen"]["total"] == counts["frozen"]["trainable"] + counts["frozen"]["frozen"]
+    for row in results["summary"]:  # a frozen backbone has read all texts before the head learns: no speed of training
+        assert (row["tokens_per_second"] is None) == (row["arm"] in ("frozen", "tfidf"))
+
+
+def test_title_and_versions(done, stock):
+    results, _, _ = done
+    assert results["title"] == "tiny on train.csv"
+    assert results["versions"] == versions()
+    assert set(versions()) >= {"python", "torch", "numpy", "scikit-learn"}
+    assert versions()["torch"].startswith(headstock.load(stock).run.results()["versions"]["torch"].split("+")[0])
+
+
+def test_a_title_names_each_run_once_and_no_folder():
+    ground = SimpleNamespace(splits=SimpleNamespace(train=Records("some/where/train.csv", [], {})))
+    arms = [Arm("x", "frozen", Run(Path(path))) for path in ("runs/a", "runs/b", "runs/a")]
+    assert title_of(ground, [*arms, Arm("tfidf", "tfidf")]) == "a, b on train.csv"
+    assert title_of(ground, [Arm("tfidf", "tfidf")]) == "TF-IDF on train.csv"
+
+
+def test_the_kept_run_is_a_real_one(done, files):
+    _, out, _ = done
+    assert sorted(path.name for path in (out / "runs").iterdir()) == ["frozen-24", "pretrained-24", "scratch-24"]
+    texts = [row["text"] for row in read_rows(files["test"])]
+    for name in ("frozen", "pretrained", "scratch"):
+        loaded = headstock.load(out / "runs" / f"{name}-24")
+        kept = json.loads((out / "cells" / f"{name}-24-0.json").read_text())
+        predicted = loaded.predict(texts)
+        assert [list(row["probabilities"].values()) for row in predicted] == [
+            pytest.approx(row, abs=1e-4) for row in kept["probabilities"]
+        ]
+        assert loaded.evaluate(files["test"])["accuracy"] == pytest.approx(kept["accuracy"])
+        with pytest.raises(UserError, match="name the file to measure it on"):  # never on rows it learned from
+            loaded.evaluate()
+        assert loaded.run.results()["valid"]["accuracy"] == pytest.approx(kept["valid_score"])
+
+
+# Several runs, one seed
+
+
+def test_several_runs_stand_side_by_side(stock, files, tmp_path):
+    other = tmp_path / "second"
+    shutil.copytree(stock, other)
+    results = compare([stock, other], **files, out=tmp_path / "out", arms=["scratch", "pretrained", "tfidf"], **SMALL)
+    names = ["scratch tiny", "scratch second", "pretrained tiny", "pretrained second", "tfidf"]
+    assert [arm["name"] for arm in results["arms"]] == names
+    assert [arm["run"] for arm in results["arms"]] == [str(stock), str(other)] * 2 + [None]
+    assert len(results["pairs"]) == 10 and len(results["cells"]) == 10
+    assert results["title"] == "tiny, second on train.csv"
+    assert [leak["run"] for leak in results["leakage"]] == [str(stock), str(other)]
+    assert {path.name for path in (tmp_path / "out" / "runs").iterdir()} == {
+        f"{name.replace(' ', '-')}-8" for name in names if name != "tfidf"
+    }
+
+
+def test_one_seed_gives_no_interval_and_says_so(stock, files, tmp_path):
+    said = []
+    results = compare(stock, **files, out=tmp_path, labels=[8], seeds=1, seed=7, settings=SETTINGS, say=said.append)
+    assert results["seeds"] == [7]
+    rows = [*results["summary"], *results["pairs"]]
+    assert all(row["low"] is None and row["high"] is None for row in rows)
+    assert all(row["macro_f1_low"] is None for row in results["summary"])
+    assert any("One seed" in note and "intervals are left out" in note for note in results["notes"])
+    assert any("one seed" in line for line in said)
+    assert results["verdicts"][0].endswith("one seed only, so no interval.")
+    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+
+
+def command(capsys, *words):
+    """The command line in this process: exit code, stdout and stderr."""
+    from headstock.cli.app import app
+
+    with pytest.raises(SystemExit) as left:
+        app([str(word) for word in words], standalone_mode=False)
+    told = capsys.readouterr()
+    return left.value.code, told.out, told.err
+
+
+def test_the_command_keeps_the_json_contract(files, tmp_path, capsys):
+    options = [f"--{name}={path}" for name, path in files.items()]
+    code, out, _ = command(
+        capsys, "compare", *options, "--arms=tfidf", "--labels=8", "--seeds=1", "--out", tmp_path, "--json"
+    )
+    assert code == 0
+    told = json.loads(out.splitlines()[-1])
+    assert set(told["cells"][0]) >= {"arm", "labels", "seed", "accuracy", "macro_f1"}
+    assert set(told["summary"][0]) >= {"arm", "labels", "accuracy", "low", "high"}
+    assert len(told["verdicts"]) == 1
+    assert (tmp_path / "report.html").is_file()
+    assert told["leakage"] == [] and told["title"] == "TF-IDF on train.csv"
+
+
+# Mistakes of the user
+
+WRONG = {
+    "too many labels": ({"labels": [8, 99]}, r"--labels 99: .*train\.csv has only 60 rows"),
+    "unknown arm": ({"arms": ["scratch", "pretraned"]}, r"--arms pretraned: no such arm; did you mean 'pretrained'\?"),
+    "arm twice": ({"arms": ["tfidf", "scratch", "tfidf"]}, r"--arms: tfidf named twice"),
+    "one label": ({"labels": [1]}, r"compare\.labels: must be 2 or more, not 1"),
+    "labels twice": ({"labels": [8, 8]}, r"compare\.labels: names a number twice"),
+    "no seeds": ({"seeds": 0}, r"compare\.seeds: must be 1 or more, not 0"),
+    "no rows": ({"rows": 0}, r"compare\.rows: must be 1 or more, not 0"),
+    "no run": ({"runs": []}, r"no run to compare: name one"),
+    "no such run": ({"runs": ["nowhere/tiny"]}, r"nowhere/tiny: no such run"),
+    "run twice": ({"runs": 2}, r"tiny: named twice"),
+    "no training file": ({"train": None}, r"name a file with --train"),
+    "unknown wish": ({"leakage": "exlude"}, r"compare\.leakage: must be one of .* did you mean 'exclude'"),
+    "unknown setting": ({"settings": {"epoch": 3}}, r"epoch: unknown setting; did you mean 'epochs'"),
+    "ensemble": ({"settings": {"ensemble": 3}}, r"ensemble: .*"),
+    "adapt": ({"settings": {"transfer.adapt_steps": 3}}, r"adapt_steps: .*"),
+    "begin": ({"settings": {"init": "scratch"}}, r"init: .*"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_mistakes_are_named_before_any_work(stock, files, tmp_path, wrong):
+    options, message = WRONG[wrong]
+    given = {**files, "out": tmp_path / "out", **SMALL, "runs": [stock], **options}
+    runs = given.pop("runs")
+    with pytest.raises(UserError, match=message) as raised:
+        compare([stock, stock] if runs == 2 else runs, **given, watch=[never])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_refuses_in_one_line(stock, files, tmp_path, capsys):
+    (tmp_path / "mine").write_text("precious")
+    options = [f"--{name}={path}" for name, path in files.items()]
+    wrong = {
+        "is a file": [stock, "--out", tmp_path / "mine"],
+        "wanted numbers with commas": [stock, "--out", tmp_path / "out", "--labels", "8;24"],
+        "did you mean 'frozen'": [stock, "--out", tmp_path / "out", "--arms", "frosen"],
+        "must be 1 or more": [stock, "--out", tmp_path / "out", "--seeds", 0],
+        "no run to compare": ["--out", tmp_path / "out"],
+        "sum4 needs 4 layers": [stock, "--out", tmp_path / "out", "--features", "last, sum4"],
+        "is an objective of pretraining": [stock, "--out", tmp_path / "out", "--task", "masked"],
+    }
+    for message, words in wrong.items():
+        code, out, said = command(capsys, "compare", *words, *options, "--json", "--quiet")
+        assert code == 2
+        assert message in json.loads(out)["error"]
+        assert len(said.splitlines()) == 1
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("[comparing]\nseeds = 3", "comparing: unknown section"),
+        ("compare = 3", "compare: must be a table"),
+        ("arms = ['scratch']", "arms: must be a table"),
+        ("[arms]\nfast = 3", "arms.fast: must be a table"),
+        ("[arms.fast]\nkind = 'frosen'", "arms.fast.kind: must be one of .* did you mean 'frozen'"),
+        ("[arms.pretraned]\nlr = 1", "arms.pretraned.kind: .* did you mean 'pretrained'"),
+        ("[arms.tfidf]\nC = 1", "arms.tfidf: .*no settings"),
+        ("[arms.scratch]\nlrr = 1", "lrr: unknown setting"),
+        ("[compare]\nseed = 'x'", "compare.seed: must be int"),
+    ],
+)
+def test_a_wrong_recipe_is_refused(stock, files, tmp_path, recipe, message):
+    (tmp_path / "recipe.toml").write_text(recipe)
+    with pytest.raises(UserError, match=message):
+        compare(stock, **files, out=tmp_path / "out", **SMALL, config_file=tmp_path / "recipe.toml", watch=[never])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,131 @@
+"""What a comparison has done it does not do again; stopped at any instant, it goes on to the same results."""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from headstock.experiments.compare import compare
+from headstock.train.run_folder import Run
+from tests.experiments.small import GRID, SETTINGS, never, numbers, read_rows, stamps, write_rows
+
+
+def test_finished_cells_are_not_made_again(done, stock, files):
+    results, out, _ = done
+    before = stamps(out)
+    again = compare(stock, **files, out=out, **GRID, watch=[never])
+    assert stamps(out) == before
+    assert numbers(again) == numbers(results)
+    told = sum(cell["seconds"] for cell in results["cells"])
+    assert again["seconds"] >= told - 0.1  # of all of it, not of this call alone
+
+
+def made_again(before, after):
+    """The cells whose files were written anew or are new."""
+    return {
+        name.removeprefix("cells/") for name in after if name.startswith("cells/") and before.get(name) != after[name]
+    }
+
+
+def test_a_setting_of_one_arm_touches_that_arm_alone(done, stock, files, tmp_path):
+    _, old, _ = done
+    out, recipe = tmp_path / "out", tmp_path / "recipe.toml"
+    shutil.copytree(old, out)
+    recipe.write_text("[arms.frozen]\nlr = 0.5\n")
+    compare(stock, **files, out=out, **GRID, config_file=recipe)
+    changed = made_again(stamps(old), stamps(out))
+    assert changed == {f"frozen-{labels}-{seed}.json" for labels in (8, 24) for seed in range(2)}
+    assert Run(out / "runs" / "frozen-24").config()["train"]["lr"] == 0.5
+
+
+def test_more_labels_and_seeds_leave_what_is_there(done, stock, files, tmp_path):
+    _, old, _ = done
+    out = tmp_path / "out"
+    shutil.copytree(old, out)
+    results = compare(
+        stock, **files, out=out, labels=[8, 24, 40], seeds=3, settings=SETTINGS, arms=["scratch", "tfidf"]
+    )
+    new = {(40, seed) for seed in range(3)} | {(8, 2), (24, 2)}
+    assert made_again(stamps(old), stamps(out)) == {
+        f"{arm}-{n}-{s}.json" for arm in ("scratch", "tfidf") for n, s in new
+    }
+    assert results["details"]["labels"] == 40
+    assert (out / "runs" / "scratch-40").is_dir()
+
+
+def test_other_weights_touch_the_arms_that_use_them(done, stock, files, tmp_path):
+    _, old, _ = done
+    out, other = tmp_path / "out", tmp_path / "tiny"
+    shutil.copytree(old, out)
+    shutil.copytree(stock, other)
+    small = GRID | {"labels": [24]}
+    compare(other, **files, out=out, **small, watch=[never])  # a run that was moved is the same run
+    Run(other).save_weights({name: tensor * 1.5 for name, tensor in Run(other).weights().items()})
+    compare(other, **files, out=out, **small)
+    changed = {name.split("-")[0] for name in made_again(stamps(old), stamps(out))}
+    assert changed == {"pretrained", "frozen"}
+
+
+def test_other_rows_touch_everything(done, stock, files, tmp_path):
+    _, old, _ = done
+    out = tmp_path / "out"
+    shutil.copytree(old, out)
+    rows = [(row["text"], row["label"]) for row in read_rows(files["test"])]
+    test = write_rows(tmp_path / "test.csv", [*rows[:-1], (rows[-1][0], "bad" if rows[-1][1] == "good" else "good")])
+    compare(stock, **files | {"test": test}, out=out, arms=["frozen", "tfidf"], **GRID)
+    assert len(made_again(stamps(old), stamps(out))) == 8
+
+
+STOPPED = """
+import os, signal, sys
+from headstock import io as files
+from headstock.cli import main
+from headstock.experiments import compare_trials as cells
+
+instant = sys.argv.pop(1)
+made, whole, fit = [], os.replace, cells.fit
+
+def replace(beside, path):
+    if "/cells/" in str(path):
+        made.append(path)
+        if instant == "kill" and len(made) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)  # all written, not yet renamed
+    whole(beside, path)
+
+def fit_and_stop(*given, watch, **more):
+    def stop(event):
+        if instant == "interrupt" and len(made) == 4 and event.kind == "step":
+            os.kill(os.getpid(), signal.SIGINT)
+    return fit(*given, watch=[*watch, stop], **more)
+
+files.os.replace, cells.fit = replace, fit_and_stop
+main()
+"""
+
+
+@pytest.mark.parametrize(("instant", "code"), [("interrupt", 130), ("kill", -signal.SIGKILL)])
+def test_a_stopped_comparison_goes_on_to_the_same_results(done, stock, files, tmp_path, instant, code):
+    results, _, _ = done
+    out, script = tmp_path / "out", tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    options = [f"--{name}={path}" for name, path in files.items()]
+    options += [f"--set={name}={value}" for name, value in SETTINGS.items()]
+    command = ["compare", str(stock), *options, "--labels=24,8", "--seeds=2", f"--out={out}"]
+    stopped = subprocess.run([sys.executable, script, instant, *command], capture_output=True, text=True)
+    assert stopped.returncode == code, stopped.stderr
+    kept = stamps(out)
+    assert len([name for name in kept if name.startswith("cells/") and name.endswith(".json")]) >= 3
+    assert not (out / "results.json").exists()
+    if instant == "interrupt":
+        assert stopped.stderr.splitlines()[-1] == (
+            f"headstock: stopped; 4 of 16 cells are kept in {out}, the same command goes on"
+        )
+    again = compare(stock, **files, out=out, **GRID)  # what the command calls
+    after = stamps(out)
+    assert all(
+        after[name] == stamp for name, stamp in kept.items() if name.endswith(".json") and ".partial" not in name
+    )
+    assert numbers(again) == numbers(results)
+    assert not list(out.rglob("*.partial"))

@@ -1,0 +1,276 @@
+"""Comparisons on files of other kinds: leaked, unlabelled, with several labels a text, and made by a recipe."""
+
+import json
+
+import numpy as np
+import pytest
+
+import headstock
+from headstock.errors import UserError
+from headstock.experiments.compare import compare
+from headstock.experiments.compare_table import table
+from headstock.experiments.comparison_summary import under_majority
+from headstock.train.run_folder import Run
+from tests.experiments.small import (
+    SCHEMA,
+    SETTINGS,
+    SMALL,
+    faults,
+    make_rows,
+    never,
+    numbers,
+    read_rows,
+    stamps,
+    with_corpus,
+    write_rows,
+)
+
+# Texts that pretraining has seen
+
+
+@pytest.fixture
+def leaky(stock, corpus, files, tmp_path):
+    """A run whose corpus holds the third, eighth and last test text, one of them in other type."""
+    texts = [row["text"] for row in read_rows(files["test"])]
+    more = [f"Before. {texts[2]}! After.", texts[7].upper(), texts[39]]
+    path = tmp_path / "leaky.txt"
+    path.write_text(corpus.read_text(encoding="utf-8") + "\n\n" + "\n\n".join(more), encoding="utf-8")
+    return with_corpus(stock, tmp_path / "leaky", path)
+
+
+def test_test_texts_that_were_pretrained_on_are_left_out(leaky, files, tmp_path):
+    said = []
+    results = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL, say=said.append)
+    (found,) = results["leakage"]
+    assert (found["checked"], found["why"], found["excluded"]) == (True, None, True)
+    assert (found["exact"], found["near"], found["documents"], found["tested"]) == (3, 0, 303, 40)
+    assert sorted(example["place"] for example in found["examples"]) == sorted(
+        f"{files['test']}:{line}" for line in (4, 9, 41)
+    )
+    assert all("leaky.txt:" in example["found"] for example in found["examples"])
+    assert results["measured_rows"] == 37
+    assert any(note.startswith("3 measured rows were left out") for note in results["notes"])
+    assert any("3 of 40 measured texts" in line and "left out" in line for line in said)
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()]
+    assert all(len(cell["probabilities"]) == 37 for cell in cells)
+    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    mistaken = {m["place"] for told in results["details"]["arms"].values() for m in told["mistakes"]}
+    assert not mistaken & {example["place"] for example in found["examples"]}
+    said.clear()
+    again = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL, say=said.append)
+    assert numbers(again) == numbers(results)
+    assert not any("looking for" in line for line in said)  # a search is remembered
+
+
+def test_leaks_are_kept_or_not_looked_for_where_that_is_asked(leaky, files, tmp_path):
+    options = {"arms": ["pretrained"], "out": tmp_path / "out", **SMALL}
+    kept = compare(leaky, **files, **options, leakage="keep")
+    assert (kept["leakage"][0]["exact"], kept["leakage"][0]["excluded"], kept["measured_rows"]) == (3, False, 40)
+    said = []
+    skipped = compare(leaky, **files, **options, leakage="skip", say=said.append)
+    (told,) = skipped["leakage"]
+    assert (told["checked"], told["why"], told["exact"], skipped["measured_rows"]) == (False, "not asked for", 0, 40)
+    assert not any("looking for" in line for line in said)
+    assert faults(json.loads(json.dumps(skipped)), SCHEMA) == []
+    assert [c["accuracy"] for c in skipped["cells"]] == [c["accuracy"] for c in kept["cells"]]
+
+
+def test_all_texts_leaked_leaves_nothing_to_measure_by(stock, files, tmp_path):
+    path = tmp_path / "leaky.txt"
+    path.write_text("\n\n".join(row["text"] for row in read_rows(files["test"])), encoding="utf-8")
+    run = with_corpus(stock, tmp_path / "leaky", path)
+    with pytest.raises(UserError, match="nothing is left to measure by"):
+        compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, watch=[never])
+
+
+def test_pretraining_text_that_is_gone_is_said(stock, files, tmp_path):
+    run, said = with_corpus(stock, tmp_path / "moved", tmp_path / "gone.txt"), []
+    results = compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, say=said.append)
+    (told,) = results["leakage"]
+    assert not told["checked"] and "gone.txt" in told["why"]
+    assert results["measured_rows"] == 40
+    assert any("cannot be searched" in line and "gone.txt" in line for line in said)
+    assert any("not looked for" in note and str(run) in note for note in results["notes"])
+    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+
+
+def test_training_texts_among_the_measured_are_counted(stock, files, tmp_path):
+    rows = [tuple(row.values()) for row in [*read_rows(files["test"]), *read_rows(files["train"])[:3]]]
+    test = write_rows(tmp_path / "test.csv", rows)
+    results = compare(train=files["train"], test=test, valid=files["valid"], out=tmp_path, arms=["tfidf"], **SMALL)
+    assert (results["train_overlap"], results["measured_rows"]) == (3, 43)
+
+
+# Files of other kinds
+
+
+def test_fewer_rows_are_a_fair_sample(files, tmp_path):
+    results = compare(**files, out=tmp_path, arms=["tfidf"], rows=10, **SMALL)
+    assert results["measured_rows"] == 10
+    assert any("10 rows" in note for note in results["notes"])
+    confusion = np.array(results["details"]["arms"]["tfidf"]["confusion"])
+    whole = np.array(list(results["data"]["test"]["classes"].values()))
+    assert confusion.sum(1) == pytest.approx(whole / 4, abs=1)
+    everything = compare(**files, out=tmp_path, arms=["tfidf"], rows=1000, **SMALL)
+    assert everything["measured_rows"] == 40
+    assert not any("drawn" in note for note in everything["notes"])
+
+
+def test_unlabelled_test_rows_are_predicted_in_their_order(stock, files, tmp_path):
+    rows = read_rows(files["test"])
+    test = write_rows(tmp_path / "test.csv", [(row["text"],) for row in rows], ("text",))
+    arms, settings = ["pretrained", "tfidf"], SETTINGS | {"lr": 0.02, "epochs": 12}
+    results = compare(stock, **files | {"test": test}, out=tmp_path, arms=arms, labels=[24], seeds=2, settings=settings)
+    assert (results["measured_on"], results["measured_rows"]) == ("valid", 20)
+    assert results["data"]["test"] == {"file": str(test), "rows": 40, "classes": None}
+    assert any("flatter" in note for note in results["notes"])
+    for arm in arms:
+        cells = [json.loads((tmp_path / "cells" / f"{arm}-24-{seed}.json").read_text()) for seed in (0, 1)]
+        best = max(cells, key=lambda cell: cell["valid_score"])
+        told = [json.loads(line) for line in (tmp_path / "predictions" / f"{arm}.jsonl").read_text().splitlines()]
+        assert told == best["predicted"]
+        labels = [row["label"] for row in told]
+        right = np.mean([label == row["label"] for label, row in zip(labels, rows, strict=True)])
+        other = np.mean([label == row["label"] for label, row in zip(labels[::-1], rows, strict=True)])
+        assert right > 0.75 > other
+    first = json.loads((tmp_path / "cells" / "pretrained-24-0.json").read_text())["predicted"]
+    again = headstock.load(tmp_path / "runs" / "pretrained-24").predict([row["text"] for row in rows])
+    assert [row["probabilities"] for row in again] == [pytest.approx(row["probabilities"], abs=1e-4) for row in first]
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Rows with one class, two, or none of the three."""
+    folder = tmp_path_factory.mktemp("several")
+    labels = ["a", "b", "c", "a|b", "b|c"]
+    rows = {
+        name: [(text, labels[i % 5]) for i, (text, _) in enumerate(make_rows(count, name=name))]
+        for name, count in {"train": 40, "valid": 20, "test": 30}.items()
+    }
+    return {name: write_rows(folder / f"{name}.csv", some) for name, some in rows.items()}
+
+
+def test_several_labels_a_text(stock, several, tmp_path):
+    settings = SETTINGS | {"separator": "|"}
+    results = compare(stock, **several, out=tmp_path, labels=[16], seeds=2, settings=settings)
+    assert [arm["name"] for arm in results["arms"]] == ["scratch", "pretrained", "frozen"]  # TF-IDF cannot learn them
+    assert results["classes"] == ["a", "b", "c"]
+    truth = np.array([[name in row["label"] for name in "abc"] for row in read_rows(several["test"])])
+    for cell in results["cells"]:
+        kept = json.loads((tmp_path / "cells" / f"{cell['arm']}-16-{cell['seed']}.json").read_text())
+        found = np.array(kept["probabilities"])
+        assert cell["accuracy"] == np.mean(((found > 0.5) == truth).all(1))
+        assert cell["ece"] is None
+    for row in results["summary"]:
+        mine = [cell["accuracy"] for cell in results["cells"] if cell["arm"] == row["arm"]]
+        assert row["accuracy"] == pytest.approx(np.mean(mine))
+    assert results["details"] == {}
+    assert set(headstock.load(tmp_path / "runs" / "pretrained-16").predict("Anne sees")[0]["probabilities"]) == set(
+        "abc"
+    )
+
+
+def test_several_labels_are_more_than_tfidf_can_learn(stock, several, tmp_path):
+    settings = SETTINGS | {"separator": "|"}
+    with pytest.raises(UserError, match="leave tfidf out of --arms"):
+        compare(stock, **several, out=tmp_path / "out", arms=["tfidf"], **SMALL | {"settings": settings}, watch=[never])
+    assert not (tmp_path / "out").exists()
+
+
+# Recipes
+
+RECIPE = """
+[compare]
+train = "{train}"
+valid = "{valid}"
+test = "{test}"
+arms = ["scratch", "eager", "pretrained"]
+labels = [8]
+seeds = 2
+
+[finetune]
+epochs = 1
+least_steps = 2
+batch = 8
+pool = "mean"
+
+[arms.eager]
+kind = "pretrained"
+lr = 0.05
+"task.dropout" = 0.0
+
+[pretrain]
+preset = "classic"
+steps = 4
+
+[pretrain.data]
+corpus = ["{corpus}"]
+
+[pretrain.tokenizer]
+vocabulary = 300
+
+[pretrain.model]
+depth = 1
+width = 16
+heads = 2
+hidden = 16
+context = 32
+
+[pretrain.train]
+batch = 4
+tensorboard = false
+"""
+
+
+def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
+    recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
+    recipe.write_text(RECIPE.format(corpus=corpus, **files))
+    results = compare(out=out, config_file=recipe)
+    assert [arm["name"] for arm in results["arms"]] == ["scratch", "eager", "pretrained"]
+    assert results["arms"][1]["settings"] == {"lr": 0.05, "task.dropout": 0.0}
+    assert {arm["run"] for arm in results["arms"]} == {str(out / "stock")}
+    stock = Run(out / "stock").config()
+    assert (stock["model"]["depth"], stock["model"]["norm"], stock["train"]["steps"]) == (1, "post", 4)
+    kept = {name: Run(out / "runs" / f"{name}-8").config() for name in ("scratch", "eager", "pretrained")}
+    assert [kept[name]["train"]["lr"] for name in kept] == [1e-3, 0.05, 3e-4]
+    assert [kept[name]["task"]["dropout"] for name in kept] == [0.1, 0.0, 0.1]
+    assert [kept[name]["transfer"]["init"] for name in kept] == ["scratch", "pretrained", "pretrained"]
+    assert {settings["task"]["pool"] for settings in kept.values()} == {"mean"}
+    assert results["leakage"][0]["checked"]
+    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert results["settings"]["pretrain.model"]["depth"] == 1
+
+    before = stamps(out)
+    assert numbers(compare(out=out, config_file=recipe, watch=[never])) == numbers(results)
+    assert stamps(out) == before
+    recipe.write_text(recipe.read_text().replace("depth = 1", "depth = 2"))
+    with pytest.raises(UserError, match=r"stock: .*model.depth is 1, not 2"):
+        compare(out=out, config_file=recipe, watch=[never])
+
+
+# What is said of the rows
+
+
+def test_an_arm_below_the_commonest_class_is_said_to_be_so(tmp_path):
+    common = [(text, "good") for text, _ in make_rows(30, name="common")]
+    rare = [(text, "bad") for text, _ in make_rows(10, name="rare")]
+    rows = [*common, *rare, ("a text of nothing", "Goood"), (common[0][0], "bad"), (" ", "good")]
+    file = write_rows(tmp_path / "rows.csv", rows, ("body", "stars"))
+    said = []
+    options = {"train": file, "valid": file, "test": file, "columns": {"text": "body", "label": "stars"}}
+    with pytest.raises(UserError, match=r"rows.csv:44.*--skip-blank"):
+        compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, say=said.append)
+    results = compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, skip_blank=True, say=said.append)
+    assert results["majority"] == {"class": "good", "accuracy": 30 / 42}
+    for fact in ("1 blank row", "'Goood' (", "once", "more than one label"):
+        assert any(fact in line for line in results["warnings"])
+        assert any(line.startswith("warning: ") and fact in line for line in said)
+    summary = [{"arm": "tfidf", "labels": 9, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}]
+    summary += [{"arm": "frozen", "labels": 9, "accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}]
+    summary += [{"arm": "pretrained", "labels": 9, "accuracy": 0.9, "accuracy_low": 0.8, "accuracy_high": 1.0}]
+    below, unclear = under_majority(results["majority"], summary)
+    assert "TF-IDF" in below and "50.0%" in below and "71.4%" in below
+    assert "frozen" in unclear and "not clearly" in unclear
+    shown = table(results)
+    assert list(shown.columns[0].cells)[-1] == "(majority class)"
+    assert list(shown.columns[1].cells)[-1] == "71.4"

@@ -1,0 +1,251 @@
+"""Pairs, tags and answers are compared as texts are: by the task's own metric, and each in its own words."""
+
+import json
+
+import numpy as np
+import pytest
+
+import headstock
+from headstock.errors import UserError
+from headstock.experiments.compare import compare
+from headstock.experiments.compare_table import table
+from headstock.experiments.error_report import NOTHING, excerpt, tell_run
+from headstock.tasks.entities import entities
+from headstock.tasks.squad_metrics import exact_match, f1
+from headstock.train.run_folder import Run
+from tests.conftest import TINY
+from tests.experiments.small import (
+    MAKERS,
+    SETTINGS,
+    SMALL,
+    TARGETS,
+    faults,
+    never,
+    numbers,
+    schema,
+    stamps,
+    write_lines,
+)
+
+TASKS = ("pair", "tag", "answer")
+METRICS = {"pair": "accuracy", "tag": "f1", "answer": "f1"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_results_follow_the_schema(compared, task):
+    results, _ = compared[task]
+    assert faults(json.loads(json.dumps(results)), schema(task)) == []
+    arms = ["scratch", "pretrained", "frozen", *(["tfidf"] if task == "pair" else [])]
+    assert [arm["name"] for arm in results["arms"]] == arms  # TF-IDF where it can learn the task
+    assert (results["task"], results["metric"], results["measured_rows"]) == (task, METRICS[task], 30)
+    for row in results["summary"]:
+        assert row["score"] == row[METRICS[task]]
+        assert row["low"] <= row["score"] <= row["high"]
+        mine = [made["score"] for made in results["cells"] if made["arm"] == row["arm"]]
+        assert row["score"] == pytest.approx(np.mean(mine), abs=1e-4)
+    assert ("F1 " in results["verdicts"][0]) == (METRICS[task] == "f1")
+    assert table(results).title == f"{'F1' if METRICS[task] == 'f1' else 'accuracy'} on 30 test rows, in %"
+
+
+def test_tags_are_scored_by_their_entities(compared, task_files):
+    """The kept model, asked by the public door, gives what its cell says."""
+    results, out = compared["tag"]
+    rows = [json.loads(line) for line in task_files["tag"]["test"].read_text().splitlines()]
+    said = headstock.load(out / "runs" / "pretrained-24").predict([row["tokens"] for row in rows])
+    found = there = both = words = right = 0
+    for row, told in zip(rows, said, strict=True):
+        ours, theirs = set(entities(told["tags"])), set(entities(row["tags"]))
+        found, there, both = found + len(ours), there + len(theirs), both + len(ours & theirs)
+        right += sum(a == b for a, b in zip(told["tags"], row["tags"], strict=True))
+        words += len(row["tags"])
+    (made,) = [made for made in results["cells"] if (made["arm"], made["seed"]) == ("pretrained", 0)]
+    assert made["f1"] == pytest.approx(2 * both / (found + there))
+    assert made["accuracy"] == pytest.approx(right / words)
+    told = results["details"]["arms"]["pretrained"]
+    assert np.trace(told["confusion"]) == right and np.sum(told["confusion"]) == words
+    assert sum(row["count"] for row in told["calibration"]["bins"]) == words
+    assert len(told["lengths"]["right"]) + len(told["lengths"]["wrong"]) == 30
+    assert told["mistakes"]
+    for mistake in told["mistakes"]:
+        ((begin, end, kind),) = mistake["marks"]
+        assert (mistake["text"][begin:end], kind) == (mistake["subject"], "said")
+        line, word = mistake["place"].removeprefix(str(task_files["tag"]["test"])).strip(":").split(", word ")
+        assert rows[int(line) - 1]["tokens"][int(word) - 1] == mistake["subject"]
+        assert rows[int(line) - 1]["tags"][int(word) - 1] == mistake["label"] != mistake["predicted"]
+
+
+def test_answers_are_scored_as_squad_does(compared, task_files):
+    results, out = compared["answer"]
+    rows = [json.loads(line) for line in task_files["answer"]["test"].read_text().splitlines()]
+    asked = [{"question": row["question"], "context": row["context"]} for row in rows]
+    said = headstock.load(out / "runs" / "scratch-24").predict(asked)
+    gold = [[answer["text"] for answer in row["answers"]] for row in rows]
+    (made,) = [made for made in results["cells"] if (made["arm"], made["seed"]) == ("scratch", 0)]
+    exact = [exact_match(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
+    assert made["exact_match"] == made["accuracy"] == pytest.approx(np.mean(exact))
+    overlaps = [f1(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
+    assert made["f1"] == pytest.approx(np.mean(overlaps), abs=1e-5)
+    told = results["details"]["arms"]["scratch"]
+    assert "confusion" not in told and "label_errors" not in results["details"]
+    assert len(told["lengths"]["right"]) == sum(exact)
+    assert len(told["mistakes"]) == min(20, 30 - sum(exact)) > 0
+    sure = [mistake["confidence"] for mistake in told["mistakes"]]
+    assert sure == sorted(sure, reverse=True)
+    for mistake in told["mistakes"]:
+        (row,) = [r for n, r in enumerate(rows, 1) if mistake["place"] == f"{task_files['answer']['test']}:{n}"]
+        assert mistake["question"] == row["question"]
+        assert mistake["label"] == ("; ".join(answer["text"] for answer in row["answers"]) or NOTHING)
+        marked = {kind: mistake["text"][begin:end] for begin, end, kind in mistake["marks"]}
+        assert marked.get("said", NOTHING) == mistake["predicted"]
+        assert marked.get("true", NOTHING) == mistake["label"]
+
+
+def test_only_the_same_question_on_the_same_text_is_an_overlap(compared, task_files):
+    rows = {
+        name: [json.loads(line) for line in task_files["answer"][name].read_text().splitlines()]
+        for name in ("train", "test")
+    }
+    known = {(row["context"], row["question"]) for row in rows["train"]}
+    shared = [row for row in rows["test"] if (row["context"], row["question"]) in known]
+    assert compared["answer"][0]["train_overlap"] == len(shared) < 30
+    assert {row["question"] for row in rows["test"]} <= {row["question"] for row in rows["train"]}
+
+
+def test_an_excerpt_keeps_its_marks_in_place():
+    text = " ".join(f"word{number}" for number in range(300))
+    begin = text.index("word150")
+    said = {"start": begin, "end": begin + 7}
+    near, far = ({"text": f"word{n}", "start": text.index(f"word{n}")} for n in (152, 290))
+    shown, marks = excerpt(text, said, [near])
+    assert [shown[a:b] for a, b, _ in marks] == ["word150", "word152"]
+    assert [kind for _, _, kind in marks] == ["said", "true"]
+    assert shown.startswith("… word") and shown.endswith(" …") and len(shown) < 520
+    assert [mark[2] for mark in excerpt(text, said, [far])[1]] == ["said"]  # too far to be seen
+    shown, marks = excerpt(text, {"start": None, "end": None}, [far])
+    assert [shown[a:b] for a, b, _ in marks] == ["word290"] and not shown.endswith("…")
+    assert excerpt(text, {"start": None, "end": None}, [])[1] == []
+
+
+def test_pairs_are_explained_and_doubted_like_texts(compared):
+    results, _ = compared["pair"]
+    details = results["details"]
+    assert isinstance(details["label_errors"], list)
+    weighed = [bool(mistake["tokens"]) for mistake in details["arms"]["scratch"]["mistakes"]]
+    assert weighed == [i < 12 for i in range(len(weighed))] and weighed
+    assert results["settings"]["compare"]["arms"][-1] == "tfidf"
+    assert next(made["chosen"] for made in results["cells"] if made["arm"] == "tfidf")
+
+
+def test_a_task_that_is_done_is_not_done_again(compared, stock, task_files):
+    results, out = compared["answer"]
+    before, settings = stamps(out), SETTINGS | {"epochs": 4, "lr": 0.02}
+    options = {**task_files["answer"], "out": out, "task": "answer", "labels": [24], "seeds": 2, "settings": settings}
+    assert numbers(compare(stock, **options, watch=[never])) == numbers(results)
+    assert stamps(out) == before
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_unlabelled_test_rows_are_predicted_in_the_form_of_their_task(stock, task_files, tmp_path, task):
+    rows = MAKERS[task](9, name="unlabelled")
+    bare = [{key: value for key, value in row.items() if key != TARGETS[task]} for row in rows]
+    files = task_files[task] | {"test": write_lines(tmp_path / "test.jsonl", bare)}
+    options = {"task": task, "arms": ["frozen"], "labels": [8], "seeds": 1, "settings": SETTINGS}
+    results = compare(stock, **files, out=tmp_path / "out", **options)
+    assert (results["measured_on"], results["measured_rows"]) == ("valid", 16)
+    lines = (tmp_path / "out" / "predictions" / "frozen.jsonl").read_text(encoding="utf-8").splitlines()
+    told = [json.loads(line) for line in lines]
+    assert len(told) == 9
+    for row, one in zip(rows, told, strict=True):
+        if task == "pair":
+            assert set(one["probabilities"]) == {"same", "other"} and one["label"] in one["probabilities"]
+        elif task == "tag":
+            assert one["tokens"] == row["tokens"]
+            assert len(one["tags"]) == len(one["probabilities"]) == len(row["tokens"])
+        else:
+            assert one["id"] == row["id"]
+            if one["answer"]:
+                assert row["context"][one["start"] : one["end"]] == one["answer"]
+
+
+def test_a_run_that_was_fine_tuned_can_be_told_too(stock, task_files, tmp_path):
+    for task in ("tag", "answer"):
+        out = tmp_path / task
+        headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS | {"epochs": 1})
+        tell_run(Run(out))
+        told = Run(out).results()["details"]
+        assert faults(json.loads(json.dumps({"seed": 0, **told})), schema(task)["details"]["arms"]["*"]) == []
+
+
+# Which layers are the best features
+
+
+@pytest.fixture(scope="module")
+def deep(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "deep"
+    headstock.pretrain(corpus, out=out, settings=TINY | {"depth": 4, "steps": 4})
+    return out
+
+
+def test_choices_of_layers_are_compared_as_frozen_arms(deep, files, tmp_path):
+    features = ["last", "sum4", "concat4", "mix"]
+    settings = SETTINGS | {"epochs": 20, "lr": 0.02}
+    results = compare(deep, **files, out=tmp_path, features=features, labels=[24], seeds=2, settings=settings)
+    assert [arm["name"] for arm in results["arms"]] == [f"frozen {layers}" for layers in features]
+    assert {arm["kind"] for arm in results["arms"]} == {"frozen"}
+    trained = {arm["name"]: arm["parameters"]["trainable"] for arm in results["arms"]}
+    plain = 2 * (16 + 1)
+    assert trained == {
+        "frozen last": plain, "frozen sum4": plain, "frozen concat4": 2 * (4 * 16 + 1), "frozen mix": plain + 5 + 1
+    }  # fmt: skip
+    assert all(row["low"] < row["high"] for row in results["summary"])
+    (verdict,) = results["verdicts"]
+    best = max(results["summary"], key=lambda row: row["score"])
+    assert verdict.startswith(f"As features with 24 labels, {best['arm'].removeprefix('frozen ')} reaches ")
+    assert f"{100 * best['score']:.1f}% ({100 * best['low']:.1f} to {100 * best['high']:.1f})" in verdict
+    for layers in features:
+        assert layers in verdict
+    kept = Run(tmp_path / "runs" / "frozen-concat4-24").config()
+    assert (kept["task"]["layers"], kept["transfer"]["freeze"]) == ("concat4", True)
+
+
+def test_layers_beside_other_arms_have_a_verdict_of_their_own(stock, files, tmp_path):
+    results = compare(stock, **files, out=tmp_path, arms=["frozen", "tfidf"], features=["1", "last"], **SMALL)
+    assert [arm["name"] for arm in results["arms"]] == ["frozen", "tfidf", "frozen 1", "frozen last"]
+    first, second = results["verdicts"]
+    assert first.startswith("With 8 labels") and "frozen 1" not in first
+    assert second.startswith("As features with 8 labels, ") and "layer 1" in second
+    same = {row["arm"]: row["score"] for row in results["summary"]}
+    assert same["frozen"] == same["frozen last"]
+
+
+# Mistakes of the user
+
+WRONG = {
+    "tfidf cannot tag": ("tag", {"arms": ["scratch", "tfidf"]}, r"--arms: TF-IDF .* leave tfidf out of --arms"),
+    "tfidf cannot answer": ("answer", {"arms": ["tfidf"]}, r"--arms: TF-IDF .* leave tfidf out of --arms"),
+    "no such layers": ("pair", {"features": ["lats"]}, r"layers: must be one of last, sum4, concat4, mix or .*'lats'"),
+    "too few layers": ("pair", {"features": ["last", "sum4"]}, r"layers: sum4 needs 4 layers, this model has 2"),
+    "no such layer": ("tag", {"features": ["3"]}, r"layers: 3 is more than the model's 2"),
+    "layers twice": ("tag", {"features": ["last", "last"]}, r"compare\.features: names a choice twice"),
+    "an objective": ("causal", {}, r"--task causal: is an objective of pretraining; .* answer, classify, pair, tag"),
+    "no such task": ("tagg", {}, r"tagg.* did you mean 'tag'"),
+    "one label a pair": ("pair", {"settings": {"separator": "|"}}, r"separator: a row of pair has one label"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_mistakes_are_named_before_any_work(stock, task_files, tmp_path, wrong):
+    task, options, message = WRONG[wrong]
+    files = task_files.get(task, task_files["pair"])
+    with pytest.raises(UserError, match=message) as raised:
+        compare(stock, **files, out=tmp_path / "out", task=task, **SMALL | options, watch=[never])
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_new_tag_is_named_with_its_place(stock, task_files, tmp_path):
+    rows = MAKERS["tag"](4, name="new")
+    rows[2]["tags"][0] = "B-PERS"
+    files = task_files["tag"] | {"test": write_lines(tmp_path / "test.jsonl", rows)}
+    with pytest.raises(UserError, match=r"test\.jsonl:3: tag 'B-PERS' .* did you mean 'B-PER'"):
+        compare(stock, **files, out=tmp_path / "out", task="tag", **SMALL, watch=[never])

@@ -1,0 +1,100 @@
+"""Does denoising pay for translation? BLEU in cells, summaries and differences, with intervals, kept and read again."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import headstock
+from headstock.errors import UserError
+from headstock.experiments.compare import compare
+from headstock.experiments.compare_table import table
+from headstock.report.pages import write_report
+from headstock.tasks.translation_metrics import bleu
+from tests.tasks.parallel import SMALL, sentences, write
+
+SETTINGS = {"batch_tokens": 400, "lr": 1e-2, "epochs": 2.0, "beams": 1}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    """A run that has read both languages, labelled files, and a comparison of both ways to begin."""
+    folder = tmp_path_factory.mktemp("compare")
+    raw = folder / "raw.txt"
+    raw.write_text("\n".join(text for row in sentences(100, "raw") for text in row))
+    settings = SMALL | {"vocabulary": 300, "steps": 20, "lr": 1e-2, "tensorboard": False, "documents": "line"}
+    headstock.pretrain(raw, out=folder / "stock", preset="seq2seq-nano", settings=settings)
+    files = {name: write(folder / f"{name}.tsv", sentences(n, name)) for name, n in (("train", 60), ("valid", 10))}
+    files["test"] = write(folder / "test.tsv", sentences(12, "test"))
+    given = {"out": folder / "out", "task": "translate", "settings": SETTINGS, "leakage": "skip", **files}
+    progress = []
+    results = compare(folder / "stock", labels=[20, 60], seeds=2, say=progress.append, **given)
+    return folder, given, results | {"progress": progress}
+
+
+def test_arms_are_compared_by_bleu_with_intervals(ground):
+    _, _, results = ground
+    assert results["metric"] == "bleu" and [arm["name"] for arm in results["arms"]] == ["scratch", "pretrained"]
+    assert results["labels"] == [20, 60] and len(results["cells"]) == 8
+    for row in results["summary"]:
+        cells = [cell for cell in results["cells"] if (cell["arm"], cell["labels"]) == (row["arm"], row["labels"])]
+        assert row["score"] == row["bleu"] == pytest.approx(np.mean([cell["bleu"] for cell in cells]))
+        assert row["low"] <= row["score"] <= row["high"] and row["chrf_low"] <= row["chrf"] <= row["chrf_high"]
+        assert all(cell["accuracy"] is None and 0 <= cell["valid_score"] <= 1 for cell in cells)
+    for pair in results["pairs"]:
+        scores = {row["arm"]: row["score"] for row in results["summary"] if row["labels"] == pair["labels"]}
+        assert pair["difference"] == pytest.approx(scores[pair["a"]] - scores[pair["b"]])
+        assert pair["low"] <= pair["difference"] <= pair["high"]
+    assert all("points" in verdict or "BLEU" in verdict for verdict in results["verdicts"])
+    assert any("tok:13a" in note for note in results["notes"])
+
+
+def test_progress_table_and_verdicts_count_pairs_and_show_bleu_as_such(ground):
+    _, _, results = ground
+    cells = [line for line in results["progress"] if "seed" in line and "/8" in line]
+    assert len(cells) == 8 and all("pairs" in line and "BLEU" in line and "%" not in line for line in cells)
+    console = Console(width=100, file=io.StringIO())
+    console.print(table(results))
+    for told in (*cells, *results["verdicts"], console.file.getvalue()):
+        assert "label" not in told and "%" not in told
+    assert all("With 20 pairs" in said or "With 60 pairs" in said for said in results["verdicts"])
+
+
+def test_a_cell_keeps_the_counts_of_every_row(ground):
+    folder, _, results = ground
+    kept = json.loads((folder / "out" / "cells" / "pretrained-60-1.json").read_text())
+    counts = np.array(kept["tallies"]["bleu"])
+    assert counts.shape == (12, 10)
+    told = next(c for c in results["cells"] if (c["arm"], c["labels"], c["seed"]) == ("pretrained", 60, 1))
+    assert float(bleu(counts.sum(0))) == pytest.approx(told["bleu"]) == pytest.approx(kept["score"])
+
+
+def test_the_same_call_again_trains_nothing_and_says_the_same(ground):
+    folder, given, results = ground
+
+    def never(event):
+        raise AssertionError("nothing should be trained")
+
+    again = compare(folder / "stock", labels=[20, 60], seeds=2, watch=[never], **given)
+    assert again["summary"] == results["summary"] and again["pairs"] == results["pairs"]
+
+
+def test_its_report_shows_the_worst_translations(ground):
+    folder, _, results = ground
+    told = results["details"]["arms"]["pretrained"]["mistakes"]
+    assert [row["chrf"] for row in told] == sorted(row["chrf"] for row in told)
+    assert {"place", "text", "label", "predicted"} <= set(told[0])
+    page = write_report(folder / "out").read_text()
+    assert "BLEU" in page and "Its worst sentences" in page and "wanted" in page
+    assert "60 pairs" in page and "number of pairs" in page
+    kept = headstock.load(folder / "out" / "runs" / "pretrained-60")
+    assert len(kept.translate(["anne sees a dog ."])) == 1
+
+
+def test_arms_that_cannot_translate_are_refused(ground, tmp_path):
+    folder, given, _ = ground
+    for arm, why in (("tfidf", "TF-IDF"), ("frozen", "no head that could be trained alone")):
+        with pytest.raises(UserError, match=why):
+            compare(folder / "stock", labels=[20], seeds=1, arms=["scratch", arm], **(given | {"out": tmp_path / arm}))

@@ -1,0 +1,84 @@
+"""The time that a comparison takes is told before it begins, from a few real steps and a count of all."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headstock.experiments.arms import make_arms
+from headstock.experiments.compare import compare, lay_ground, places_of, silent
+from headstock.experiments.compare_settings import make_plan
+from headstock.experiments.duration import HIGH, LOW, Pace, grid_seconds, in_words, measure_pace
+from headstock.train.distributed import World
+from tests.experiments.small import SETTINGS, SMALL
+
+
+def grid(stock, files, folder, *, labels=(8, 24), seeds=2, **settings):
+    given = {"train": str(files["train"]), "valid": str(files["valid"]), "test": str(files["test"])}
+    plan = make_plan(None, given | {"labels": labels, "seeds": seeds}, SETTINGS | settings)
+    ground = lay_ground(plan, folder, World(torch.device("cpu")), silent)
+    arms = make_arms([stock], plan.compare.arms, plan.arms)
+    return ground, arms, places_of(plan.compare, ground, arms)
+
+
+def test_what_a_cell_does_is_counted(stock, files, tmp_path):
+    """Steps of 8 rows, at least as many as asked for; the validation rows after each epoch; the test rows once."""
+    ground, arms, _ = grid(stock, files, tmp_path)
+    run = str(next(arm.run for arm in arms if arm.run))
+
+    def seconds(pace, wanted, labels, **settings):
+        there, _, places = grid(stock, files, tmp_path, labels=(labels,), seeds=1, epochs=2, least_steps=0, **settings)
+        return grid_seconds(there, [p for p in places if p.arm.name == wanted], {run: pace, "None": pace})
+
+    assert seconds(Pace(step=1.0), "scratch", 24) == 2 * 3
+    assert seconds(Pace(step=1.0), "pretrained", 48) == 2 * 6
+    assert seconds(Pace(step=1.0), "frozen", 24) == pytest.approx(0.0, abs=0.1)
+    explained = 100  # rows' worth of reading for a model that is shown
+    assert seconds(Pace(row=1.0), "scratch", 24) == 2 * 20 + explained
+    assert seconds(Pace(row=1.0), "frozen", 24) == pytest.approx(24 + 20 + explained, abs=0.1)
+    assert seconds(Pace(output=1.0), "pretrained", 24) == 40
+    assert seconds(Pace(text=1.0), "tfidf", 8) == 8 + 8 + 40
+    half = replace(ground, measured=ground.measured.select(range(20)))
+    _, _, places = grid(stock, files, tmp_path)
+    paces = {run: Pace(output=1.0), "None": Pace(text=1.0)}
+    assert grid_seconds(half, places, paces) == pytest.approx(grid_seconds(ground, places, paces) - 16 * 20)
+
+
+def test_more_labels_seeds_and_slower_steps_take_longer(stock, files, tmp_path):
+    def seconds(pace=1.0, **size):
+        ground, arms, places = grid(stock, files, tmp_path, **size)
+        return grid_seconds(ground, places, {str(arm.run): Pace(pace, pace, pace, pace, pace) for arm in arms})
+
+    assert seconds(seeds=4) == pytest.approx(2 * seconds(seeds=2), rel=0.5)
+    assert seconds(labels=(8, 48)) > seconds(labels=(8, 24)) > seconds(labels=(8,))
+    assert seconds(pace=3.0) == pytest.approx(3 * seconds(), rel=0.1)
+
+
+def test_it_is_told_before_the_first_cell_and_not_of_cells_that_are_kept(stock, files, tmp_path):
+    said = []
+    given = {"train": files["train"], "valid": files["valid"], "test": files["test"], "out": tmp_path / "out"}
+    given |= SMALL | {"arms": ["frozen", "tfidf"]}
+    compare(stock, **given, say=said.append)
+    told = [place for place, line in enumerate(said) if "on this machine" in line]
+    cells = [place for place, line in enumerate(said) if re.match(r" *\d+/4 ", line)]
+    assert len(told) == 1 and told[0] < cells[0] and said[told[0]].startswith("4 cells")
+    said.clear()
+    compare(stock, **given, say=said.append)
+    assert not [line for line in said if "on this machine" in line]
+
+
+def test_real_steps_are_timed_and_leave_no_trace(stock, files, tmp_path):
+    ground, arms, _ = grid(stock, files, tmp_path)
+    for arm in arms:
+        pace = measure_pace(ground, arm)
+        assert (pace.text > 0 and pace.fitting > 0) if arm.run is None else (pace.step > 0 and pace.row > 0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("seconds", "unit"), [(20, "seconds"), (300, "minutes"), (20_000, "hours")])
+def test_a_time_is_told_as_a_range(seconds, unit):
+    low, high = map(float, re.fullmatch(rf"about (\S+) to (\S+) {unit}", in_words(seconds)).groups())
+    scale = {"seconds": 1, "minutes": 60, "hours": 3600}[unit]
+    assert low * scale == pytest.approx(LOW * seconds, rel=0.1)
+    assert high * scale == pytest.approx(HIGH * seconds, rel=0.1)

@@ -1,0 +1,327 @@
+"""A text that is in the corpus is found, whatever was done to it; one that merely resembles another is not."""
+
+import random
+import re
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.data.corpus import Document, read_corpus
+from headstock.experiments import leakage
+from headstock.experiments.leakage import Leakage, overlap, search, words
+
+DRAW = random.Random(5)
+COMMON = re.findall(
+    r"\w+", "the a of and to in is it this that was for with as but on not be film at by an you so his are"
+)
+RARE = sorted({"".join(DRAW.choices("abcdefghiklmnoprstuvy", k=DRAW.randint(4, 9))) for _ in range(3000)})
+PHRASES = [
+    "one of the best films of the year",
+    "i would not recommend it to anybody",
+    "you will laugh and you will cry",
+]
+QUOTATION = "here is looking at you kid we will always have paris"
+
+
+def prose(draw: random.Random, count: int) -> list[str]:
+    """Words as a language has them: half of all come from a few."""
+    return [draw.choice(COMMON) if draw.random() < 0.5 else draw.choice(RARE) for _ in range(count)]
+
+
+def documents(*texts: str) -> list[Document]:
+    return [Document(text, "corpus.txt", line) for line, text in enumerate(texts, 1)]
+
+
+def small_batches(texts: list[str], corpus: list[Document], characters: int, pattern: int = 50) -> Leakage:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leakage, "PATTERN", pattern)
+        patch.setattr(leakage, "BATCH", characters)
+        return search(texts, corpus)
+
+
+def kinds(result: Leakage) -> dict[int, str]:
+    return {found.row: found.kind for found in result.found}
+
+
+# Words
+
+
+def test_case_accents_punctuation_and_space_do_not_matter():
+    assert words("  L’ÉTÉ,\tc'est…\n_fini_ !") == ["l", "ete", "c", "est", "fini"]
+    assert words("ﬁn de l'œuvre Ⅷ ½ x²") == ["fin", "de", "l", "œuvre", "viii", "1", "2", "x2"]
+    assert words("mer\u00adveil\u200dleux e\u0301te\u0301") == ["merveilleux", "ete"]
+    assert words("\u0939\u093f\u0928\u094d\u0926\u0940 \u0645\u064e\u0631") == ["\u0939\u0928\u0926", "\u0645\u0631"]
+    assert words("这很好abc") == ["这", "很", "好", "abc"]
+
+
+@given(st.text(max_size=60))
+def test_words_are_their_own_words(text):
+    assert words(" ".join(words(text))) == words(text)
+
+
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_text_folds_the_same_alone_and_among_others(texts):
+    assert words("\n".join(texts)) == [word for text in texts for word in words(text)]
+
+
+# Exact
+
+some_words = st.lists(st.sampled_from(["a", "b", "c", "dé", "e", "f"]), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.sampled_from(["a", "b", "c", "dé", "e", "f"]), min_size=5, max_size=25), min_size=1),
+    before=some_words,
+    after=some_words,
+    others=st.lists(some_words.map(" ".join).filter(bool), max_size=4),
+    place=st.integers(0, 4),
+    characters=st.sampled_from([1, 7, 20, 64, 10_000]),
+    pattern=st.sampled_from([0, 1, 50]),
+)
+def test_verbatim_text_is_always_found_as_exact(texts, before, after, others, place, characters, pattern):
+    wanted = [" ".join(text) for text in texts]
+    corpus = [*others[:place], " ".join([*before, *texts[0], *after]).upper(), *others[place:]]
+    result = small_batches(wanted, documents(*corpus), characters, pattern)
+    assert kinds(result)[0] == "exact"
+    assert result.documents == len(corpus)
+    assert [found.row for found in result.found] == sorted({found.row for found in result.found})
+    for found in result.found:
+        if found.kind == "exact":  # and it truly stands in the document that is named
+            document = words(corpus[int(found.where.split(":")[1]) - 1])
+            key = words(wanted[found.row])
+            assert any(document[i : i + len(key)] == key for i in range(len(document)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_without_a_shared_run_of_five_words_nothing_is_found(data):
+    texts = data.draw(st.lists(st.lists(st.sampled_from("abcdef"), max_size=40), max_size=4))
+    runs = {tuple(text[i : i + 5]) for text in texts for i in range(len(text) - 4)}
+    corpus = []
+    for line in data.draw(st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=80), max_size=4)):
+        kept: list[str] = []
+        for word in line:
+            kept.append("unseen" if (*kept[-4:], word) in runs else word)
+        corpus.append(" ".join(kept))
+    characters = data.draw(st.sampled_from([1, 30, 10_000]))
+    assert small_batches([" ".join(text) for text in texts], documents(*corpus), characters).found == []
+
+
+def test_common_phrases_never_count_and_short_texts_only_when_whole():
+    corpus = documents("a great film indeed and I was happy to see it again with my whole family last week")
+    texts = [
+        "great film",
+        "A great film indeed",
+        "And I was happy to",
+        "was happy to see them again with my whole family",
+    ]
+    result = search(texts, corpus)
+    assert kinds(result) == {2: "exact"}
+    assert result.tested == 2
+
+
+def test_document_is_named_and_quoted_where_the_text_begins():
+    wanted = "Le chat était assis sur le tapis, et il dormait."
+    long = "Un début ½ ﬁn… " * 20
+    result = search(
+        ["rien de tout cela n'est là", wanted, wanted.upper()], documents("autre", long + wanted + " Suite.")
+    )
+    assert [(found.row, found.kind, found.share, found.where) for found in result.found] == [
+        (1, "exact", 1.0, "corpus.txt:2"),
+        (2, "exact", 1.0, "corpus.txt:2"),
+    ]
+    assert result.found[0].text == wanted + " Suite."
+
+
+def test_text_that_crosses_the_end_of_a_document_is_not_there():
+    assert search(["one two three four five six"], documents("one two three", "four five six")).found == []
+
+
+def test_all_runs_without_the_order_of_the_whole_are_not_exact():
+    text = " ".join(["to be or not"] * 6)
+    result = search([text], documents(" ".join(["to be or not"] * 4)))
+    assert kinds(result).get(0) != "exact"
+
+
+def test_corpus_read_without_case_and_accents_still_matches(tmp_path):
+    wanted = "À Noël, l'été dernier nous paraît déjà loin."
+    path = tmp_path / "corpus.txt"
+    path.write_text(f"Rien.\n\nAvant. {wanted} Après.\n\nEncore.\n", encoding="utf-8")
+    result = search([wanted], read_corpus(path, documents="block", lowercase=True, strip_accents=True))
+    assert kinds(result) == {0: "exact"}
+    assert result.found[0].where == f"{path}:3"
+
+
+# Near
+
+
+def changed(draw: random.Random, text: list[str], how: str, rate: float) -> list[str]:
+    chosen = set(draw.sample(range(len(text)), max(1, round(rate * len(text)))))
+    if how == "substituted":
+        return [draw.choice(RARE) if i in chosen else word for i, word in enumerate(text)]
+    if how == "cut":
+        return [word for i, word in enumerate(text) if i not in chosen]
+    return [new for i, word in enumerate(text) for new in ([word, draw.choice(RARE)] if i in chosen else [word])]
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1])
+@pytest.mark.parametrize("how", ["substituted", "cut", "added"])
+def test_changed_copies_are_found(how, rate):
+    draw = random.Random(f"{how} {rate}")
+    texts = [prose(draw, draw.randint(20, 200)) for _ in range(150)]
+    around = [(prose(draw, draw.randint(0, 80)), prose(draw, draw.randint(0, 80))) for _ in texts]
+    corpus = [
+        " ".join([*before, *changed(draw, text, how, rate), *after])
+        for text, (before, after) in zip(texts, around, strict=True)
+    ]
+    result = search([" ".join(text) for text in texts], documents(*corpus))
+    right = [found for found in result.found if found.where == f"corpus.txt:{found.row + 1}"]
+    assert len(right) == len(result.found) >= 0.96 * len(texts)
+    assert all(found.share >= 0.7 for found in right)
+
+
+def test_reviews_that_share_phrases_and_a_short_quotation_are_not_found():
+    draw = random.Random(8)
+    title = prose(draw, 4)
+
+    def review() -> str:
+        sentences = [prose(draw, draw.randint(6, 12)) for _ in range(draw.randint(8, 14))]
+        sentences += [[*title, *prose(draw, 3)], [QUOTATION], *([phrase] for phrase in draw.sample(PHRASES, 2))]
+        draw.shuffle(sentences)
+        return ". ".join(" ".join(sentence) for sentence in sentences)
+
+    texts, corpus = [review() for _ in range(150)], [review() for _ in range(600)]
+    assert search(texts, documents(*corpus)).found == []
+    # the control: the same texts, had the corpus taken one of them over
+    assert kinds(search(texts, documents(*corpus, "So. " + texts[7]))) == {7: "exact"}
+
+
+def test_texts_of_one_pattern_are_told_apart():
+    draw = random.Random(14)
+    pattern = " ".join(prose(draw, 30))
+
+    def filled() -> str:
+        return f"{pattern} {' '.join(draw.choices(RARE, k=8))} {pattern[::-1]}"
+
+    texts, corpus = [filled() for _ in range(leakage.PATTERN + 20)], [filled() for _ in range(50)]
+    assert search(texts, documents(*corpus)).found == []
+    assert kinds(search(texts, documents(*corpus, texts[3]))) == {3: "exact"}
+    assert len(search(texts[:20], documents(*corpus)).found) == 20  # among few texts it may be a long quotation
+
+
+def test_long_quotation_is_near_and_a_short_one_is_not():
+    draw = random.Random(9)
+    text, other = prose(draw, 100), prose(draw, 300)
+    long, short = [*other, *text[30:65], *other], [*other, *text[30:42], *other]
+    assert kinds(search([" ".join(text)], documents(" ".join(long)))) == {0: "near"}
+    assert search([" ".join(text)], documents(" ".join(short))).found == []
+
+
+def test_text_of_which_half_was_rewritten_is_another_text():
+    draw = random.Random(15)
+    text = prose(draw, 36)
+    half = [word if i // 6 % 2 else draw.choice(RARE) for i, word in enumerate(text)]
+    most = [word if i // 6 % 4 else draw.choice(RARE) for i, word in enumerate(text)]
+    assert search([" ".join(text)], documents(" ".join(half))).found == []
+    assert kinds(search([" ".join(text)], documents(" ".join(most[6:])))) == {0: "near"}
+
+
+def test_phrases_scattered_over_a_huge_document_are_not_a_copy():
+    draw = random.Random(10)
+    text = prose(draw, 60)
+    scattered = [word for i in range(0, 60, 6) for word in [*text[i : i + 6], *prose(draw, 200)]]
+    assert search([" ".join(text)], documents(" ".join(scattered))).found == []
+    assert kinds(search([" ".join(text)], documents(" ".join(changed(draw, text, "added", 0.15))))) == {0: "near"}
+
+
+def test_best_document_is_kept_and_of_equal_ones_the_first():
+    draw = random.Random(11)
+    text = prose(draw, 60)
+    poor, good = changed(draw, text, "substituted", 0.15), changed(draw, text, "substituted", 0.03)
+    corpus = documents(*(" ".join(version) for version in (poor, good, good, poor, text, text, good)))
+    for last, where, kind in [(1, 1, "near"), (4, 2, "near"), (7, 5, "exact")]:
+        (found,) = search([" ".join(text)], corpus[:last]).found
+        assert (found.where, found.kind) == (f"corpus.txt:{where}", kind)
+
+
+# Batches
+
+
+def test_batches_do_not_change_what_is_found():
+    draw = random.Random(12)
+    texts = [prose(draw, draw.randint(6, 120)) for _ in range(40)]
+    pieces = [changed(draw, text, "substituted", 0.06) if i % 2 else text for i, text in enumerate(texts)]
+    huge = " ".join(word for piece in pieces for word in [*piece, *prose(draw, 30)])
+    wanted, corpus = [" ".join(text) for text in texts], documents("short one", huge, "another short one")
+    whole = search(wanted, corpus)
+    assert sum(found.kind == "exact" for found in whole.found) >= 20 and "near" in kinds(whole).values()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leakage, "PAIRS", 3)
+        assert search(wanted, corpus) == whole
+        alone = search(wanted, documents(*(" ".join(piece) for piece in pieces)))
+        assert [(found.row, found.where) for found in alone.found if found.kind == "exact"] == [
+            (row, f"corpus.txt:{row + 1}") for row in range(0, len(texts), 2)
+        ]
+    for characters in (150, 1000, 4000):
+        parted = small_batches(wanted, corpus, characters)
+        assert [replace(found, text="") for found in parted.found] == [replace(found, text="") for found in whole.found]
+        assert parted.documents == 3
+
+
+def test_memory_does_not_grow_with_the_corpus():
+    draw = random.Random(13)
+    texts = [" ".join(prose(draw, 50)) for _ in range(50)]
+    lines = [" ".join(prose(draw, 60)) for _ in range(50)]
+
+    def corpus(count: int) -> Iterator[Document]:
+        return (Document(f"{lines[i % 50]} number{i} only{i}", "corpus.txt", i + 1) for i in range(count))
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(leakage, "BATCH", 20_000)
+                assert search(texts, corpus(count)).documents == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(3000) < 1.2 * peak(300)
+
+
+def test_progress_is_said_by_the_amount_of_text(monkeypatch):
+    monkeypatch.setattr(leakage, "PROGRESS", 1000)
+    monkeypatch.setattr(leakage, "BATCH", 100)
+    lines: list[str] = []
+    search(["one two three four five"], documents(*["one two three four five six"] * 100), say=lines.append)
+    assert lines[0] == "searched 40 documents: 1 of 1 texts found"
+    assert len(lines) == 2
+
+
+def test_nothing_to_look_for_or_to_look_in():
+    assert search([], documents("some text of a few words")) == Leakage(1, 0, [])
+    assert search(["", "!!!", "some text of a few words"], []) == Leakage(0, 1, [])
+    assert search(["some text of a few words"], documents("...", "¿?")) == Leakage(2, 1, [])
+
+
+@given(st.lists(st.integers(1, 4), max_size=14), st.lists(st.integers(1, 4), max_size=14))
+def test_words_in_order_are_the_longest_common_subsequence(wanted, stretch):
+    table = [[0] * (len(stretch) + 1) for _ in range(len(wanted) + 1)]
+    for i, left in enumerate(wanted):
+        for j, right in enumerate(stretch):
+            table[i + 1][j + 1] = table[i][j] + 1 if left == right else max(table[i][j + 1], table[i + 1][j])
+    assert leakage._in_order(wanted, stretch) == table[-1][-1]
+
+
+# Training rows in the test file
+
+
+def test_overlap_compares_whole_texts_by_their_words():
+    texts = ["Très bien !", "bien", "très  BIEN", "👍", "...", ""]
+    assert overlap(texts, ["tres bien", "👍 ", "!!!"]) == [0, 2, 3]
+    assert overlap(texts, []) == []

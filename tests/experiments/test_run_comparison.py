@@ -1,0 +1,67 @@
+"""Runs side by side: what is told of each, what must be known before comparing them, and that the report shows it."""
+
+import pytest
+
+import headstock
+from headstock.experiments.compare import compare
+from headstock.experiments.compare_table import brief, runs_table
+from headstock.experiments.run_comparison import differences
+from headstock.report.pages import write_report
+from headstock.train.run_folder import Run
+from tests.conftest import TINY
+from tests.experiments.small import SMALL
+
+
+@pytest.fixture(scope="module")
+def side_by_side(stock, corpus, files, tmp_path_factory):
+    """A causal and a hybrid run of the same tokenizer, the second wider and of fewer tokens."""
+    folder = tmp_path_factory.mktemp("families")
+    settings = TINY | {"steps": 5, "width": 32}
+    headstock.pretrain(
+        corpus, out=folder / "both", objective="hybrid", tokenizer=Run(stock).tokenizer_file, settings=settings
+    )
+    out = folder / "out"
+    results = compare([stock, folder / "both"], **files, out=out, arms=["scratch", "frozen", "tfidf"], **SMALL)
+    return stock, folder / "both", results, out
+
+
+def test_each_run_is_told_with_what_it_learned_and_what_it_is_worth(side_by_side):
+    *runs, results, _ = side_by_side
+    for run, told in zip(runs, results["runs"], strict=True):
+        own = Run(run).results()
+        assert told["run"] == str(run)
+        assert told["parameters"] == own["parameters"]["total"]
+        assert (told["tokens"], told["bits_per_byte"]) == (own["tokens"], own["metrics"]["bits_per_byte"])
+        scores = {row["arm"]: row for row in results["summary"]}
+        for kind in ("scratch", "frozen"):
+            assert told["scores"][kind]["score"] == scores[f"{kind} {run.name}"]["score"]
+    assert [row["objective"] for row in results["runs"]] == ["causal", "hybrid"]
+    assert results["runs"][1]["masked_perplexity"] > 1
+    assert results["runs"][0]["masked_perplexity"] is None
+
+
+def test_what_makes_runs_unlike_is_said(side_by_side):
+    *_, results, _ = side_by_side
+    said = " ".join(results["notes"])
+    assert "differ in parameters" in said
+    assert "differ in tokens of pretraining" in said
+    assert "tokenizers" not in said
+    alike = {"tokenizer": "a", "parameters": 100, "tokens": 1000}
+    assert differences([alike, alike | {"parameters": 105}]) == []
+    assert "do not compare; bits per byte do" in differences([alike, alike | {"tokenizer": "b"}])[0]
+
+
+def test_one_run_stands_beside_nobody(done):
+    assert done[0]["runs"] == []
+
+
+def test_the_report_and_the_terminal_show_them(side_by_side):
+    *_, results, out = side_by_side
+    page = write_report(out).read_text(encoding="utf-8")
+    assert "The runs side by side" in page
+    assert (out / "figures" / "runs-wide.svg").is_file()
+    assert runs_table(results["runs"]).row_count == 2
+
+
+def test_numbers_are_told_briefly():
+    assert [brief(n) for n in (40_316_672, 812_400, 96, None)] == ["40.3M", "812.4k", "96", ""]

@@ -1,0 +1,357 @@
+"""A sweep ranks what plain runs would give, makes each of them once, and goes on from wherever it was stopped."""
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import headstock
+from headstock.errors import ConfigError, UserError
+from headstock.experiments.grid import Range, draw_points, file_name, mark, parse_grid, read_grid
+from headstock.experiments.sweep import sweep
+from headstock.experiments.sweep_summary import answer, best_first, over_seeds
+from headstock.train.run_folder import Run
+from tests.conftest import TINY
+from tests.experiments.small import SETTINGS, never, numbers, stamps
+
+BASE = TINY | {"steps": 6, "checkpoint_every": 2}
+GRID = {"depth": [1, 2], "lr": [1e-3, 3e-2]}
+ASKED = {"grid": GRID, "seeds": 2, "settings": BASE}
+
+
+@pytest.fixture(scope="module")
+def swept(corpus, tmp_path_factory):
+    """One whole sweep of pretraining, and its folder."""
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    return sweep(corpus, out=out, **ASKED), out
+
+
+# The points
+
+
+@given(st.integers(1, 24), st.integers(0, 5))
+def test_a_sample_has_no_point_twice_and_holds_every_smaller_sample(count, seed):
+    grid = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False], "d": [0.1, 0.2]}
+    drawn = draw_points(grid, sample=count, seed=seed)
+    every = draw_points(grid, sample=None, seed=0)
+    assert len({mark(point) for point in drawn}) == count <= len(every) == 24
+    assert all(point in every for point in drawn)
+    assert draw_points(grid, sample=max(1, count - 1), seed=seed) == drawn[: max(1, count - 1)]
+
+
+def test_ranges_are_drawn_evenly_on_a_log_scale():
+    drawn = draw_points({"lr": Range(1e-4, 1e-2), "depth": Range(1, 4)}, sample=400, seed=0)
+    rates, depths = np.log10([point["lr"] for point in drawn]), [point["depth"] for point in drawn]
+    assert rates.min() >= -4 and rates.max() <= -2
+    assert abs(np.mean(rates < -3) - 0.5) < 0.08
+    assert set(depths) == {1, 2, 3, 4} and all(type(depth) is int for depth in depths)
+    assert draw_points({"dropout": Range(0.0, 0.5)}, sample=5, seed=1) != draw_points(
+        {"dropout": Range(0.0, 0.5)}, sample=5, seed=2
+    )
+
+
+def test_values_are_read_as_settings_are():
+    written = dict(parse_grid(text) for text in ("lr=1e-3,3e-3", "norm=pre, post", "freeze=true,false", "x=1..8"))
+    assert read_grid(written, sampled=True) == {
+        "lr": [0.001, 0.003],
+        "norm": ["pre", "post"],
+        "freeze": [True, False],
+        "x": Range(1, 8),
+    }
+    for wrong, why in (
+        ({"lr": "1e-3..1"}, "--sample"),
+        ({"lr": [1, 1.0]}, "twice"),
+        ({"lr": []}, "no values"),
+        ({}, "--grid"),
+    ):
+        with pytest.raises(UserError, match=why):
+            read_grid(wrong, sampled=False)
+    with pytest.raises(UserError, match="only 2 points"):
+        draw_points({"a": [1, 2]}, sample=3, seed=0)
+
+
+def test_different_points_have_different_names():
+    points = [{"a": "x/y"}, {"a": "x y"}, {"a": 1}, {"a": "b" * 200}, {"a": "b" * 201}, {"a": ["1"]}]
+    names = [file_name(point) for point in points]
+    assert len(set(names)) == len(names)
+    assert all("/" not in name and len(name) <= 80 for name in names)
+
+
+# Pretraining
+
+
+def test_points_are_ranked_by_what_plain_runs_give(swept, corpus, tmp_path):
+    results, _ = swept
+    assert (results["kind"], results["metric"], results["better"]) == ("sweep", "loss", "lower")
+    means = [row["mean"] for row in results["points"]]
+    assert means == sorted(means) and len(means) == 4
+    for row in results["points"]:
+        own = [cell["score"] for cell in results["cells"] if cell["settings"] == row["settings"]]
+        low, high = stats.t.interval(0.95, 1, np.mean(own), stats.sem(own))
+        assert np.allclose([row["mean"], row["low"], row["high"]], [np.mean(own), low, high])
+    assert all(row["settings"]["lr"] == 3e-2 for row in results["points"][:2])  # six steps are few
+    cell = next(cell for cell in results["cells"] if cell["seed"] == 1 and cell["settings"]["depth"] == 1)
+    alone = headstock.pretrain(corpus, out=tmp_path / "run", settings=BASE | cell["settings"] | {"seed": 1})
+    assert cell["score"] == alone["valid_loss"]
+    assert cell["parameters"] == alone["parameters"]["total"]
+    assert [step for step, _ in cell["curve"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_marginals_are_the_means_of_the_points_with_a_value(swept):
+    results, _ = swept
+    for key, values in GRID.items():
+        assert [row["value"] for row in results["marginals"][key]] == values
+        for row in results["marginals"][key]:
+            own = [point["mean"] for point in results["points"] if point["settings"][key] == row["value"]]
+            assert math.isclose(row["mean"], np.mean(own))
+    assert "What matters most is lr" in results["verdict"]
+
+
+def test_the_best_run_stays_and_no_other(swept):
+    results, out = swept
+    best = results["best"]
+    assert [path.name for path in (out / "runs").iterdir()] == [best["run"].rpartition("/")[2]]
+    scores = {cell["seed"]: cell["score"] for cell in results["cells"] if cell["settings"] == best["settings"]}
+    assert best["settings"] == results["points"][0]["settings"]
+    assert best["seed"] == min(scores, key=scores.get)
+    assert not Run(out / "runs" / best["run"].rpartition("/")[2]).checkpoints.exists()
+    assert math.isclose(headstock.load(best["run"]).evaluate()["loss"], scores[best["seed"]], rel_tol=1e-5)
+
+
+def test_what_is_there_is_not_made_again(swept, corpus, tmp_path):
+    results, old = swept
+    before = stamps(old)
+    again = sweep(corpus, out=old, **ASKED, watch=[never])
+    assert stamps(old) == before
+    assert numbers(again) == numbers(results)
+    by_bits = sweep(corpus, out=old, **ASKED, by="bits_per_byte", watch=[never])  # another metric needs no training
+    assert by_bits["metric"] == "bits_per_byte"
+    assert by_bits["points"][0]["mean"] != results["points"][0]["mean"]
+    out, depth = tmp_path / "out", results["best"]["settings"]["depth"]
+    shutil.copytree(old, out)
+    wider = sweep(corpus, out=out, **ASKED | {"grid": {"depth": [depth], "lr": [3e-2, 1e-4]}})
+    new = {name for name, stamp in stamps(out / "cells").items() if before.get(f"cells/{name}") != stamp}
+    assert new == {f"depth={depth},lr=0.0001-{seed}.json" for seed in (0, 1)}
+    assert wider["best"]["seed"] == results["best"]["seed"]
+
+
+def test_a_new_best_is_trained_again_where_its_weights_were_not_kept(swept, corpus, tmp_path):
+    results, old = swept
+    out, other = tmp_path / "out", results["points"][1]["settings"]
+    shutil.copytree(old, out)
+    grid = {key: [value] for key, value in other.items()}
+    again = sweep(corpus, out=out, **ASKED | {"grid": grid})
+    assert again["best"]["settings"] == other
+    scores = {cell["seed"]: cell["score"] for cell in results["cells"] if cell["settings"] == other}
+    assert headstock.load(again["best"]["run"]).run.results()["valid_loss"] == scores[again["best"]["seed"]]
+
+
+def test_other_text_is_another_sweep(swept, corpus, tmp_path):
+    _, old = swept
+    out, other = tmp_path / "out", tmp_path / "other.txt"
+    shutil.copytree(old, out)
+    other.write_text(corpus.read_text(encoding="utf-8").replace("Anne", "Anna"), encoding="utf-8")
+    before = stamps(out)
+    sweep(other, out=out, **ASKED | {"grid": {"depth": [1], "lr": [3e-2]}, "seeds": 1})
+    assert stamps(out)["cells/depth=1,lr=0.03-0.json"] != before["cells/depth=1,lr=0.03-0.json"]
+
+
+STOPPED = """
+import os, signal, sys
+from headstock.cli import main
+from headstock.experiments import sweep_trials as trials
+
+instant, cells, steps = sys.argv.pop(1), [], []
+pretrain = trials.pretrain
+
+def pretrain_and_stop(*given, watch, **more):
+    cells.append(more["out"])
+    def stop(event):
+        if len(cells) == 4 and event.kind == "step" and event.progress.step == 4:
+            os.kill(os.getpid(), signal.SIGKILL if instant == "kill" else signal.SIGINT)
+    return pretrain(*given, watch=[*watch, stop], **more)
+
+trials.pretrain = pretrain_and_stop
+main()
+"""
+
+
+@pytest.mark.parametrize(("instant", "code"), [("interrupt", 130), ("kill", -signal.SIGKILL)])
+def test_a_stopped_sweep_goes_on_to_the_same_results(swept, corpus, tmp_path, instant, code):
+    results, _ = swept
+    out, script = tmp_path / "out", tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    options = [f"--set={name}={str(value).lower()}" for name, value in BASE.items()]
+    options += ["--grid=depth=1,2", "--grid=lr=1e-3,3e-2", "--seeds=2", f"--out={out}"]
+    command = [sys.executable, script, instant, "sweep", corpus, *options]
+    stopped = subprocess.run(command, capture_output=True, text=True)
+    assert stopped.returncode == code, stopped.stderr
+    if instant == "interrupt":
+        told = f"headstock: stopped; 3 of 8 cells are kept in {out}, the same command goes on"
+        assert stopped.stderr.splitlines()[-1] == told
+    kept = stamps(out / "cells")
+    heard = []
+    again = sweep(corpus, out=out, **ASKED, watch=[lambda event: heard.append(event.progress.step)])
+    after = stamps(out / "cells")
+    assert sum(after[name] == stamp for name, stamp in kept.items()) == 3
+    assert heard[0] > 2  # the fourth was resumed, not begun again
+    assert numbers(again)["points"] == numbers(results)["points"]
+    assert again["verdict"] == results["verdict"]
+
+
+def test_everything_wrong_is_told_before_anything_is_made(corpus, tmp_path):
+    grid = {"depht": [1, 2], "depth": [0, 2], "width": [16, 30], "heads": [4], "norm": ["pre", "pots"]}
+    with pytest.raises(ConfigError) as wrong:
+        sweep(corpus, grid=grid, out=tmp_path / "out")
+    assert [where for where, _ in wrong.value.problems] == [
+        "depht",
+        "depth=0: model.depth",
+        "norm=pots: model.norm",
+        "width=30 heads=4: model.width",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"grid": {"seed": [1, 2]}}, "each trial has its own"),
+        ({"grid": {"valid_fraction": [0.1, 0.2]}}, "different text"),
+        ({"grid": {"task.name": ["causal", "masked"]}}, "different objectives"),
+        ({"grid": {"preset": ["gpt-nano", "bert-nano"]}}, "different objectives"),
+        ({"grid": {"lr": [1, 2], "train.lr": [3, 4]}}, "two names"),
+        ({"grid": {"lr": [1, 2]}, "train": "rows.csv"}, "--run"),
+        ({"grid": {"lr": [1, 2]}, "run": "reviews-en"}, "either pretrains or fine-tunes"),
+        ({"grid": {"vocabulary": [300, 320]}, "by": "loss", "settings": TINY}, "unlike tokens"),
+        ({"grid": {"vocabulary": [300, 320]}, "objective": "masked", "settings": TINY}, "no bits per byte"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(corpus, tmp_path, asked, why):
+    with pytest.raises(UserError, match=why):
+        sweep(corpus, out=tmp_path / "out", watch=[never], **asked)
+
+
+def test_points_that_run_away_come_last_and_stop_nothing(corpus, tmp_path):
+    settings = BASE | {"clip": 0, "warmup": 0.0, "steps": 8}
+    results = sweep(corpus, grid={"lr": [1e30, 1e-2]}, seeds=1, settings=settings, out=tmp_path / "out")
+    first, last = results["points"]
+    assert first["settings"] == {"lr": 1e-2} and first["mean"] is not None
+    assert (last["mean"], last["failed"]) == (None, 1)
+    assert any("lr=1e+30" in note for note in results["notes"])
+    json.loads(json.dumps(results, allow_nan=False))
+    again = sweep(
+        corpus, grid={"lr": [1e30, 1e-2]}, seeds=1, settings=settings, out=tmp_path / "out", watch=[never], keep=False
+    )
+    assert numbers(again) == numbers(results)
+
+
+def test_the_command_and_a_recipe(call, swept, corpus, tmp_path):
+    results, old = swept
+    out, recipe = tmp_path / "out", tmp_path / "recipe.toml"
+    shutil.copytree(old, out)
+    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in BASE.items())
+    recipe.write_text(
+        f"[sweep]\ncorpus = {json.dumps(str(corpus))}\nseeds = 2\n"
+        f"[grid]\ndepth = [1, 2]\nlr = '1e-3,3e-2'\n[pretrain]\n{settings}"
+    )
+    before = stamps(out / "cells")
+    told, _ = call("sweep", "--config", recipe, "--out", out, "--json")
+    made = json.loads(told.splitlines()[-1])
+    assert stamps(out / "cells") == before
+    assert made["verdict"] == results["verdict"] and made["points"] == results["points"]
+    told, said = call("sweep", "--config", recipe, "--out", out)
+    assert "behind the best" in told and results["verdict"] in told.replace("\n", " ")
+    assert said.count("(kept)") == 8
+    _, said = call("sweep", corpus, "--grid", "lr=1", "--grid", "lr=2", "--out", out, code=2)
+    assert "named twice" in said
+
+
+# Fine-tuning
+
+
+def test_fine_tuning_is_ranked_by_the_validation_rows(stock, files, tmp_path):
+    rows = {"run": stock, "train": files["train"], "valid": files["valid"]}
+    grid = {"lr": [1e-5, 2e-2], "freeze": [False, True]}
+    out, settings = tmp_path / "out", SETTINGS | {"epochs": 3}
+    results = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, keep=True)
+    assert (results["of"], results["metric"], results["better"]) == ("finetune", "accuracy", "higher")
+    means = [row["mean"] for row in results["points"]]
+    assert means == sorted(means, reverse=True)
+    assert len(list((out / "runs").iterdir())) == 8  # all, as was asked for
+    model = headstock.load(results["best"]["run"])
+    best = next(
+        cell
+        for cell in results["cells"]
+        if cell["seed"] == results["best"]["seed"] and cell["settings"] == results["best"]["settings"]
+    )
+    assert math.isclose(model.evaluate(files["valid"])["accuracy"], best["score"])
+    assert any("no test row" in note for note in results["notes"])
+    again = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, watch=[never])
+    assert numbers(again)["points"] == numbers(results)["points"]
+    assert len(list((out / "runs").iterdir())) == 8  # what was to be kept is not removed by a later call
+    for wrong in ({"settings": {"data.test": str(files["test"])}}, {"settings": {"ensemble": 2}}, {"by": "loss"}):
+        with pytest.raises(UserError, match=r"cannot be set|goes with pretraining"):
+            sweep(**rows, grid=grid, out=out, watch=[never], **wrong)
+
+
+# The answer
+
+
+def cells_of(scores, **more):
+    return [{"score": score, "failed": None, "seconds": 1.0, "parameters": 9, **more} for score in scores]
+
+
+def test_failed_points_come_last_whatever_their_other_seeds_say():
+    made = [cells_of([2.0, 2.0]), [*cells_of([1.0]), {"score": None, "failed": "no number"}], cells_of([1.5, 1.7])]
+    assert best_first(made, lower=True) == [2, 0, 1]
+    assert best_first(made, lower=False) == [0, 2, 1]
+
+
+class Judged:
+    """As much of a field as an answer needs."""
+
+    metric, lower, followed, judge = "loss", True, "loss", None
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def about(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ([1.0, 1.1, 1.2], [2.0, 2.1, 2.21], "clearly better than the second"),
+        ([1.0, 1.1, 1.2], [1.2, 1.0, 1.15], "not clearly better than the second"),
+        ([1.0], [2.0], "one seed cannot tell"),
+    ],
+)
+def test_the_verdict_claims_no_more_than_paired_seeds_show(tmp_path, ours, theirs, said):
+    from headstock.experiments.grid import Plan, SweepSettings
+    from headstock.experiments.sweep_trials import Trial
+
+    points = [{"lr": 0.1}, {"lr": 0.2}]
+    plan = Plan(SweepSettings(corpus=("a.txt",), seeds=len(ours)), {"lr": [0.1, 0.2]}, {})
+    made = [cells_of(ours, settings=points[0]), cells_of(theirs, settings=points[1])]
+    results = answer(plan, Judged(tmp_path), points, made, Trial(points[0], 0), seconds=1.0)
+    assert said in results["verdict"] and "lr=0.1" in results["verdict"]
+    assert ("clearly" in results["verdict"]) == (len(ours) > 1)
+    gap = over_seeds([b - a for a, b in zip(ours, theirs, strict=True)])
+    assert results["best"]["second"]["mean"] == gap.mean
+    assert results["best"]["second"]["clear"] == (gap.low is not None and gap.low > 0)
+
+
+def test_one_process_only(corpus, tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="one process"):
+        sweep(corpus, grid=GRID, out=tmp_path / "out")

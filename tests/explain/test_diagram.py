@@ -1,0 +1,131 @@
+"""The picture of a model: its parts in the right order, their counts on them, and how it looks in a browser."""
+
+import json
+import re
+from functools import cache
+from xml.etree import ElementTree
+
+import pytest
+
+from headstock.explain.diagram import draw_model, model_page, model_svg
+from headstock.explain.parameters import explain_params
+from headstock.explain.subject import open_subject
+from tests.report.browsing import Outline, check_sound, look, screen
+
+CASES = {
+    "classic": ("classic", [], {}),
+    "gpt": ("gpt-nano", [], {}),
+    "modern": ("modern-nano", [], {}),
+    "bert": ("bert-nano", ["nsp=true"], {}),
+    "hybrid": ("bert-nano", [], {"task": "hybrid"}),
+    "seq2seq": ("seq2seq-nano", [], {}),
+    "two-vocabularies": ("seq2seq-nano", ["model.source_vocabulary=900", "encoder_depth=2", "tied=false"], {}),
+    "lstm": ("lstm-nano", [], {}),
+    "gru": ("gru-nano", ["hidden=128"], {}),
+    "elmo": ("elmo-nano", [], {}),
+    "classes": ("gpt-nano", ["layers=mix"], {"task": "classify", "classes": 3}),
+    "tags": ("elmo-nano", [], {"task": "tag", "classes": 3}),
+    "answers": ("bert-nano", [], {"task": "answer"}),
+}
+
+
+@cache
+def drawn(case):
+    preset, sets, more = CASES[case]
+    subject = open_subject(None, preset, sets, weights=False, **more)
+    return subject, explain_params(subject)
+
+
+def words_of(svg: str) -> list[tuple[float, float, str]]:
+    """Every text of a picture with its place."""
+    root = ElementTree.fromstring(svg)
+    texts = [node for node in root.iter() if node.tag.endswith("}text")]
+    return [(float(node.get("x")), float(node.get("y")), node.text) for node in texts]
+
+
+def heights(svg: str, *names: str) -> list[float]:
+    found = words_of(svg)
+    return [next(y for _, y, text in found if text.startswith(name)) for name in names]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_part_has_its_count(case):
+    subject, params = drawn(case)
+    svg = model_svg(subject, params)
+    said = " ".join(text for _, _, text in words_of(svg))
+    for line in params.lines:
+        top = line.path.count(".") <= 1 or re.search(r"\*\.(attention|cross|feed|cells|project)$", line.path)
+        whole = line.path in ("backbone", "heads", "backbone.encoder", "backbone.decoder", "backbone.stack")
+        if top and not line.tensor and not whole and line.path not in ("backbone.ahead", "backbone.back"):
+            assert f"{line.value:,}" in said, line.path
+    assert f"{params.total:,} weights" in said
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_lies_outside_or_over_another_box(case):
+    sketch = draw_model(*drawn(case))
+    place = re.compile(r'<rect class="box[^"]*" x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"')
+    boxes = [tuple(map(float, found)) for part in sketch.parts for found in place.findall(part)]
+    assert len(boxes) >= 3
+    for i, (x, y, width, height) in enumerate(boxes):
+        assert sketch.left <= x and x + width <= sketch.right and sketch.top <= y and y + height <= sketch.bottom
+        for a, b, wide, high in boxes[i + 1 :]:
+            apart = a >= x + width or x >= a + wide or b >= y + height or y >= b + high
+            assert apart, (boxes[i], (a, b, wide, high))
+
+
+def test_norms_stand_before_or_after_their_sublayers():
+    pre, post = (model_svg(*drawn(case)) for case in ("gpt", "classic"))
+    # a smaller y is higher, and a text goes upwards
+    norms = [y for _, y, text in words_of(pre) if text == "Layer norm"]
+    attention, feed = heights(pre, "Self-attention", "Feed-forward")
+    assert norms[0] > attention > norms[1] > feed > norms[2]  # before each, and a last one above
+    norms = [y for _, y, text in words_of(post) if text == "Layer norm"]
+    attention, feed = heights(post, "Self-attention", "Feed-forward")
+    assert len(norms) == 2 and attention > norms[0] > feed > norms[1]
+
+
+def test_an_encoder_and_a_decoder_stand_beside_each_other():
+    words = words_of(model_svg(*drawn("seq2seq")))
+    places = {text: x for x, _, text in words if text in ("source", "target so far", "Cross-attention")}
+    assert places["source"] < places["Cross-attention"] < places["target so far"] + 10
+    assert "one table" in {text for _, _, text in words}
+    assert "one table" not in {text for _, _, text in words_of(model_svg(*drawn("two-vocabularies")))}
+
+
+def test_masks_say_who_looks_at_whom():
+    seen = {case: model_svg(*drawn(case)) for case in ("gpt", "bert", "hybrid")}
+    count = {case: (svg.count('class="seen"'), svg.count('class="hidden"')) for case, svg in seen.items()}
+    assert count == {"gpt": (10, 6), "bert": (16, 0), "hybrid": (26, 6)}
+
+
+def test_terminal_json_and_file(call, tmp_path):
+    out, err = call("explain", "model", "--preset", "gpt-nano")
+    assert "self-attention" in out and "weight " not in out and "--out" in err
+    told = json.loads(call("explain", "model", "--preset", "gpt-nano", "--json")[0].splitlines()[-1])
+    assert told["total"] == sum(part["count"] for part in told["parts"] if part["part"] in ("backbone", "heads"))
+    call("explain", "model", "--preset", "gpt-nano", "--out", tmp_path / "gpt.html")
+    assert "<!doctype html>" in (tmp_path / "gpt.html").read_text()
+    call("explain", "model", "--preset", "gpt-nano", "--out", tmp_path / "gpt.svg")
+    root = ElementTree.parse(tmp_path / "gpt.svg").getroot()
+    assert root.get("width") and "prefers-color-scheme: dark" in (tmp_path / "gpt.svg").read_text()
+
+
+def test_pages_in_a_browser(browser, tmp_path):
+    pages = {case: tmp_path / f"{case}.html" for case in ("bert", "seq2seq", "elmo")}
+    for case, page in pages.items():
+        page.write_text(model_page(*drawn(case)), encoding="utf-8")
+        check_sound(Outline(page))
+    parts = [".sketch .embedding", ".sketch .name", ".sketch .way"]
+    looks = "name => { const s = getComputedStyle(document.querySelector(name)); return [s.fill, s.stroke] }"
+    fills = {}
+    for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light")):
+        with screen(browser, width=width, scheme=scheme) as tab:
+            for case, page in pages.items():
+                seen = look(tab, page)
+                assert seen["wrong"] == [] and seen["overflow"] <= 0 and seen["asked"] == [page.as_uri()]
+                assert tab.locator("svg.sketch").bounding_box()["width"] > 400
+                fills[case, scheme] = [tab.evaluate(looks, name) for name in parts]
+    for case in pages:
+        light, dark = fills[case, "light"], fills[case, "dark"]
+        assert all(a != b for a, b in zip(light, dark, strict=True))

@@ -1,0 +1,116 @@
+"""The named points are what the layers say they are, and looking changes nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+from headstock.errors import UserError
+from headstock.explain.ablation import without_residuals
+from headstock.explain.hooks import need_stacks, watching
+from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
+from headstock.model.batch import Batch
+from headstock.model.heads import TokenHead
+from headstock.model.model import Model
+from tests.model.small import SIZES, small_model, some_tokens, stir
+
+
+def seq2seq() -> Model:
+    torch.manual_seed(0)
+    backbone = Seq2Seq(Seq2SeqConfig(**(SIZES | {"encoder_depth": 3})))
+    stir(backbone)
+    return Model(backbone, {"token": TokenHead(backbone)}).eval()
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@torch.no_grad()
+def test_points_are_the_stream_before_and_behind_each_sublayer(norm):
+    model = small_model(norm=norm).double()
+    batch = Batch(some_tokens(2, 7))
+    with watching(model) as seen:
+        output = model(batch, keep_layers=True)
+    assert [(p.layer, p.name) for p in seen.points("stack")] == [
+        (1, "resid_pre"),
+        *[(layer, name) for layer in (1, 2) for name in ("resid_mid", "resid_post")],
+    ]
+    for layer in (1, 2):
+        assert torch.equal(seen.point("stack", layer, "resid_pre"), output.layers[layer - 1])
+        assert torch.equal(seen.point("stack", layer, "resid_post"), output.layers[layer])
+        block = model.backbone.blocks[layer - 1]
+        before, attention, around = output.layers[layer - 1], block.attention, block.around_attention
+        normed = before if norm == "post" else around.norm(before)
+        query, key, value = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2) for part in attention.inputs(normed).chunk(3, -1)
+        )
+        scores = query @ key.mT / key.size(-1) ** 0.5
+        scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+        mid = before + attention.output((scores @ value).transpose(1, 2).flatten(2))
+        mid = around.norm(mid) if norm == "post" else mid
+        torch.testing.assert_close(seen.point("stack", layer, "resid_mid"), mid)
+    with pytest.raises(KeyError):
+        seen.point("stack", 1, "resid_cross")
+
+
+@torch.no_grad()
+def test_an_encoder_decoder_has_two_streams_and_a_point_behind_its_cross_attention():
+    model = seq2seq()
+    batch = Batch(some_tokens(1, 5), source=Batch(some_tokens(1, 6, seed=2)))
+    plain = model(batch).hidden
+    with watching(model) as seen:
+        watched = model(batch).hidden
+    assert torch.equal(plain, watched)
+    assert len(seen.points("encoder")) == 1 + 2 * 3 and len(seen.points("decoder")) == 1 + 3 * 2
+    assert seen.point("encoder", 3, "resid_post").shape == (1, 6, 8)
+    cross, mid = seen.point("decoder", 2, "resid_cross"), seen.point("decoder", 2, "resid_mid")
+    assert cross.shape == (1, 5, 8) and not torch.allclose(cross, mid)
+    block = model.backbone.decoder.blocks[1]
+    torch.testing.assert_close(
+        cross + block.feed(block.around_feed.norm(cross)), seen.point("decoder", 2, "resid_post")
+    )
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_looking_changes_no_number_and_leaves_nothing_behind(norm):
+    model, batch = small_model(norm=norm), Batch(some_tokens(2, 7))
+
+    def gradients():
+        model.zero_grad()
+        loss = model.heads["token"](model(batch).hidden).logsumexp(-1).sum()
+        loss.backward()
+        return [
+            loss.detach(),
+            *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None),
+        ]
+
+    plain = gradients()
+    with watching(model):
+        watched = gradients()
+    with pytest.raises(RuntimeError), watching(model):
+        raise RuntimeError
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_has_no_stream_is_refused():
+    backbone = Recurrent(RecurrentConfig(13, width=8, hidden=8))
+    with pytest.raises(UserError, match=r"tiny: its recurrent backbone has no residual stream .*seq2seq, transformer"):
+        need_stacks(backbone, "tiny")
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
+    model, batch = small_model(norm=norm).double(), Batch(some_tokens(2, 7))
+    bare, held = without_residuals(model), without_residuals(model, "skip-gradient")
+    with watching(bare) as seen, torch.no_grad():
+        bare(batch)
+    for one in seen.connections:
+        added = one.function(one.given if norm == "post" else one.around.norm(one.given))
+        torch.testing.assert_close(one.made, one.around.norm(added) if norm == "post" else added)
+    assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the way back is closed
+    assert not torch.allclose(bare(batch).hidden, model(batch).hidden)
+    for one in (bare, held):  # also where the vector of one place is all that is asked for
+        torch.testing.assert_close(one.at(batch, torch.tensor([3, 6])), one(batch).hidden[[0, 1], [3, 6]])
+    mine, theirs = dict(model.named_parameters()), dict(bare.named_parameters())
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) and mine[name] is not theirs[name] for name in mine)
+    assert all(type(module).__name__ != "Unskipped" for module in model.modules() if isinstance(module, nn.Module))

@@ -1,0 +1,188 @@
+"""Weights beside their formulas: the textbook's numbers, every preset, the terminal, the page and JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+from torch import nn
+
+from headstock.explain.parameters import explain_params
+from headstock.explain.parameters_page import params_page, shown_lines
+from headstock.explain.subject import open_subject
+from headstock.explain.symbols import formula, in_html, in_text
+from headstock.train.settings import preset_names
+from tests.report.browsing import Outline, check_sound
+
+V, D = 50_001, 200
+
+
+def params(preset, *sets, **more):
+    classes = more.get("classes")
+    task = more.get("task")
+    subject = open_subject(None, preset, list(sets), weights=False, task=task, classes=classes if task else None)
+    return explain_params(subject, classes=classes)
+
+
+@pytest.fixture(scope="module")
+def classic():
+    return params("classic", f"vocabulary={V}")
+
+
+def test_the_labs_numbers(classic):
+    facts = classic.facts()
+    assert (facts["base"], facts["total"], facts["trainable"]) == (10_968_200, 21_018_401, 21_018_401)
+    assert facts["heads"] == {"token": 10_050_201, "label": 402}
+    modules = {module["module"]: module["formula"] for module in facts["modules"]}
+    assert modules["backbone.blocks.*.attention.inputs"] == "3*D**2 + 3*D"
+    assert modules["backbone.blocks.*.attention.output"] == "D**2 + D"
+    assert modules["backbone.blocks.*"] == "6*D**2 + 10*D"
+    assert facts["derivative_by_heads"] == "0"
+    both = {tuple(one["heads"]): one["backbone_frozen"] for one in facts["totals"]}
+    assert both["label",] == {"trainable": 402, "frozen": 10_968_200}
+
+
+def test_the_labs_fifteen_rows():
+    """The lab's model is an embedding, torch's own encoder layer and a linear layer: the same rows, one by one."""
+    layer = nn.TransformerEncoderLayer(D, 2, D, device="meta")
+    lab = {"embedding.weight": V * D, "decoder.weight": V * D, "decoder.bias": V}
+    lab |= {f"layers.0.{name}": parameter.numel() for name, parameter in layer.named_parameters()}
+    facts = params("classic", f"vocabulary={V}", "depth=1").facts()
+    assert len(facts["rows"]) == len(lab) == 15
+    assert {row["torch"]: row["count"] for row in facts["rows"]} == lab
+    values = dict(zip(sympy.symbols("V D M A T"), (V, D, 1, 2, 256), strict=True))
+    assert all(sympy.sympify(row["formula"]).subs(values) == row["value"] == row["count"] for row in facts["rows"])
+    assert sum(row["count"] for row in facts["rows"]) == facts["total"]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_is_explained(preset):
+    subject = open_subject(None, preset, ["vocabulary=900"], weights=False)
+    found = explain_params(subject)
+    assert found.total == sum(parameter.numel() for parameter in subject.model.parameters())
+    names = {one.name: one.value for one in found.letters}
+    for expression, value in ((found.totals[0].formula, found.total), (found.base_formula, found.base)):
+        symbols = {symbol: names[str(symbol)] for symbol in expression.free_symbols}
+        assert expression.subs(symbols) == value
+
+
+@pytest.mark.parametrize(
+    ("preset", "sets", "more"),
+    [
+        ("bert-nano", ["nsp=true", "transform=false"], {}),
+        ("bert-nano", [], {"task": "hybrid"}),
+        ("gpt-nano", ["pool=concat", "layers=concat4"], {"task": "classify", "classes": 7}),
+        ("elmo-nano", ["layers=mix"], {"task": "classify", "classes": 3}),
+        ("bert-nano", [], {"task": "pair", "classes": 3}),
+        ("modern-nano", ["layers=mix"], {"task": "tag", "classes": 9}),
+        ("gpt-nano", [], {"task": "answer"}),
+        ("seq2seq-nano", [], {"task": "translate"}),
+        ("seq2seq-nano", ["model.source_vocabulary=700", "tied=false"], {}),
+        ("seq2seq-nano", ["shared=false", "positions=learned"], {}),
+    ],
+)
+def test_every_head(preset, sets, more):
+    found = params(preset, "vocabulary=900", *sets, **more)
+    assert sum(line.value * line.times for line in found.lines if line.tensor) == found.total
+    assert found.total == found.base + sum(found.heads[name] for name in found.totals[0].heads)
+
+
+def test_heads_are_in_the_formula_only_where_queries_and_keys_are_normed():
+    plain, normed = params("gpt-nano"), params("modern-nano")
+    heads = next(symbol for symbol in normed.derivative.free_symbols if str(symbol) == "A")
+    assert plain.derivative == 0
+    assert sympy.simplify(normed.derivative * heads**2).free_symbols == normed.derivative.free_symbols - {heads}
+    assert params("lstm-nano").derivative is None
+    twice = params("modern-nano", "heads=8").total - normed.total  # four layers, two norms, 16 numbers less in each
+    assert twice == -4 * 2 * 16
+    assert params("gpt-nano", "heads=8").total == plain.total
+
+
+def test_formulas_as_people_write_them():
+    width, hidden, depth, heads = sympy.symbols("D F M A")
+    assert in_text(3 * width**2 + 3 * width) == "3D² + 3D"
+    assert in_text(depth * (6 * width**2 + 10 * width) + 2, depth) == "2 + M(6D² + 10D)"
+    assert in_text(-2 * depth * width / heads**2) == "−2MD/A²"
+    assert in_html(width**2 + hidden) == '<span class="math"><i>D</i><sup>2</sup> + <i>F</i></span>'
+    assert in_text(1.0 * width + 0.15 * hidden) == "D + 0.15F"
+    assert formula(12) == "12"
+    assert in_text(sympy.Symbol("V_src") * width) == "VₛD"
+
+
+def test_lines_nest_and_say_nothing_twice(classic):
+    shown = shown_lines(classic.lines)
+    assert [one.level for one in shown[:4]] == [0, 1, 2, 1]
+    assert "around_feed.norm" in {one.name for one in shown}
+    assert "around_feed" not in {one.name for one in shown}
+
+
+def test_terminal_json_and_page(call, tmp_path):
+    out, err = call("explain", "params", "--preset", "classic", "--set", "vocabulary=50001")
+    assert "21,018,401" in out and "6D² + 10D" in out and "derivative of the total by A is 0" in out and not err
+    out, _ = call("explain", "params", "--preset", "gpt-nano", "--classes", 5, "--json")
+    told = json.loads(out.splitlines()[-1])
+    assert told["heads"]["label"] == 5 * 129
+    assert {"total", "base", "heads", "trainable", "rows", "flops_per_token", "memory"} <= set(told)
+    page = tmp_path / "new" / "params.html"
+    call("explain", "params", "--preset", "modern-nano", "--out", page)
+    outline = Outline(page)
+    check_sound(outline)
+    assert "1,365,376" in outline.text and "D/A" in outline.text
+    call("explain", "params", "--preset", "modern-nano", "--out", tmp_path / "chart.svg")
+    chart = (tmp_path / "chart.svg").read_text()
+    assert chart.startswith("<svg xmlns") and "prefers-color-scheme: dark" in chart
+
+
+def test_a_run_is_explained_with_its_own_heads(call, corpus, tmp_path, tiny):
+    import headstock
+
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 2})
+    found = json.loads(call("explain", "params", tmp_path / "run", "--json")[0].splitlines()[-1])
+    weights = headstock.load(tmp_path / "run", device="cpu").model
+    assert found["total"] == sum(p.numel() for p in weights.parameters())
+    tagged = call("explain", "params", tmp_path / "run", "--task", "tag", "--classes", 4, "--json")[0]
+    assert json.loads(tagged.splitlines()[-1])["heads"]["tag"] == 4 * 17
+    _, err = call("explain", "params", tmp_path / "run", "--set", "depth=3", code=2)
+    assert "a run is what it is" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], "neither came"),
+        (["--preset", "clasic"], "did you mean 'classic'"),
+        (["classic"], "--preset classic"),
+        (["--preset", "classic", "--set", "depht=2"], "did you mean 'depth'"),
+        (["--preset", "classic", "--task", "clasify"], "did you mean 'classify'"),
+        (["--preset", "classic", "--task", "classify"], "--classes"),
+        (["--preset", "seq2seq-nano", "--classes", "3"], "writes texts"),
+        (["--preset", "classic", "--length", "999"], "at most 256"),
+        (["--preset", "classic", "--out", "x.pdf"], ".html"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(call, words, wanted):
+    _, err = call("explain", "params", *words, code=2)
+    assert wanted in err and len(err.strip().splitlines()) <= 2
+
+
+def test_costs_are_those_of_the_settings(classic):
+    facts = classic.facts()
+    length, depth = 256, 4
+    assert facts["flops_per_token"]["forward"]["value"] == depth * (12 * D**2 + 4 * length * D) + 2 * V * D
+    assert facts["flops_per_token"]["training"]["value"] == 3 * facts["flops_per_token"]["forward"]["value"]
+    held = facts["memory"]["cpu, float32"]
+    assert held["gradients"]["value"] == 4 * facts["total"]
+    assert held["weights"]["value"] == 4 * (facts["total"] + 256 * D)
+    assert held["optimizer (adamw)"]["value"] == 8 * facts["total"] + 4 * len(facts["rows"])
+
+
+def test_no_weights_are_made_for_a_plan():
+    subject = open_subject(None, "bert-base", weights=False)
+    assert subject.model.device == torch.device("meta")
+    assert params_page(explain_params(subject)).count("<section") == 5
+
+
+def test_the_pages_know_no_path_of_this_machine(tmp_path, call):
+    call("explain", "params", "--preset", "gpt-nano", "--out", tmp_path / "p.html")
+    assert str(Path.home()) not in (tmp_path / "p.html").read_text()

@@ -1,0 +1,81 @@
+"""Runs so small that each family, head and tokenizer can be exchanged, and texts in many scripts to read with them."""
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headstock.data.tokenizer import Tokenizer, train_tokenizer
+from headstock.data.tokenizer_training import TokenizerSettings
+from headstock.inference.pipeline import Loaded
+from headstock.interop.imported_run import complete, make_run
+from headstock.model.batch import Batch
+from headstock.model.heads import pool
+from headstock.train.pretrain import build_model
+from headstock.train.run_folder import Run
+from tests.model.small import stir
+
+SIZES = {"context": 24, "depth": 2, "width": 16, "heads": 4, "hidden": 24}
+SCRIPTS = {  # some letters of each, and what stands between words
+    "latin": ("abcdefghijklmnopqrstuvwxyzéèüßçñåø", " "),
+    "greek": ("αβγδεζηθικλμνξοπρστυφχψω", " "),
+    "cyrillic": ("абвгдежзийклмнопрстуфхцчшщъыьэюя", " "),
+    "arabic": ("ابتثجحخدذرزسشصضطظعغفقكلمنهوي", " "),
+    "devanagari": ("अआइईउऊएऐओऔकखगघचछजझटठडढणतथदधनपफबभमयरलवशषसह", " "),
+    "han": ("的一是不了人我在有他这中大来上国个到说们", ""),
+    "hangul": ("가나다라마바사아자차카타파하", " "),
+    "emoji": ("😀🎉👩‍🔬🇫🇷é̂", " "),
+}
+VOCABULARIES = {"bpe": 320, "unigram": 700, "wordpiece": 700, "word": 60, "char": 200}
+
+
+def some_texts(count: int, *, seed: int = 0) -> list[str]:
+    """Made-up words of several scripts, alone and mixed, with digits, marks and odd spaces among them."""
+    pick = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        words = []
+        for _ in range(pick.randint(1, 6)):
+            letters, space = SCRIPTS[pick.choice(list(SCRIPTS))]
+            words.append("".join(pick.choice(letters) for _ in range(pick.randint(1, 7))) + space)
+            words.append(pick.choice(["", "", ", ", ". ", "! ", " 42 ", "  ", "\n", "'", "«", "<", "["]))
+        text = "".join(words)
+        texts.append(pick.choice([text, text.upper(), text.title(), f" {text}"]))
+    return texts
+
+
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    settings = TokenizerSettings(kind=kind, vocabulary=VOCABULARIES[kind], min_frequency=1)  # type: ignore[arg-type]
+    return train_tokenizer(some_texts(200, seed=1), settings)
+
+
+def small_run(
+    path: Path, model: dict[str, Any], task: dict[str, Any], *, kind: str = "bpe", spread: float = 0.2
+) -> Run:
+    """A run folder with no weight left as it was born; its model has two entries more than its tokenizer."""
+    tokenizer = tokenizer_of(kind)
+    sizes = SIZES | {"family": "transformer", "vocabulary": tokenizer.vocabulary + 2, "dropout": 0.1}
+    chosen = complete(sizes | model, task, source="a test")
+    made, _ = build_model(chosen, tokenizer)
+    stir(made, spread=spread)
+    return make_run(path, chosen, tokenizer, made.tensors(), source="a test", notes=())
+
+
+@torch.no_grad()
+def scores(opened: Loaded, given: dict[str, Tensor], targets: Tensor | None = None) -> Tensor:
+    """What a run's head says of tokens that transformers' tokenizer cut, padded on the right."""
+    tokens, padding = given["input_ids"], given["attention_mask"] == 0
+    batch = Batch(tokens, padding if bool(padding.any()) else None, segments=given.get("token_type_ids"))
+    if opened.task.name == "hybrid":
+        batch.causal = True
+    if targets is not None:
+        batch = Batch(targets, source=batch)
+    hidden = opened.model(batch).hidden
+    if opened.task.name in ("classify", "pair"):
+        return opened.model.heads["label"](pool(hidden, batch.padding, opened.task.config.pool))
+    head = {"tag": "tag", "answer": "span", "headless": None}.get(opened.task.name, "token")
+    return hidden if head is None else opened.model.heads[head](hidden)

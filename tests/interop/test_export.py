@@ -1,0 +1,394 @@
+"""Runs as Hugging Face folders: opened by transformers alone they say what the run says, and come back as they were."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headstock.errors import UserError
+from headstock.inference.pipeline import load
+from headstock.interop import export_run, import_run
+from headstock.interop.huggingface.model_card_header import opens
+from headstock.train.tensors import read_tensors
+from tests.interop.small import scores, small_run, some_texts, tokenizer_of
+
+transformers = pytest.importorskip("transformers")
+
+GPT = {"norm": "pre", "positions": "learned", "activation": "gelu"}
+MODERN = {"norm": "pre", "norm_kind": "rms", "positions": "rotary", "activation": "swiglu", "bias": False}
+BOTH = MODERN | {"causal": False}
+NORMED = BOTH | {"qk_norm": True}
+BERT = {"norm": "post", "positions": "learned", "embed_norm": True, "segments": 2, "causal": False}
+PAIR = {"family": "seq2seq", "encoder_depth": 3}
+WAVES = {"positions": "sinusoidal", "activation": "relu", "embed_scale": True}
+NAMES = ["no", "yes", "may be"]
+CLASSES = {"name": "classify", "classes": NAMES}
+LAST = CLASSES | {"pool": "last", "head_bias": False}
+TAGS = {"name": "tag", "classes": NAMES, "opening": "cls"}
+MASKED = {"name": "masked", "transform": True}
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # what it must become, and what it is
+    "gpt": ("GPT2LMHeadModel", GPT, {"name": "causal"}),
+    "gpt otherwise": (
+        "GPT2LMHeadModel",
+        GPT | {"bias": False, "activation": "relu", "positions": "sinusoidal", "tied": False, "norm_epsilon": 1e-3},
+        {"name": "causal"},
+    ),
+    "gpt classes": ("GPT2ForSequenceClassification", GPT, LAST),
+    "gpt pairs": ("GPT2ForSequenceClassification", GPT, LAST | {"name": "pair"}),
+    "gpt tags": ("GPT2ForTokenClassification", GPT, TAGS | {"opening": "start"}),
+    "gpt answers": ("GPT2ForQuestionAnswering", GPT, {"name": "answer"}),
+    "gpt headless": ("GPT2Model", GPT, {"name": "headless", "opening": "start"}),
+    "modern": ("LlamaForCausalLM", MODERN, {"name": "causal"}),
+    "modern with biases": (
+        "LlamaForCausalLM",
+        MODERN | {"bias": True, "rotary_base": 500.0, "norm_epsilon": 1e-6},
+        {"name": "causal"},
+    ),
+    "modern normed": ("Qwen3ForCausalLM", MODERN | {"qk_norm": True, "tied": False}, {"name": "causal"}),
+    "modern hybrid": ("Qwen3ForCausalLM", NORMED, {"name": "hybrid"}),
+    "modern normed masked": ("Qwen3ForCausalLM", NORMED, {"name": "masked"}),
+    "modern normed classes": ("Qwen3ForSequenceClassification", NORMED, LAST | {"opening": "cls"}),
+    "modern normed tags": ("Qwen3ForTokenClassification", NORMED, TAGS),
+    "modern normed answers": ("Qwen3ForQuestionAnswering", NORMED, {"name": "answer", "opening": "cls"}),
+    "modern masked": ("EuroBertForMaskedLM", BOTH, {"name": "masked"}),
+    "modern masked untied": ("EuroBertForMaskedLM", BOTH | {"bias": True, "tied": False}, {"name": "masked"}),
+    "modern masked biased": ("EuroBertForMaskedLM", BOTH | {"bias": True}, {"name": "masked"}),
+    "modern mean": (
+        "EuroBertForSequenceClassification",
+        BOTH,
+        CLASSES | {"pool": "mean", "opening": "cls", "separator": ","},
+    ),
+    "modern first": ("EuroBertForSequenceClassification", BOTH, CLASSES | {"pool": "cls", "dense": "gelu"}),
+    "modern tags": ("EuroBertForTokenClassification", BOTH, TAGS),
+    "modern answers": ("LlamaForQuestionAnswering", BOTH, {"name": "answer"}),
+    "bert": ("BertForMaskedLM", BERT, MASKED),
+    "bert otherwise": ("BertForMaskedLM", BERT | {"segments": 0, "tied": False, "bias": False}, MASKED),
+    "bert next sentence": ("BertForPreTraining", BERT, MASKED | {"nsp": True}),
+    "bert pooled": (
+        "BertForSequenceClassification",
+        BERT,
+        CLASSES | {"pool": "cls", "dense": "tanh", "opening": "cls", "closed": True},
+    ),
+    "bert classes": ("ElectraForSequenceClassification", BERT, CLASSES | {"pool": "cls", "opening": "cls"}),
+    "bert pairs": (
+        "ElectraForSequenceClassification",
+        BERT,
+        CLASSES | {"name": "pair", "pool": "cls", "opening": "cls"},
+    ),
+    "bert tags": ("BertForTokenClassification", BERT, TAGS),
+    "bert answers": ("BertForQuestionAnswering", BERT, {"name": "answer", "opening": "cls"}),
+    "bert headless": ("BertModel", BERT, {"name": "headless", "closed": True}),
+    "bart": (
+        "BartForConditionalGeneration",
+        PAIR | {"norm": "post", "embed_norm": True, "tied": False, "embed_scale": True},
+        {"name": "denoise"},
+    ),
+    "mbart": (
+        "MBartForConditionalGeneration",
+        PAIR | {"norm": "pre", "embed_norm": True, "bias": False},
+        {"name": "translate"},
+    ),
+    "marian": ("MarianMTModel", PAIR | WAVES | {"norm": "post"}, {"name": "translate"}),
+    "pegasus": ("PegasusForConditionalGeneration", PAIR | WAVES | {"norm": "pre"}, {"name": "translate"}),
+    "blenderbot": ("BlenderbotForConditionalGeneration", PAIR | {"norm": "pre"}, {"name": "translate"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No network, and no bars on the screen."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers.utils.logging.disable_progress_bar()
+
+
+def kind_for(model: dict[str, Any]) -> str:
+    return "wordpiece" if model is BERT else "bpe"
+
+
+def texts_for(task: dict[str, Any]) -> tuple[list[str], list[str] | None]:
+    two = task["name"] in ("pair", "answer") or task.get("nsp", False)
+    return some_texts(6, seed=3), some_texts(6, seed=4) if two else None
+
+
+@torch.no_grad()
+def their_scores(folder: Path, given: Any, targets: torch.Tensor | None) -> Any:
+    head = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, report = getattr(transformers, opens(head)).from_pretrained(folder, output_loading_info=True)
+    poolers = {"pooler.dense.weight", "pooler.dense.bias"} if head == "BertModel" else set()
+    assert set(report["missing_keys"]) == poolers and not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert type(model).__name__ == head
+    said = model.eval()(**given, **({} if targets is None else {"decoder_input_ids": targets}))
+    if "start_logits" in said:
+        return torch.stack([said.start_logits, said.end_logits], -1)
+    return next(said[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in said)
+
+
+def distance(one: torch.Tensor, other: torch.Tensor, real: torch.Tensor | None) -> float:
+    """The largest difference, where there is a token."""
+    apart = one - other
+    return float((apart if real is None or apart.dim() < 3 else apart[real]).abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_says_the_same_there_and_comes_back_as_it_was(name, tmp_path):
+    head, model, task = CASES[name]
+    run = small_run(tmp_path / "run", model, task, kind=kind_for(model))
+    assert export_run(run, tmp_path / "there")["architecture"] == head
+    opened = load(run.path, device="cpu")
+    first, second = texts_for(task)
+    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    given = cut(first, second, padding=True, truncation=True, max_length=24, return_tensors="pt")
+    targets = given["input_ids"].flip(0) if opened.task.needs_source else None
+    real = None if opened.task.needs_source else given["attention_mask"].bool()
+    ours, theirs = scores(opened, given, targets), their_scores(tmp_path / "there", given, targets)
+    assert ours.shape == theirs.shape and ours.std() > 0.05
+    assert distance(ours, theirs, real) < 1e-4
+    # the control: rows that are read as if they were each other's
+    wrong = given["input_ids"].roll(1, 0) if targets is None else targets.roll(1, 0)
+    other = scores(opened, given | {"input_ids": wrong}) if targets is None else scores(opened, given, wrong)
+    assert distance(other, theirs, real) > 1e-2
+    back = import_run(tmp_path / "there", out=tmp_path / "back")
+    mine, again = run.weights(), back.weights()
+    assert mine.keys() == again.keys() and all(torch.equal(mine[key], again[key]) for key in mine)
+    assert {part: back.config()[part] for part in ("model", "task")} == {
+        part: run.config()[part] for part in ("model", "task")
+    }
+    assert back.data()["tokenizer"] == run.data()["tokenizer"]
+    # without what we wrote beside their words, the same model comes back, though not by the same settings
+    settings = json.loads((tmp_path / "there" / "config.json").read_text())
+    del settings["headstock"]
+    (tmp_path / "there" / "config.json").write_text(json.dumps(settings))
+    read = load(import_run(tmp_path / "there", out=tmp_path / "read").path, device="cpu")
+    assert distance(scores(read, given, targets), ours, real) < 1e-5
+
+
+def test_the_next_sentence_head_counts_its_classes_the_other_way(tmp_path):
+    run = small_run(tmp_path / "run", BERT, MASKED | {"nsp": True}, kind="wordpiece")
+    export_run(run, tmp_path / "there")
+    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    given = cut(some_texts(3), some_texts(3, seed=2), padding=True, truncation=True, max_length=24, return_tensors="pt")
+    assert given["token_type_ids"].max() == 1
+    model = transformers.AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "there").eval()
+    opened = load(run.path, device="cpu")
+    with torch.no_grad():
+        theirs = model(**given).logits
+        hidden = scores_hidden(opened, given)
+        ours = opened.model.heads["next"](hidden[:, 0])
+    assert torch.allclose(ours.flip(1), theirs, atol=1e-4)
+    assert not torch.allclose(ours, theirs, atol=1e-2)
+
+
+def scores_hidden(opened, given):
+    from headstock.model.batch import Batch
+
+    padding = given["attention_mask"] == 0
+    return opened.model(Batch(given["input_ids"], padding, segments=given["token_type_ids"])).hidden
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
+def test_a_thousand_texts_are_cut_alike(kind, tmp_path):
+    run = small_run(tmp_path / "run", GPT, {"name": "causal"}, kind=kind)
+    export_run(run, tmp_path / "there")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    ours, texts = tokenizer_of(kind), some_texts(1000)
+    assert len(set(texts)) > 990
+    rows = ours.encode_batch(texts)
+    assert theirs(texts)["input_ids"] == [[ours.start, *row] for row in rows]
+    assert theirs(texts, add_special_tokens=False)["input_ids"] == rows
+    assert theirs(texts[::-1], add_special_tokens=False)["input_ids"] != rows  # the control
+    roles = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
+    names = ("start", "end", "padding", "unknown", "cls", "separator", "mask")
+    assert [getattr(theirs, f"{role}_token_id") for role in roles] == [getattr(ours, name) for name in names]
+    spelled = "a <eos> b"  # a text that spells out a mark is still a text
+    assert theirs(spelled, add_special_tokens=False)["input_ids"] == ours.encode(spelled)
+    assert theirs.decode(rows[0], skip_special_tokens=True) == ours.decode(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "single", "pair"),
+    [
+        (GPT, {"name": "causal"}, ["<sos>", "A"], None),
+        (BERT, MASKED, ["[CLS]", "A"], None),
+        (BERT, MASKED | {"nsp": True}, ["[CLS]", "A", "[SEP]"], ["[CLS]", "A", "[SEP]", "B", "[SEP]"]),
+        (BERT, {"name": "headless", "closed": True}, ["[CLS]", "A", "[SEP]"], None),
+        (BERT, {"name": "answer", "opening": "cls"}, None, ["[CLS]", "A", "[SEP]", "B", "[SEP]"]),
+        (GPT, LAST | {"name": "pair"}, None, ["<sos>", "A", "[SEP]", "B", "[SEP]"]),
+        (PAIR | WAVES, {"name": "translate"}, ["A", "<eos>"], None),
+    ],
+)
+def test_texts_get_the_marks_that_the_run_puts_around_them(model, task, single, pair, tmp_path):
+    export_run(small_run(tmp_path / "run", model, task, kind="char"), tmp_path / "there")
+    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    letters = {"A": "a", "B": "b"}
+    if single is not None:
+        assert cut.convert_ids_to_tokens(cut("a")["input_ids"]) == [letters.get(part, part) for part in single]
+    if pair is not None:
+        given = cut("a", "b")
+        assert cut.convert_ids_to_tokens(given["input_ids"]) == [letters.get(part, part) for part in pair]
+        if "token_type_ids" in given:
+            assert given["token_type_ids"] == [0, 0, 0, 1, 1]
+
+
+def test_pipelines_answer_as_the_run_does(tmp_path):
+    run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls"})
+    export_run(run, tmp_path / "there")
+    classify = transformers.pipeline("text-classification", str(tmp_path / "there"), top_k=None)
+    texts = some_texts(4, seed=5)
+    for said, known in zip(classify(texts, truncation=True), load(run.path, device="cpu").predict(texts), strict=True):
+        assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in said} == known["probabilities"]
+        assert said[0]["label"] == known["label"]
+
+
+def test_the_pipeline_of_several_labels_gives_each_its_own_chance(tmp_path):
+    run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls", "separator": ","})
+    export_run(run, tmp_path / "there")
+    classify = transformers.pipeline("text-classification", str(tmp_path / "there"), top_k=None)
+    (known,), (said,) = load(run.path, device="cpu").predict("Zoë, 42"), classify(["Zoë, 42"])
+    assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in said} == known["probabilities"]
+    assert sum(row["score"] for row in said) != pytest.approx(1, abs=1e-3)
+
+
+def test_the_pipeline_goes_on_with_a_text_as_the_run_does(tmp_path):
+    run = small_run(tmp_path / "run", MODERN | {"qk_norm": True, "context": 64}, {"name": "causal"})
+    export_run(run, tmp_path / "there")
+    write = transformers.pipeline("text-generation", str(tmp_path / "there"))
+    (made,) = write("abc", max_new_tokens=12, do_sample=False)
+    (own,) = load(run.path, device="cpu").generate("abc", max_tokens=12, temperature=0)
+    assert made["generated_text"] == own.text and len(own.text) > 5
+
+
+def test_the_pipeline_fills_a_mask_by_the_scores_of_the_run(tmp_path):
+    run = small_run(tmp_path / "run", BERT, MASKED, kind="wordpiece")
+    export_run(run, tmp_path / "there")
+    fill = transformers.pipeline("fill-mask", str(tmp_path / "there"), top_k=3)
+    opened, cut = load(run.path, device="cpu"), fill.tokenizer
+    given = cut("ab [MASK] cd", return_tensors="pt")
+    place = int((given["input_ids"][0] == cut.mask_token_id).nonzero())
+    likely = scores(opened, given)[0, place].softmax(-1).topk(3)
+    said = fill("ab [MASK] cd")
+    assert [row["token"] for row in said] == likely.indices.tolist()
+    assert [row["score"] for row in said] == pytest.approx(likely.values.tolist(), abs=1e-5)
+
+
+def test_the_pipeline_of_features_gives_the_vectors_that_embed_gives(tmp_path):
+    run = small_run(tmp_path / "run", BERT, {"name": "headless", "closed": True}, kind="wordpiece")
+    export_run(run, tmp_path / "there")
+    (vectors,) = transformers.pipeline("feature-extraction", str(tmp_path / "there"))("ab cd")
+    own = load(run.path, device="cpu").embed("ab cd", pool="mean")[0]
+    assert torch.tensor(vectors).mean(0).tolist() == pytest.approx(own.tolist(), abs=1e-5)
+
+
+def test_tags_are_named_there(tmp_path):
+    run = small_run(tmp_path / "run", BERT, TAGS, kind="wordpiece")
+    export_run(run, tmp_path / "there")
+    tag = transformers.pipeline("token-classification", str(tmp_path / "there"), ignore_labels=[])
+    (known,) = load(run.path, device="cpu").predict([["ab"]])
+    assert tag("ab")[0]["entity"] == known["tags"][0]
+    assert tag("ab")[0]["score"] == pytest.approx(known["probabilities"][0], abs=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate_translates_as_the_run_does(beams, tmp_path):
+    task = {"name": "translate", "beams": beams, "max_tokens": 12}
+    run = small_run(tmp_path / "run", PAIR | WAVES | {"norm": "pre"}, task, spread=0.8)
+    export_run(run, tmp_path / "there")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "there").eval()
+    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    texts = [text[:10] for text in some_texts(3, seed=7)]
+    made = model.generate(**cut(texts, padding=True, return_tensors="pt"), max_new_tokens=12)
+    said = cut.batch_decode(made, skip_special_tokens=True)
+    assert said == load(run.path, device="cpu").translate(texts)
+    assert len(set(said)) > 1
+
+
+def test_the_folder_has_a_card_with_front_matter(tmp_path):
+    run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean"})
+    export_run(run, tmp_path / "there")
+    text = (tmp_path / "there" / "README.md").read_text()
+    front = text.split("---\n")[1]
+    assert "pipeline_tag: text-classification" in front and "library_name: transformers" in front
+    assert "AutoModelForSequenceClassification.from_pretrained" in text
+    settings = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert settings["id2label"] == {"0": "no", "1": "yes", "2": "may be"}
+    assert settings["label2id"] == {"no": 0, "yes": 1, "may be": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "words"),
+    [
+        (GPT, CLASSES | {"pool": "last"}, ["GPT-2", "task.head_bias is true", "head_bias=false"]),
+        (GPT, LAST | {"pool": "mean"}, ["task.pool is 'mean', not 'last'", "--pool last"]),
+        (GPT | {"tied": False}, {"name": "causal"}, ["model.tied is false and model.bias true"]),
+        (
+            GPT | {"norm": "post", "embed_scale": True},
+            {"name": "causal"},
+            ["model.norm is 'post', not 'pre'", "embed_scale"],
+        ),
+        (BERT, {"name": "masked"}, ["BERT", "task.transform is false, not true"]),
+        (BERT, CLASSES | {"pool": "mean"}, ["task.pool is 'mean', not 'cls'", "--pool cls"]),
+        (BERT, TAGS | {"layers": "mix"}, ["task.layers is 'mix', not 'last'"]),
+        (BERT | {"norm": "pre"}, MASKED, ["model.norm is 'pre', not 'post'"]),
+        (NORMED, CLASSES | {"pool": "mean"}, ["task.pool is 'mean', not 'last'"]),
+        (NORMED | {"bias": True}, {"name": "masked"}, ["model.bias is true, not false"]),
+        (BOTH, MASKED, ["task.transform is true, not false"]),
+        (PAIR | {"positions": "rotary"}, {"name": "translate"}, ["positions 'rotary'", "none has together"]),
+        (PAIR | {"norm": "pre", "shared": False}, {"name": "translate"}, ["model.shared is false"]),
+        ({"family": "recurrent"}, {"name": "causal"}, ["'recurrent'"]),
+    ],
+)
+def test_what_cannot_be_said_exactly_is_refused_with_every_reason(model, task, words, tmp_path):
+    run = recurrent(tmp_path) if model.get("family") == "recurrent" else small_run(tmp_path / "run", model, task)
+    with pytest.raises(UserError) as refused:
+        export_run(run, tmp_path / "there")
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+    assert not (tmp_path / "there").exists()
+
+
+def recurrent(folder: Path):
+    from headstock.interop.imported_run import complete, make_run
+    from headstock.train.pretrain import build_model
+
+    tokenizer = tokenizer_of("char")
+    model = {"family": "recurrent", "vocabulary": tokenizer.vocabulary, "depth": 1, "width": 8}
+    chosen = complete(model, {"name": "causal"}, source="a test")
+    tensors = build_model(chosen, tokenizer)[0].tensors()
+    return make_run(folder / "run", chosen, tokenizer, tensors, source="a test", notes=())
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path):
+    run = small_run(tmp_path / "run", GPT, {"name": "causal"})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="exists already"):
+        export_run(run, tmp_path / "mine")
+    with pytest.raises(UserError, match="left alone"):
+        export_run(run, tmp_path / "mine", overwrite=True)
+    with pytest.raises(UserError, match="is a run folder"):
+        export_run(run, run.path, overwrite=True)
+    export_run(run, tmp_path / "there")
+    export_run(run, tmp_path / "there", overwrite=True)
+    assert read_tensors(tmp_path / "there" / "model.safetensors")
+    with pytest.raises(UserError, match="did you mean 'huggingface'"):
+        export_run(run, tmp_path / "other", to="hugginface")
+    with pytest.raises(UserError, match="--int8"):
+        export_run(run, tmp_path / "other", int8=True)
+
+
+def test_a_folder_that_was_trained_on_there_comes_back_by_what_it_says_now(tmp_path):
+    """Zeros that stood for biases we had not have moved, so the run they came from is no more."""
+    run = small_run(tmp_path / "run", GPT | {"bias": False}, {"name": "causal"})
+    export_run(run, tmp_path / "there")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "there").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    model.save_pretrained(tmp_path / "there")
+    back = import_run(tmp_path / "there", out=tmp_path / "back")
+    assert back.config()["model"]["bias"] is True
+    tokens = torch.arange(12)[None]
+    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    with torch.no_grad():
+        assert torch.allclose(scores(load(back.path, device="cpu"), given), model(**given).logits, atol=1e-4)

@@ -1,0 +1,264 @@
+"""The lab's checkpoint: its own modules compute what the imported run computes, and it goes back bit by bit."""
+
+import io
+import json
+import math
+import pickle
+
+import pytest
+import sentencepiece
+import torch
+from torch import nn
+
+import headstock
+from headstock.errors import UserError
+from headstock.interop.lab import export_lab, import_lab
+from headstock.model.batch import Batch
+from headstock.train.run_folder import Run
+
+WIDTH, HEADS, DEPTH, POSITIONS = 12, 2, 3, 40
+TEXTS = ["le livre est bon", "un mauvais livre", "la page est belle et la fin est triste", "bon"] * 30
+
+
+class Positions(nn.Module):
+    """Sinusoids as the lab computes them, in single precision, for rows that stand side by side."""
+
+    def __init__(self):
+        super().__init__()
+        place = torch.arange(POSITIONS, dtype=torch.float)[:, None]
+        pace = torch.exp(torch.arange(0, WIDTH, 2).float() * (-math.log(10000.0) / WIDTH))
+        table = torch.zeros(POSITIONS, WIDTH)
+        table[:, 0::2], table[:, 1::2] = torch.sin(place * pace), torch.cos(place * pace)
+        self.register_buffer("pe", table[:, None])  # (positions, 1, width)
+
+    def forward(self, x):
+        return x + self.pe[: x.size(0)]
+
+
+class Base(nn.Module):
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.encoder = nn.Embedding(vocabulary, WIDTH)
+        self.pos_encoder = Positions()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, WIDTH, dropout=0.2)
+        self.transformer_encoder = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)
+
+    def forward(self, rows):
+        mask = nn.Transformer.generate_square_subsequent_mask(len(rows))
+        return self.transformer_encoder(self.pos_encoder(self.encoder(rows) * math.sqrt(WIDTH)), mask)
+
+
+class Classifier(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.decoder = nn.Linear(WIDTH, classes)
+
+    def forward(self, vectors):
+        return self.decoder(vectors)
+
+
+class Lab(nn.Module):
+    def __init__(self, vocabulary, classes):
+        super().__init__()
+        self.base, self.classifier = Base(vocabulary), Classifier(classes)
+        for parameter in self.parameters():  # torch copies one layer: here all of them differ, biases and norms too
+            nn.init.normal_(parameter, std=0.4)
+
+    def forward(self, rows):
+        """(T, B) ids -> (T, B, classes)"""
+        return self.classifier(self.base(rows))
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """A folder with dict.txt and the SentencePiece model that belong together."""
+    folder, model = tmp_path_factory.mktemp("pieces"), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=40, hard_vocab_limit=False, minloglevel=3
+    )
+    (folder / "french.model").write_bytes(model.getvalue())
+    known = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    listed = [known.id_to_piece(i) for i in range(3, known.get_piece_size())][:-2]  # two are unknown to the dictionary
+    lines = [f"{piece} {900 - i}" for i, piece in enumerate(listed)]
+    (folder / "dict.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vocabulary(pieces):
+    return 4 + len((pieces / "dict.txt").read_text(encoding="utf-8").splitlines())
+
+
+def keep(lab, folder, pieces, *, head=True, **more):
+    state = {name: t.clone() for name, t in lab.state_dict().items() if head or not name.startswith("classifier.")}
+    torch.save({"model_state_dict": state, **more}, folder / "lab.pt")
+    for file in pieces.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder / "lab.pt", state
+
+
+def same(folder, state):
+    found = torch.load(folder / "model.pt", weights_only=True)["model_state_dict"]
+    assert set(found) == set(state)
+    return all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_language_model_scores_as_the_labs_modules_do(pieces, vocabulary, tmp_path, seed):
+    torch.manual_seed(seed)
+    lab = Lab(vocabulary, vocabulary).eval()
+    file, state = keep(lab, tmp_path, pieces, epoch=3, optimizer_state_dict={"step": 1})
+    said = []
+    run = import_lab(file, tmp_path / "run", say=said.append)
+    assert any("epoch, optimizer_state_dict" in line for line in said)
+    loaded = headstock.load(run.path)
+    tokens = torch.randint(vocabulary, (3, 17))
+    with torch.inference_mode():
+        theirs = lab(tokens.T).transpose(0, 1)
+        ours = loaded.model.heads["token"](loaded.model(Batch(tokens)).hidden)
+        other = Lab(vocabulary, vocabulary).eval()(tokens.T).transpose(0, 1)
+    assert (ours - theirs).abs().max() < 1e-5
+    assert (ours - other).abs().max() > 0.1  # other weights give something else
+    assert loaded.generate("le livre", max_tokens=3, temperature=0)[0].text.startswith("le livre")
+    card = (run.path / "README.md").read_text(encoding="utf-8")
+    assert "made elsewhere" in card
+    assert "4 D² + 2 D F" in card
+    export_lab(run, tmp_path / "back")
+    assert same(tmp_path / "back", state)
+    assert (tmp_path / "back" / "dict.txt").read_bytes() == (pieces / "dict.txt").read_bytes()
+    assert (tmp_path / "back" / "sentencepiece.model").read_bytes() == (pieces / "french.model").read_bytes()
+    again = import_lab(tmp_path / "back" / "model.pt", tmp_path / "again")
+    assert all(torch.equal(tensor, run.weights()[name]) for name, tensor in again.weights().items())
+
+
+def test_a_classifier_reads_the_last_token(pieces, vocabulary, tmp_path):
+    torch.manual_seed(2)
+    lab = Lab(vocabulary, 2).eval()
+    file, state = keep(lab, tmp_path, pieces)
+    run = import_lab(file, tmp_path / "run")
+    loaded = headstock.load(run.path)
+    for text in ("un livre", "la fin est belle"):
+        row = torch.tensor([[0, *loaded.tokenizer.encode(text)]])  # <sos> is 0 in the lab
+        with torch.inference_mode():
+            wanted = lab(row.T)[-1, 0].softmax(-1)
+        (found,) = loaded.predict([text])
+        assert list(found["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-5)
+        assert found["label"] == str(int(wanted.argmax()))
+    export_lab(run, tmp_path / "back")
+    assert same(tmp_path / "back", state)
+
+
+def test_without_the_head_it_is_a_backbone_to_learn_on(pieces, vocabulary, tmp_path):
+    torch.manual_seed(3)
+    lab = Lab(vocabulary, 2).eval()
+    file, state = keep(lab, tmp_path, pieces, head=False)
+    run = import_lab(file, tmp_path / "run")
+    loaded = headstock.load(run.path)
+    with torch.inference_mode():
+        wanted = lab.base(torch.tensor([[0, *loaded.tokenizer.encode("un livre")]]).T)[-1, 0]
+    assert loaded.embed("un livre")[0] == pytest.approx(wanted.numpy(), abs=1e-5)
+    rows = [f"{text},{'good' if 'bon' in text else 'bad'}" for text in TEXTS[:40]]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    done = headstock.finetune(run.path, train=tmp_path / "rows.csv", out=tmp_path / "tuned", settings={"epochs": 1})
+    assert done["metrics"]["rows"] == 4
+    export_lab(Run(tmp_path / "tuned"), tmp_path / "tuned-lab")  # what was learned on it is the lab's again
+    tuned = torch.load(tmp_path / "tuned-lab" / "model.pt", weights_only=True)["model_state_dict"]
+    assert tuned["classifier.decoder.weight"].shape == (2, WIDTH)
+    assert set(tuned) == set(lab.state_dict())
+    export_lab(run, tmp_path / "back")
+    assert same(tmp_path / "back", state)
+
+
+class Evil:
+    """Asks whoever unpickles it to make a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_that_asks_to_run_code_is_refused_and_never_run(pieces, tmp_path, zipped):
+    mark, file = tmp_path / "ran", tmp_path / "evil.pt"
+    wicked = {"model_state_dict": {"base.encoder.weight": Evil(mark)}}
+    if zipped:
+        torch.save(wicked, file)
+    else:
+        file.write_bytes(pickle.dumps(wicked, protocol=2))
+    with pytest.raises(UserError, match="was not run"):
+        import_lab(file, tmp_path / "run", dictionary=pieces / "dict.txt")
+    assert not mark.exists()
+    assert not (tmp_path / "run").exists()
+    if zipped:  # and it would have
+        torch.load(file, weights_only=False)
+    else:
+        pickle.loads(file.read_bytes())
+    assert mark.exists()
+
+
+def test_what_does_not_fit_is_named(pieces, vocabulary, tmp_path):
+    torch.manual_seed(4)
+    lab = Lab(vocabulary, 2)
+    file, state = keep(lab, tmp_path, pieces)
+
+    def refused(changed, *wanted):
+        torch.save({"model_state_dict": changed}, file)
+        with pytest.raises(UserError) as wrong:
+            import_lab(file, tmp_path / "run")
+        assert all(part in str(wrong.value) for part in wanted), wrong.value
+        assert not (tmp_path / "run").exists()
+
+    odd = "base.transformer_encoder.layers.1.norm1.weight"
+    refused(
+        {name: t for name, t in state.items() if name != odd} | {"extra": torch.zeros(1)},
+        f"{odd} is missing",
+        "extra is unknown",
+    )
+    refused(state | {odd: torch.zeros(5)}, f"{odd} has shape (5,), wanted ({WIDTH},)")
+    refused(state | {odd: torch.zeros(WIDTH).half()}, f"{odd} holds torch.float16")
+    refused(state | {"base.encoder.weight": torch.zeros(9, WIDTH)}, "has 9 embeddings")
+    refused({"fc.weight": torch.zeros(1)}, "is no model of the lab")
+    torch.save([1, 2], file)
+    with pytest.raises(UserError, match="which has 'model_state_dict', found list"):
+        import_lab(file, tmp_path / "run")
+    file.write_text("no checkpoint")
+    with pytest.raises(UserError, match=r"lab\.pt: "):
+        import_lab(file, tmp_path / "run")
+    (tmp_path / "dict.txt").unlink()
+    torch.save({"model_state_dict": state}, file)
+    with pytest.raises(UserError, match="--dictionary"):
+        import_lab(file, tmp_path / "run")
+
+
+def test_the_command_line_takes_it_in_and_out(pieces, vocabulary, tmp_path, call):
+    lab = Lab(vocabulary, 2)
+    file, state = keep(lab, tmp_path, pieces)
+    out, _ = call("import", file, "--out", tmp_path / "run", "--json")
+    told = json.loads(out.splitlines()[-1])
+    assert told["parameters"]["total"] == sum(p.numel() for p in lab.parameters())
+    call("export", tmp_path / "run", tmp_path / "back", "--to", "lab")
+    assert same(tmp_path / "back", state)
+    _, err = call("import", pieces / "dict.txt", "--out", tmp_path / "no", code=2)
+    assert "wanted a Hugging Face folder or a lab checkpoint" in err
+
+
+def test_files_may_lie_elsewhere(pieces, vocabulary, tmp_path):
+    lab = Lab(vocabulary, 2)
+    torch.save({"model_state_dict": lab.state_dict()}, tmp_path / "lab.pt")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "dict.txt").write_bytes((pieces / "dict.txt").read_bytes())
+    given = {"dictionary": tmp_path / "words" / "dict.txt", "sentencepiece": pieces / "french.model"}
+    run = import_lab(tmp_path / "lab.pt", tmp_path / "run", heads=3, **given)
+    assert run.config()["model"]["heads"] == 3
+    assert run.tokenizer().encode("un livre") != []
+
+
+def test_another_run_is_not_taken_for_the_labs(corpus, tiny, tmp_path):
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
+    with pytest.raises(UserError) as wrong:
+        export_lab(Run(tmp_path / "run"), tmp_path / "back")
+    told = ("model.norm is 'pre', not 'post'", "model.positions is 'learned'", "model.tied is True", "tokenizer is bpe")
+    assert all(part in str(wrong.value) for part in told), wrong.value
+    assert not (tmp_path / "back").exists()

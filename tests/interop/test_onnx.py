@@ -1,0 +1,266 @@
+"""ONNX Runtime says what the run says, whatever the shapes; the card's script says it too, without torch."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import headstock
+from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.errors import UserError, WorkError
+from headstock.interop import onnx as exchange
+from headstock.interop.onnx import check_same, export_onnx, open_session
+from headstock.interop.onnx_graph import Continuing, graph_of, write_graph
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
+from headstock.model.backbones.transformer import Transformer, TransformerConfig
+from headstock.model.batch import Batch, pad
+from headstock.model.model import Model
+from headstock.tasks.causal import Causal, CausalConfig
+from headstock.train.run_folder import Run
+from tests.conftest import TINY
+
+WHO, WHAT, WHERE = ["Anne", "Ben", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
+SMALL = TINY | {"steps": 20, "lr": 0.02, "depth": 1}  # tracing takes as long as a model is deep
+QUICK = {"least_steps": 0, "epochs": 2, "lr": 1e-2}
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['torch', 'headstock', 'transformers', '{}']))\n"
+LONG = "Anne likes Paris. Ben sees the sea. Zoë finds home. " * 4  # longer than a row
+
+
+def story(pick):
+    return f"{pick.choice(WHO)} {pick.choice(WHAT)} {pick.choice(WHERE)}."
+
+
+@pytest.fixture(scope="module")
+def causal(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stocks") / "causal"
+    headstock.pretrain(corpus, out=out, preset="modern-nano", settings=SMALL)
+    return out
+
+
+@pytest.fixture(scope="module")
+def masked(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("stocks") / "masked"
+    headstock.pretrain(corpus, out=out, objective="masked", settings=SMALL | {"nsp": True, "norm": "post"})
+    return out
+
+
+def rows_of_stories(path):
+    pick = random.Random(1)
+    rows = [story(pick) for _ in range(60)]
+    lines = [f"{text},{'yes' if 'likes' in text else 'no'}" for text in rows]
+    path.write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    return path
+
+
+def script_of(folder):
+    (script,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    return script
+
+
+def run_script(folder, *words, without="sentencepiece"):
+    """What the card's script prints in a process that has neither torch nor Headstock."""
+    script = script_of(folder)
+    assert len([line for line in script.splitlines() if line.strip()]) <= 20
+    program = [sys.executable, "-c", WITHOUT.format(without) + script, *words]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def real(tokens):
+    padded, padding = pad(tokens, 0)
+    return padded, torch.ones_like(padded) if padding is None else (~padding).long()
+
+
+def test_a_classifier_is_written_shrunk_measured_and_run_elsewhere(causal, tmp_path):
+    file = rows_of_stories(tmp_path / "rows.csv")
+    settings = QUICK | {"epochs": 6, "long": "windows", "pool": "mean"}
+    headstock.finetune(causal, train=file, out=tmp_path / "run", settings=settings)
+    folder, loaded = tmp_path / "onnx", headstock.load(tmp_path / "run")
+    done = export_onnx(loaded.run, folder, int8=True, measure=file)
+    assert done["difference"] < 1e-4
+    assert sorted(f.name for f in folder.iterdir()) == sorted([*done["files"], "README.md"])
+
+    session = open_session(folder / "model.onnx")
+    task, pick = loaded.classifier(), random.Random(2)
+    for count in (1, 2, 5):
+        texts = [" ".join(story(pick) for _ in range(pick.randint(1, 2))) for _ in range(count)]
+        tokens, mask = real([[task.start, *row][:32] for row in loaded.tokenizer.encode_batch(texts)])
+        (logits,) = session.run(["logits"], {"input_ids": tokens.numpy(), "attention_mask": mask.numpy()})
+        likely = torch.from_numpy(logits).softmax(-1).numpy()
+        assert likely == pytest.approx(loaded.probabilities(texts), abs=1e-4)
+
+    texts = ["Zoë finds Paris.", LONG, "a [MASK] <sos> that is only text", "x"]
+    told = [json.loads(line) for line in run_script(folder, *texts).splitlines()]
+    for said, wanted in zip(told, loaded.predict(texts), strict=True):
+        assert said == pytest.approx(wanted["probabilities"], abs=1e-4)
+
+    wanted = loaded.evaluate(file)
+    assert done["measured"]["float32"]["accuracy"] == wanted["accuracy"]
+    assert done["measured"]["float32"]["loss"] == pytest.approx(wanted["loss"], abs=1e-4)
+    assert done["measured"]["int8"]["loss"] != wanted["loss"]  # it is another model, if only a little
+    assert done["measured"]["change"] == done["measured"]["int8"]["accuracy"] - wanted["accuracy"]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"by {100 * done['measured']['change']:+.2f} points" in card
+    assert "A classifier (no, yes)" in card
+    assert (folder / "model_int8.onnx").stat().st_size < (folder / "model.onnx").stat().st_size
+    assert str(tmp_path).encode() not in (folder / "model.onnx").read_bytes()
+    assert b"site-packages" not in (folder / "model.onnx").read_bytes()
+
+
+def test_pieces_of_sentencepiece_are_cut_by_it(corpus, tmp_path):
+    import sentencepiece
+
+    lines = corpus.read_text(encoding="utf-8").splitlines()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "pieces"), vocab_size=80, minloglevel=3
+    )
+    file = rows_of_stories(tmp_path / "rows.csv")
+    settings = QUICK | {f"model.{name}": TINY[name] for name in ("depth", "width", "heads", "hidden", "context")}
+    settings |= {"long": "tail", "tokenizer.file": str(tmp_path / "pieces.model")}
+    headstock.finetune(preset="gpt-nano", train=file, out=tmp_path / "run", settings=settings)
+    export_onnx(Run(tmp_path / "run"), tmp_path / "onnx")
+    texts = ["Zoë finds Paris.", LONG, "ß"]
+    told = [json.loads(line) for line in run_script(tmp_path / "onnx", *texts, without="tokenizers").splitlines()]
+    for said, wanted in zip(told, headstock.load(tmp_path / "run").predict(texts), strict=True):
+        assert said == pytest.approx(wanted["probabilities"], abs=1e-4)
+
+
+def test_pairs_tell_their_two_texts_apart(masked, tmp_path):
+    pick = random.Random(3)
+    pairs = [(story(pick), story(pick)) for _ in range(30)]
+    lines = [f"{a},{b},{'same' if a[0] == b[0] else 'other'}" for a, b in pairs]
+    (tmp_path / "pairs.csv").write_text("\n".join(["text,text_b,label", *lines]), encoding="utf-8")
+    headstock.finetune(masked, task="pair", train=tmp_path / "pairs.csv", out=tmp_path / "run", settings=QUICK)
+    done = export_onnx(Run(tmp_path / "run"), tmp_path / "onnx", int8=True)
+    assert "What that costs was not measured" in (tmp_path / "onnx" / "README.md").read_text(encoding="utf-8")
+    assert done["int8_difference"] > done["difference"]
+    loaded = headstock.load(tmp_path / "run")
+    for pair in (("Anne sees Paris.", "Ben likes home."), (LONG, LONG + "Ben")):
+        told = json.loads(run_script(tmp_path / "onnx", *pair))
+        assert told == pytest.approx(loaded.predict([pair])[0]["probabilities"], abs=1e-4)
+
+
+def test_a_tagger_tags_the_same_words(causal, tmp_path):
+    kinds = {"Anne": "NAME", "Ben": "NAME", "Zoë": "NAME", "sees": "VERB", "likes": "VERB", "finds": "VERB"}
+    pick = random.Random(4)
+    sentences = [[pick.choice(WHO), pick.choice(WHAT), "Paris", "."] for _ in range(30)]
+    tagged = ["\n".join(f"{word}\t{kinds.get(word, 'X')}" for word in words) for words in sentences]
+    (tmp_path / "rows.conll").write_text("\n\n".join(tagged) + "\n", encoding="utf-8")
+    headstock.finetune(causal, task="tag", train=tmp_path / "rows.conll", out=tmp_path / "run", settings=QUICK)
+    done = export_onnx(Run(tmp_path / "run"), tmp_path / "onnx", measure=tmp_path / "rows.conll")
+    loaded = headstock.load(tmp_path / "run")
+    assert done["measured"]["float32"]["accuracy"] == loaded.evaluate(tmp_path / "rows.conll")["accuracy"]
+    text = "Zoë likes Ben, doesn't she?"
+    told = [line.split("\t") for line in run_script(tmp_path / "onnx", text).splitlines()]
+    (wanted,) = loaded.predict([text])
+    assert told == [list(pair) for pair in zip(wanted["tokens"], wanted["tags"], strict=True)]
+
+
+def test_an_answer_is_the_same_words(masked, tmp_path):
+    pick = random.Random(5)
+    rows = []
+    for number in range(40):
+        who, where = pick.choice(WHO), pick.choice(WHERE)
+        answers = [] if number % 4 == 0 else [{"text": who, "answer_start": 0}]
+        rows.append({"question": "who?", "context": f"{who} sees {where}.", "answers": answers})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    settings = QUICK | {"epochs": 5}
+    headstock.finetune(masked, task="answer", train=tmp_path / "rows.jsonl", out=tmp_path / "run", settings=settings)
+    done = export_onnx(Run(tmp_path / "run"), tmp_path / "onnx", measure=tmp_path / "rows.jsonl")
+    loaded = headstock.load(tmp_path / "run")
+    assert done["measured"]["float32"]["f1"] == pytest.approx(loaded.evaluate(tmp_path / "rows.jsonl")["f1"])
+    for context in ("Anne sees the sea.", "Story 12 Zoë finds Ben ."):
+        told = json.loads(run_script(tmp_path / "onnx", "who?", context))
+        assert told["answer"] == loaded.answer("who?", context=context)[0]["answer"]
+
+
+def test_vectors_are_those_of_embed(masked, tmp_path):
+    done = export_onnx(Run(masked), tmp_path / "onnx")
+    assert done["kind"] == "embedding"
+    texts = ["Anne sees Paris.", "home", "Zoë finds the sea. Ben likes home."]
+    told = [json.loads(line) for line in run_script(tmp_path / "onnx", *texts).splitlines()]
+    loaded = headstock.load(masked)
+    assert np.array(told) == pytest.approx(loaded.embed(texts), abs=1e-4)
+
+
+def test_a_model_that_generates_makes_vectors_on_demand(causal):
+    loaded = headstock.load(causal)
+    kinds = [graph_of(loaded.model, loaded.task, named="run", embedding=asked).kind for asked in (False, True)]
+    assert kinds == ["causal", "embedding"]
+
+
+def test_a_text_goes_on_the_same_way(causal, tmp_path):
+    export_onnx(Run(causal), tmp_path / "onnx")
+    loaded, prompt = headstock.load(causal), "Anne sees"
+    room = 32 - 1 - len(loaded.tokenizer.encode(prompt))
+    (wanted,) = loaded.generate(prompt, max_tokens=room, temperature=0)
+    assert len(wanted.text) > len(prompt)
+    assert run_script(tmp_path / "onnx", prompt).rstrip("\n") == wanted.text.rstrip("\n")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["some text of letters"] * 2, TokenizerSettings(kind="char", vocabulary=30))
+
+
+def continuing(tokenizer, **more):
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 30, "context": 24, "depth": 2, "width": 16, "heads": 2, "hidden": 32}
+    backbone = Transformer(TransformerConfig(**sizes, **more))
+    task = Causal(CausalConfig(), tokenizer)
+    return graph_of(Model(backbone, task.heads(backbone)), task, named="run")
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_a_memory_from_outside_is_as_good_as_reading_all_again(tokenizer, tmp_path, positions):
+    graph = continuing(tokenizer, positions=positions)
+    assert isinstance(graph, Continuing)
+    write_graph(graph, tmp_path / "model.onnx")
+    session = open_session(tmp_path / "model.onnx")
+    texts = [[1, 2, 3, 4, 5, 6], [7, 8, 9], [10]]
+    more = [[11, 12], [13, 14], [15, 16]]
+    tokens, mask = real(texts)
+    past = {name: np.zeros((3, 2, 0, 8), np.float32) for name in graph.inputs[2:]}
+    names, found = list(graph.outputs), []
+    for new in (tokens, *torch.tensor(more).T[..., None]):  # the prompts, then a token at a time
+        if new is not tokens:
+            mask = torch.cat([mask, torch.ones_like(new)], 1)
+        made = session.run(names, {"input_ids": new.numpy(), "attention_mask": mask.numpy(), **past})
+        past = dict(zip(past, made[1:], strict=True))
+        found.append(made[0])
+    with torch.inference_mode():
+        for row, (text, after) in enumerate(zip(texts, more, strict=True)):
+            whole = graph.model.heads["token"](graph.model(Batch(torch.tensor([text + after]))).hidden)[0].numpy()
+            assert found[0][row, : len(text)] == pytest.approx(whole[: len(text)], abs=1e-4)
+            assert found[1][row, 0] == pytest.approx(whole[len(text)], abs=1e-4)
+            assert found[2][row, 0] == pytest.approx(whole[len(text) + 1], abs=1e-4)
+            assert np.abs(found[2][row, 0] - whole[len(text)]).max() > 1e-2  # another place is another answer
+
+    check_same(graph, session)
+    with torch.no_grad():  # a graph of other weights is noticed
+        graph.model.backbone.tokens.weight[:, 0] += 0.01
+    with pytest.raises(WorkError, match="differ from ours"):
+        check_same(graph, session)
+
+
+def test_what_does_not_fit_is_refused(causal, tokenizer, tmp_path, monkeypatch):
+    backbone = Recurrent(RecurrentConfig(vocabulary=30, width=8, hidden=8, depth=1))
+    task = Causal(CausalConfig(), tokenizer)
+    with pytest.raises(UserError, match="a model of the family 'recurrent' is not written as ONNX"):
+        graph_of(Model(backbone, task.heads(backbone)), task, named="run")
+    with pytest.raises(UserError, match="only a run that was fine-tuned on labels"):
+        export_onnx(Run(causal), tmp_path / "onnx", measure=tmp_path / "rows.csv")
+    file = rows_of_stories(tmp_path / "rows.csv")
+    headstock.finetune(causal, train=file, out=tmp_path / "two", settings=QUICK | {"ensemble": 2, "epochs": 1})
+    with pytest.raises(UserError, match="is several models; export one of them"):
+        export_onnx(Run(tmp_path / "two"), tmp_path / "onnx")
+    monkeypatch.setattr(exchange, "find_spec", lambda name: None if name == "onnxruntime" else True)
+    with pytest.raises(UserError, match=r"pip install 'headstock\[exchange\]'"):
+        export_onnx(Run(causal), tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()

@@ -1,0 +1,227 @@
+"""Scores that become their gradient in place lose what the plain formula says: by Triton's interpreter and on a GPU."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from headstock.kernels import ops as kernels
+from headstock.kernels.capability import runs_triton
+from headstock.kernels.fp8 import WRONG
+from headstock.model.batch import IGNORE
+from tests.kernels.interpreter import interpret
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+KINDS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def problem(rows, vocabulary, kind=torch.float32, device="cpu"):
+    """Some scores, and labels of which every third is asked for by nobody and every fifth has the best score."""
+    draw = torch.Generator().manual_seed(rows + vocabulary)
+    scores = (torch.randn(rows, vocabulary, generator=draw) * 4).to(kind)
+    labels = torch.randint(vocabulary, (rows,), generator=draw)
+    labels[::5] = scores.argmax(-1)[::5]
+    labels[1::3] = IGNORE
+    return scores.to(device), labels.to(device)
+
+
+def plain(scores, labels, smoothing):
+    """(N,) what torch's own loss is, whether the best is right, and the gradient."""
+    exact = scores.double().requires_grad_()
+    lost = F.cross_entropy(exact, labels, ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
+    best = scores.cpu().argmax(-1).to(labels.device)  # a CPU's is the first
+    return lost.detach().float(), best == labels, torch.autograd.grad(lost.sum(), exact)[0]
+
+
+def check(scores, labels, smoothing, lose_, rounds=True):
+    lost, right, slope = plain(scores, labels, smoothing)
+    kept = scores.clone()
+    found, hits = lose_(kept, labels, smoothing, False)
+    assert torch.equal(kept, scores)  # who does not learn leaves them
+    torch.testing.assert_close(found, lost, rtol=2e-5, atol=2e-5)
+    assert torch.equal(hits, right)
+    again, hits = lose_(kept, labels, smoothing, True)
+    assert torch.equal(again, found) and torch.equal(hits, right)
+    assert (kept[labels == IGNORE] == 0).all()
+    near = torch.finfo(scores.dtype).eps * (0.51 if rounds else 1)  # half a step, or a whole one
+    torch.testing.assert_close(kept.double(), slope, rtol=max(near, 5e-6), atol=2e-6)
+
+
+def check_ties(lose_, device="cpu", vocabulary=20_000):
+    """Of equal scores the first is the best, also where they are far apart."""
+    scores = torch.zeros(4, vocabulary, device=device)
+    scores[:3, [7, 8, vocabulary - 1]] = 2.0
+    labels = torch.tensor([7, 8, vocabulary - 1, 0], device=device)
+    assert lose_(scores, labels, 0.0, False)[1].tolist() == [True, False, False, True]
+
+
+def check_forbidden(lose_, device="cpu", vocabulary=20_000):
+    """Scores of -inf are no tokens: there may be a whole block of them."""
+    scores = torch.full((1, vocabulary), -torch.inf, device=device)
+    scores[:, -2:] = 1.0
+    lost, _ = lose_(scores, torch.tensor([vocabulary - 1], device=device), 0.0, True)
+    assert lost.item() == pytest.approx(0.693147, abs=1e-5)
+    assert scores[0, -2:].tolist() == pytest.approx([0.5, -0.5], abs=1e-5) and (scores[:, :-2] == 0).all()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_triton_it_is_the_plain_formula(kind, smoothing, monkeypatch):
+    monkeypatch.setattr(kernels, "SCORES", 200)  # several parts
+    check(*problem(16, 50, kind), smoothing, kernels.lose_)
+    check_ties(kernels.lose_)
+    check_forbidden(kernels.lose_)
+
+
+def test_it_is_an_operation_as_torch_wants_them():
+    scores, labels = problem(6, 10)
+    torch.library.opcheck(kernels.lose_, (scores, labels, 0.1, True))
+    torch.library.opcheck(kernels.lose_, (scores, labels, 0.0, False))
+
+
+def whole_loss(device, most, compiled=False):
+    """The loss of a small head over a vocabulary, and its gradients."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(*size, generator=draw).to(device).requires_grad_() for size in ((30, 6), (11, 6), (11,))]
+    labels = problem(30, 11, device=device)[1]
+    way = torch.compile(kernels.linear_cross_entropy, fullgraph=True, backend=compiled) if compiled else None
+    loss, hits = (way or kernels.linear_cross_entropy)(*inputs, labels, smoothing=0.1, most=most)
+    return [loss.detach(), hits, *torch.autograd.grad(loss * 0.3, inputs)]
+
+
+def check_whole(device, most, backend):
+    """In place or not, compiled or not."""
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "in_place", lambda x: False)
+        wanted = whole_loss(device, most)
+        patch.setattr(kernels, "in_place", lambda x: True)
+        for way in (False, backend):
+            for mine, theirs in zip(whole_loss(device, most, way), wanted, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("most", [100, None])
+def test_the_whole_loss_is_the_same_in_place(most):
+    check_whole("cpu", most, "aot_eager")
+
+
+def interpreted():
+    """All of it on a CPU, where Triton only pretends; see interpreter.py."""
+    from headstock.kernels import cross_entropy_triton as fused
+
+    def lose(*given):
+        calls.append(1)
+        return run(*given)
+
+    calls, run = [], fused.lose
+    fused.lose = lose
+    kernels.runs_triton = lambda device: True
+    for kind in KINDS:
+        for smoothing in (0.0, 0.1):
+            for size in ((16, 50), (3, 50_257)):  # the interpreter cuts bfloat16 off instead of rounding it
+                check(*problem(*size, kind), smoothing, kernels.lose_, rounds=kind != torch.bfloat16)
+    check(*problem(4, 1), 0.1, kernels.lose_)
+    check(*problem(3, 2 * fused.BLOCK), 0.1, kernels.lose_)
+    scores, labels = problem(8, 50)
+    wide = F.pad(scores, (0, 14), value=9.0)  # rows that stand apart
+    found, wanted = (kernels.lose_(x, labels, 0.1, True)[0] for x in (wide[:, :50], scores))
+    assert torch.equal(found, wanted) and torch.equal(wide[:, :50], scores) and (wide[:, 50:] == 9).all()
+    check_ties(kernels.lose_)
+    check_forbidden(kernels.lose_)
+    assert kernels.lose_(torch.zeros(1, 5), torch.tensor([5]), 0.0, False)[0].isnan()
+    assert kernels.lose_(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), 0.0, True)[0].shape == (0,)
+    for most in (100, None):
+        check_whole("cpu", most, "aot_eager")
+    check_small(run)
+    with torch.inference_mode():
+        assert whole_loss_alone() == pytest.approx(10 * 2.397895, rel=1e-5)
+    assert len(calls) > 40
+
+
+def check_small(run):
+    """A gradient that comes beside the scores is theirs, scaled; not in 8 bits, which are rounded wrongly here."""
+    for size in ((16, 50), (3, 20_000)):
+        scores, labels = problem(*size)
+        wanted, right, slope = plain(scores, labels, 0.1)
+        kept, slopes = scores.clone(), torch.full_like(scores, torch.nan)
+        lost, hits = run(scores, labels, 0.1, slopes, WRONG)
+        torch.testing.assert_close(lost, wanted, rtol=2e-5, atol=2e-5)
+        assert torch.equal(hits, right) and torch.equal(scores, kept)
+        torch.testing.assert_close(slopes.double() / WRONG, slope, rtol=5e-6, atol=2e-6)
+
+
+def whole_loss_alone():
+    """That of ten guesses among eleven tokens of which nothing is known."""
+    hidden, weight, labels = torch.zeros(10, 6), torch.zeros(11, 6), torch.arange(10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "in_place", lambda x: True)
+        return kernels.linear_cross_entropy(hidden, weight, None, labels)[0].item()
+
+
+def test_the_kernel_in_the_interpreter():
+    interpret(__name__)
+
+
+# What only a GPU can show
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_on_a_gpu(kind, smoothing):
+    assert kernels.runs_triton(torch.device("cuda", 0))
+    for rows, vocabulary in ((64, 50), (40, 50_257), (40, 50_304), (4, 300_000)):
+        check(*problem(rows, vocabulary, kind, "cuda"), smoothing, kernels.lose_)
+    check_ties(kernels.lose_, "cuda")
+    check_forbidden(kernels.lose_, "cuda")
+
+
+@pytest.mark.gpu
+@gpu
+def test_more_scores_than_32_bits_count():
+    scores = torch.zeros(44_000, 50_000, dtype=torch.bfloat16, device="cuda")
+    labels = torch.zeros(44_000, dtype=torch.int64, device="cuda")
+    lost, right = kernels.lose_(scores, labels, 0.0, True)
+    assert lost.min() == lost.max() and lost[0].item() == pytest.approx(10.819778, rel=1e-5) and right.all()
+    assert (scores[:, 0] == -1).all() and (scores[-1, 1:] == scores[0, 1]).all() and scores[0, 1] > 0
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("most", [100, None])
+def test_the_whole_loss_on_a_gpu_compiled(most):
+    check_whole("cuda", most, "inductor")
+
+
+def test_the_answer_whether_triton_runs_is_marked_constant_as_torch_marks_it():
+    marked = torch.compiler.assume_constant_result(lambda: True)
+    assert vars(marked)
+    assert vars(marked).items() <= vars(runs_triton).items()
+
+
+@pytest.mark.gpu
+@gpu
+def test_which_kernels_serve_can_be_asked_inside_of_what_is_compiled():
+    torch._dynamo.reset()
+    asks = torch.compile(lambda x: x + kernels.reads_apart(x, 64), fullgraph=True, backend="eager")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*lru_cache.*")
+        x = torch.zeros(2, device="cuda", dtype=torch.bfloat16)
+        assert torch.equal(asks(x), x + kernels.reads_apart(x, 64))
+
+
+@pytest.mark.gpu
+@gpu
+def test_the_kernel_can_be_recorded():
+    scores, labels = problem(40, 5000, torch.bfloat16, "cuda")
+    wanted = scores.clone()
+    lost, right = kernels.lose_(wanted, labels, 0.1, True)  # which also builds it
+    given, graph = torch.zeros_like(scores), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, hits = kernels.lose_(given, labels, 0.1, True)
+    given.copy_(scores)
+    graph.replay()
+    assert torch.equal(found, lost) and torch.equal(hits, right) and torch.equal(given, wanted)

@@ -1,0 +1,47 @@
+"""A recorded step on a GPU gives what the step gives."""
+
+import pytest
+import torch
+
+from headstock.decoding import generate as generation
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
+from headstock.kernels.cuda_graphs import LEAST, can_record
+from tests.model.small import small_backbone, small_model, some_tokens
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+PROMPTS = [some_tokens(1 + n % 6, seed=n).tolist() for n in range(9)]
+
+
+def test_nothing_is_recorded_on_a_cpu():
+    backbone = small_backbone()
+    assert not can_record(object(), backbone.new_state(2, 8), LEAST)
+    assert not can_record(object(), None, LEAST)
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(top_p=0.9, repetition_penalty=1.2)])
+@pytest.mark.parametrize("end", [None, 2])
+def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
+    """Rows of different lengths that end at different times and slide."""
+    model = small_model(positions=positions, context=24).cuda()
+    options = {"max_tokens": 60, "sampling": sampling, "end": end, "seeds": list(range(9))}
+    recorded = []
+    record = generation.record
+    monkeypatch.setattr(generation, "record", lambda step, tokens: recorded.append(1) or record(step, tokens))
+    replayed = generate(model, PROMPTS, **options)
+    assert recorded
+    monkeypatch.setattr(generation, "can_record", lambda *_: False)
+    assert generate(model, PROMPTS, **options) == replayed
+    assert generate(model, PROMPTS, cache=False, **options) == replayed
+
+
+@pytest.mark.gpu
+@CUDA
+def test_a_short_text_is_not_worth_it():
+    state = small_backbone().cuda().new_state(2, 8)
+    assert not can_record(object(), state, LEAST - 1)
+    assert can_record(object(), state, LEAST)
+    assert not can_record(small_backbone(), state, LEAST)  # a module may be listened to

@@ -1,0 +1,123 @@
+"""Products in 8-bit integers: near those in single precision, wherever a finished model is used on a CPU."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headstock
+from headstock.decoding.fast_modules import light
+from headstock.errors import UserError
+from headstock.kernels import int8
+from headstock.kernels.int8 import SmallLinear, engine, make_small
+from headstock.model.batch import Batch
+from headstock.model.heads import ClassHead
+from headstock.model.model import Model
+from tests.model.small import small_model, some_tokens
+
+pytestmark = pytest.mark.skipif(engine() is None, reason="no such library for this processor")
+
+
+@pytest.fixture
+def everything_small(monkeypatch):
+    monkeypatch.setattr(int8, "LEAST", 1)
+    monkeypatch.setattr(int8, "FEW", 1)
+
+
+def apart(found, wanted):
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_a_layer_is_near_for_any_number_of_rows(bias):
+    torch.manual_seed(0)
+    layer = nn.Linear(96, 80, bias=bias)
+    small = SmallLinear(layer.weight, layer.bias)
+    for shape in [(64, 96), (9, 96), (200, 96), (3, 7, 96), (64, 96)]:
+        x = torch.randn(shape) + 0.5
+        assert 0 < apart(small(x), layer(x)) < 0.03
+    few = torch.randn(int8.FEW - 1, 96)
+    assert torch.equal(small(few), layer(few))
+    half = small(torch.randn(16, 96).bfloat16())
+    assert half.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_a_loud_output_does_not_drown_the_others():
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 16, bias=False)
+    layer.weight[3] *= 1000
+    x = torch.randn(32, 64)
+    found, wanted = SmallLinear(layer.weight, None)(x), layer(x)
+    assert max(apart(found[:, i], wanted[:, i]) for i in range(16)) < 0.05
+
+
+@torch.no_grad()
+def test_a_model_and_its_light_twin_are_near_and_its_weights_stay(everything_small):
+    model, batch = small_model().eval(), Batch(some_tokens(4, 12))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    wanted = model.heads["token"](model(batch).hidden)
+    make_small(model)
+    found = model.heads["token"](model(batch).hidden)
+    assert 0 < apart(found, wanted) < 0.05
+    assert sum(isinstance(part, SmallLinear) for part in model.modules()) >= 8
+    backbone, head = light(model.backbone), light(model.heads["token"])
+    torch.testing.assert_close(head(backbone(batch).hidden), found)
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_run_predicts_embeds_and_generates_nearly_the_same(corpus, tmp_path, tiny, call, everything_small):
+    (tmp_path / "rows.csv").write_text("text,label\n" + "a good day,yes\na bad night,no\n" * 8)
+    headstock.pretrain(corpus, out=tmp_path / "grown", settings=tiny)
+    headstock.finetune(tmp_path / "grown", train=tmp_path / "rows.csv", out=tmp_path / "run", settings={"epochs": 2})
+    texts = ["a good day", "a bad night", "one day after the other, good and bad"]
+    plain, small = headstock.load(tmp_path / "run"), headstock.load(tmp_path / "run", int8=True)
+    for one, other in zip(plain.predict(texts), small.predict(texts), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=0.05)
+    assert 0 < np.abs(plain.embed(texts) - small.embed(texts)).max() < 0.2
+    for words in (["predict", tmp_path / "run", *texts], ["evaluate", tmp_path / "run", tmp_path / "rows.csv"]):
+        out, _ = call(*words, "--int8", "--device", "cpu")
+        assert out
+    out, _ = call("generate", tmp_path / "grown", "Anne", "--int8", "--max-tokens", 5, "--device", "cpu")
+    assert out.startswith("Anne")
+
+
+def test_elsewhere_it_is_refused_in_words(monkeypatch):
+    with pytest.raises(UserError, match="--device cpu"):
+        make_small(small_model().to("meta"))
+    monkeypatch.setattr(int8, "engine", lambda: None)
+    with pytest.raises(UserError, match="this build of torch"):
+        make_small(small_model())
+
+
+def test_two_threads_may_use_the_same_layer():
+    """In a process of its own, since what goes wrong there ends it."""
+    script = """
+import torch
+from concurrent.futures import ThreadPoolExecutor
+from headstock.kernels.int8 import SmallLinear
+torch.set_num_threads(1)
+layer, x = SmallLinear(torch.randn(128, 256), None), torch.randn(64, 256)
+with torch.inference_mode():
+    wanted = layer(x)
+def use(_):
+    with torch.inference_mode():
+        return all(torch.equal(layer(x), wanted) for _ in range(500))
+with ThreadPoolExecutor(2) as pool:
+    assert all(pool.map(use, range(4)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_small_classifier_still_tells_its_sizes():
+    model = Model(small_model(width=64, heads=2).backbone, {"label": ClassHead(64, 100)}).eval()
+    wanted = model.dimensions()
+    make_small(model)
+    assert isinstance(model.heads["label"].linear, SmallLinear)
+    assert model.dimensions() == wanted

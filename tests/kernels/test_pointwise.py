@@ -1,0 +1,84 @@
+"""Dropout by a hash drops as if by chance, and the short GELU is the exact one: by torch alone, and compiled."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from headstock.kernels import pointwise
+from headstock.model.layers import Dropout
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.6])
+def test_features_are_dropped_as_if_by_chance(dropout):
+    """The share is right in all, in rows and in columns, and none tells of its neighbours or of another call."""
+    torch.manual_seed(0)
+    ones, spread = torch.ones(512, 768), (dropout * (1 - dropout)) ** 0.5
+    calls = torch.stack([pointwise.drop_by_hash(ones, dropout) for _ in range(4)])
+    assert set(calls.unique().tolist()) == {0.0, torch.tensor(1 / (1 - dropout)).item()}
+    off = ((calls > 0).double() - (1 - dropout)) / spread  # of mean 0 and spread 1, if by chance
+    assert (off.mean((1, 2)).abs() < 4 / ones.numel() ** 0.5).all()
+    for along, others in ((1, 768), (2, 512)):  # the share of each column and row has the spread that chance gives
+        size = ones.numel() // others
+        assert off.mean(along).square().mean(-1).mul(size).sub(1).abs().max() < 5 * (2 / others) ** 0.5
+    for down, right in ((0, 1), (1, 0), (1, 1), (0, 8), (0, 64), (0, 128), (64, 0)):
+        both = off * off.roll((down, right), (1, 2))
+        assert (both.mean((1, 2)).abs() < 5 / ones.numel() ** 0.5).all(), (down, right)
+    alike = off.flatten(1) @ off.flatten(1).T / ones.numel()
+    assert (alike - torch.eye(4)).abs().fill_diagonal_(0).max() < 5 / ones.numel() ** 0.5
+
+
+def test_the_same_features_are_dropped_on_the_way_back():
+    x = torch.randn(40, 24, requires_grad=True)
+    for backend in (None, "aot_eager"):
+        way = pointwise.drop_by_hash if backend is None else torch.compile(pointwise.drop_by_hash, backend=backend)
+        made = way(x, 0.3)
+        slope = torch.autograd.grad(made.sum(), x)[0]
+        torch.testing.assert_close(slope * x, made)
+        assert 0.1 < (slope == 0).float().mean() < 0.5
+
+
+def test_dropout_itself_is_torch_s_own_here():
+    torch.manual_seed(1)
+    wanted = F.dropout(torch.ones(50), 0.5)
+    torch.manual_seed(1)
+    layer = Dropout(0.5)
+    assert torch.equal(layer(torch.ones(50)), wanted)
+    assert torch.equal(layer.eval()(torch.ones(50)), torch.ones(50))
+
+
+def test_the_short_gelu_is_the_exact_one():
+    x = torch.linspace(-12, 12, 100_001, requires_grad=True)
+    exact = x.detach().double().requires_grad_()
+    found, wanted = pointwise._Gelu.apply(x), F.gelu(exact)
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-7, atol=4e-7)
+    mine, theirs = torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(wanted.sum(), exact)[0]
+    torch.testing.assert_close(mine.double(), theirs, rtol=2e-7, atol=4e-7)
+
+
+def test_in_half_precision_it_is_rounded_alike():
+    x = torch.randn(100_000, dtype=torch.bfloat16)
+    found, wanted = pointwise._Gelu.apply(x), F.gelu(x)
+    assert (found == wanted).float().mean() > 0.999
+    torch.testing.assert_close(found, wanted, rtol=8e-3, atol=1e-6)
+
+
+@pytest.mark.gpu
+@gpu
+def test_compiled_on_a_gpu_both_are_taken():
+    """Dropout draws again what it drew, and GELU is torch's, inside one kernel."""
+
+    def way(x):
+        return pointwise.drop(pointwise.gelu(x), 0.25)
+
+    x = (torch.rand(512, 768, device="cuda") + 0.5).bfloat16().requires_grad_()
+    compiled = torch.compile(way, fullgraph=True)
+    one, two = compiled(x), compiled(x)
+    assert not torch.equal(one == 0, two == 0)
+    stays = one != 0
+    assert (~stays).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    wanted = torch.where(stays, F.gelu(x) / 0.75, 0.0)
+    torch.testing.assert_close(one, wanted, rtol=1e-2, atol=1e-2)
+    mine, theirs = (torch.autograd.grad(made.float().sum(), x)[0] for made in (one, wanted))
+    torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)

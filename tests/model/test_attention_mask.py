@@ -1,0 +1,157 @@
+"""Who sees whom: the past never moves when the future changes, and packed documents never meet."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.model.attention_mask import subsequent
+from headstock.model.batch import Batch
+from tests.model.small import small_backbone, some_tokens
+
+ROWS, LENGTH = 3, 9
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0] * 9, [0, 1, 1, 1, 1, 1, 1, 1, 1]])
+PLACES = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1], list(range(9)), [0, 0, 1, 2, 3, 4, 5, 6, 7]])
+
+shapes = st.fixed_dictionaries(
+    {
+        "norm": st.sampled_from(["pre", "post"]),
+        "norm_kind": st.sampled_from(["layer", "rms"]),
+        "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
+        "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
+        "qk_norm": st.booleans(),
+        "embed_norm": st.booleans(),
+        "bias": st.booleans(),
+    }
+)
+
+
+def rows(tokens: torch.Tensor, *, padded: bool, packed: bool) -> Batch:
+    batch = Batch(tokens)
+    if padded:
+        batch.padding = torch.arange(LENGTH)[None] >= torch.tensor([9, 7, 5])[:, None]
+    if packed:
+        batch.documents, batch.positions = DOCUMENTS, PLACES
+    return batch
+
+
+@given(shape=shapes, padded=st.booleans(), packed=st.booleans(), cut=st.integers(1, LENGTH - 1))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_causal_models_past_never_moves(shape, padded, packed, cut):
+    backbone = small_backbone(causal=True, **shape)
+    tokens = some_tokens(ROWS, LENGTH)
+    other = torch.cat([tokens[:, :cut], (tokens[:, cut:] + 1) % 13], 1)
+    before = backbone(rows(tokens, padded=padded, packed=packed)).hidden
+    after = backbone(rows(other, padded=padded, packed=packed)).hidden
+    torch.testing.assert_close(after[:, :cut], before[:, :cut], atol=1e-6, rtol=0)
+    assert (after[:, cut] - before[:, cut]).abs().max() > 1e-4  # the present does
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_without_the_mask_it_does_move(packed):
+    backbone = small_backbone(causal=False)
+    tokens = some_tokens(ROWS, LENGTH)
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % 13
+    before = backbone(rows(tokens, padded=False, packed=packed)).hidden
+    after = backbone(rows(other, padded=False, packed=packed)).hidden
+    moved = (after - before).abs().amax(-1) > 1e-4
+    same_document = DOCUMENTS[:, -1:] == DOCUMENTS
+    assert torch.equal(moved, same_document if packed else torch.ones_like(moved))
+
+
+@given(shape=shapes, causal=st.booleans())
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_packed_documents_read_as_if_alone(shape, causal):
+    backbone = small_backbone(causal=causal, **shape)
+    tokens = some_tokens(ROWS, LENGTH)
+    packed = backbone(rows(tokens, padded=False, packed=True)).hidden
+    for row in range(ROWS):
+        for document in DOCUMENTS[row].unique():
+            inside = DOCUMENTS[row] == document
+            alone = backbone(Batch(tokens[row : row + 1, inside])).hidden[0]
+            torch.testing.assert_close(packed[row, inside], alone, atol=1e-5, rtol=0)
+
+
+@given(shape=shapes, causal=st.booleans(), packed=st.booleans())
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_what_fills_the_padding_does_not_matter(shape, causal, packed):
+    backbone = small_backbone(causal=causal, **shape)
+    tokens = some_tokens(ROWS, LENGTH)
+    batch = rows(tokens, padded=True, packed=packed)
+    filled = rows(torch.where(batch.padding, 7, tokens), padded=True, packed=packed)
+    hidden, other = backbone(batch).hidden, backbone(filled).hidden
+    torch.testing.assert_close(hidden[~batch.padding], other[~batch.padding], atol=1e-6, rtol=0)
+    assert hidden.isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_padded_row_reads_as_if_alone(causal):
+    backbone = small_backbone(causal=causal)
+    batch = rows(some_tokens(ROWS, LENGTH), padded=True, packed=False)
+    hidden = backbone(batch).hidden
+    for row, length in enumerate([9, 7, 5]):
+        alone = backbone(Batch(batch.tokens[row : row + 1, :length])).hidden[0]
+        torch.testing.assert_close(hidden[row, :length], alone, atol=1e-5, rtol=0)
+
+
+def test_segments_and_their_absence():
+    backbone = small_backbone(segments=2, causal=False)
+    tokens = some_tokens(2, 4)
+    zeros, ones = torch.zeros_like(tokens), torch.ones_like(tokens)
+    assert torch.equal(backbone(Batch(tokens)).hidden, backbone(Batch(tokens, segments=zeros)).hidden)
+    assert not torch.allclose(backbone(Batch(tokens)).hidden, backbone(Batch(tokens, segments=ones)).hidden)
+
+
+def test_the_subsequent_mask_ends_at_the_last_key():
+    expected = [[True, True, True, False], [True, True, True, True]]
+    assert subsequent(2, 4).tolist() == expected
+
+
+@given(
+    shape=shapes,
+    padded=st.booleans(),
+    packed=st.booleans(),
+    backbone_causal=st.booleans(),
+    ways=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_rows_of_both_kinds_read_as_in_a_batch_of_their_kind(shape, padded, packed, backbone_causal, ways):
+    backbone = small_backbone(causal=backbone_causal, **shape)
+    tokens = some_tokens(ROWS, LENGTH)
+
+    def read(causal):
+        batch = rows(tokens, padded=padded, packed=packed)
+        batch.causal = causal
+        return backbone(batch).hidden
+
+    mixed, both = read(torch.tensor(ways)), {way: read(way) for way in (True, False)}
+    real = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    if padded:
+        real = ~rows(tokens, padded=True, packed=packed).padding
+    for row, way in enumerate(ways):
+        torch.testing.assert_close(mixed[row, real[row]], both[way][row, real[row]], atol=1e-6, rtol=0)
+    torch.testing.assert_close(read(None)[real], both[backbone_causal][real], atol=1e-6, rtol=0)
+    assert not torch.allclose(both[True][real], both[False][real], atol=1e-4)
+    assert mixed.isfinite().all()
+
+
+def test_a_causal_row_never_looks_ahead_in_a_backbone_that_does():
+    backbone = small_backbone(causal=False)
+    tokens = some_tokens(ROWS, LENGTH)
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % 13
+    ways = torch.tensor([True, False, True])
+    before, after = (backbone(Batch(part, causal=ways)).hidden for part in (tokens, other))
+    moved = ((after - before).abs().amax(-1) > 1e-5)[:, :-1].any(1)
+    assert torch.equal(moved, ~ways)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_last_layer_leaves_through_the_outlet(norm):
+    backbone = small_backbone(norm=norm, depth=3)
+    output = backbone(Batch(some_tokens(2, 5)), keep_layers=True)
+    assert backbone.depth == 3
+    assert len(output.layers) == 4
+    assert torch.equal(backbone.outlet(output.layers[-1]), output.hidden)
+    assert torch.equal(output.layers[-1], output.hidden) == (norm == "post")

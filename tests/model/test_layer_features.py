@@ -1,0 +1,50 @@
+"""Which layers' vectors stand for a token."""
+
+import pytest
+import torch
+
+from headstock.errors import UserError
+from headstock.model.batch import Batch
+from headstock.model.layer_features import Mix, check_layers, feature_width, take_layers
+from tests.model.small import small_backbone, some_tokens
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layers_are_what_their_names_say(norm):
+    backbone = small_backbone(depth=5, norm=norm)
+    with torch.inference_mode():
+        output = backbone(Batch(some_tokens(2, 7)), keep_layers=True)
+        every = [take_layers(backbone, output, str(number)) for number in range(6)]
+        found = {layers: take_layers(backbone, output, layers) for layers in ("last", "sum4", "concat4", "mix")}
+    assert torch.equal(found["last"], every[5])
+    assert torch.equal(found["last"], output.hidden)
+    torch.testing.assert_close(found["sum4"], every[2] + every[3] + every[4] + every[5])
+    assert torch.equal(found["concat4"], torch.cat(every[2:], -1))
+    assert torch.equal(found["mix"], torch.stack(every, -2))
+    for layers, vectors in found.items():
+        assert vectors.size(-1) == feature_width(8, layers)
+    assert len({float(vectors.sum()) for vectors in every}) == 6  # no two layers say the same
+
+
+def test_a_mix_begins_as_the_mean_and_learns_its_shares():
+    mix, vectors = Mix(3), torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mix(vectors), vectors.mean(-2))
+    with torch.no_grad():
+        mix.weights[1], mix.gamma[()] = 50.0, 2.0
+    torch.testing.assert_close(mix(vectors), 2 * vectors[:, :, 1])
+    mix(vectors).sum().backward()
+    assert mix.weights.grad is not None and mix.gamma.grad is not None
+
+
+def test_layers_a_model_does_not_have_are_refused():
+    for layers in ("last", "mix", "0", "2"):
+        check_layers(layers, 2)
+    for layers in ("sum4", "concat4"):
+        check_layers(layers, 4)
+        with pytest.raises(UserError, match=f"{layers} needs 4 layers, this model has 3"):
+            check_layers(layers, 3)
+    with pytest.raises(UserError, match="3 is more than the model's 2"):
+        check_layers("3", 2)
+    for wrong in ("-1", "lats", "", "1.5"):
+        with pytest.raises(UserError, match="must be one of last, sum4, concat4, mix or a layer's number"):
+            check_layers(wrong, 2)

@@ -1,0 +1,174 @@
+"""What nobody reads need not be computed: of one place of each row, the last layer gives what it gives of all."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.decoding.fast_modules import light
+from headstock.model.attention_mask import Mask, subsequent
+from headstock.model.attention_weights import looking
+from headstock.model.batch import Batch
+from headstock.model.heads import place_of, pool
+from headstock.model.model import Model
+from tests.model.small import small_backbone, small_model, some_tokens
+
+LENGTHS = (9, 4, 7, 1)
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 9, [0, 1, 1, 1, 1, 1, 1, 2, 2], [0] * 9])
+
+
+@pytest.fixture(autouse=True)
+def reading():
+    with torch.inference_mode():
+        yield
+
+
+def padded(**more) -> Batch:
+    padding = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS)[:, None]
+    return Batch(some_tokens(len(LENGTHS), max(LENGTHS)), padding, **more)
+
+
+def whole() -> Batch:
+    return Batch(some_tokens(len(LENGTHS), max(LENGTHS)))
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def apart(one, other):
+    return float((one - other).abs().amax(-1).min())
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "norm": st.sampled_from(["pre", "post"]),
+        "norm_kind": st.sampled_from(["layer", "rms"]),
+        "activation": st.sampled_from(["gelu", "swiglu"]),
+        "bias": st.booleans(),
+    }
+)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("how", ["cls", "last"])
+@given(shape=SHAPES)
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_one_place_is_that_of_the_whole(how, causal, positions, qk_norm, shape):
+    model = small_model(causal=causal, positions=positions, qk_norm=qk_norm, **shape)
+    for batch in (padded(), whole()):
+        close(model.at(batch, place_of(batch, how)), pool(model(batch).hidden, batch.padding, how))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_it_is_that_place_and_no_other(causal, positions):
+    model, batch = small_model(causal=causal, positions=positions), whole()
+    every = model(batch).hidden
+    for place in range(1, max(LENGTHS)):
+        found = model.at(batch, torch.full((len(LENGTHS),), place))
+        close(found, every[:, place])
+        assert apart(found, every[:, place - 1]) > 1e-3  # had the place been shifted by one, it would be seen
+
+
+def test_every_row_has_a_place_of_its_own():
+    model, batch = small_model(positions="rotary", qk_norm=True), padded()
+    places = torch.tensor([3, 0, 6, 0])
+    close(model.at(batch, places), model(batch).hidden[torch.arange(4), places])
+    assert place_of(batch, "last").tolist() == [length - 1 for length in LENGTHS]
+    assert place_of(batch, "cls").tolist() == [0, 0, 0, 0]
+    assert place_of(batch, "mean") is place_of(batch, "max") is place_of(batch, "concat") is None
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_masks_and_places_that_a_batch_brings(positions):
+    """Rows of both ways, packed documents, positions and segments of its own."""
+    model, places = small_model(positions=positions, segments=2), torch.tensor([2, 3, 6, 0])
+    own = torch.arange(max(LENGTHS)).flip(0).expand(4, -1)
+    kinds = (torch.arange(max(LENGTHS)) > 2).long().expand(4, -1)
+    for more in (
+        {"causal": torch.tensor([True, False, False, True])},
+        {"causal": False},
+        {"documents": DOCUMENTS},
+        {"documents": DOCUMENTS, "causal": False},
+        {"positions": own},
+        {"segments": kinds},
+    ):
+        batch = padded(**more)
+        close(model.at(batch, places), model(batch).hidden[torch.arange(4), places])
+
+
+@pytest.mark.parametrize(
+    "mask", [Mask(), Mask(causal=True), Mask(subsequent(5, 5)), Mask(~torch.eye(5).bool()[None, None])]
+)
+def test_a_lone_query_may_look_where_it_might_among_all(mask):
+    places = torch.tensor([0, 4, 2])
+    table = mask.table(5, 5).expand(3, 1, 5, 5)
+    found = mask.at(places, 5).table(1, 5).expand(3, 1, 1, 5)
+    assert torch.equal(found[:, 0, 0], table[torch.arange(3), 0, places])
+
+
+def test_less_is_computed():
+    backbone, batch = small_backbone(causal=False), whole()
+    assert backbone(replace(batch, only=torch.zeros(4, dtype=torch.long))).hidden.shape == (4, 1, 8)
+    rows = []
+    feed = backbone.blocks[-1].feed
+    hook = feed.register_forward_hook(lambda module, given, made: rows.append(given[0].shape[:2]))
+    backbone(replace(batch, only=torch.zeros(4, dtype=torch.long)))
+    hook.remove()
+    assert rows == [(4, 1)]
+
+
+def test_who_listens_hears_of_all_places():
+    model, batch, places, heard, seen = small_model(), whole(), torch.tensor([3, 0, 6, 0]), [], []
+    wanted = model.at(batch, places)
+    hook = model.backbone.blocks[-1].register_forward_hook(lambda module, given, made: heard.append(made.shape))
+    close(model.at(batch, places), wanted)
+    hook.remove()
+    with looking(model, seen.append):
+        close(model.at(batch, places), wanted)
+    assert heard == [(4, 9, 8)]
+    assert [look.weights.shape for look in seen] == [(4, 2, 9, 9)] * 2
+
+
+def test_layers_that_are_kept_and_states_want_all_places():
+    backbone, batch = small_backbone(), replace(whole(), only=torch.zeros(4, dtype=torch.long))
+    with pytest.raises(AssertionError, match="the other places are wanted too"):
+        backbone(batch, keep_layers=True)
+    with pytest.raises(AssertionError, match="the other places are wanted too"):
+        backbone(batch, backbone.new_state(4, 9))
+
+
+def test_a_decoder_that_looks_across():
+    backbone, batch, memory = small_backbone(cross=True), padded(), torch.randn(4, 5, 8)
+    places = torch.tensor([3, 0, 6, 0])
+    every = backbone(batch, memory=memory).hidden[torch.arange(4), places]
+    for one in (backbone, light(backbone)):
+        close(one(replace(batch, only=places), memory=memory).hidden[:, 0], every)
+
+
+@pytest.mark.parametrize("family", ["recurrent", "elmo"])
+def test_families_that_read_all_give_the_same(family):
+    from headstock.model.backbone import BACKBONES
+
+    found = BACKBONES.get(family)
+    backbone = found(found.Config(vocabulary=13, depth=1, width=8, hidden=8)).eval()
+    model, batch = Model(backbone, {}), padded()
+    assert not backbone.reads_one
+    for how in ("cls", "last"):
+        close(model.at(batch, place_of(batch, how)), pool(model(batch).hidden, batch.padding, how))
+
+
+def test_gradients_through_one_place_are_right_too():
+    with torch.inference_mode(False), torch.enable_grad():
+        model, places = small_model(positions="rotary"), torch.tensor([3, 0, 6, 0])
+        found = []
+        for make in (lambda: model.at(padded(), places), lambda: model(padded()).hidden[torch.arange(4), places]):
+            model.zero_grad()
+            make().square().sum().backward()
+            found.append(model.backbone.tokens.weight.grad.clone())
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

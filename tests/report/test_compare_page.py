@@ -1,0 +1,513 @@
+"""The report as a reader meets it: in a browser, in both colour schemes, on a telephone, whatever the results hold."""
+
+import html
+import io
+import json
+import math
+import random
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from headstock.cli.command import Common
+from headstock.cli.report import report
+from headstock.data.word_joining import word_spans
+from headstock.errors import UserError
+from headstock.experiments.compare_table import table
+from headstock.report.compare_page import described_pairs
+from headstock.report.highlighted_text import cut, lay_over, passage, readable, strongest, whole_words
+from headstock.report.pages import write_compare_report, write_report, write_run_report
+from headstock.report.render import interval, minus, points
+from headstock.train.run_folder import Run
+from tests.report.browsing import Outline, check_sound, look_at, screen
+
+STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
+WORDS = STORY.split()
+LINE = {"tfidf": (0.70, 0.045), "frozen": (0.72, 0.05), "scratch": (0.56, 0.10), "pretrained": (0.78, 0.05)}
+LEVELS = (100, 400, 1600)
+
+
+def review(pick: random.Random, words: int) -> str:
+    return " ".join(pick.choice(WORDS) for _ in range(words))
+
+
+def bpe(text: str, pick: random.Random) -> list:
+    """Weighted pieces as a byte-level tokenizer spells them."""
+    return [[("Ġ" if i else "") + word, pick.gauss(0, 0.2)] for i, word in enumerate(text.split(" "))]
+
+
+def some_arms(kinds) -> list[dict]:
+    counted = {"total": 4_213_762, "trainable": 4_213_762, "frozen": 0}
+    return [
+        {
+            "name": kind if kind == "tfidf" else f"{kind} (reviews)",
+            "kind": kind,
+            "run": None if kind == "tfidf" else "runs/reviews",
+            "parameters": None
+            if kind == "tfidf"
+            else counted
+            if kind != "frozen"
+            else counted | {"trainable": 514, "frozen": 4_213_248},
+            "settings": {"lr": 3e-4, "epochs": 12, "pool": "mean"} if kind != "tfidf" else {"ngrams": [1, 2]},
+        }
+        for kind in kinds
+    ]
+
+
+def some_detail(pick: random.Random, classes: list[str], accuracy: float, rows: int, spell=bpe) -> dict:
+    size = len(classes)
+    confusion = [[0] * size for _ in classes]
+    for _ in range(rows):
+        true = pick.randrange(size)
+        confusion[true][true if pick.random() < accuracy else pick.randrange(size)] += 1
+    right = [int(pick.lognormvariate(5, 0.7)) + 3 for _ in range(int(rows * accuracy))]
+    wrong = [int(pick.lognormvariate(5.3, 0.7)) + 3 for _ in range(rows - len(right))]
+    bins = [{"low": i / 10, "high": (i + 1) / 10, "count": 0, "confidence": None, "accuracy": None} for i in range(5)]
+    for i in range(5, 10):
+        sure = i / 10 + 0.05
+        bins.append({"low": i / 10, "high": (i + 1) / 10, "count": 20 + 9 * i * i, "confidence": sure})
+        bins[-1]["accuracy"] = min(1.0, sure - 0.06 + pick.gauss(0, 0.02))
+    mistakes = []
+    for i in range(8):
+        text = review(pick, pick.randint(15, 220))
+        said = {"label": classes[i % size], "predicted": classes[(i + 1) % size], "confidence": 0.99 - i / 100}
+        mistakes.append({"place": f"test.csv:{17 * i + 3}", "text": text, **said, "tokens": spell(text, pick)})
+    said = "Yes: wrong predictions are on longer texts (median 200 words against 148, p = 0.0004)."
+    statistic = {"p": 0.0004, "probability": 0.61, "matters": True, "text": said}
+    return {
+        "seed": 0,
+        "confusion": confusion,
+        "lengths": {"right": right, "wrong": wrong, "unit": "words", "statistic": statistic},
+        "calibration": {"bins": bins, "ece": 0.047},
+        "mistakes": mistakes,
+    }
+
+
+def some_cell(pick: random.Random, arm: dict, labels: int, seed: int) -> dict:
+    start, slope = LINE[arm["kind"]]
+    accuracy = min(0.97, start + slope * math.log(labels / 100) / math.log(4) + pick.gauss(0, 0.008))
+    epochs = []
+    for epoch in range(1, 0 if arm["kind"] == "tfidf" else 9):
+        near = 1 - 0.6**epoch
+        known = {"train_accuracy": 0.5 + 0.49 * near, "valid_accuracy": 0.5 + (accuracy - 0.5) * near}
+        epochs.append({"epoch": epoch, **known, "train_loss": 0.7 * 0.7**epoch, "valid_loss": 0.7 * 0.9**epoch})
+    return {
+        "arm": arm["name"],
+        "labels": labels,
+        "seed": seed,
+        "accuracy": accuracy,
+        "macro_f1": accuracy - 0.004,
+        "loss": 0.4,
+        "ece": 0.05,
+        "valid_accuracy": accuracy + 0.01,
+        "best_epoch": 6 if epochs else None,
+        "seconds": 3 + labels / 20,
+        "tokens_per_second": 24_000.0 if epochs else None,
+        "chosen": None if epochs else "logistic regression",
+        "epochs": epochs,
+    }
+
+
+def some_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVELS, seeds=3, classes=None, spell=bpe):
+    """A results.json of `headstock compare` as it comes out of a real comparison, with made-up numbers."""
+    pick = random.Random(7)
+    classes = classes or ["negative", "positive"]
+    arms = some_arms(kinds)
+    cells = [some_cell(pick, arm, count, seed) for arm in arms for count in labels for seed in range(seeds)]
+    summary, pairs, verdicts = [], [], []
+    for count in labels:
+        for arm in arms:
+            mine = [cell for cell in cells if cell["arm"] == arm["name"] and cell["labels"] == count]
+            mean = sum(cell["accuracy"] for cell in mine) / seeds
+            low, high = (mean - 0.016, mean + 0.016) if seeds > 1 else (None, None)
+            row = {"arm": arm["name"], "labels": count, "seeds": seeds, "accuracy": mean, "low": low, "high": high}
+            row |= {"macro_f1": mean - 0.004, "macro_f1_low": low, "macro_f1_high": high}
+            summary.append(row | {key: mine[0][key] for key in ("seconds", "tokens_per_second")})
+        here = summary[-len(arms) :]
+        for i, a in enumerate(here):
+            for b in here[i + 1 :]:
+                gap = a["accuracy"] - b["accuracy"]
+                low, high = (gap - 0.02, gap + 0.02) if seeds > 1 else (None, None)
+                pairs.append({"labels": count, "a": a["arm"], "b": b["arm"], "difference": gap, "low": low})
+                pairs[-1]["high"] = high
+        best, *others = sorted(here, key=lambda row: -row["accuracy"])
+        verdict = f"With {count:,} labels, {best['arm']} is best at {100 * best['accuracy']:.1f}%"
+        if others:
+            gap = 100 * (best["accuracy"] - others[0]["accuracy"])
+            verdict += f", {gap:.1f} points ahead of {others[0]['arm']}"
+        verdicts.append(f"{verdict}.")
+    share = {name: 2000 // len(classes) for name in classes}
+    example = {"place": "test.csv:17", "text": review(pick, 60), "found": "reviews.txt:90210", "share": 0.94}
+    return {
+        "kind": "compare",
+        "task": "classify",
+        "title": "Film reviews: does pretraining on 50,000 unlabelled reviews pay?",
+        "versions": {"headstock": "0.1.0", "torch": "2.13.0", "python": "3.11.7"},
+        "device": "cpu",
+        "seconds": 1234.5,
+        "seed": 0,
+        "settings": {
+            "compare": {"labels": list(labels), "arms": list(kinds)},
+            "finetune": {"lr": 3e-4, "freeze": False},
+        },
+        "data": {part: {"file": f"{part}.csv", "rows": 2000, "classes": share} for part in ("train", "valid", "test")},
+        "classes": classes,
+        "measured_on": "test",
+        "measured_rows": 1994,
+        "leakage": [
+            {"run": "runs/reviews", "checked": True, "why": None, "corpus": ["reviews.txt"], "documents": 50_000}
+            | {"tested": 2000, "exact": 4, "near": 2, "excluded": True, "examples": [example]},
+            {"run": "runs/other", "checked": False, "why": "its corpus is no longer there", "corpus": []}
+            | {"documents": 0, "tested": 0, "exact": 0, "near": 0, "excluded": False, "examples": []},
+        ],
+        "train_overlap": 3,
+        "arms": arms,
+        "labels": list(labels),
+        "seeds": list(range(seeds)),
+        "cells": cells,
+        "summary": summary,
+        "pairs": pairs,
+        "verdicts": verdicts,
+        "notes": ["6 test texts were found in the pretraining text of runs/reviews and left out."],
+        "details": {
+            "labels": max(labels),
+            "arms": {arm["name"]: some_detail(pick, classes, LINE[arm["kind"]][0] + 0.1, 900, spell) for arm in arms},
+            "label_errors": [
+                {"place": f"train.csv:{31 * i}", "text": review(pick, 40), "label": "negative", "suggested": "positive"}
+                | {"confidence": 0.97, "agree": 3, "of": 4}
+                for i in range(7)
+            ],
+        },
+    }
+
+
+NASTY = '<script>alert("x")</script><img src=x onerror=alert(1)> & "quotes" {{ 7 * 7 }} $\\alpha$ 😀 '
+ARABIC = "هذا الفيلم جميل جدا لكن النهاية سيئة"
+
+
+def awkward() -> dict[str, dict]:
+    """Results that are right but unusual; each must look right and none may crash."""
+    one = some_results(kinds=("tfidf",), labels=(50,), seeds=1)
+    one["notes"], one["leakage"], one["pairs"] = [], [], []
+    one |= {"measured_on": "valid", "train_overlap": 0}
+    one["data"]["test"]["classes"] = None
+    del one["details"]["label_errors"]
+
+    bare = some_results(kinds=("pretrained", "scratch"), labels=(200, 400), seeds=1)
+    del bare["details"]
+    for key in ("leakage", "notes", "verdicts", "versions", "settings", "data", "train_overlap", "pairs"):
+        del bare[key]
+    for cell in bare["cells"]:
+        cell["epochs"] = [{"epoch": 1, "valid_accuracy": 0.5}]
+
+    many = some_results(
+        kinds=("pretrained", "tfidf"), labels=(1600,), seeds=5, classes=[f"topic {i}" for i in range(12)]
+    )
+    many["details"] |= {"label_errors": [], "arms": {"tfidf": many["details"]["arms"]["tfidf"]}}
+    for cell in many["cells"]:
+        cell["epochs"] = []
+    crowd = some_results(kinds=("tfidf",), labels=(100,), seeds=2, classes=[f"intent {i}" for i in range(77)])
+
+    hostile = some_results(kinds=("pretrained", "pretrained", "scratch"), labels=(100, 1600), seeds=2)
+    hostile = json.loads(json.dumps(hostile).replace("scratch (reviews)", "تدريب من الصفر"))
+    hostile["title"] = hostile["verdicts"][0] = NASTY
+    hostile["classes"] = ["$5 or $10 <b>", ARABIC]
+    names = ["pretrained (a-run-with-a-very-long-name-that-somebody-chose-late-at-night)", NASTY[:40]]
+    for row in [*hostile["cells"], *hostile["summary"]]:
+        row["arm"] = row["arm"].replace("pretrained (reviews)", names[0])
+    hostile["pairs"] = []
+    for arm, name in zip(hostile["arms"], names, strict=False):
+        arm["name"] = name
+    detail = hostile["details"]["arms"].pop("pretrained (reviews)")
+    texts = [NASTY * 200, ARABIC * 30, "a" * 20_000, "", "😀" * 5000]
+    for mistake, text in zip(detail["mistakes"], texts, strict=False):
+        mistake |= {"text": text, "tokens": [], "label": NASTY, "predicted": ARABIC}
+    detail["lengths"] = {"right": [5, 6, 7], "wrong": [], "unit": "words"}
+    hostile["details"]["arms"] = {names[0]: detail, names[1]: {"seed": 0, "mistakes": []}}
+    return {"one": one, "bare": bare, "many": many, "crowd": crowd, "hostile": hostile}
+
+
+def put(folder: Path, results: dict) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    return folder
+
+
+def some_run(folder: Path, results: dict, rows: list[dict]) -> Path:
+    put(folder, results)
+    (folder / "config.json").write_text(json.dumps({"model": {"depth": 2}, "train": {"lr": 0.001, "seed": 0}}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    """Every kind of report, made once."""
+    home = tmp_path_factory.mktemp("reports")
+    kinds = {"full": some_results(), **awkward()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = {name: write_report(put(home / name, results)) for name, results in kinds.items()}
+    detail = some_detail(random.Random(1), ["no", "yes"], 0.8, 300)
+    tuned = {"kind": "finetune", "task": "classify", "seconds": 12.5, "classes": ["no", "yes"], "details": detail}
+    tuned["test"] = {"accuracy": 0.813, "macro_f1": 0.8, "loss": 0.4, "intervals": {"accuracy": [0.791, 0.834]}}
+    tuned |= {"metrics": tuned["test"], "valid": {"accuracy": 0.82, "rows": 500}, "from": "runs/reviews"}
+    rows: list[dict] = [{"step": 5 * i, "epoch": i, "loss": 0.7 / i, "train_accuracy": 1 - 0.5 / i} for i in (1, 2, 3)]
+    rows += [{"step": 5 * i, "epoch": i, "valid_loss": 0.8 / i, "valid_accuracy": 0.8 - 0.2 / i} for i in (1, 2, 3)]
+    made["tuned"] = write_report(some_run(home / "tuned", tuned, rows))
+    made["thin"] = write_report(put(home / "thin", {"kind": "finetune", "metrics": {}}))
+    grown = {"steps": 9, "tokens": 900, "seconds": 2.0, "valid_loss": 3.2, "perplexity": 24.5, "bits_per_byte": 1.9}
+    curve = [{"step": i, "loss": 7 / i} for i in range(1, 10)] + [{"step": 9, "valid_loss": 3.2}]
+    grown["samples"] = [
+        {"kind": "continued", "given": "Anne sees", "output": " <i>home</i>.", "true": " Paris."},
+        {"kind": "filled", "given": "[MASK] sees [MASK].", "output": "Ben sees home.", "true": "Anne sees Paris."},
+        {"kind": "denoised", "given": "Anne [MASK].", "output": "", "true": "Anne sees Paris."},
+    ]
+    run = Run(some_run(home / "grown", grown, curve))
+    write_run_report(run, ["ROMEO:\nAnd <b>so</b> on & on."])
+    return made | {"grown": run.report}
+
+
+NAMES = ("full", "one", "bare", "many", "crowd", "hostile", "tuned", "thin", "grown")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_opens_from_disk_on_a_telephone_and_asks_nobody(pages, browser, name):
+    found = look_at(browser, pages[name], width=390, scheme="light")
+    assert found["wrong"] == []
+    assert all(url.startswith(("file:", "data:")) for url in found["asked"])
+    assert found["overflow"] <= 0
+    assert pages[name].stat().st_size < 3_000_000
+
+
+FADES = """() => [...document.querySelectorAll('.scroll')].filter(e => e.offsetParent).map(e => {
+    const look = getComputedStyle(e);
+    return [e.scrollWidth > e.clientWidth + 1, parseFloat(look.getPropertyValue('--fade-start')),
+            parseFloat(look.getPropertyValue('--fade-end')), look.maskImage !== 'none'] })"""
+DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def test_a_table_that_is_cut_shows_that_it_goes_on(pages, browser):
+    """At the end where something is scrolled away the table fades; one that fits does not."""
+    with screen(browser, width=390, scheme="light") as tab:
+        tab.goto(pages["full"].as_uri())
+        tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
+        tab.evaluate(DRAWN)
+        before = tab.evaluate(FADES)
+        assert {wide for wide, *_ in before} == {True, False}
+        assert all((start, end > 0, masked) == (0, wide, True) for wide, start, end, masked in before)
+        tab.evaluate("document.querySelectorAll('.scroll').forEach(e => { e.scrollLeft = e.scrollWidth })")
+        tab.evaluate(DRAWN)
+        assert all((start > 0, end) == (wide, 0) for wide, start, end, _ in tab.evaluate(FADES))
+
+
+def test_every_chart_is_seen_and_follows_the_colour_scheme(pages, browser):
+    light, dark = (look_at(browser, pages["full"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
+    slugs = [f"{kind}-reviews" for kind in ("pretrained", "scratch", "frozen")]
+    expected = {"accuracy", *(f"training-{count}-{slug}" for count in LEVELS for slug in slugs)}
+    expected |= {f"{part}-{slug}" for part in ("lengths", "reliability") for slug in [*slugs, "tfidf"]}
+    assert expected <= light["seen"]
+    assert "accuracy-narrow" not in light["seen"]
+    assert light["seen"] == dark["seen"]
+    assert all(one != other for one, other in zip(light["colours"], dark["colours"], strict=True))
+    own = [{name for name in shown if name.startswith("lengths-")} for shown in light["arms"]]
+    assert [len(names) for names in own] == [1, 1, 1, 1], "one arm is shown at a time"
+    assert len(set.union(*own)) == 4
+
+
+def test_charts_are_kept_as_files_for_papers(pages):
+    kept = {path.name for path in (pages["full"].parent / "figures").iterdir()}
+    for name in ("accuracy", "training-1600", "confusion-tfidf", "lengths-tfidf", "reliability-tfidf"):
+        assert {f"{name}.svg", f"{name}.png"} <= kept
+    svg = (pages["full"].parent / "figures" / "accuracy.svg").read_text()
+    assert "var(" not in svg  # a file has no page to take its colours from
+    assert "scratch (reviews)" in svg  # text stays text
+
+
+def test_the_same_results_make_the_same_page(tmp_path):
+    results = some_results(kinds=("tfidf",), labels=(50,), seeds=2)
+    results["details"]["arms"] = {}
+    folders = [put(tmp_path / name, results) for name in ("a", "b")]
+    first, second = (write_compare_report(folder).read_bytes() for folder in folders)
+    assert first == second
+    pictures = [(folder / "figures" / "accuracy.svg").read_bytes() for folder in folders]
+    assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_is_sound_and_can_be_read_aloud(pages, name):
+    check_sound(Outline(pages[name]))
+
+
+def test_what_was_found_is_said(pages):
+    text = Outline(pages["full"]).text
+    results = some_results()
+    for said in (
+        *map(minus, results["verdicts"]),
+        *map(minus, results["notes"]),
+        "its corpus is no longer there",
+        "reviews.txt:90210",
+    ):
+        assert said in text
+    for row in results["summary"]:
+        assert f"{100 * row['accuracy']:.1f}" in text
+    detail = results["details"]["arms"]["tfidf"]
+    assert detail["lengths"]["statistic"]["text"] in text
+    assert all(mistake["text"][:500] in text for mistake in detail["mistakes"])
+    assert "4.7%" in text  # the calibration error
+    clear = [pair for pair in results["pairs"] if round(100 * pair["low"], 1) > 0 or round(100 * pair["high"], 1) < 0]
+    assert text.count("● ") == len(clear) + 1 < len(results["pairs"]) + 1  # and once in the caption
+    assert "numbers flatter" not in text
+    assert "numbers flatter" in Outline(pages["one"]).text
+
+
+def test_text_of_others_stays_text(pages):
+    source = pages["hostile"].read_text(encoding="utf-8")
+    assert "<script" not in source
+    assert "<img" not in source
+    assert "{{ 7 * 7 }}" in source
+    assert source.count(html.escape("<script>alert(")) > 5
+    assert len(re.findall("a{1000}", source)) >= 1
+    assert "more characters in the file" in source
+
+
+def test_a_run_tells_its_curve_and_its_voice(pages):
+    text = Outline(pages["grown"]).text
+    assert "1.900" in text
+    assert "And <b>so</b> on & on." in text
+    assert 'data-chart="loss"' in pages["grown"].read_text()
+
+
+def test_the_samples_of_pretraining_are_shown(pages):
+    page = Outline(pages["grown"])
+    for said in ("Anne sees <i>home</i>.", "[MASK] sees [MASK].", "Ben sees home.", "Anne [MASK].", "Anne sees Paris."):
+        assert said in page.text
+    source = pages["grown"].read_text(encoding="utf-8")
+    assert '<mark class="said">Ben</mark> sees <mark class="said">home</mark>.' in source
+
+
+def test_tf_idf_has_one_spelling(pages):
+    results = some_results()
+    assert "tfidf" in {arm["name"] for arm in results["arms"]}
+    source = pages["full"].read_text(encoding="utf-8")
+    assert "TF-IDF" in source
+    for shown in re.findall(r">([^<>]*tfidf[^<>]*)<", source):
+        assert shown == ", ".join(results["settings"]["compare"]["arms"]), shown  # a setting, as it is typed
+    console = Console(width=120, file=io.StringIO())
+    scored = [row | {"score": row["accuracy"]} for row in results["summary"]]
+    console.print(table(results | {"summary": scored, "measured_rows": 9, "measured_on": "test", "metric": "accuracy"}))
+    assert "TF-IDF" in console.file.getvalue() and "tfidf" not in console.file.getvalue()
+
+
+def test_ranges_and_signs_are_written_in_one_way(pages):
+    assert interval(0.008, 0.167) == "0.8 to 16.7"
+    assert interval(-0.201, -0.127) == "−20.1 to −12.7"
+    assert points(-0.031) == "−3.1"
+    assert minus("-2.8 points, -12.3 to 7.1 of gpt-2, 1e-05") == "−2.8 points, −12.3 to 7.1 of gpt-2, 1e-05"
+    for name in ("full", "tuned"):
+        assert not re.search(r"\d–\d|[^\w.]-\d+\.\d", Outline(pages[name]).text)
+
+
+def test_evidence_is_whole_words():
+    def joined(text, pieces):
+        return whole_words(text, readable(pieces), word_spans(text))
+
+    text = "A Conveniently dull film, it's fine."
+    pieces = [["ĠA", 0.1], ["Ġconven", 1.0], ["iently", -0.25], ["Ġ", 0.5], ["dull", 0.5], ["Ġfilm", 1.0], [",", 0.0]]
+    assert joined(text, pieces) == [("A", 0.1), ("Conveniently", 0.75), ("dull", 1.0), ("film", 1.0), (",", 0.0)]
+    assert joined("un mot", [["▁m", 1.0], ["ot", 1.0]]) == [("mot", 2.0)]
+    assert joined("play plays", [["play", 1], ["play", 1], ["##s", 1]]) == [("play", 1), ("plays", 2)]
+    assert joined("a rare word", [["a", 1.0], ["<unk>", 0.5], ["word", 1.0]])[1] == ("<unk>", 0.5)
+    assert joined("很好看", [["很", 1.0], ["好看", 2.0]]) == [("很", 1.0), ("好看", 2.0)]  # no spaces between words
+
+
+def test_a_fine_tuned_run_shows_what_the_comparison_shows_of_an_arm(pages):
+    page = pages["tuned"].read_text()
+    for name in ("accuracy-wide", "lengths-tuned", "reliability-tuned"):
+        assert f'data-chart="{name}"' in page
+    assert "81.3%" in page
+    assert "79.1 to 83.4" in page
+    assert "Its most confident mistakes" in page
+
+
+def test_the_verb_says_where_the_page_is(tmp_path, capsys):
+    folder = put(tmp_path / "answer", awkward()["bare"])
+    told = report(Common(), folder)
+    assert told == {"report": str(folder / "report.html")}
+    assert capsys.readouterr().out.strip() == told["report"]
+    assert (folder / "report.html").is_file()
+
+
+def test_a_folder_without_results_says_what_makes_them(tmp_path):
+    with pytest.raises(UserError, match=r"no results\.json.*compare"):
+        write_report(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="'survey'"):
+        write_report(put(tmp_path / "sweep", {"kind": "survey"}))
+    with pytest.raises(UserError, match="lacks labels, cells, summary"):
+        write_report(put(tmp_path / "half", {"kind": "compare", "arms": [{"name": "a", "kind": "tfidf"}]}))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
+@pytest.mark.parametrize("text", ["Le café, c'est bon ! It isn't good 😀 (at all).", "日本 is  far\n\naway…"])
+def test_pieces_of_every_tokenizer_become_the_text_again(kind, text):
+    from headstock.data.tokenizer import train_tokenizer
+    from headstock.data.tokenizer_training import TokenizerSettings
+
+    tokenizer = train_tokenizer([text, "other words"] * 20, TokenizerSettings(kind=kind, vocabulary=400))
+    spans = lay_over(text, readable([[piece, 0.5] for piece in tokenizer.pieces(text)]))
+    assert "".join(span.text for span in spans) == text
+    unweighted = "".join(span.text for span in spans if span.weight is None)
+    assert unweighted.strip() == ""  # every letter got its weight, whatever the pieces looked like
+
+
+def test_pieces_are_shown_as_people_write_them():
+    assert [word for word, _ in readable([["Ġgood", 1], ["ĠcafÃ", 1], ["©", 0.5]])] == [" good", " café"]
+    assert readable([["Ġ", 1.0], ["Ã", 0.5], ["©", 0.25]])[1] == ("é", 0.75)
+    assert [word for word, _ in readable([["▁bon", 1], ["<0xC3>", 1], ["<0xA9>", 1]])] == [" bon", "é"]
+    assert [word for word, _ in readable([["play", 1], ["##ing", 1]])] == ["play", "ing"]
+    unknown = lay_over("a rare word", readable([["a", 1.0], ["<unk>", 0.4], ["word", -1.0]]))
+    assert [(span.text, span.weight) for span in unknown] == [("a", 1.0), (" rare ", None), ("word", -1.0)]
+
+
+def test_the_strongest_words_are_summed_and_marked_by_side():
+    pieces = [("good", 0.4), (" good", 0.3), (" bad", -0.9), (" the", 0.0)]
+    assert [(word, round(weight, 6), times) for word, weight, times in strongest(pieces)] == [
+        ("bad", -0.9, 1),
+        ("good", 0.7, 2),
+    ]
+    shown = passage("good good bad the <end>", pieces).shown
+    assert re.findall(r'<mark class="(\w\d)"', shown) == ["t3", "t2", "a5"]
+    assert "&lt;end&gt;" in shown
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.text(max_size=80),
+    st.lists(st.tuples(st.text(max_size=6), st.floats(-1, 1)), max_size=12),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+def test_no_text_is_lost_and_none_breaks_out(text, pieces, first, more):
+    spans = lay_over(text, pieces)
+    covered = "".join(span.text for span in spans if span.weight is None)
+    assert len(covered) <= len(text)
+    everything = "".join(span.text for span in spans)
+    shown, rest, left_out = cut(spans, first, first + more)
+    assert "".join(span.text for span in shown + rest) == everything[: first + more]
+    assert left_out == max(0, len(everything) - first - more)
+    made = passage(text, pieces, first=first, room=first + more)
+    assert not re.search(r"<(?!/?mark\b)", made.shown + made.rest)
+
+
+@pytest.mark.parametrize(("low", "decided"), [(0.0004, False), (0.0006, True), (-0.01, False)])
+def test_a_difference_is_clear_where_it_is_shown_to_be(low, decided):
+    """An edge that reads 0.0 is zero, on the page as in the verdict."""
+    (pair,) = described_pairs([{"a": "x", "b": "y", "labels": 1, "difference": 0.1, "low": low, "high": 0.2}])
+    assert pair["decided"] is decided

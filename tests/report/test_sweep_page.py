@@ -1,0 +1,178 @@
+"""The report of a sweep as a reader meets it, whatever varies and whatever failed."""
+
+import json
+import random
+import warnings
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from headstock.errors import UserError
+from headstock.report.pages import write_report
+from headstock.report.sweep_charts import limits, scale_of
+from tests.report.browsing import Outline, check_sound, look_at
+
+NASTY = '<script>alert("x")</script> & "quotes" {{ 7 * 7 }} $\\alpha$'
+
+
+def some_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int = 0) -> dict:
+    """Results as a sweep writes them, with made-up numbers."""
+    pick, points, cells = random.Random(0), [], []
+    better = "lower" if metric in ("loss", "bits_per_byte") else "higher"
+    chosen = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    for place, settings in enumerate(chosen):
+        broken = place >= len(chosen) - failed
+        mean = 0.3 + 0.05 * place if better == "lower" else 0.9 - 0.03 * place
+        edge = (mean - 0.02, mean + 0.02) if seeds > 1 and not broken else (None, None)
+        gap = {"mean": 0.05 * place, "low": 0.05 * place - 0.07, "high": 0.05 * place + 0.07}
+        gap |= {"low": None, "high": None} if seeds < 2 else {}
+        points.append({"settings": settings, "mean": None if broken else mean, "low": edge[0], "high": edge[1]})
+        points[-1] |= {"seeds": seeds, "failed": int(broken), "seconds": 12.0, "parameters": 123_456}
+        points[-1]["from_best"] = None if broken or not place else gap
+        for seed in range(seeds):
+            curve = [] if broken else [[step, mean + 3 / step] for step in range(10, 110, 10)]
+            score = None if broken else mean + pick.gauss(0, 0.01)
+            cells.append({"settings": settings, "seed": seed, "score": score, "metrics": {}, "steps": 100})
+            cells[-1] |= {
+                "seconds": 12.0,
+                "parameters": 123_456,
+                "curve": curve,
+                "failed": "no number" if broken else None,
+            }
+    marginals = {
+        key: [
+            {
+                "value": value,
+                "mean": 0.4 + 0.1 * i,
+                "low": 0.3 if seeds > 1 else None,
+                "high": 0.7 if seeds > 1 else None,
+            }
+            | {"points": 2}
+            for i, value in enumerate(values)
+        ]
+        for key, values in grid.items()
+        if len(values) > 1
+    }
+    best = {
+        "settings": chosen[0],
+        "mean": 0.3,
+        "low": None,
+        "high": None,
+        "seed": 0,
+        "run": "out/runs/a-0",
+        "second": None,
+    }
+    return {
+        "kind": "sweep",
+        "of": "pretrain" if better == "lower" else "finetune",
+        "title": "depth × lr: gpt-nano on corpus.txt",
+        "metric": metric,
+        "better": better,
+        "followed": "loss",
+        "versions": {"headstock": "0.1.0"},
+        "seeds": seeds,
+        "seconds": 100.0,
+        "settings": {"sweep": {"seeds": seeds}, "grid": grid},
+        "points": points,
+        "cells": cells,
+        "best": best,
+        "marginals": marginals,
+        "verdict": "Best is depth=2.",
+        "notes": ["The best was chosen on the same text."],
+    }
+
+
+KINDS = {
+    "heat": some_sweep({"depth": [2, 4, 8], "lr": [1e-4, 1e-3, 1e-2, 1e-1]}, failed=1),
+    "line": some_sweep({"lr": [1e-4, 1e-3, 1e-2]}, metric="accuracy"),
+    "words": some_sweep({"norm": ["pre", "post"]}, seeds=1),
+    "many": some_sweep({"depth": [2, 4], "weight_decay": [0, 0.01, 0.1], "norm": ["pre", "post"]}, metric="f1"),
+    "alone": some_sweep({"depth": [2]}, seeds=1),
+    "broken": some_sweep({"lr": [1.0, 2.0]}, failed=2) | {"best": None},
+    "hostile": some_sweep({NASTY: [NASTY, "$5"], "x" * 60: [1, 2]}) | {"title": NASTY, "verdict": NASTY},
+}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("sweeps")
+    made = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, results in KINDS.items():
+            (home / name).mkdir()
+            (home / name / "results.json").write_text(json.dumps(results), encoding="utf-8")
+            made[name] = write_report(home / name)
+    return made
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_page_is_sound_and_says_what_was_found(pages, name):
+    page, results = Outline(pages[name]), KINDS[name]
+    check_sound(page)
+    assert results["verdict"] in page.text and results["notes"][0] in page.text
+    for row in results["points"]:
+        if row["mean"] is not None:
+            shown = f"{100 * row['mean']:.1f}%" if results["better"] == "higher" else f"{row['mean']:.4f}"
+            assert shown in page.text
+    clear = [row for row in results["points"] if row["from_best"] and (row["from_best"]["low"] or 0) > 0]
+    assert page.text.count("● ") == len(clear) + (results["seeds"] > 1 and any(row["low"] for row in results["points"]))
+
+
+def test_two_settings_make_a_heat_map_with_intervals_to_point_at(pages):
+    page = Outline(pages["heat"])
+    cells = [attributes for tag, attributes in page.tags if tag == "td" and "title" in attributes]
+    assert len(cells) == 12
+    assert cells[0]["title"] == "depth=2 lr=0.0001: 0.3000 (0.2800 to 0.3200)"
+    assert sum("outline" in attributes["style"] for attributes in cells) == 1
+    assert sum("failed" in attributes["title"] for attributes in cells) == 1
+    for name in ("line", "words", "many", "alone"):
+        assert not [1 for tag, attributes in Outline(pages[name]).tags if "data-heat" in attributes]
+
+
+CHARTS = {
+    "heat": {"by-depth", "by-lr", "learning-wide"},
+    "line": {"by-lr-wide", "learning-wide"},
+    "words": {"by-norm-wide", "learning-wide"},
+    "many": {"by-depth", "by-weight-decay", "by-norm", "learning-wide"},
+    "alone": {"learning-wide"},
+    "broken": set(),
+}
+
+
+def test_it_opens_on_a_desk_and_on_a_telephone_and_asks_nobody(pages, browser):
+    for name, page in pages.items():
+        wide, narrow = (look_at(browser, page, width=width, scheme="light") for width in (1280, 390))
+        for found in (wide, narrow):
+            assert found["wrong"] == [] and found["overflow"] <= 0, name
+            assert all(url.startswith(("file:", "data:")) for url in found["asked"])
+        if name in CHARTS:
+            assert wide["seen"] == CHARTS[name]
+            assert {chart.replace("-wide", "-narrow") for chart in CHARTS[name]} == narrow["seen"]
+
+
+def test_it_follows_the_colour_scheme(pages, browser):
+    light, dark = (look_at(browser, pages["heat"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
+    assert all(one != other for one, other in zip(light["colours"], dark["colours"], strict=True))
+
+
+def test_values_far_apart_are_drawn_on_a_log_scale():
+    assert scale_of([1e-4, 1e-2]) == "log"
+    assert scale_of([2, 4, 6]) == "linear"
+    assert scale_of([0, 0.1]) == "linear"
+    assert scale_of([0, 0.01, 0.1]) == "even"  # a zero has no place on a log scale
+    assert scale_of(["pre", "post"]) == scale_of([True, False]) == "even"
+
+
+def test_one_curve_that_ran_away_does_not_flatten_the_others():
+    good = [[(1, 5.0), (2, 4.0)], [(1, 5.1), (2, 4.2)]]
+    low, high = limits([*good, [(1, 5.0), (2, 1e6)]])
+    assert low < 4 and 5.1 < high < 10
+    assert limits([[(1, 2.0), (2, 2.0)]]) == (1.5, 2.5)
+
+
+def test_results_that_lack_something_are_named(tmp_path):
+    (tmp_path / "results.json").write_text('{"kind": "sweep", "points": []}')
+    with pytest.raises(UserError, match="lacks points, cells"):
+        write_report(tmp_path)

@@ -1,0 +1,150 @@
+"""The report of every task: in its own words, by its own metric, and as sound as that of texts."""
+
+import copy
+import html
+import json
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+import headstock
+from headstock.experiments.compare import LAYOUT, compare
+from headstock.experiments.error_report import tell_run
+from headstock.io import foreign
+from headstock.report.compare_page import fill_in, metrics_told
+from headstock.report.highlighted_text import passage
+from headstock.report.pages import write_report
+from headstock.train.run_folder import Run
+from tests.experiments.small import SETTINGS, SMALL
+from tests.report.browsing import Outline, check_sound, look_at
+
+NAMES = ("pair", "tag", "answer", "layers", "tuned tag", "tuned answer")  # of texts see test_report
+NOUNS = {"pair": "pairs", "tag": "sentences", "answer": "questions"}
+
+
+@pytest.fixture(scope="module")
+def reports(compared, stock, files, task_files, tmp_path_factory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("reports")
+    folders = {task: Path(shutil.copytree(out, home / task)) for task, (_, out) in compared.items()}
+    compare(stock, **files, out=home / "layers", features=["0", "last", "mix"], **SMALL)
+    folders["layers"] = home / "layers"
+    for task in ("tag", "answer"):
+        folders[f"tuned {task}"] = out = home / f"tuned-{task}"
+        headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS)
+        tell_run(Run(out))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return {name: write_report(folder) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_opens_wherever_it_is_read(reports, browser, name):
+    for width, scheme in ((390, "light"), (1280, "dark")):
+        found = look_at(browser, reports[name], width=width, scheme=scheme)
+        assert found["wrong"] == []
+        assert found["overflow"] <= 0
+        assert found["seen"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_is_sound(reports, name):
+    page = Outline(reports[name])
+    check_sound(page)
+    assert "None" not in re.sub(r"None was found", "", page.text)
+
+
+@pytest.mark.parametrize("task", NOUNS)
+def test_rows_are_called_what_they_are(reports, task):
+    text = " ".join(Outline(reports[task]).text.split())
+    assert f"measured on 30 test {NOUNS[task]}" in text
+    assert f"Were the test {NOUNS[task]} seen before?" in text
+    assert not re.search(r"\b(test|validation|training|labelled|measured) texts?\b", text)
+
+
+@pytest.mark.parametrize("task", ["tag", "answer"])
+def test_the_metric_that_counts_is_shown_first_and_the_others_beside_it(reports, compared, task):
+    results, _ = compared[task]
+    page = Outline(reports[task])
+    text = " ".join(page.text.split())
+    named = {"tag": ("F1", "accuracy"), "answer": ("F1", "exact match")}[task]
+    assert tuple(metrics_told(results).values()) == named
+    assert "F1 in percent" in text
+    assert "Differences of F1 in points" in text
+    for row in results["summary"]:
+        for key in metrics_told(results):
+            assert f"{100 * row[key]:.1f}%" in text
+    assert 'data-chart="f1"' in reports[task].read_text()
+    assert (reports[task].parent / "figures" / "f1.svg").is_file()
+
+
+def test_mistakes_are_shown_where_they_were_made(reports, compared):
+    for task in ("tag", "answer"):
+        source = reports[task].read_text(encoding="utf-8")
+        for told in compared[task][0]["details"]["arms"].values():
+            for mistake in told["mistakes"]:
+                for begin, end, kind in mistake["marks"]:
+                    marked = html.escape(mistake["text"][begin:end], quote=True)
+                    assert f'<mark class="{kind}">{marked.replace("&#x27;", "&#39;")}</mark>' in source
+    text = Outline(reports["answer"]).text
+    assert "Which classes are mixed up" not in text and "Labels that may be wrong" not in text
+    for told in compared["answer"][0]["details"]["arms"].values():
+        assert all(mistake["question"] in text for mistake in told["mistakes"])
+    assert "Which tags are mixed up" in Outline(reports["tag"]).text
+
+
+def test_a_fine_tuned_run_shows_the_metric_that_counts_first(reports):
+    for task, first in (("tag", "F1"), ("answer", "F1")):
+        source = reports[f"tuned {task}"].read_text()
+        assert re.findall(r"<dt>([^<]+)</dt>", source)[0] == first
+        assert "Its most confident mistakes" in source
+        assert ("confusion matrix" in source) == (task == "tag")
+    assert "exact match" in Outline(reports["tuned answer"]).text
+
+
+def test_layers_stand_side_by_side(reports):
+    source = reports["layers"].read_text()
+    page = Outline(reports["layers"])
+    (label,) = {attributes["aria-label"] for tag, attributes in page.tags if attributes.get("data-chart") == "accuracy"}
+    assert all(f"frozen {layers} " in label for layers in ("0", "last", "mix"))
+    assert "As features with 8 labels, " in page.text
+    assert "which layers are the best features?" in page.text
+    assert source.count('class="panel"') == 3
+
+
+def test_results_made_before_there_were_other_metrics_still_render(done, tmp_path):
+    old = copy.deepcopy(json.loads((done[1] / "results.json").read_text()))
+    old |= {"details": {}, "cells": [made | {"epochs": []} for made in old["cells"]]}  # charts that do not change
+    new = copy.deepcopy(old)
+    del old["metric"]
+    for row in old["summary"]:
+        for key in ("metric", "score", "accuracy_low", "accuracy_high"):
+            del row[key]
+    for row in old["cells"]:
+        row["valid_accuracy"] = row.pop("valid_score")
+        del row["score"]
+    pages = []
+    for name, results in (("old", old), ("new", new)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+        pages.append(write_report(tmp_path / name).read_text())
+    assert pages[0] == pages[1]
+    fill_in(old)
+    assert old["summary"][0]["score"] == old["summary"][0]["accuracy"]
+
+
+def test_what_is_pointed_out_stays_text():
+    shown = passage("a <b> & c", marks=[[2, 5, "said"], [4, 7, "true"], [8, 9, "<i>"]]).shown
+    assert shown == 'a <mark class="said">&lt;b&gt;</mark><mark class="true"> &amp;</mark> c'
+    folded = passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], first=300)
+    assert folded.shown.endswith('<mark class="said">xx</mark>')
+    assert folded.rest.startswith('<mark class="said">yesz</mark>')
+
+
+def test_a_comparison_and_its_report_write_nothing_that_overwriting_would_refuse(compared):
+    for _, folder in compared.values():
+        write_report(folder)
+        assert foreign(folder, LAYOUT) == []
+        assert list((folder / "figures").iterdir()) != []

@@ -1,0 +1,204 @@
+"""Files and folders are whole or not there."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headstock import io as files
+from headstock.errors import UserError
+
+
+def test_a_failed_folder_leaves_nothing(tmp_path):
+    def fail():
+        with files.whole_folder(tmp_path / "made") as folder:
+            (folder / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_replaces_the_one_before(tmp_path):
+    for text in ("old", "new"):
+        with files.whole_folder(tmp_path / "made") as folder:
+            (folder / "a").write_text(text)
+            (folder / text).write_text(text)
+    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == ["a", "new"]
+    assert (tmp_path / "made" / "a").read_text() == "new"
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path):
+    code = f"""
+import os, signal
+from pathlib import Path
+from headstock.io import whole_folder
+with whole_folder(Path({str(tmp_path)!r}) / "made") as folder:
+    (folder / "half").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code])
+    assert not (tmp_path / "made").exists()
+    assert len(list(tmp_path.iterdir())) == 1  # the half-made one, under another name
+    mine = tmp_path / f".other.{os.getpid()}{files.PARTIAL}"
+    mine.mkdir()
+    files.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [mine]  # a living process's work is left alone
+
+
+def left(folder, name, *, age=0.0):
+    """A partial folder with a file in it, last changed `age` seconds ago."""
+    made = folder / f".{name}{files.PARTIAL}"
+    made.mkdir()
+    (made / "half").write_text("x")
+    for path in (made / "half", made):
+        os.utime(path, (time.time() - age, time.time() - age))
+    return made
+
+
+def test_no_process_has_the_number_0(tmp_path):
+    left(tmp_path, "step-4.0")
+    files.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="when a process began is known on Linux")
+def test_a_process_that_began_later_was_only_given_the_same_number(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        before, kept = left(tmp_path, f"a.{other.pid}", age=7200), left(tmp_path, f"b.{files.HOST}-{other.pid}-0")
+        left(tmp_path, f"c.{files.HOST}-{os.getpid()}-999")  # ours by its name, but of an earlier process
+        files.sweep(tmp_path)
+        assert list(tmp_path.iterdir()) == [kept] and not before.exists()
+        other.communicate(b"\n")
+    files.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_machine_makes_is_left_alone_for_a_day(tmp_path):
+    fresh = left(tmp_path, "a.00000000-1-0", age=3600)
+    left(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED)
+    other = left(tmp_path, "somebody-elses")
+    files.sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [fresh, other]
+
+
+def test_a_folder_that_cannot_be_removed_does_not_stand_in_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "rmtree", lambda path, **how: None)
+    for _ in range(2):
+        (tmp_path / "step-1").mkdir()
+        (tmp_path / "step-1" / "a").write_text("x")
+        files.discard(tmp_path / "step-1")
+    assert not (tmp_path / "step-1").exists()
+    monkeypatch.undo()
+    files.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_is_followed_and_stays(tmp_path):
+    (tmp_path / "disk" / "made").mkdir(parents=True)
+    (tmp_path / "disk" / "made" / "old").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "made")
+    with files.whole_folder(tmp_path / "link") as folder:
+        (folder / "new").write_text("x")
+    assert (tmp_path / "link").is_symlink()
+    assert os.listdir(tmp_path / "disk" / "made") == ["new"] and os.listdir(tmp_path / "disk") == ["made"]
+
+
+def test_the_folder_before_comes_back_if_the_new_one_cannot(tmp_path, monkeypatch):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "old").write_text("x")
+    calls, real = [], os.replace
+
+    def replace(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(files.errno.EBUSY, "busy", str(target))
+        real(source, target)
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    with pytest.raises(OSError, match="busy"), files.whole_folder(tmp_path / "made") as folder:
+        (folder / "new").write_text("x")
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "old"]
+
+
+LAYOUT = {"a.json": None, "parts": {"part-*": {"*.bin": None}}}
+
+
+def test_what_a_layout_does_not_name_is_never_replaced_nor_removed(tmp_path, monkeypatch):
+    made = tmp_path / "made"
+    (made / "parts" / "part-1").mkdir(parents=True)
+    for name in ("a.json", "parts/part-1/x.bin", ".DS_Store", f".a.json.77{files.PARTIAL}"):
+        (made / name).write_text("ours")
+    assert files.foreign(made, LAYOUT) == []
+    files.check_replaceable(made, LAYOUT)
+    (made / "parts" / "mine").mkdir()
+    (made / "parts" / "part-1" / "notes.txt").write_text("mine")
+    (made / "b.json").write_text("mine")
+    (made / "parts" / "part-2").symlink_to(tmp_path)
+    assert files.foreign(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
+    with pytest.raises(UserError, match=r"b\.json"), files.whole_folder(made, layout=LAYOUT):
+        pass
+    assert (made / "a.json").exists() and (made / "b.json").exists()
+    files.remove_known(made, LAYOUT)
+    assert files.foreign(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
+    assert not (made / "a.json").exists() and not (made / "parts" / "part-1" / "x.bin").exists()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == made)
+    with pytest.raises(UserError, match="mount point"):
+        files.check_replaceable(made, LAYOUT)
+
+
+def test_an_input_is_found_by_whatever_name(tmp_path):
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.write_text("x")
+    (out / "rows.csv").write_text("x")
+    (out / "outwards").symlink_to(elsewhere)
+    (tmp_path / "inwards").symlink_to(out / "rows.csv")
+    (tmp_path / "link").symlink_to(out)
+    for given in ("out/rows.csv", "inwards", "link/rows.csv", "out/outwards", "link", "elsewhere/../out/rows.csv"):
+        for folder in (out, tmp_path / "link"):
+            with pytest.raises(UserError, match="input"):
+                files.check_inputs(folder, [elsewhere, tmp_path / given])
+    files.check_inputs(out, [elsewhere, tmp_path / "other.csv", tmp_path / "out2" / "x"])
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from headstock import io as files
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+folder = Path(sys.argv[1])
+def in_folder():
+    with files.whole_folder(folder / "made") as made:
+        (made / "a").write_bytes(bytes(9999))
+for work in (lambda: files.write_bytes(folder / "b.json", bytes(9999)), in_folder):
+    try:
+        work()
+    except OSError as wrong:
+        print(wrong.filename, wrong.strerror)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits on file sizes are a Unix thing")
+def test_an_error_while_writing_names_what_was_written(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{tmp_path / 'b.json'} File too large\n{tmp_path / 'made'} File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_is_replaced_whole(tmp_path):
+    path = tmp_path / "deep" / "a.json"
+    files.write_json(path, {"é": 1})
+    files.write_json(path, {"é": 2})
+    assert path.read_text(encoding="utf-8") == '{\n  "é": 2\n}\n'
+    assert [file.name for file in path.parent.iterdir()] == ["a.json"]
+
+
+def test_the_cache_can_be_moved(monkeypatch, tmp_path):
+    monkeypatch.setenv("HEADSTOCK_CACHE", str(tmp_path))
+    assert files.cache_folder() == tmp_path

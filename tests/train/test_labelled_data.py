@@ -1,0 +1,183 @@
+"""Labelled rows are split and cut fairly, and the same way every time."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headstock.data.records import Records
+from headstock.errors import UserError
+from headstock.tasks.classify import Classify, ClassifyConfig
+from headstock.train.labelled_data import Splits, held_out, read_splits, spread, subset
+from headstock.train.settings import LabelledSettings
+
+# classes of very different sizes, many of them: where a naive interleaving drifts from the shares
+uneven = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(
+    lambda sizes: [f"class {number}" for number, size in enumerate(sizes) for _ in range(size)]
+)
+seeds = st.integers(0, 2**32)
+
+
+def records(labels) -> Records:
+    columns = {"text": [f"text {i}" for i in range(len(labels))], "label": list(labels)}
+    return Records("rows.csv", list(range(2, len(labels) + 2)), columns)
+
+
+@given(uneven.flatmap(st.permutations), seeds)
+@example(["common"] * 40 + list("abcdefghij"), 0)
+def test_every_beginning_holds_the_classes_in_their_shares(labels, seed):
+    order = spread(labels, seed=seed)
+    assert sorted(order) == list(range(len(labels)))
+    every, met = Counter(labels), Counter()
+    for count, row in enumerate(order, 1):
+        met[labels[row]] += 1
+        for label, size in every.items():
+            assert abs(met[label] - count * size / len(labels)) < 1
+
+
+@given(uneven, seeds, st.data())
+def test_a_larger_subset_holds_the_smaller(labels, seed, data):
+    rows = records(labels)
+    less = data.draw(st.integers(0, len(labels)))
+    more = data.draw(st.integers(less, len(labels)))
+    small, large = (subset(rows, count, seed=seed) for count in (less, more))
+    assert (len(small), len(large)) == (less, more)
+    assert set(small.lines) <= set(large.lines)
+    assert large.lines == sorted(large.lines)  # rows stay in the file's order, whatever was drawn
+    assert subset(rows, more, seed=seed) == large
+
+
+def test_another_seed_draws_other_rows_and_all_rows_are_the_file():
+    rows = records(["a", "b"] * 30)
+    drawn = [subset(rows, 20, seed=seed).lines for seed in range(4)]
+    assert len({tuple(lines) for lines in drawn}) == 4
+    assert subset(rows, None, seed=1) is rows
+    with pytest.raises(UserError, match=r"rows.csv: 61 labels were asked for, there are 60"):
+        subset(rows, 61, seed=0)
+
+
+def test_a_few_of_many_classes_are_not_always_the_same():
+    labels = [f"class {number}" for number in range(10) for _ in range(5)]
+    first = {frozenset(labels[row] for row in spread(labels, seed=seed)[:3]) for seed in range(20)}
+    assert len(first) > 5
+
+
+# Reading
+
+
+def write(path, rows, columns=("text", "label")):
+    path.write_text("\n".join([",".join(columns), *(",".join(row) for row in rows)]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+ROWS = [(f"text {i}", "yes" if i % 4 else "no") for i in range(40)]
+
+
+def read(settings: LabelledSettings, *, seed=0, separator=None) -> tuple[Splits, list[str]]:
+    said: list[str] = []
+    return read_splits(settings, Classify, ClassifyConfig(separator=separator), seed=seed, say=said.append), said
+
+
+def test_without_a_validation_file_some_rows_are_held_out_and_that_is_said(tmp_path):
+    train = write(tmp_path / "train.csv", ROWS)
+    splits, said = read(LabelledSettings(train=train, valid_fraction=0.2))
+    assert (len(splits.train), len(splits.valid)) == (32, 8)
+    assert sorted(splits.train.lines + splits.valid.lines) == list(range(2, 42))
+    assert Counter(splits.valid.labels) == {"yes": 6, "no": 2}
+    assert len(said) == 1
+    assert f"8 of 40 rows of {train} are held out" in said[0]
+    again, other = (read(LabelledSettings(train=train, valid_fraction=0.2), seed=seed)[0] for seed in (0, 1))
+    assert again.valid == splits.valid
+    assert other.valid != splits.valid
+
+
+def test_a_single_row_cannot_be_split(tmp_path):
+    with pytest.raises(UserError, match="1 rows are too few to hold some out; name a --valid file"):
+        read(LabelledSettings(train=write(tmp_path / "train.csv", ROWS[:1])))
+
+
+def test_no_class_loses_its_last_row():
+    labels = ["yes"] * 20 + ["no"] * 20 + [f"rare {i}" for i in range(12)]
+    for seed in range(5):
+        held = held_out(records(labels), 0.2, seed=seed)
+        assert len(held) == 10
+        assert {labels[row] for row in range(52) if row not in held} == set(labels)
+    several = [f"{one}|{other}" for one in "abcd" for other in "efgh"]  # no two alike, but no class stands alone
+    assert len(held_out(records(several), 0.25, seed=0, separator="|")) == 4
+
+
+def test_given_files_are_used_whole_and_nothing_is_said(tmp_path):
+    train, valid, test = (write(tmp_path / f"{name}.csv", ROWS[:n]) for name, n in (("a", 8), ("b", 5), ("c", 3)))
+    splits, said = read(LabelledSettings(train=train, valid=valid, test=test))
+    assert splits.test is not None
+    assert [len(rows) for rows in (splits.train, splits.valid, splits.test)] == [8, 5, 3]
+    assert said == []
+    about = splits.describe()
+    assert about["train"] == {"file": train, "rows": 8, "classes": {"no": 2, "yes": 6}}
+    assert about["test"]["rows"] == 3
+
+
+def test_rows_without_labels_can_be_tested_but_not_learned_from(tmp_path):
+    train = write(tmp_path / "train.csv", ROWS)
+    bare = write(tmp_path / "bare.csv", [("only text",)], columns=("text",))
+    splits, said = read(LabelledSettings(train=train, valid=train, test=bare))
+    assert splits.test is not None
+    assert splits.test.labels is None
+    assert said == [f"{bare} has no labels: it is predicted, not measured"]
+    assert splits.describe()["test"] == {"file": bare, "rows": 1, "classes": None}
+    for files, why in (({"train": bare}, "to train on"), ({"train": train, "valid": bare}, "to validate on")):
+        with pytest.raises(UserError, match=rf"bare.csv: has no labels {why}"):
+            read(LabelledSettings(**files))
+    with pytest.raises(UserError, match="name a file with --train"):
+        read(LabelledSettings())
+
+
+def test_a_test_file_may_lack_the_column_that_is_named_for_labels(tmp_path):
+    columns = ("text=review", "label=stars")
+    train = write(tmp_path / "train.csv", ROWS, columns=("review", "stars"))
+    test = write(tmp_path / "test.csv", [("a film", "12")], columns=("review", "label"))
+    splits, _ = read(LabelledSettings(train=train, valid=train, test=test, columns=columns))
+    assert splits.test is not None
+    assert splits.test.texts == ["a film"]
+    assert splits.test.labels is None  # what that file calls `label` was never said to be the label
+    with pytest.raises(UserError, match=r"test.csv: .*'stars'"):  # but where labels are needed, it is missed
+        read(LabelledSettings(train=train, valid=test, columns=columns))
+    other = write(tmp_path / "other.csv", [("a film", "12")], columns=("text", "stars"))
+    with pytest.raises(UserError, match=r"other.csv: no column 'review'"):  # a text there must always be
+        read(LabelledSettings(train=train, valid=train, test=other, columns=columns))
+
+
+def test_the_fingerprint_follows_texts_and_labels_and_nothing_else(tmp_path):
+    train = write(tmp_path / "train.csv", ROWS)
+    splits, _ = read(LabelledSettings(train=train, valid=train))
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text("".join(json.dumps({"label": label, "text": text}) + "\n" for text, label in ROWS))
+    assert read(LabelledSettings(train=str(moved), valid=train))[0].fingerprint() == splits.fingerprint()
+    for changed in ([("text 0", "yes"), *ROWS[1:]], [("text 00", "no"), *ROWS[1:]], ROWS[:-1], ROWS[::-1]):
+        write(tmp_path / "train.csv", changed)
+        assert read(LabelledSettings(train=train, valid=str(moved)))[0].fingerprint() != splits.fingerprint()
+
+
+def test_questions_on_one_text_are_held_out_together():
+    contexts = [f"text {i // 4}" for i in range(40)]
+    rows = Records("q", list(range(40)), {"context": contexts, "question": ["?"] * 40, "answers": [[]] * 40})
+    held = held_out(rows, 0.2, seed=0)
+    assert 8 <= len(held) < 12
+    inside = {contexts[row] for row in held}
+    assert inside.isdisjoint(contexts[row] for row in range(40) if row not in held)
+    assert held_out(rows, 0.2, seed=0) == held != held_out(rows, 0.2, seed=1)
+
+
+def test_a_regression_target_is_refused_before_rows_are_held_out(tmp_path):
+    file, said = tmp_path / "scores.csv", []
+    rows = [f"text {number},{number % 101 / 20:.2f}" for number in range(119)]
+    file.write_text("\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(UserError, match=r"scores.csv: .* 101 distinct values in 119 rows"):
+        read_splits(LabelledSettings(str(file)), Classify, ClassifyConfig(), seed=0, say=said.append)
+    assert said == []
+    splits = read_splits(
+        LabelledSettings(str(file)), Classify, ClassifyConfig(many_classes=True), seed=0, say=said.append
+    )
+    assert len(splits.train) + len(splits.valid) == 119

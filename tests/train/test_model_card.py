@@ -1,0 +1,134 @@
+"""Every run's README.md is a model card, and what it says is what the run's own files say."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import headstock
+from headstock.cost.parameter_table import formula_table
+from headstock.data import catalog
+from headstock.report.pages import write_report
+from headstock.train.model_card import make_card
+from headstock.train.run_folder import STOCKS, Run
+from tests.conftest import TINY
+from tests.report.browsing import Outline
+
+SECTIONS = ["Data", "Tokenizer", "Architecture", "Training", "Results", "Limits", "Use it here", "Use it elsewhere"]
+FAMILIES = {
+    "gpt-nano": {},
+    "bert-nano": {"objective": "masked"},
+    "modern-nano": {},
+    "lstm-nano": {},
+    "elmo-nano": {"objective": "both-ways"},
+    "seq2seq-nano": {"objective": "denoise"},
+}
+
+
+def small(preset: str) -> dict:
+    wanted = {"width": 16, "depth": 2, "hidden": 24, "batch": 8, "steps": 2, "tensorboard": False, "length": 32}
+    wanted |= {"tokenizer.vocabulary": 400}
+    return wanted if preset[:4] in ("lstm", "elmo") else wanted | {"heads": 2, "context": 32}
+
+
+def counted(card: str) -> dict[str, int]:
+    """The numbers of the table of parts."""
+    found = re.findall(r"^\| `([a-z_.]+)` \| .+ \| ([\d,]+) \|$", card, re.MULTILINE)
+    return {name: int(count.replace(",", "")) for name, count in found}
+
+
+@pytest.mark.parametrize("preset", FAMILIES)
+def test_a_card_has_every_part_and_its_formulas_add_up(corpus, tmp_path, preset):
+    done = headstock.pretrain(corpus, out=tmp_path / "run", preset=preset, settings=small(preset), **FAMILIES[preset])
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", card, re.MULTILINE) == SECTIONS
+    assert sum(counted(card).values()) == done["parameters"]["total"]
+    data = Run(tmp_path / "run").data()
+    assert data["fingerprint"] in card
+    assert data["tokenizer"] in card
+    assert f"{data['train_bytes']:,} bytes" in card
+    assert f"{done['tokens']:,}" in card
+    assert ("--to onnx" in card) == (preset.split("-")[0] in ("gpt", "bert", "modern"))
+    assert ("--to huggingface" in card) == (preset.split("-")[0] not in ("lstm", "elmo"))
+    assert "Headstock only" in card or "--to huggingface" in card
+
+
+def test_a_formula_changes_with_the_settings_it_is_of(corpus, tmp_path):
+    told = []
+    for number, more in enumerate([{}, {"bias": False, "activation": "swiglu", "positions": "rotary"}]):
+        headstock.pretrain(corpus, out=tmp_path / str(number), settings=TINY | {"steps": 1} | more)
+        told.append(formula_table(Run(tmp_path / str(number))))
+    assert "N × (4 D² + 2 D F + 9 D + F)" in told[0]
+    assert "N × (4 D² + 3 D F + 2 D)" in told[1]
+    assert "D T" in told[0]
+    assert "D T" not in told[1]
+
+
+def test_a_card_says_how_sure_its_numbers_are(corpus, tmp_path):
+    done = headstock.pretrain(corpus, out=tmp_path / "run", settings=TINY | {"steps": 1, "batch": 1, "length": 8})
+    low, high = done["intervals"]["perplexity"]
+    assert low < done["perplexity"] < high
+    assert (
+        f"valid ppl {done['perplexity']:.3f} ({low:.3f} to {high:.3f})" in (tmp_path / "run" / "README.md").read_text()
+    )
+
+
+def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
+    headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 2})
+    rows = [f"Anne likes number {i},{'odd' if i % 2 else 'even'}" for i in range(40)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    settings = {"epochs": 1, "long": "tail", "least_steps": 0}
+    files = {"train": tmp_path / "rows.csv", "test": tmp_path / "rows.csv"}
+    done = headstock.finetune(tmp_path / "stock", **files, out=tmp_path / "run", settings=settings)
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", card, re.MULTILINE) == SECTIONS
+    low, high = done["test"]["intervals"]["accuracy"]
+    assert f"accuracy {100 * done['test']['accuracy']:.1f}% ({100 * low:.1f} to {100 * high:.1f})" in card
+    assert "36 rows (even 18, odd 18)" in card
+    assert "pretrained on" in card
+    assert "it reads the end" in card
+    assert "not measured on test rows" not in card
+    assert counted(card)["heads.label"] == 2 * 16 + 2
+    assert sum(counted(card).values()) == done["parameters"]["total"]
+    assert make_card(Run(tmp_path / "run")) == card
+
+
+HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* [c](d) &lt;")
+
+
+def test_labels_and_names_are_no_markup(corpus, tmp_path):
+    """What stands in a user's file is shown as it is: neither the card nor the page makes tags or cells of it."""
+    headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 1})
+    file, run = tmp_path / "rows <b>|`.csv", Run(tmp_path / "my <b> run")
+    with file.open("w", encoding="utf-8", newline="") as out:
+        csv.writer(out).writerows([("text", "label"), *((f"Anne {i}", HOSTILE[i % 2]) for i in range(40))])
+    headstock.finetune(tmp_path / "stock", train=file, out=run.path, settings={"epochs": 1, "least_steps": 0})
+    card = run.card.read_text(encoding="utf-8")
+    prose = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
+    assert not re.search(r"<|(?<!\\)[*\[]|&lt; |&lt;$", prose.replace("&lt;b&gt;", ""))
+    assert r"&lt;img src=x onerror=alert(1)&gt; &#124; \`a\` \*b\* \[c\](d) &amp;lt;" in prose
+    assert all(line.count("|") in (0, 3, 4) for line in prose.splitlines())  # tables of two and three columns
+    assert "headstock evaluate 'my <b> run' FILE" in card
+    write_report(run.path)
+    page = Outline(run.report)
+    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert all(label in page.text for label in HOSTILE)
+
+
+def test_licences_come_from_the_catalog(corpus, tmp_path):
+    assert catalog.licence_of("catalog:imdb") == catalog.find("imdb").licence
+    assert catalog.licence_of("catalog:imdb/train.csv") == catalog.find("imdb").licence
+    assert catalog.licence_of(str(corpus)) is None
+    (tmp_path / "corpus.txt").write_text(Path(corpus).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / catalog.CARD).write_text(json.dumps({"licence": "CC BY 4.0, as its makers say"}), encoding="utf-8")
+    headstock.pretrain(tmp_path / "corpus.txt", out=tmp_path / "run", settings=TINY | {"steps": 1})
+    assert "| licence | CC BY 4.0, as its makers say |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_stocks_cards_can_be_made_again():
+    for folder in STOCKS.iterdir():
+        card = make_card(Run(folder))
+        assert catalog.find("imdb").licence in card
+        assert sum(counted(card).values()) == Run(folder).results()["parameters"]["total"]

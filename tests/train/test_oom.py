@@ -1,0 +1,143 @@
+"""Memory that runs out: the step is the same, cut smaller; and where it cannot be, the user is told."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import headstock
+from headstock.errors import WorkError
+from headstock.model.backbones.transformer import Transformer
+from headstock.model.batch import Batch
+from headstock.train import pretrain
+from headstock.train.distributed import World
+from headstock.train.oom import AtOnce, out_of_memory
+from headstock.train.run_folder import Run
+from headstock.train.state import Progress
+
+ALONE = World(torch.device("cpu"))
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """A machine whose memory holds so many rows: reading more raises what torch raises; calls are noted."""
+    read: list[int] = []
+
+    def most(rows: int, error: BaseException | None = None) -> list[int]:
+        forward = Transformer.forward
+
+        def limited(self, batch: Batch, *given, **more):
+            if self.training:
+                read.append(len(batch.tokens))
+                if len(batch.tokens) > rows:
+                    raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nMore.")
+            return forward(self, batch, *given, **more)
+
+        monkeypatch.setattr(Transformer, "forward", limited)
+        return read
+
+    return most
+
+
+def losses(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_the_same_losses_with_fewer_rows_at_once(corpus, tiny, tmp_path, little_memory, objective):
+    settings = tiny | {"steps": 6, "log_every": 1, "validate_every": 6}
+    plain = headstock.pretrain(corpus, out=tmp_path / "plain", objective=objective, settings=settings)
+    read, said = little_memory(3), []
+    small = headstock.pretrain(corpus, out=tmp_path / "small", objective=objective, settings=settings, say=said.append)
+    assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+    assert small["valid_loss"] == pytest.approx(plain["valid_loss"], rel=1e-4)
+    told = [line for line in said if "memory" in line]
+    assert len(told) == 1 and "2 rows" in told[0] and "4 times" in told[0] and "micro_batch=2" in told[0]
+    assert read[:6] == [8, 4, 2, 2, 2, 2]
+    assert sum(rows for rows in read if rows == 2) == 8 * 6  # kept, though steps that were made ahead are cut again
+
+
+def test_a_micro_batch_that_is_set_is_halved_too(corpus, tiny, tmp_path, little_memory):
+    read = little_memory(2)
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1, "micro_batch": 4})
+    assert read == [4, 2, 2, 2, 2]
+
+
+def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
+    corpus, tiny, tmp_path, little_memory, monkeypatch
+):
+    little_memory(3)
+    seen, measure = [], pretrain.measure
+
+    def noted(*given, rows, world, **more):
+        seen.append(rows)
+        return measure(*given, rows=rows, world=ALONE, **more)
+
+    monkeypatch.setattr(pretrain, "measure", noted)
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
+    assert seen == [2]
+    monkeypatch.setattr(pretrain, "train", lambda *given, **more: Progress(step=1))
+    run = Run(tmp_path / "run")
+    for world in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
+        pretrain.work(run, pretrain.prepare_again(run, None, print), world, (), print)
+    assert seen == [2, 8, 4]
+
+
+def test_a_single_row_that_does_not_fit_is_said(corpus, tiny, tmp_path, little_memory):
+    little_memory(0)
+    with pytest.raises(WorkError, match=r"single row of 32 tokens.*CUDA out of memory"):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
+
+
+def test_other_errors_pass_untouched(corpus, tiny, tmp_path, little_memory):
+    little_memory(0, RuntimeError("a matrix of another shape"))
+    with pytest.raises(RuntimeError, match="another shape"):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
+
+
+def rows(count):
+    return Batch(torch.zeros(count, 4, dtype=torch.long))
+
+
+def test_batches_made_ahead_are_cut_to_what_was_found_not_halved_again():
+    said: list[str] = []
+    at_once = AtOnce(None, ALONE, said.append)
+
+    def learn(batches):
+        if max(len(batch.tokens) for batch in batches) > 4:
+            raise torch.OutOfMemoryError("full")
+        return sum(len(batch.tokens) for batch in batches)
+
+    def again(size):
+        return [rows(size)] * (16 // size)
+
+    assert at_once.fit(learn, [rows(16)], again, lambda: None) == 16
+    assert at_once.size == 4
+    assert at_once.fit(learn, [rows(16)], again, lambda: None) == 16
+    assert at_once.size == 4 and len(said) == 1
+
+
+def test_several_processes_are_told_to_begin_anew():
+    def learn(batches):
+        raise torch.OutOfMemoryError("full")
+
+    at_once = AtOnce(None, World(torch.device("cpu"), rank=1, size=2), print)
+    with pytest.raises(WorkError, match="micro_batch"):
+        at_once.fit(learn, [rows(16)], lambda size: [], lambda: None)
+
+
+def test_the_cpu_has_its_own_words_for_it():
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(1 << 56)  # more than any machine has
+    assert out_of_memory(found.value)
+    assert not out_of_memory(RuntimeError("shapes do not agree"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"],
+)
+def test_what_lies_under_torch_has_other_words_for_it(said):
+    assert out_of_memory(RuntimeError(said))

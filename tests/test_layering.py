@@ -9,7 +9,7 @@ import headstock
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "io", "rng", "ranks", "intervals"},
+    {"errors", "config", "registry", "io", "rng", "ranks", "intervals", "logs"},
     {"kernels"},
     {"model", "data"},
     {"decoding"},

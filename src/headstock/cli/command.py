@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from headstock.cli.output import check_outputs
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError
+from headstock.logs import messages_to
 from headstock.ranks import rank_and_size
 
 COMMON = "Common options"
@@ -143,7 +144,8 @@ def verb(
 def attempt(work: Callable[[], Any], common: Common) -> int:
     """Do the work; the exit code says how it went: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
-        result = work()
+        with messages_to(common.say):
+            result = work()
         if common.json and common.leads:
             write_out(as_json(result if result is not None else {}))
     except HeadstockError as wrong:

@@ -1,4 +1,4 @@
-"""Makes the tables and the figure of docs/both-ways.md from the committed cells, which hold every right and wrong row.
+"""Makes the tables and the figure of docs/results.md from the committed cells, which hold every right and wrong row.
 
     python benchmarks/family_tables.py [--pretraining third] [--figure docs/figures/families.svg] [--json FILE]
 

@@ -9,8 +9,10 @@ from headstock.report.theme import GRID, PAPER, draw, styles, svg_of
 names = {"shakespeare": "Transformer", "shakespeare-lstm": "LSTM"}
 looks = styles([{"name": "shakespeare", "kind": "pretrained"}, {"name": "shakespeare-lstm", "kind": "scratch"}])
 
+
 def cells(name, how, of="cells"):  # the best is the first
     return json.loads(Path("recipes/results", name, f"{how}.json").read_text())[of]
+
 
 def paint(figure):
     left, right = figure.subplots(1, 2)
@@ -18,7 +20,7 @@ def paint(figure):
         look, alike = looks[name], cells(name, "by-lines")
         for cell in alike:
             front = {"label": family, "zorder": 3} if cell is alike[0] else {"linewidth": 0.8, "alpha": 0.45}
-            passes, perplexity = zip(*[(step / 143, exp(loss)) for step, loss in cell["curve"]])
+            passes, perplexity = zip(*[(step / 143, exp(loss)) for step, loss in cell["curve"]], strict=True)
             left.plot(passes, perplexity, color=look.colour, **front)
     left.axhline(463, color=GRID, linestyle=(0, (4, 3)), linewidth=1.2)
     left.text(12, 472, "counting words: 463", ha="right", va="bottom", fontsize=10)
@@ -28,7 +30,7 @@ def paint(figure):
 
     def show(name, of, line="none", at=(1e-3, 100), label="", side="left", **more):  # by learning rate
         colour, points = looks[name].colour, [(cell["settings"].get("lr", 1e-3), exp(cell["score"])) for cell in of]
-        right.plot(*zip(*sorted(points)), color=colour, marker=looks[name].marker, linestyle=line, **more)
+        right.plot(*zip(*sorted(points), strict=True), color=colour, marker=looks[name].marker, linestyle=line, **more)
         right.text(*at, label, color=colour, ha=side, va="center", fontsize=10)
 
     for name in names:
@@ -56,5 +58,6 @@ def paint(figure):
         axes.hlines(ticks, axes.get_xlim()[0], end, color=GRID, alpha=0.28, linewidth=0.7, zorder=0)
     right.set_xticks([5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 2e-2], ["5e-4", "1e-3", "2e-3", "4e-3", "8e-3", "2e-2"])
     figure.legend(loc="outside upper left", ncols=2, fontsize=10)
+
 
 Path("docs/figures/shakespeare.svg").write_text(svg_of(draw(paint, 760, 330)))

@@ -54,10 +54,10 @@ from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokeniz
 from headstock.errors import HeadstockError
 from headstock.tasks.class_labels import find_classes
 from headstock.tasks.classify import Classify, Labelled
-from headstock.train.distributed import World
-from headstock.train.fit import Data, fit
+from headstock.train.distributed import DistributedContext
+from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import subset, with_labels
-from headstock.train.sampler import Order
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, make_config
 
 CATALOG = "catalog:cls-books/train.csv"
@@ -199,21 +199,21 @@ def ours(work: Work, steps: int, *, freeze: bool = False) -> Timed:
 
     def hear(event: Any) -> None:
         if event.kind == "step":
-            moments.append((time.perf_counter(), event.progress.tokens))
+            moments.append((time.perf_counter(), event.state.tokens))
 
     def note(line: str) -> None:  # said when the frozen backbone begins to read
         asked.append(time.perf_counter())
 
     # the loop validates when it ends, which is after the last step and so not timed
-    data = Data(work.train, work.train.select(range(work.batch)))
-    world = World(torch.device("cpu"))
-    fitted = fit(chosen, work.tokenizer, None, data, run=None, world=world, watch=[hear], say=note)
+    data = LabelledData(work.train, work.train.select(range(work.batch)))
+    distributed = DistributedContext(torch.device("cpu"))
+    fitted = fit(chosen, work.tokenizer, None, data, run=None, distributed=distributed, callbacks=[hear], say=note)
     seconds = [after - before for (before, _), (after, _) in pairwise(moments)]
     if freeze:
         return Timed(seconds, 0, 0, epochs=FROZEN_EPOCHS, reading=moments[0][0] - asked[0])
     # which rows a step reads is a function of the seed, so what they were padded to can be asked afterwards
-    order = Order(fitted.task, work.train, length=CONTEXT, batch=work.batch, seed=chosen.train.seed)
-    batches = [order.micro_batches(step, size=None, rank=0, world=1)[0] for step in range(1, steps)]
+    order = BatchSampler(fitted.task, work.train, length=CONTEXT, batch=work.batch, seed=chosen.train.seed)
+    batches = [order.micro_batches(step, size=None, rank=0, world_size=1)[0] for step in range(1, steps)]
     return Timed(seconds, moments[-1][1] - moments[0][1], sum(batch.tokens.numel() for batch in batches))
 
 

@@ -42,11 +42,11 @@ from headstock.experiments.bench.synthetic_data import lines
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.tasks.causal import Causal, CausalConfig
-from headstock.train.distributed import World
-from headstock.train.evaluate import Pieces, measure
+from headstock.train.distributed import DistributedContext
+from headstock.train.evaluate import BatchSums, evaluate
 from headstock.train.loop import Event, train
 from headstock.train.pretrain import build_model
-from headstock.train.sampler import Order
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, TrainSettings, make_config
 
 WARM, SETTLE = 20, 5  # steps left out of the steady speed, at first and after each measurement
@@ -109,10 +109,10 @@ def seen_after(task: Task, store: Store, settings: TrainSettings, tokens: int) -
     Counted from the very batches: how many tokens sentences bring is known only by drawing them.
     """
     assert settings.length is not None
-    order = Order(task, store, length=settings.length, batch=settings.batch, seed=settings.seed)
+    order = BatchSampler(task, store, length=settings.length, batch=settings.batch, seed=settings.seed)
     seen, places = [0], 0
     for step in count():
-        (batch,) = order.micro_batches(step, size=None, rank=0, world=1)
+        (batch,) = order.micro_batches(step, size=None, rank=0, world_size=1)
         if seen[-1] + task.tokens(batch) > tokens:
             break
         seen.append(seen[-1] + task.tokens(batch))
@@ -126,10 +126,10 @@ def perplexity(
     model: Model, tokenizer: Tokenizer, store: Store, length: int, device: torch.device, rows: str = "padded"
 ) -> tuple[float, int]:
     """Of held-out text, and how many tokens had to be given; the same for every model, however it was trained."""
-    task, pieces = Causal(CausalConfig(rows=rows), tokenizer), Pieces()  # type: ignore[arg-type]
+    task, pieces = Causal(CausalConfig(rows=rows), tokenizer), BatchSums()  # type: ignore[arg-type]
     examples = task.examples(store, length=length)
     options: dict[str, Any] = {"rows": MEASURED_ROWS, "size": 0, "dtype": "float32", "pieces": pieces}
-    metrics = measure(model, task, examples, world=World(device), **options)
+    metrics = evaluate(model, task, examples, distributed=DistributedContext(device), **options)
     targets = sum(counts["token"] for _, counts, _ in pieces)
     assert targets == store.tokens, f"{targets} of {store.tokens} tokens were asked for"
     return metrics["perplexity"], targets
@@ -159,7 +159,7 @@ class Clock:
     def __call__(self, event: Event) -> None:
         if event.kind != "step":
             return
-        step, tokens = event.progress.step, event.progress.tokens
+        step, tokens = event.state.step, event.state.tokens
         if step in self.marks:
             wait(self.device)
             now = time.perf_counter()
@@ -224,7 +224,13 @@ def trained(way: Way, work: Work, tokenizer: Tokenizer, stores: Stores, given: a
     warm, settle = (WARM, SETTLE) if work.steps > 4 else (1, 1)
     clock = Clock(marks, warm, settle, look, device)
     done = train(
-        model, task, stores, replace(chosen.train, steps=len(seen)), run=None, world=World(device), watch=[clock]
+        model,
+        task,
+        stores,
+        replace(chosen.train, steps=len(seen)),
+        run=None,
+        distributed=DistributedContext(device),
+        callbacks=[clock],
     )
     assert done.tokens == seen[-1], f"{done.tokens} tokens were seen, and {seen[-1]} meant to be"
     speeds = {"tokens_per_second": clock.steady(), "overall_tokens_per_second": clock.overall()}

@@ -24,11 +24,11 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.callbacks import log_metrics
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
-from headstock.train.sampler import Order
+from headstock.train.run_folder import RunFolder
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config, read_preset
 
 
@@ -53,7 +53,7 @@ def bare(model, task, batches, optimizer) -> list[float]:
     return seconds
 
 
-def ours(model, task, stores, settings, run: Run) -> list[float]:
+def ours(model, task, stores, settings, run: RunFolder) -> list[float]:
     moments = [time.perf_counter()]
 
     def hear(event) -> None:
@@ -61,8 +61,8 @@ def ours(model, task, stores, settings, run: Run) -> list[float]:
             moments.append(time.perf_counter())
 
     run.path.mkdir()
-    world = World(torch.device("cpu"))
-    train(model, task, stores, settings, run=run, world=world, watch=[hear, log_metrics(run)])
+    distributed = DistributedContext(torch.device("cpu"))
+    train(model, task, stores, settings, run=run, distributed=distributed, callbacks=[hear, log_metrics(run)])
     return [after - before for before, after in pairwise(moments)][1:]
 
 
@@ -88,12 +88,12 @@ def main() -> None:
         times: dict[str, list[float]] = {"bare": [], "headstock": []}
         for number in range(given.rounds):
             model, task = build_model(chosen, tokenizer)
-            order = Order(task, stores.train, length=chosen.model.context, batch=given.batch, seed=0)
-            batches = [order.micro_batches(i, size=None, rank=0, world=1)[0] for i in range(given.steps + 1)]
+            order = BatchSampler(task, stores.train, length=chosen.model.context, batch=given.batch, seed=0)
+            batches = [order.micro_batches(i, size=None, rank=0, world_size=1)[0] for i in range(given.steps + 1)]
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
             times["bare"] += bare(model, task, batches, optimizer)[1:]
             model, task = build_model(chosen, tokenizer)
-            times["headstock"] += ours(model, task, stores, settings, Run(Path(folder) / f"run-{number}"))
+            times["headstock"] += ours(model, task, stores, settings, RunFolder(Path(folder) / f"run-{number}"))
     tokens = given.batch * chosen.model.context
     print(
         f"{given.preset}, batch {given.batch} x {chosen.model.context}, "

@@ -25,7 +25,7 @@ import headstock
 from headstock.experiments.bench.synthetic_data import write_text
 from headstock.kernels import ops as kernels
 from headstock.model.backbones import transformer
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 PLAIN = [(kernels, "FEW", float("inf")), (transformer, "reads_apart", lambda x, width: False)]
 
@@ -48,7 +48,7 @@ def curve(text: list[str], folder: Path, given: argparse.Namespace, seed: int, p
         for patch in PLAIN if plain else []:
             stack.enter_context(mock.patch.object(*patch))
         done = headstock.pretrain(text, out=folder, preset=given.preset, settings=settings, device=given.device)
-    return [row["loss"] for row in Run(folder).read_metrics() if "loss" in row], done["valid_loss"]
+    return [row["loss"] for row in RunFolder(folder).read_metrics() if "loss" in row], done["valid_loss"]
 
 
 def apart(one: list[float], other: list[float]) -> float:

@@ -43,10 +43,10 @@ from headstock.model.backbones import transformer
 from headstock.model.batch import Batch
 from headstock.tasks.classify import Labelled
 from headstock.train import loop
-from headstock.train.distributed import World
-from headstock.train.fit import Data
+from headstock.train.distributed import DistributedContext
+from headstock.train.fit import LabelledData
 from headstock.train.loop import Event, train
-from headstock.train.prefetch import Ahead
+from headstock.train.prefetch import Prefetcher
 from headstock.train.pretrain import build_model
 from headstock.train.settings import RunConfig, make_config
 
@@ -120,7 +120,7 @@ def tiny(work: Work) -> Work:
 # What can be left out
 
 
-class InTurn(Ahead):
+class InTurn(Prefetcher):
     """Makes a step's batches when they are asked for."""
 
     def __enter__(self) -> "InTurn":
@@ -141,7 +141,7 @@ def found_out(batch: Batch, head: str, hidden: torch.Tensor) -> tuple[torch.Tens
 PATCHES: dict[str, tuple[Any, str, Any]] = {
     "fused loss": (kernels, "FEW", float("inf")),
     "documents apart": (transformer, "reads_apart", lambda x, width: False),
-    "batches ahead": (loop, "Ahead", InTurn),
+    "batches ahead": (loop, "Prefetcher", InTurn),
     "known places": (Batch, "at", found_out),
     "half stream": (transformer, "working_type", lambda x: torch.float32),  # where blocks norm first
 }
@@ -250,7 +250,7 @@ def ours(
     if work.task["name"] == "classify":
         tokenizer = text.tokenizer(301)  # asked for its marks only
         rows = made_up_reviews(work, 1600 if work.steps > 4 else 40)
-        data: Any = Data(rows, rows.select(range(8)))
+        data: Any = LabelledData(rows, rows.select(range(8)))
     else:
         tokenizer, data = text.stores(work)
     model, task = build_model(chosen, tokenizer)
@@ -258,16 +258,16 @@ def ours(
     losses: list[float] = []
 
     def hear(event: Event) -> None:
-        if event.kind == "step" and event.progress.step in (work.warm, work.warm + work.steps):
+        if event.kind == "step" and event.state.step in (work.warm, work.warm + work.steps):
             wait(device)
-            moments.append((time.perf_counter(), event.progress.tokens))
+            moments.append((time.perf_counter(), event.state.tokens))
         elif event.kind == "log":
-            losses.append(event.progress.loss)
+            losses.append(event.state.loss)
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with changed(out), profiled(device) if profiling else nullcontext():
-        train(model, task, data, chosen.train, run=None, world=World(device), watch=[hear])
+        train(model, task, data, chosen.train, run=None, distributed=DistributedContext(device), callbacks=[hear])
     (start, before), (end, after) = moments
     peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
     how = ", ".join([f"without {x}" for x in out] + [f"with {x}" for x in more]) or "headstock"

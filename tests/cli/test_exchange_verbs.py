@@ -18,9 +18,9 @@ def test_a_run_goes_out_and_comes_back(call, tmp_path):
     assert told["run"] == str(tmp_path / "back") and told["parameters"]["total"] > 1000
     out, _ = call("generate", tmp_path / "back", "ab", "--max-tokens", 3, "--json")
     assert json.loads(out.splitlines()[-1])["texts"]
-    from headstock.train.run_folder import Run
+    from headstock.train.run_folder import RunFolder
 
-    mine, theirs = run.weights(), Run(tmp_path / "back").weights()
+    mine, theirs = run.weights(), RunFolder(tmp_path / "back").weights()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 

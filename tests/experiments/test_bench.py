@@ -14,7 +14,7 @@ from headstock.experiments.bench.measurement import Measured
 from headstock.experiments.bench.runner import table
 from headstock.experiments.bench.synthetic_data import write_rows, write_stores, write_text
 from headstock.experiments.bench.training import QUICK, SHAPES, measure, settings_of, shapes
-from headstock.train.blueprint import stand_in
+from headstock.train.blueprint import placeholder_tokenizer
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def test_a_made_up_store_is_a_store_of_the_size_asked_for(tmp_path):
     assert stores.train.tokens == 250_000 and stores.valid.tokens == 20_000
     assert sum(file.stat().st_size for file in (tmp_path / "store").glob("train-0*.bin")) == 500_000
     rows = stores.train.gather(np.array([0, 1000]), 300)
-    assert rows.max() < 300 and (rows == stand_in().end).sum() in (4, 5, 6)
+    assert rows.max() < 300 and (rows == placeholder_tokenizer().end).sum() in (4, 5, 6)
     assert stores.train.lengths.sum() == stores.train.tokens
     assert stores.train.place(3) == "made up:0"
 

@@ -24,9 +24,9 @@ from headstock.experiments.leakage_check import Leaks
 from headstock.intervals import difference
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig
-from headstock.train.distributed import World
-from headstock.train.labelled_data import Splits
-from headstock.train.run_folder import Run
+from headstock.train.distributed import DistributedContext
+from headstock.train.labelled_data import LabelledSplits
+from headstock.train.run_folder import RunFolder
 from tests.experiments.small import (
     ARMS,
     CELL,
@@ -163,7 +163,7 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
     known = cells_module.Known(label_numbers(rows, judge.config))
     ground = cells_module.Ground(
-        Classify, Splits(rows, rows, rows), rows, judge.config, {}, tmp_path, World("cpu"), judge
+        Classify, LabelledSplits(rows, rows, rows), rows, judge.config, {}, tmp_path, DistributedContext("cpu"), judge
     )
     right = {
         "scratch large": [[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]],
@@ -171,7 +171,7 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
         "pretrained small": [[1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]],
     }
     right = {name: [seed * times for seed in seeds] for name, seeds in right.items()}
-    arms = [Arm(name, name.split()[0], Run(Path(name.split()[1]))) for name in right]
+    arms = [Arm(name, name.split()[0], RunFolder(Path(name.split()[1]))) for name in right]
     made = []
     for seed in range(3):  # as the grid is filled: seed by seed
         for name, seeds in right.items():
@@ -241,7 +241,7 @@ def test_title_and_versions(done, stock):
 
 def test_a_title_names_each_run_once_and_no_folder():
     ground = SimpleNamespace(splits=SimpleNamespace(train=Records("some/where/train.csv", [], {})))
-    arms = [Arm("x", "frozen", Run(Path(path))) for path in ("runs/a", "runs/b", "runs/a")]
+    arms = [Arm("x", "frozen", RunFolder(Path(path))) for path in ("runs/a", "runs/b", "runs/a")]
     assert title_of(ground, [*arms, Arm("tfidf", "tfidf")]) == "a, b on train.csv"
     assert title_of(ground, [Arm("tfidf", "tfidf")]) == "TF-IDF on train.csv"
 
@@ -346,7 +346,7 @@ def test_mistakes_are_named_before_any_work(stock, files, tmp_path, wrong):
     given = {**files, "out": tmp_path / "out", **SMALL, "runs": [stock], **options}
     runs = given.pop("runs")
     with pytest.raises(UserError, match=message) as raised:
-        compare([stock, stock] if runs == 2 else runs, **given, watch=[never])
+        compare([stock, stock] if runs == 2 else runs, **given, callbacks=[never])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
@@ -389,5 +389,5 @@ def test_the_command_refuses_in_one_line(stock, files, tmp_path, capsys):
 def test_a_wrong_recipe_is_refused(stock, files, tmp_path, recipe, message):
     (tmp_path / "recipe.toml").write_text(recipe)
     with pytest.raises(UserError, match=message):
-        compare(stock, **files, out=tmp_path / "out", **SMALL, config_file=tmp_path / "recipe.toml", watch=[never])
+        compare(stock, **files, out=tmp_path / "out", **SMALL, config_file=tmp_path / "recipe.toml", callbacks=[never])
     assert not (tmp_path / "out").exists()

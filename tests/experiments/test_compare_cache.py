@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from headstock.experiments.compare import compare
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.experiments.small import GRID, SETTINGS, never, numbers, read_rows, stamps, write_rows
 
 
 def test_finished_cells_are_not_made_again(done, stock, files):
     results, out, _ = done
     before = stamps(out)
-    again = compare(stock, **files, out=out, **GRID, watch=[never])
+    again = compare(stock, **files, out=out, **GRID, callbacks=[never])
     assert stamps(out) == before
     assert numbers(again) == numbers(results)
     told = sum(cell["seconds"] for cell in results["cells"])
@@ -37,7 +37,7 @@ def test_a_setting_of_one_arm_touches_that_arm_alone(done, stock, files, tmp_pat
     compare(stock, **files, out=out, **GRID, config_file=recipe)
     changed = made_again(stamps(old), stamps(out))
     assert changed == {f"frozen-{labels}-{seed}.json" for labels in (8, 24) for seed in range(2)}
-    assert Run(out / "runs" / "frozen-24").config()["train"]["lr"] == 0.5
+    assert RunFolder(out / "runs" / "frozen-24").config()["train"]["lr"] == 0.5
 
 
 def test_more_labels_and_seeds_leave_what_is_there(done, stock, files, tmp_path):
@@ -61,8 +61,8 @@ def test_other_weights_touch_the_arms_that_use_them(done, stock, files, tmp_path
     shutil.copytree(old, out)
     shutil.copytree(stock, other)
     small = GRID | {"labels": [24]}
-    compare(other, **files, out=out, **small, watch=[never])  # a run that was moved is the same run
-    Run(other).save_weights({name: tensor * 1.5 for name, tensor in Run(other).weights().items()})
+    compare(other, **files, out=out, **small, callbacks=[never])  # a run that was moved is the same run
+    RunFolder(other).save_weights({name: tensor * 1.5 for name, tensor in RunFolder(other).weights().items()})
     compare(other, **files, out=out, **small)
     changed = {name.split("-")[0] for name in made_again(stamps(old), stamps(out))}
     assert changed == {"pretrained", "frozen"}
@@ -94,11 +94,11 @@ def replace(beside, path):
             os.kill(os.getpid(), signal.SIGKILL)  # all written, not yet renamed
     whole(beside, path)
 
-def fit_and_stop(*given, watch, **more):
+def fit_and_stop(*given, callbacks, **more):
     def stop(event):
         if instant == "interrupt" and len(made) == 4 and event.kind == "step":
             os.kill(os.getpid(), signal.SIGINT)
-    return fit(*given, watch=[*watch, stop], **more)
+    return fit(*given, callbacks=[*callbacks, stop], **more)
 
 files.os.replace, cells.fit = replace, fit_and_stop
 main()

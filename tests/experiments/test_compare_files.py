@@ -10,7 +10,7 @@ from headstock.errors import UserError
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_table import table
 from headstock.experiments.comparison_summary import under_majority
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.experiments.small import (
     SCHEMA,
     SETTINGS,
@@ -80,7 +80,7 @@ def test_all_texts_leaked_leaves_nothing_to_measure_by(stock, files, tmp_path):
     path.write_text("\n\n".join(row["text"] for row in read_rows(files["test"])), encoding="utf-8")
     run = with_corpus(stock, tmp_path / "leaky", path)
     with pytest.raises(UserError, match="nothing is left to measure by"):
-        compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, watch=[never])
+        compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, callbacks=[never])
 
 
 def test_pretraining_text_that_is_gone_is_said(stock, files, tmp_path):
@@ -173,7 +173,9 @@ def test_several_labels_a_text(stock, several, tmp_path):
 def test_several_labels_are_more_than_tfidf_can_learn(stock, several, tmp_path):
     settings = SETTINGS | {"separator": "|"}
     with pytest.raises(UserError, match="leave tfidf out of --arms"):
-        compare(stock, **several, out=tmp_path / "out", arms=["tfidf"], **SMALL | {"settings": settings}, watch=[never])
+        compare(
+            stock, **several, out=tmp_path / "out", arms=["tfidf"], **SMALL | {"settings": settings}, callbacks=[never]
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -229,9 +231,9 @@ def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
     assert [arm["name"] for arm in results["arms"]] == ["scratch", "eager", "pretrained"]
     assert results["arms"][1]["settings"] == {"lr": 0.05, "task.dropout": 0.0}
     assert {arm["run"] for arm in results["arms"]} == {str(out / "stock")}
-    stock = Run(out / "stock").config()
+    stock = RunFolder(out / "stock").config()
     assert (stock["model"]["depth"], stock["model"]["norm"], stock["train"]["steps"]) == (1, "post", 4)
-    kept = {name: Run(out / "runs" / f"{name}-8").config() for name in ("scratch", "eager", "pretrained")}
+    kept = {name: RunFolder(out / "runs" / f"{name}-8").config() for name in ("scratch", "eager", "pretrained")}
     assert [kept[name]["train"]["lr"] for name in kept] == [1e-3, 0.05, 3e-4]
     assert [kept[name]["task"]["dropout"] for name in kept] == [0.1, 0.0, 0.1]
     assert [kept[name]["transfer"]["init"] for name in kept] == ["scratch", "pretrained", "pretrained"]
@@ -241,11 +243,11 @@ def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
     assert results["settings"]["pretrain.model"]["depth"] == 1
 
     before = stamps(out)
-    assert numbers(compare(out=out, config_file=recipe, watch=[never])) == numbers(results)
+    assert numbers(compare(out=out, config_file=recipe, callbacks=[never])) == numbers(results)
     assert stamps(out) == before
     recipe.write_text(recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(UserError, match=r"stock: .*model.depth is 1, not 2"):
-        compare(out=out, config_file=recipe, watch=[never])
+        compare(out=out, config_file=recipe, callbacks=[never])
 
 
 # What is said of the rows

@@ -12,7 +12,7 @@ from headstock.experiments.compare_table import table
 from headstock.experiments.error_report import NOTHING, excerpt, tell_run
 from headstock.tasks.entities import entities
 from headstock.tasks.squad_metrics import exact_match, f1
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 from tests.experiments.small import (
     MAKERS,
@@ -140,7 +140,7 @@ def test_a_task_that_is_done_is_not_done_again(compared, stock, task_files):
     results, out = compared["answer"]
     before, settings = stamps(out), SETTINGS | {"epochs": 4, "lr": 0.02}
     options = {**task_files["answer"], "out": out, "task": "answer", "labels": [24], "seeds": 2, "settings": settings}
-    assert numbers(compare(stock, **options, watch=[never])) == numbers(results)
+    assert numbers(compare(stock, **options, callbacks=[never])) == numbers(results)
     assert stamps(out) == before
 
 
@@ -171,8 +171,8 @@ def test_a_run_that_was_fine_tuned_can_be_told_too(stock, task_files, tmp_path):
     for task in ("tag", "answer"):
         out = tmp_path / task
         headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS | {"epochs": 1})
-        tell_run(Run(out))
-        told = Run(out).results()["details"]
+        tell_run(RunFolder(out))
+        told = RunFolder(out).results()["details"]
         assert faults(json.loads(json.dumps({"seed": 0, **told})), schema(task)["details"]["arms"]["*"]) == []
 
 
@@ -204,7 +204,7 @@ def test_choices_of_layers_are_compared_as_frozen_arms(deep, files, tmp_path):
     assert f"{100 * best['score']:.1f}% ({100 * best['low']:.1f} to {100 * best['high']:.1f})" in verdict
     for layers in features:
         assert layers in verdict
-    kept = Run(tmp_path / "runs" / "frozen-concat4-24").config()
+    kept = RunFolder(tmp_path / "runs" / "frozen-concat4-24").config()
     assert (kept["task"]["layers"], kept["transfer"]["freeze"]) == ("concat4", True)
 
 
@@ -238,7 +238,7 @@ def test_mistakes_are_named_before_any_work(stock, task_files, tmp_path, wrong):
     task, options, message = WRONG[wrong]
     files = task_files.get(task, task_files["pair"])
     with pytest.raises(UserError, match=message) as raised:
-        compare(stock, **files, out=tmp_path / "out", task=task, **SMALL | options, watch=[never])
+        compare(stock, **files, out=tmp_path / "out", task=task, **SMALL | options, callbacks=[never])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
@@ -248,4 +248,4 @@ def test_a_new_tag_is_named_with_its_place(stock, task_files, tmp_path):
     rows[2]["tags"][0] = "B-PERS"
     files = task_files["tag"] | {"test": write_lines(tmp_path / "test.jsonl", rows)}
     with pytest.raises(UserError, match=r"test\.jsonl:3: tag 'B-PERS' .* did you mean 'B-PER'"):
-        compare(stock, **files, out=tmp_path / "out", task="tag", **SMALL, watch=[never])
+        compare(stock, **files, out=tmp_path / "out", task="tag", **SMALL, callbacks=[never])

@@ -77,7 +77,7 @@ def test_the_same_call_again_trains_nothing_and_says_the_same(ground):
     def never(event):
         raise AssertionError("nothing should be trained")
 
-    again = compare(folder / "stock", labels=[20, 60], seeds=2, watch=[never], **given)
+    again = compare(folder / "stock", labels=[20, 60], seeds=2, callbacks=[never], **given)
     assert again["summary"] == results["summary"] and again["pairs"] == results["pairs"]
 
 

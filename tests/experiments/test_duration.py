@@ -10,14 +10,14 @@ from headstock.experiments.arms import make_arms
 from headstock.experiments.compare import compare, lay_ground, places_of, silent
 from headstock.experiments.compare_settings import make_plan
 from headstock.experiments.duration import HIGH, LOW, Pace, grid_seconds, in_words, measure_pace
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from tests.experiments.small import SETTINGS, SMALL
 
 
 def grid(stock, files, folder, *, labels=(8, 24), seeds=2, **settings):
     given = {"train": str(files["train"]), "valid": str(files["valid"]), "test": str(files["test"])}
     plan = make_plan(None, given | {"labels": labels, "seeds": seeds}, SETTINGS | settings)
-    ground = lay_ground(plan, folder, World(torch.device("cpu")), silent)
+    ground = lay_ground(plan, folder, DistributedContext(torch.device("cpu")), silent)
     arms = make_arms([stock], plan.compare.arms, plan.arms)
     return ground, arms, places_of(plan.compare, ground, arms)
 

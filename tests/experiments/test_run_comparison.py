@@ -7,7 +7,7 @@ from headstock.experiments.compare import compare
 from headstock.experiments.compare_table import brief, runs_table
 from headstock.experiments.run_comparison import differences
 from headstock.report.pages import write_report
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 from tests.experiments.small import SMALL
 
@@ -18,7 +18,7 @@ def side_by_side(stock, corpus, files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("families")
     settings = TINY | {"steps": 5, "width": 32}
     headstock.pretrain(
-        corpus, out=folder / "both", objective="hybrid", tokenizer=Run(stock).tokenizer_file, settings=settings
+        corpus, out=folder / "both", objective="hybrid", tokenizer=RunFolder(stock).tokenizer_file, settings=settings
     )
     out = folder / "out"
     results = compare([stock, folder / "both"], **files, out=out, arms=["scratch", "frozen", "tfidf"], **SMALL)
@@ -28,7 +28,7 @@ def side_by_side(stock, corpus, files, tmp_path_factory):
 def test_each_run_is_told_with_what_it_learned_and_what_it_is_worth(side_by_side):
     *runs, results, _ = side_by_side
     for run, told in zip(runs, results["runs"], strict=True):
-        own = Run(run).results()
+        own = RunFolder(run).results()
         assert told["run"] == str(run)
         assert told["parameters"] == own["parameters"]["total"]
         assert (told["tokens"], told["bits_per_byte"]) == (own["tokens"], own["metrics"]["bits_per_byte"])

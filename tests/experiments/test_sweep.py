@@ -18,7 +18,7 @@ from headstock.errors import ConfigError, UserError
 from headstock.experiments.grid import Range, draw_points, file_name, mark, parse_grid, read_grid
 from headstock.experiments.sweep import sweep
 from headstock.experiments.sweep_summary import answer, best_first, over_seeds
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 from tests.experiments.small import SETTINGS, never, numbers, stamps
 
@@ -122,17 +122,17 @@ def test_the_best_run_stays_and_no_other(swept):
     scores = {cell["seed"]: cell["score"] for cell in results["cells"] if cell["settings"] == best["settings"]}
     assert best["settings"] == results["points"][0]["settings"]
     assert best["seed"] == min(scores, key=scores.get)
-    assert not Run(out / "runs" / best["run"].rpartition("/")[2]).checkpoints.exists()
+    assert not RunFolder(out / "runs" / best["run"].rpartition("/")[2]).checkpoints.exists()
     assert math.isclose(headstock.load(best["run"]).evaluate()["loss"], scores[best["seed"]], rel_tol=1e-5)
 
 
 def test_what_is_there_is_not_made_again(swept, corpus, tmp_path):
     results, old = swept
     before = stamps(old)
-    again = sweep(corpus, out=old, **ASKED, watch=[never])
+    again = sweep(corpus, out=old, **ASKED, callbacks=[never])
     assert stamps(old) == before
     assert numbers(again) == numbers(results)
-    by_bits = sweep(corpus, out=old, **ASKED, by="bits_per_byte", watch=[never])  # another metric needs no training
+    by_bits = sweep(corpus, out=old, **ASKED, by="bits_per_byte", callbacks=[never])  # another metric needs no training
     assert by_bits["metric"] == "bits_per_byte"
     assert by_bits["points"][0]["mean"] != results["points"][0]["mean"]
     out, depth = tmp_path / "out", results["best"]["settings"]["depth"]
@@ -172,12 +172,12 @@ from headstock.experiments import sweep_trials as trials
 instant, cells, steps = sys.argv.pop(1), [], []
 pretrain = trials.pretrain
 
-def pretrain_and_stop(*given, watch, **more):
+def pretrain_and_stop(*given, callbacks, **more):
     cells.append(more["out"])
     def stop(event):
-        if len(cells) == 4 and event.kind == "step" and event.progress.step == 4:
+        if len(cells) == 4 and event.kind == "step" and event.state.step == 4:
             os.kill(os.getpid(), signal.SIGKILL if instant == "kill" else signal.SIGINT)
-    return pretrain(*given, watch=[*watch, stop], **more)
+    return pretrain(*given, callbacks=[*callbacks, stop], **more)
 
 trials.pretrain = pretrain_and_stop
 main()
@@ -199,7 +199,7 @@ def test_a_stopped_sweep_goes_on_to_the_same_results(swept, corpus, tmp_path, in
         assert stopped.stderr.splitlines()[-1] == told
     kept = stamps(out / "cells")
     heard = []
-    again = sweep(corpus, out=out, **ASKED, watch=[lambda event: heard.append(event.progress.step)])
+    again = sweep(corpus, out=out, **ASKED, callbacks=[lambda event: heard.append(event.state.step)])
     after = stamps(out / "cells")
     assert sum(after[name] == stamp for name, stamp in kept.items()) == 3
     assert heard[0] > 2  # the fourth was resumed, not begun again
@@ -236,7 +236,7 @@ def test_everything_wrong_is_told_before_anything_is_made(corpus, tmp_path):
 )
 def test_what_cannot_be_compared_is_refused(corpus, tmp_path, asked, why):
     with pytest.raises(UserError, match=why):
-        sweep(corpus, out=tmp_path / "out", watch=[never], **asked)
+        sweep(corpus, out=tmp_path / "out", callbacks=[never], **asked)
 
 
 def test_points_that_run_away_come_last_and_stop_nothing(corpus, tmp_path):
@@ -248,7 +248,13 @@ def test_points_that_run_away_come_last_and_stop_nothing(corpus, tmp_path):
     assert any("lr=1e+30" in note for note in results["notes"])
     json.loads(json.dumps(results, allow_nan=False))
     again = sweep(
-        corpus, grid={"lr": [1e30, 1e-2]}, seeds=1, settings=settings, out=tmp_path / "out", watch=[never], keep=False
+        corpus,
+        grid={"lr": [1e30, 1e-2]},
+        seeds=1,
+        settings=settings,
+        out=tmp_path / "out",
+        callbacks=[never],
+        keep=False,
     )
     assert numbers(again) == numbers(results)
 
@@ -294,12 +300,12 @@ def test_fine_tuning_is_ranked_by_the_validation_rows(stock, files, tmp_path):
     )
     assert math.isclose(model.evaluate(files["valid"])["accuracy"], best["score"])
     assert any("no test row" in note for note in results["notes"])
-    again = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, watch=[never])
+    again = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, callbacks=[never])
     assert numbers(again)["points"] == numbers(results)["points"]
     assert len(list((out / "runs").iterdir())) == 8  # what was to be kept is not removed by a later call
     for wrong in ({"settings": {"data.test": str(files["test"])}}, {"settings": {"ensemble": 2}}, {"by": "loss"}):
         with pytest.raises(UserError, match=r"cannot be set|goes with pretraining"):
-            sweep(**rows, grid=grid, out=out, watch=[never], **wrong)
+            sweep(**rows, grid=grid, out=out, callbacks=[never], **wrong)
 
 
 # The answer

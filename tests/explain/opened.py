@@ -7,7 +7,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.inference.pipeline import Loaded
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
 from tests.model.small import stir
 
@@ -30,7 +30,7 @@ def opened(tokenizer: Tokenizer, task: str = "causal", *, family: str = "transfo
     config = make_config({"model": model, "task": {"name": task, **own}})
     made, its_task = build_model(config, tokenizer)
     stir(made, spread=0.2)
-    return Loaded(Run(Path("runs/tiny")), config, tokenizer, [made.eval()], its_task)
+    return Loaded(RunFolder(Path("runs/tiny")), config, tokenizer, [made.eval()], its_task)
 
 
 def classifier(tokenizer: Tokenizer, **settings: Any) -> Loaded:

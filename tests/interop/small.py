@@ -15,7 +15,7 @@ from headstock.interop.imported_run import complete, make_run
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.model.small import stir
 
 SIZES = {"context": 24, "depth": 2, "width": 16, "heads": 4, "hidden": 24}
@@ -55,7 +55,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 def small_run(
     path: Path, model: dict[str, Any], task: dict[str, Any], *, kind: str = "bpe", spread: float = 0.2
-) -> Run:
+) -> RunFolder:
     """A run folder with no weight left as it was born; its model has two entries more than its tokenizer."""
     tokenizer = tokenizer_of(kind)
     sizes = SIZES | {"family": "transformer", "vocabulary": tokenizer.vocabulary + 2, "dropout": 0.1}

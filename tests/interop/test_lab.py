@@ -14,7 +14,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.interop.lab import export_lab, import_lab
 from headstock.model.batch import Batch
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 WIDTH, HEADS, DEPTH, POSITIONS = 12, 2, 3, 40
 TEXTS = ["le livre est bon", "un mauvais livre", "la page est belle et la fin est triste", "bon"] * 30
@@ -161,7 +161,7 @@ def test_without_the_head_it_is_a_backbone_to_learn_on(pieces, vocabulary, tmp_p
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
     done = headstock.finetune(run.path, train=tmp_path / "rows.csv", out=tmp_path / "tuned", settings={"epochs": 1})
     assert done["metrics"]["rows"] == 4
-    export_lab(Run(tmp_path / "tuned"), tmp_path / "tuned-lab")  # what was learned on it is the lab's again
+    export_lab(RunFolder(tmp_path / "tuned"), tmp_path / "tuned-lab")  # what was learned on it is the lab's again
     tuned = torch.load(tmp_path / "tuned-lab" / "model.pt", weights_only=True)["model_state_dict"]
     assert tuned["classifier.decoder.weight"].shape == (2, WIDTH)
     assert set(tuned) == set(lab.state_dict())
@@ -258,7 +258,7 @@ def test_files_may_lie_elsewhere(pieces, vocabulary, tmp_path):
 def test_another_run_is_not_taken_for_the_labs(corpus, tiny, tmp_path):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
     with pytest.raises(UserError) as wrong:
-        export_lab(Run(tmp_path / "run"), tmp_path / "back")
+        export_lab(RunFolder(tmp_path / "run"), tmp_path / "back")
     told = ("model.norm is 'pre', not 'post'", "model.positions is 'learned'", "model.tied is True", "tokenizer is bpe")
     assert all(part in str(wrong.value) for part in told), wrong.value
     assert not (tmp_path / "back").exists()

@@ -21,7 +21,7 @@ from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch, pad
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal, CausalConfig
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
 WHO, WHAT, WHERE = ["Anne", "Ben", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
@@ -124,7 +124,7 @@ def test_pieces_of_sentencepiece_are_cut_by_it(corpus, tmp_path):
     settings = QUICK | {f"model.{name}": TINY[name] for name in ("depth", "width", "heads", "hidden", "context")}
     settings |= {"long": "tail", "tokenizer.file": str(tmp_path / "pieces.model")}
     headstock.finetune(preset="gpt-nano", train=file, out=tmp_path / "run", settings=settings)
-    export_onnx(Run(tmp_path / "run"), tmp_path / "onnx")
+    export_onnx(RunFolder(tmp_path / "run"), tmp_path / "onnx")
     texts = ["Zoë finds Paris.", LONG, "ß"]
     told = [json.loads(line) for line in run_script(tmp_path / "onnx", *texts, without="tokenizers").splitlines()]
     for said, wanted in zip(told, headstock.load(tmp_path / "run").predict(texts), strict=True):
@@ -137,7 +137,7 @@ def test_pairs_tell_their_two_texts_apart(masked, tmp_path):
     lines = [f"{a},{b},{'same' if a[0] == b[0] else 'other'}" for a, b in pairs]
     (tmp_path / "pairs.csv").write_text("\n".join(["text,text_b,label", *lines]), encoding="utf-8")
     headstock.finetune(masked, task="pair", train=tmp_path / "pairs.csv", out=tmp_path / "run", settings=QUICK)
-    done = export_onnx(Run(tmp_path / "run"), tmp_path / "onnx", int8=True)
+    done = export_onnx(RunFolder(tmp_path / "run"), tmp_path / "onnx", int8=True)
     assert "What that costs was not measured" in (tmp_path / "onnx" / "README.md").read_text(encoding="utf-8")
     assert done["int8_difference"] > done["difference"]
     loaded = headstock.load(tmp_path / "run")
@@ -153,7 +153,7 @@ def test_a_tagger_tags_the_same_words(causal, tmp_path):
     tagged = ["\n".join(f"{word}\t{kinds.get(word, 'X')}" for word in words) for words in sentences]
     (tmp_path / "rows.conll").write_text("\n\n".join(tagged) + "\n", encoding="utf-8")
     headstock.finetune(causal, task="tag", train=tmp_path / "rows.conll", out=tmp_path / "run", settings=QUICK)
-    done = export_onnx(Run(tmp_path / "run"), tmp_path / "onnx", measure=tmp_path / "rows.conll")
+    done = export_onnx(RunFolder(tmp_path / "run"), tmp_path / "onnx", measure=tmp_path / "rows.conll")
     loaded = headstock.load(tmp_path / "run")
     assert done["measured"]["float32"]["accuracy"] == loaded.evaluate(tmp_path / "rows.conll")["accuracy"]
     text = "Zoë likes Ben, doesn't she?"
@@ -172,7 +172,7 @@ def test_an_answer_is_the_same_words(masked, tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = QUICK | {"epochs": 5}
     headstock.finetune(masked, task="answer", train=tmp_path / "rows.jsonl", out=tmp_path / "run", settings=settings)
-    done = export_onnx(Run(tmp_path / "run"), tmp_path / "onnx", measure=tmp_path / "rows.jsonl")
+    done = export_onnx(RunFolder(tmp_path / "run"), tmp_path / "onnx", measure=tmp_path / "rows.jsonl")
     loaded = headstock.load(tmp_path / "run")
     assert done["measured"]["float32"]["f1"] == pytest.approx(loaded.evaluate(tmp_path / "rows.jsonl")["f1"])
     for context in ("Anne sees the sea.", "Story 12 Zoë finds Ben ."):
@@ -181,7 +181,7 @@ def test_an_answer_is_the_same_words(masked, tmp_path):
 
 
 def test_vectors_are_those_of_embed(masked, tmp_path):
-    done = export_onnx(Run(masked), tmp_path / "onnx")
+    done = export_onnx(RunFolder(masked), tmp_path / "onnx")
     assert done["kind"] == "embedding"
     texts = ["Anne sees Paris.", "home", "Zoë finds the sea. Ben likes home."]
     told = [json.loads(line) for line in run_script(tmp_path / "onnx", *texts).splitlines()]
@@ -196,7 +196,7 @@ def test_a_model_that_generates_makes_vectors_on_demand(causal):
 
 
 def test_a_text_goes_on_the_same_way(causal, tmp_path):
-    export_onnx(Run(causal), tmp_path / "onnx")
+    export_onnx(RunFolder(causal), tmp_path / "onnx")
     loaded, prompt = headstock.load(causal), "Anne sees"
     room = 32 - 1 - len(loaded.tokenizer.encode(prompt))
     (wanted,) = loaded.generate(prompt, max_tokens=room, temperature=0)
@@ -255,12 +255,12 @@ def test_what_does_not_fit_is_refused(causal, tokenizer, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a model of the family 'recurrent' is not written as ONNX"):
         graph_of(Model(backbone, task.heads(backbone)), task, named="run")
     with pytest.raises(UserError, match="only a run that was fine-tuned on labels"):
-        export_onnx(Run(causal), tmp_path / "onnx", measure=tmp_path / "rows.csv")
+        export_onnx(RunFolder(causal), tmp_path / "onnx", measure=tmp_path / "rows.csv")
     file = rows_of_stories(tmp_path / "rows.csv")
     headstock.finetune(causal, train=file, out=tmp_path / "two", settings=QUICK | {"ensemble": 2, "epochs": 1})
     with pytest.raises(UserError, match="is several models; export one of them"):
-        export_onnx(Run(tmp_path / "two"), tmp_path / "onnx")
+        export_onnx(RunFolder(tmp_path / "two"), tmp_path / "onnx")
     monkeypatch.setattr(exchange, "find_spec", lambda name: None if name == "onnxruntime" else True)
     with pytest.raises(UserError, match=r"pip install 'headstock\[exchange\]'"):
-        export_onnx(Run(causal), tmp_path / "onnx")
+        export_onnx(RunFolder(causal), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()

@@ -9,7 +9,7 @@ from headstock.errors import UserError
 from headstock.kernels import fp8 as eight
 from headstock.kernels import ops as kernels
 from headstock.model.batch import IGNORE
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
 from headstock.train.loop import check_possible
 from headstock.train.settings import TrainSettings
@@ -197,8 +197,8 @@ def test_a_run_learns_what_it_learns_in_sixteen_bits(corpus, tmp_path, tiny, dev
 def test_a_device_without_them_is_told(monkeypatch):
     monkeypatch.setattr("headstock.train.loop.has_eight_bits", lambda device: False)
     with pytest.raises(UserError, match="float8 needs a GPU"):
-        check_possible(TrainSettings(dtype="float8"), World(torch.device("cpu")))
-    check_possible(TrainSettings(dtype="bfloat16"), World(torch.device("cpu")))
+        check_possible(TrainSettings(dtype="float8"), DistributedContext(torch.device("cpu")))
+    check_possible(TrainSettings(dtype="bfloat16"), DistributedContext(torch.device("cpu")))
 
 
 def test_it_ends_with_the_last_who_wants_it_and_not_before():

@@ -13,7 +13,7 @@ from headstock.kernels import ops as kernels
 from headstock.kernels.ops import attend_apart, linear_cross_entropy
 from headstock.model.backbones import transformer
 from headstock.model.batch import IGNORE, Batch, bounds_of, places_of
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.model.small import small_model, some_tokens
 
 
@@ -186,7 +186,7 @@ def test_whoever_watches_attention_sees_a_mask(kernel):
 
 def curve(corpus, out, options):
     headstock.pretrain(corpus, out=out, settings=options, device="cpu")  # in single precision wherever it is tested
-    return [row["loss"] for row in Run(out).read_metrics() if "loss" in row]
+    return [row["loss"] for row in RunFolder(out).read_metrics() if "loss" in row]
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])

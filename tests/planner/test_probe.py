@@ -27,9 +27,9 @@ from headstock.train.budget import due
 from headstock.train.compile import ASKED
 from headstock.train.loop import Event
 from headstock.train.pretrain import build_model
-from headstock.train.sampler import Order
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 
 CPU = torch.device("cpu")
 EACH = Costs(1000, 800, 6000.0, tokens=512, step=0.005, reading=1e-5, saving=0.2, peak=1 << 20)
@@ -71,38 +71,38 @@ class Card:
     def __init__(self):
         self.now, self.loaded, self.asked = 0.0, False, []
 
-    def train(self, model, task, stores, settings, *, run, world, watch=(), say=lambda line: None):
+    def train(self, model, task, stores, settings, *, run, distributed, callbacks=(), say=lambda line: None):
         self.asked.append(settings)
-        order = Order(task, stores.train, length=32, batch=settings.batch, seed=settings.seed)
+        order = BatchSampler(task, stores.train, length=32, batch=settings.batch, seed=settings.seed)
         kinds = kinds_of(order, settings, "recorded", CPU, settings.steps)
-        progress, rows = Progress(), min(settings.valid_tokens // 32, len(task.examples(stores.valid, length=32)))
+        progress, rows = TrainState(), min(settings.valid_tokens // 32, len(task.examples(stores.valid, length=32)))
         began, self.now = self.now, self.now + (0.0 if self.loaded else 9.0)  # kernels are made
         for step, kind in enumerate(kinds):
             self.now += TAKES[kind] + (0.3 if step == 2 else 0.0)  # what moves the weights is recorded
             progress.step, progress.tokens = step + 1, progress.tokens + 512
-            tell(watch, "step", progress)
+            tell(callbacks, "step", progress)
             before, after = step / settings.steps, (step + 1) / settings.steps
             if due(settings.validate_every, 10, step=step + 1, before=before, after=after):
                 paused = self.now
                 self.now += ROW * rows + (0.0 if self.loaded else 0.8)
                 self.loaded = True
-                tell(watch, "valid", progress)
+                tell(callbacks, "valid", progress)
                 self.now += SAVING
                 progress.aside += self.now - paused
         progress.seconds = self.now - began
         return progress
 
 
-def tell(watch, kind, progress):
-    for watcher in watch:
-        watcher(Event(kind, progress, 1, 1, progress.step, 0.0))
+def tell(callbacks, kind, progress):
+    for callback in callbacks:
+        callback(Event(kind, progress, 1, 1, progress.step, 0.0))
 
 
 @pytest.fixture
 def card(monkeypatch):
     made = Card()
     monkeypatch.setattr(probe, "train", made.train)
-    monkeypatch.setattr(probe, "way_of", lambda *_: "recorded")
+    monkeypatch.setattr(probe, "choose_execution_mode", lambda *_: "recorded")
     monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: made.now, process_time=lambda: made.now))
     return made
 
@@ -111,7 +111,7 @@ def real_run(card, chosen, tokenizer, sample, folder):
     """The whole of it on the same made-up card, as the run itself would tell it."""
     stores = probe.stores_of(sample, tokenizer, folder, chosen, 2000)
     model, task = build_model(chosen, tokenizer)
-    return card.train(model, task, stores, chosen.train, run=None, world=None)
+    return card.train(model, task, stores, chosen.train, run=None, distributed=None)
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])
@@ -133,7 +133,7 @@ def test_a_plan_takes_what_its_run_takes(objective, card, tokenizer, sample, tmp
 
 def order_of(chosen, tokenizer, sample, folder):
     stores = probe.stores_of(sample, tokenizer, folder, chosen, 2000)
-    return Order(build_model(chosen, tokenizer)[1], stores.train, length=32, batch=16, seed=0)
+    return BatchSampler(build_model(chosen, tokenizer)[1], stores.train, length=32, batch=16, seed=0)
 
 
 def test_a_probe_is_run_as_the_run_will_be(card, monkeypatch, tokenizer, sample):
@@ -143,7 +143,7 @@ def test_a_probe_is_run_as_the_run_will_be(card, monkeypatch, tokenizer, sample)
         asked.append(budget.steps)
         return "both"
 
-    monkeypatch.setattr(probe, "way_of", decide)
+    monkeypatch.setattr(probe, "choose_execution_mode", decide)
     found = measure(chosen, tokenizer, sample, **ASKED_FOR)
     assert asked == [STEPS]  # the length of the run decides, not that of the probe
     assert found.way == "both" and {settings.compile for settings in card.asked} == {"both"}

@@ -23,7 +23,7 @@ from headstock.report.compare_page import described_pairs
 from headstock.report.highlighted_text import cut, lay_over, passage, readable, strongest, whole_words
 from headstock.report.pages import write_compare_report, write_report, write_run_report
 from headstock.report.render import interval, minus, points
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.report.browsing import Outline, check_sound, look_at, screen
 
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
@@ -268,7 +268,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         {"kind": "filled", "given": "[MASK] sees [MASK].", "output": "Ben sees home.", "true": "Anne sees Paris."},
         {"kind": "denoised", "given": "Anne [MASK].", "output": "", "true": "Anne sees Paris."},
     ]
-    run = Run(some_run(home / "grown", grown, curve))
+    run = RunFolder(some_run(home / "grown", grown, curve))
     write_run_report(run, ["ROMEO:\nAnd <b>so</b> on & on."])
     return made | {"grown": run.report}
 

@@ -17,7 +17,7 @@ from headstock.io import foreign
 from headstock.report.compare_page import fill_in, metrics_told
 from headstock.report.highlighted_text import passage
 from headstock.report.pages import write_report
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.experiments.small import SETTINGS, SMALL
 from tests.report.browsing import Outline, check_sound, look_at
 
@@ -34,7 +34,7 @@ def reports(compared, stock, files, task_files, tmp_path_factory) -> dict[str, P
     for task in ("tag", "answer"):
         folders[f"tuned {task}"] = out = home / f"tuned-{task}"
         headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS)
-        tell_run(Run(out))
+        tell_run(RunFolder(out))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return {name: write_report(folder) for name, folder in folders.items()}

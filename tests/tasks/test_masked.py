@@ -241,7 +241,7 @@ def test_a_masked_run_learns_and_opens(corpus, stores, tmp_path, tiny):
         out=tmp_path / "run",
         objective="masked",
         settings=tiny | {"steps": 200, "lr": 1e-2, "fraction": 0.2},
-        watch=[lambda event: heard.append(event.progress.valid["loss"]) if event.kind == "valid" else None],
+        callbacks=[lambda event: heard.append(event.state.valid["loss"]) if event.kind == "valid" else None],
     )
     train = stores[1].train
     met = np.bincount(np.concatenate([train.document(i) for i in range(train.documents)]))

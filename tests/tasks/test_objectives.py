@@ -16,9 +16,9 @@ from headstock.errors import UserError
 from headstock.model.batch import IGNORE
 from headstock.tasks.masked import Masked, MaskedConfig
 from headstock.train.callbacks import summary
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from tests.tasks.small import model_for
 
@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 def stop_after(step):
     def hear(event):
-        if event.kind == "step" and event.progress.step == step:
+        if event.kind == "step" and event.state.step == step:
             raise Stopped
 
     return hear
@@ -50,7 +50,7 @@ def test_the_hidden_share_follows_the_run_and_validation_does_not(corpus, monkey
     model, told, share = model_for(task), [], task.hiding.fraction
     monkeypatch.setattr(task.hiding, "fraction", lambda done: told.append(done) or share(done))
     settings = TrainSettings(steps=4, batch=8, length=32, validate_every=9)
-    train(model, task, stores, settings, run=None, world=World(torch.device("cpu")))
+    train(model, task, stores, settings, run=None, distributed=DistributedContext(torch.device("cpu")))
     assert [done for done in told if done < 1] == [0, 0.25, 0.5, 0.75]  # of the steps, one after the other
     assert told[4:] and set(told[4:]) == {1.0}  # of the validation
 
@@ -69,7 +69,7 @@ def test_a_resumed_run_ends_in_the_same_bits(corpus, tmp_path, tiny, name):
     settings = tiny | OBJECTIVES[name] | {"validate_every": 4, "weights": "last"}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, watch=[stop_after(7)])
+        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, callbacks=[stop_after(7)])
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
     whole, cut = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
@@ -84,7 +84,7 @@ def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch, nam
         out = tmp_path / str(compiled)
         settings = tiny | OBJECTIVES[name] | {"compile": compiled, "steps": 3, "depth": 1, "log_every": 1}
         headstock.pretrain(corpus, out=out, settings=settings)
-        losses[compiled] = [row["loss"] for row in Run(out).read_metrics() if "loss" in row]
+        losses[compiled] = [row["loss"] for row in RunFolder(out).read_metrics() if "loss" in row]
     assert losses[True] == pytest.approx(losses[False], rel=1e-3)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import headstock
 from headstock.errors import UserError
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.commands import command
 from tests.conftest import TINY
 
@@ -182,7 +182,7 @@ def test_questions_without_an_answer_are_learned_too(stock, tmp_path):
     train = write(tmp_path / "train.jsonl", asked(160, 6, without=0.5))
     valid = write(tmp_path / "valid.jsonl", asked(40, 7, without=0.5))
     done = headstock.finetune(stock, task="answer", train=train, valid=valid, out=tmp_path / "run", settings=LEARN)
-    assert Run(tmp_path / "run").config()["task"]["unanswerable"] is True
+    assert RunFolder(tmp_path / "run").config()["task"]["unanswerable"] is True
     assert done["metrics"]["exact_match"] > 0.7  # always silent or never: about half
     loaded = headstock.load(tmp_path / "run")
     silent, said = (loaded.answer("who?", context=f"Story Story {who} likes Paris.")[0] for who in ("it", "Ben"))

@@ -13,15 +13,15 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal
 from headstock.train.budget import Budget, ValidationBudget
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
 from headstock.train.settings import TrainSettings
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 from tests.model.small import small_backbone
 
 
 @dataclass(frozen=True)
-class Ticking(World):
+class Ticking(DistributedContext):
     """Its clock moves on by so many seconds whenever it is looked at."""
 
     tick: float = 1.0
@@ -37,7 +37,7 @@ class Ticking(World):
 
 
 @dataclass(frozen=True)
-class Working(World):
+class Working(DistributedContext):
     """Its clock moves on by what was read: a second for a row in training, a third of it in a validation."""
 
     clock: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(seconds=0.0, validating=0.0, read=[]))
@@ -58,17 +58,17 @@ class Reading(Causal):
         return super().losses(model, batch, **options)
 
 
-def trained(corpus, settings, watch=()):
+def trained(corpus, settings, callbacks=()):
     """A run on the clock that counts rows, half of whose text is held out."""
     tokenizer = train_tokenizer([corpus.read_text()], TokenizerSettings(vocabulary=300))
     stores = build_stores(read_corpus(corpus), tokenizer, seed=0, valid_fraction=0.5)
-    world = Working(torch.device("cpu"))
+    distributed = Working(torch.device("cpu"))
     task = Reading(Causal.Config(), tokenizer)
-    task.clock = world.clock
+    task.clock = distributed.clock
     backbone = small_backbone(vocabulary=tokenizer.vocabulary, context=16)
     model = Model(backbone, task.heads(backbone))
-    done = train(model, task, stores, settings, run=None, world=world, watch=watch)
-    return done, world.clock, len(task.examples(stores.valid, length=16))
+    done = train(model, task, stores, settings, run=None, distributed=distributed, callbacks=callbacks)
+    return done, distributed.clock, len(task.examples(stores.valid, length=16))
 
 
 @pytest.mark.parametrize("minutes", [2.0, 10.0])
@@ -86,34 +86,34 @@ def test_validations_of_a_run_in_steps_are_counted_in_tokens(corpus):
     settings = TrainSettings(steps=600, batch=64, length=256)
     budget = ValidationBudget(settings, Budget.of(settings, 1), 256)
     tokens = 600 * 64 * 256
-    read = budget.examples(Progress(step=60, seconds=1e9), on_cpu=True)
-    assert read == budget.examples(Progress(step=60, seconds=1e-9), on_cpu=False)  # whatever the clock says
-    assert budget.times(Progress(step=60, valid_examples=read, valid_pace=1e9)) == 10
+    read = budget.examples(TrainState(step=60, seconds=1e9), on_cpu=True)
+    assert read == budget.examples(TrainState(step=60, seconds=1e-9), on_cpu=False)  # whatever the clock says
+    assert budget.times(TrainState(step=60, valid_examples=read, valid_pace=1e9)) == 10
     assert 10 * read * 256 / 3 == pytest.approx(0.05 * tokens, rel=0.02)
     more = replace(settings, validate_every=6)  # a hundred of them
-    often = ValidationBudget(more, budget.budget, 256).examples(Progress(step=6), on_cpu=True)
+    often = ValidationBudget(more, budget.budget, 256).examples(TrainState(step=6), on_cpu=True)
     assert 100 * often * 256 / 3 == pytest.approx(0.05 * tokens, rel=0.05)
     asked = ValidationBudget(replace(settings, valid_tokens=512), budget.budget, 256)
-    assert asked.examples(Progress(step=60), on_cpu=True) == 2
+    assert asked.examples(TrainState(step=60), on_cpu=True) == 2
 
 
 def test_what_a_run_in_minutes_decided_holds_after_a_stop():
     settings = TrainSettings(minutes=10.0, batch=16, length=128)
     budget = ValidationBudget(settings, Budget.of(settings, 1), 128)
-    begun = Progress(step=100, seconds=60.0)
+    begun = TrainState(step=100, seconds=60.0)
     read = budget.examples(begun, on_cpu=True)
-    later = Progress(**asdict(begun) | {"step": 150, "seconds": 600.0})  # slower since
+    later = TrainState(**asdict(begun) | {"step": 150, "seconds": 600.0})  # slower since
     assert budget.examples(later, on_cpu=True) == read
-    assert budget.examples(Progress(step=150, seconds=600.0), on_cpu=True) < read
+    assert budget.examples(TrainState(step=150, seconds=600.0), on_cpu=True) < read
 
 
 def test_the_last_measurement_is_of_all_unless_it_would_take_over_a_tenth_of_the_minutes(corpus, tmp_path, tiny):
     timed = TrainSettings(minutes=10.0)
     budget = ValidationBudget(timed, Budget.of(timed, 1), 256)
-    assert budget.final_examples(Progress(valid_examples=40, valid_pace=0.5)) == 120
-    assert budget.final_examples(Progress(valid_examples=40, valid_pace=500.0)) == 40
+    assert budget.final_examples(TrainState(valid_examples=40, valid_pace=0.5)) == 120
+    assert budget.final_examples(TrainState(valid_examples=40, valid_pace=500.0)) == 40
     counted = TrainSettings(steps=10)
-    assert ValidationBudget(counted, Budget.of(counted, 1), 256).final_examples(Progress(valid_pace=500.0)) is None
+    assert ValidationBudget(counted, Budget.of(counted, 1), 256).final_examples(TrainState(valid_pace=500.0)) is None
     whole = headstock.pretrain(corpus, out=tmp_path / "steps", settings=tiny | {"steps": 2})
     assert whole["measured_share"] == 1
     short = {key: value for key, value in tiny.items() if key != "steps"} | {"minutes": 1e-9, "valid_tokens": 64}
@@ -131,11 +131,11 @@ def test_nothing_that_is_due_is_passed_over(corpus, tick):
     model = Model(backbone, task.heads(backbone))
     heard = []
     settings = TrainSettings(minutes=1.0, batch=2, length=16, valid_tokens=64)
-    world = Ticking(torch.device("cpu"), tick=tick)
-    done = train(model, task, stores, settings, run=None, world=world, watch=[heard.append])
+    distributed = Ticking(torch.device("cpu"), tick=tick)
+    done = train(model, task, stores, settings, run=None, distributed=distributed, callbacks=[heard.append])
     validations = [event for event in heard if event.kind == "valid"]
     assert len(validations) == 10
-    steps = [event.progress.step for event in heard if event.kind == "step"]
+    steps = [event.state.step for event in heard if event.kind == "step"]
     assert len(steps) == done.step
     assert done.best_step is not None
     assert heard[-1].kind == "valid"  # the end is always measured

@@ -7,7 +7,7 @@ import pytest
 
 from headstock.train.callbacks import on_screen
 from headstock.train.loop import Event
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 
 
 class Terminal(io.StringIO):
@@ -20,9 +20,9 @@ def test_the_bar_shows_a_perplexity_only_where_tokens_are_predicted(of_tokens, m
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    progress = Progress(step=3, tokens=60, seconds=1.0, loss=1.5)
-    with on_screen(quiet=False) as watchers:
-        for watch in watchers:
-            watch(Event("log", progress, 1, 10, 10, 5.0, tokens_per_second=60.0, of_tokens=of_tokens))
+    progress = TrainState(step=3, tokens=60, seconds=1.0, loss=1.5)
+    with on_screen(quiet=False) as callbacks:
+        for callback in callbacks:
+            callback(Event("log", progress, 1, 10, 10, 5.0, tokens_per_second=60.0, of_tokens=of_tokens))
     shown = sys.stderr.getvalue()
     assert "loss 1.500" in shown and ("ppl 4.48" in shown) == of_tokens == ("ppl" in shown)

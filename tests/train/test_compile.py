@@ -15,13 +15,13 @@ from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
 from headstock.train import compile as compiling
 from headstock.train.budget import Budget
-from headstock.train.compile import way_of
-from headstock.train.distributed import World
-from headstock.train.run_folder import Run
+from headstock.train.compile import choose_execution_mode
+from headstock.train.distributed import DistributedContext
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from tests.model.small import small_model
 
-GPU = World(torch.device("cuda"))
+GPU = DistributedContext(torch.device("cuda"))
 
 
 class AllPass:
@@ -37,11 +37,13 @@ def machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=100))
 
 
-def decided(settings, world=GPU, *, lengths=None, model=None):
+def decided(settings, distributed=GPU, *, lengths=None, model=None):
     order = SimpleNamespace(length=16, examples=SimpleNamespace(**({} if lengths is None else {"lengths": lengths})))
     said = []
     budget = Budget.of(settings, 10)
-    return way_of(model or small_model(), AllPass(), settings, budget, order, world, said.append), said
+    return choose_execution_mode(
+        model or small_model(), AllPass(), settings, budget, order, distributed, said.append
+    ), said
 
 
 @pytest.fixture
@@ -70,12 +72,12 @@ def test_a_long_run_of_small_steps_is_compiled_and_recorded(machine):
     assert decided(TrainSettings(steps=10))[0] == "recorded"
     assert decided(TrainSettings(steps=10**13))[0] == "both"
     assert decided(TrainSettings(minutes=30.0, unfreeze=1.0))[0] == "compiled"  # other weights move as it goes on
-    assert decided(TrainSettings(minutes=30.0), World(torch.device("cuda"), size=2))[0] == "compiled"
+    assert decided(TrainSettings(minutes=30.0), DistributedContext(torch.device("cuda"), size=2))[0] == "compiled"
 
 
 def test_what_would_be_compiled_over_and_over_is_not(machine, slow):
     assert decided(TrainSettings(minutes=30.0), lengths=[3, 4])[0] == "plain"
-    assert decided(TrainSettings(minutes=30.0), World(torch.device("cpu"))) == ("plain", [])
+    assert decided(TrainSettings(minutes=30.0), DistributedContext(torch.device("cpu"))) == ("plain", [])
 
 
 def test_a_head_on_kept_features_is_trained_plainly(machine):
@@ -84,7 +86,7 @@ def test_a_head_on_kept_features_is_trained_plainly(machine):
 
 
 def test_what_was_asked_is_done(machine):
-    cpu = World(torch.device("cpu"))
+    cpu = DistributedContext(torch.device("cpu"))
     assert decided(TrainSettings(steps=1, compile=True), cpu) == ("compiled", [])
     assert decided(TrainSettings(minutes=99.0, compile=False)) == ("plain", [])
     assert decided(TrainSettings(steps=1, compile="replay")) == ("recorded", [])
@@ -126,7 +128,7 @@ def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, t
         torch._dynamo.reset()
         out = tmp_path / str(compile)
         headstock.pretrain(corpus, out=out, settings=tiny | options | sizes | {"compile": compile})
-        curves.append([row["loss"] for row in Run(out).read_metrics() if "loss" in row])
+        curves.append([row["loss"] for row in RunFolder(out).read_metrics() if "loss" in row])
     assert curves[0] == pytest.approx(curves[1], rel=1e-3)
     assert counted.frame_count == 1
 

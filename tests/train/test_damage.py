@@ -10,7 +10,7 @@ import torch
 import headstock
 from headstock.errors import HeadstockError, UserError
 from headstock.train.finetune import finetune
-from headstock.train.run_folder import STOCKS, Run
+from headstock.train.run_folder import STOCKS, RunFolder
 from headstock.train.tensors import read_tensors, write_tensors
 from tests.conftest import TINY
 
@@ -34,7 +34,7 @@ def kept(corpus, labelled, tmp_path_factory):
 
 @pytest.fixture
 def run(kept, tmp_path):
-    return Run(shutil.copytree(kept / "language", tmp_path / "run"))
+    return RunFolder(shutil.copytree(kept / "language", tmp_path / "run"))
 
 
 def flip(file, bit):
@@ -72,7 +72,7 @@ def test_a_flipped_bit_in_a_stock_is_refused(tmp_path, name):
 
 def test_every_stock_has_checksums():
     for stock in STOCKS.glob("*/config.json"):
-        listed = Run(stock.parent).manifest().keys()
+        listed = RunFolder(stock.parent).manifest().keys()
         assert listed >= {"config.json", "data.json", "tokenizer.json", "model.safetensors"}
 
 
@@ -113,7 +113,7 @@ def test_weights_that_are_no_finite_numbers_are_refused(run, value):
 
 def test_answers_that_are_no_finite_numbers_are_refused(kept, tmp_path, call):
     for name in ("language", "labels"):
-        run = Run(shutil.copytree(kept / name, tmp_path / name))
+        run = RunFolder(shutil.copytree(kept / name, tmp_path / name))
         run.save_weights({key: torch.full_like(tensor, 3e38) for key, tensor in run.weights().items()})
         verbs = {"language": ["score", "generate", "embed"], "labels": ["predict", "embed"]}[name]
         for verb in verbs:
@@ -152,7 +152,7 @@ def test_sizes_that_the_weights_do_not_have_cost_no_memory(run, labelled, tmp_pa
 
 def test_tables_that_no_weights_file_holds_are_bounded(corpus, tmp_path):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS | {"positions": "rotary"})
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     settings = run.config()
     for context in (10**11, 10**25):
         run.write("config.json", settings | {"model": settings["model"] | {"context": context}})

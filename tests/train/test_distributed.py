@@ -13,7 +13,7 @@ import pytest
 
 from headstock.errors import UserError
 from headstock.train.distributed import choose_device, timeout
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
 
@@ -44,7 +44,7 @@ def two(corpus, tmp_path_factory):
 def test_two_processes_learn_what_one_does(corpus, tmp_path, two):
     out, done = two
     launch(1, corpus, tmp_path / "run", SETTINGS)
-    rows = {1: Run(tmp_path / "run").read_metrics(), 2: Run(out).read_metrics()}
+    rows = {1: RunFolder(tmp_path / "run").read_metrics(), 2: RunFolder(out).read_metrics()}
     for name in ("loss", "valid_loss", "gradient"):
         curves = {n: [row[name] for row in rows[n] if name in row] for n in (1, 2)}
         assert len(curves[1]) == len(curves[2]) > 1
@@ -59,11 +59,11 @@ def test_two_processes_learn_what_one_does(corpus, tmp_path, two):
 def test_two_processes_go_on_together(corpus, tmp_path, two):
     out = tmp_path / "run"
     shutil.copytree(two[0], out)
-    before = Run(out).results()
+    before = RunFolder(out).results()
     for late in (out / "checkpoints" / "step-12", out / "results.json", out / "model.safetensors"):
         late.rename(tmp_path / late.name)
     launch(2, corpus, out, SETTINGS, "--resume")
-    assert Run(out).results()["valid_loss"] == before["valid_loss"]
+    assert RunFolder(out).results()["valid_loss"] == before["valid_loss"]
 
 
 def test_two_processes_stop_by_the_same_clock(corpus, tmp_path, tiny):

@@ -12,8 +12,8 @@ from headstock.data.token_shards import Unknown
 from headstock.report.pages import write_report
 from headstock.tasks.causal import Causal
 from headstock.tasks.hybrid import Hybrid
-from headstock.train.evaluate import score, spread
-from headstock.train.run_folder import Run
+from headstock.train.evaluate import bootstrap_intervals, score
+from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
 
@@ -23,11 +23,11 @@ def test_intervals_hold_what_other_held_out_text_would_give():
     held = 0
     for _ in range(100):
         pieces = [({"token": float(loss) * 50}, {"token": 50}, 5) for loss in rng.normal(3.0, 0.5, 40)]
-        low, high = spread(task, pieces, size=0)["loss"]
+        low, high = bootstrap_intervals(task, pieces, size=0)["loss"]
         held += low <= 3.0 <= high
     assert 0.88 < held / 100 < 1
-    assert spread(task, pieces[:7], size=0) == {}, "seven batches are too few"
-    alike = spread(task, [({"token": 100.0}, {"token": 50}, 5)] * 20, size=1000)
+    assert bootstrap_intervals(task, pieces[:7], size=0) == {}, "seven batches are too few"
+    alike = bootstrap_intervals(task, [({"token": 100.0}, {"token": 50}, 5)] * 20, size=1000)
     assert alike["loss"] == (2.0, 2.0) and alike["bits_per_byte"][0] == alike["bits_per_byte"][1]
 
 
@@ -37,7 +37,7 @@ def test_a_hybrids_bits_per_byte_are_as_sure_as_its_perplexity():
     masked, causal = rng.normal(2.5, 0.2, 20), rng.normal(5.5, 0.4, 20)
     pieces = [({"masked": 15 * loss, "causal": 0.0, "hits": 5.0}, {"masked": 15, "causal": 0}, 2) for loss in masked]
     pieces += [({"masked": 0.0, "causal": 100 * loss, "hits": 0.0}, {"masked": 0, "causal": 100}, 2) for loss in causal]
-    found = spread(Mixed(), pieces, size=20 * 300)
+    found = bootstrap_intervals(Mixed(), pieces, size=20 * 300)
     mean = causal.mean()
     of_loss = [math.log(edge) / mean for edge in found["perplexity"]]
     of_bits = [edge / (mean / math.log(2) / 3) for edge in found["bits_per_byte"]]
@@ -55,7 +55,7 @@ def test_unknown_tokens_are_charged_or_bits_per_byte_are_withheld():
     none = score(Plain(), sums, {"token": 50, "unknown": 0}, size=200, unknown=None)
     assert none["bits_per_byte"] == pytest.approx(0.5)
     pieces = [(sums, {"token": 50, "unknown": count}, 5) for count in range(10)]
-    low, high = spread(Plain(), pieces, size=2000, unknown=of_all)["bits_per_byte"]
+    low, high = bootstrap_intervals(Plain(), pieces, size=2000, unknown=of_all)["bits_per_byte"]
     assert 0.5 + 2 * 64 / 200 < low < 0.5 + 4.5 * 64 / 200 < high, "batches with more unknown tokens cost more"
 
 
@@ -86,20 +86,22 @@ def test_a_vocabulary_that_knows_little_does_not_look_better(two_tokenizers):
     again = headstock.load(folder / "word").evaluate()
     assert again["bits_per_byte"] == pytest.approx(made["word"]["bits_per_byte"], rel=1e-4)
     assert again["unknown_tokens"] == made["word"]["unknown"]["tokens"]
-    logged = [row["valid_bits_per_byte"] for row in Run(folder / "word").read_metrics() if "valid_bits_per_byte" in row]
+    logged = [
+        row["valid_bits_per_byte"] for row in RunFolder(folder / "word").read_metrics() if "valid_bits_per_byte" in row
+    ]
     assert logged[-1] == pytest.approx(made["word"]["bits_per_byte"], rel=0.05)
-    assert "unknown tokens" in Run(folder / "word").card.read_text(encoding="utf-8")
-    assert "unknown tokens" not in Run(folder / "bpe").card.read_text(encoding="utf-8")
+    assert "unknown tokens" in RunFolder(folder / "word").model_card.read_text(encoding="utf-8")
+    assert "unknown tokens" not in RunFolder(folder / "bpe").model_card.read_text(encoding="utf-8")
 
 
 def test_a_run_of_before_withholds_bits_per_byte_where_tokens_can_be_unknown(two_tokenizers, tmp_path):
     folder, made = two_tokenizers
     for kind in ("word", "bpe"):
         shutil.copytree(folder / kind, tmp_path / kind)
-        run = Run(tmp_path / kind)
+        run = RunFolder(tmp_path / kind)
         run.write_results({name: value for name, value in run.results().items() if name != "unknown"})
-    assert Run(tmp_path / "bpe").results()["bits_per_byte"] == made["bpe"]["bits_per_byte"]
-    old = Run(tmp_path / "word").results()
+    assert RunFolder(tmp_path / "bpe").results()["bits_per_byte"] == made["bpe"]["bits_per_byte"]
+    old = RunFolder(tmp_path / "word").results()
     assert old["bits_per_byte"] is None and "bits_per_byte" not in old["metrics"] | old["intervals"]
     assert "unknown tokens" in old["bits_per_byte_withheld"]
     assert old["perplexity"] == made["word"]["perplexity"]

@@ -18,14 +18,14 @@ import headstock
 from headstock.data.records import read_records
 from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import finetune
 from headstock.train.finetune_config import gather_config
-from headstock.train.fit import Data
+from headstock.train.fit import LabelledData
 from headstock.train.loop import train
 from headstock.train.metrics import against_majority
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
 from tests.conftest import TINY
 
@@ -88,7 +88,7 @@ def learn(files, tmp_path):
 
 
 def weights(run):
-    return Run(run).weights()
+    return RunFolder(run).weights()
 
 
 def backbone(run):
@@ -126,7 +126,7 @@ def test_scratch_needs_no_weights_to_begin_with(causal, learn, tmp_path):
 def test_it_learns_and_says_all_that_the_contract_promises(causal, learn, files, tmp_path):
     done = learn(causal, settings=QUICK | {"epochs": 8, "lr": 0.01}, test=files["test"])
     assert done["test"]["accuracy"] > 0.75
-    assert done == Run(tmp_path / "run").results()
+    assert done == RunFolder(tmp_path / "run").results()
     assert headstock.finetune is finetune
     promised = "run steps tokens seconds tokens_per_second train_loss valid_loss perplexity bits_per_byte metrics"
     assert set(promised.split()) <= set(done)
@@ -184,7 +184,7 @@ class EvalBackbone(Classify):
 
 @pytest.mark.parametrize(("stock", "pool"), [("causal", "last"), ("masked", "mean")])
 def test_frozen_is_training_the_head_alone(stock, pool, request, learn, files, tmp_path):
-    source, run = request.getfixturevalue(stock), Run(tmp_path / "run")
+    source, run = request.getfixturevalue(stock), RunFolder(tmp_path / "run")
     settings = QUICK | {"pool": pool, "lr": 0.05, "model.dropout": 0.3}
     done = learn(source, settings=settings, freeze=True)
     assert same(backbone(run.path), backbone(source))
@@ -193,13 +193,20 @@ def test_frozen_is_training_the_head_alone(stock, pool, request, learn, files, t
 
     chosen = make_config(run.config())
     model, _ = build_model(chosen, run.tokenizer())
-    model.load_backbone(Run(source).weights(), source="the stock")
+    model.load_backbone(RunFolder(source).weights(), source="the stock")
     for parameter in model.backbone.parameters():
         parameter.requires_grad_(False)
     task = EvalBackbone(chosen.task, run.tokenizer())
     rows = {name: read_records(files[name]) for name in ("train", "valid")}
-    data = Data(*(task.prepare(rows[name]) for name in ("train", "valid")))
-    train(model, task, data, replace(chosen.train, validate_every=3), run=None, world=World(torch.device("cpu")))
+    data = LabelledData(*(task.prepare(rows[name]) for name in ("train", "valid")))
+    train(
+        model,
+        task,
+        data,
+        replace(chosen.train, validate_every=3),
+        run=None,
+        distributed=DistributedContext(torch.device("cpu")),
+    )
     for name, tensor in model.tensors().items():
         torch.testing.assert_close(weights(run.path)[name], tensor, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(model.heads["label"].linear.weight, torch.zeros(2, 16), atol=0.05)  # it did learn
@@ -238,7 +245,7 @@ def test_a_causal_backbone_can_look_both_ways(causal, masked, learn, tmp_path):
         for name, way in (("own", None), ("turned", both)):
             learn(source, f"{source.name}-{name}", STILL | {"pool": "mean", "bidirectional": way})
             found.append(headstock.load(tmp_path / f"{source.name}-{name}").probabilities(texts))
-        assert Run(tmp_path / f"{source.name}-turned").config()["model"]["causal"] is not both
+        assert RunFolder(tmp_path / f"{source.name}-turned").config()["model"]["causal"] is not both
         assert same(backbone(tmp_path / f"{source.name}-turned"), backbone(source))
         assert abs(found[0] - found[1]).max() > 1e-5  # the same weights, read the other way
 
@@ -251,7 +258,7 @@ def test_pooling_follows_the_direction_unless_given(causal, masked):
         (masked, {"bidirectional": False}, "last"),
         (causal, {"pool": "max"}, "max"),
     ):
-        assert gather_config(Run(source), "classify", None, given).task.pool == pool
+        assert gather_config(RunFolder(source), "classify", None, given).task.pool == pool
 
 
 # How it learns
@@ -282,7 +289,7 @@ def test_settings_of_learning_are_recorded_and_do_what_they_say(causal, learn, t
     assert moved("held") == [0, 0]  # no layer's turn came
     assert moved("opened")[1] > 0
     assert moved("opened")[0] == 0  # in three epochs, only the two highest stages had theirs
-    recorded = {name: Run(tmp_path / name).config()["train"] for name in ("decayed", "opened")}
+    recorded = {name: RunFolder(tmp_path / name).config()["train"] for name in ("decayed", "opened")}
     assert recorded["decayed"]["layer_decay"] == 0.1
     assert recorded["opened"]["unfreeze"] == 1.0
 
@@ -290,7 +297,7 @@ def test_settings_of_learning_are_recorded_and_do_what_they_say(causal, learn, t
 def test_classes_can_weigh_differently(causal, learn, files, tmp_path):
     uneven = write(tmp_path / "uneven.csv", [row for row in sentences(40, 5) if row[1] == "town"] + sentences(10, 6))
     learn(causal, "balanced", QUICK | {"balance": True, "label_smoothing": 0.1}, train=uneven)
-    recorded = Run(tmp_path / "balanced").config()
+    recorded = RunFolder(tmp_path / "balanced").config()
     assert recorded["task"]["class_weights"] == pytest.approx([30 / (2 * 5), 30 / (2 * 25)])
     assert recorded["train"]["label_smoothing"] == 0.1
     given = QUICK | {"classes": ["sea", "town"], "class_weights": [0.0, 1.0], "weights": "last", "epochs": 8}
@@ -338,8 +345,8 @@ def test_an_ensemble_says_the_mean_of_its_members_wherever_it_lies(causal, learn
 def test_adapting_goes_on_pretraining_on_the_tasks_own_texts(causal, learn, files, tmp_path):
     learn(causal, settings=STILL | {"adapt_steps": 6, "adapt_lr": 0.01})
     adapted = tmp_path / "run" / "adapted"
-    assert Run(adapted).results()["steps"] == 6
-    assert Run(adapted).config()["train"]["lr"] == 0.01
+    assert RunFolder(adapted).results()["steps"] == 6
+    assert RunFolder(adapted).config()["train"]["lr"] == 0.01
     assert not same(backbone(adapted), backbone(causal))
     assert same(backbone(tmp_path / "run"), backbone(adapted))
     read = (tmp_path / "run" / "adapt.txt").read_text(encoding="utf-8").splitlines()
@@ -451,7 +458,7 @@ def test_a_resumed_run_ends_in_the_same_bits(causal, learn, tmp_path, mode):
     whole = learn(causal, "whole", **given)
     for count in stops:
         with pytest.raises(Stopped):
-            learn(causal, "cut", **given, resume=True, watch=[stop_after(count)])
+            learn(causal, "cut", **given, resume=True, callbacks=[stop_after(count)])
     said: list[str] = []
     cut = learn(causal, "cut", **given, resume=True, say=said.append)
     assert any("going on from" in line for line in said)
@@ -481,18 +488,18 @@ def test_kill_9_and_resume(causal, files, tmp_path):
     assert (cut / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
     measured = [
         [{k: v for k, v in row.items() if k != "seconds"} for row in run.read_metrics() if "valid_loss" in row]
-        for run in (Run(tmp_path / "whole"), Run(cut))
+        for run in (RunFolder(tmp_path / "whole"), RunFolder(cut))
     ]
     assert measured[0] == measured[1]
     assert [row["step"] for row in measured[1]] == list(range(3, 121, 3))
-    assert Run(cut).results()["seconds"] >= Run(cut).read_metrics()[-1]["seconds"]  # the clock went on too
+    assert RunFolder(cut).results()["seconds"] >= RunFolder(cut).read_metrics()[-1]["seconds"]  # the clock went on too
     assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_resuming_with_other_settings_or_other_rows_is_refused(causal, learn, files, tmp_path):
     own = write(tmp_path / "own.csv", sentences(48, 1))
     with pytest.raises(Stopped):
-        learn(causal, train=own, watch=[stop_after(5)])
+        learn(causal, train=own, callbacks=[stop_after(5)])
     with pytest.raises(UserError, match=r"task.pool is \"last\", not \"mean\"; train.lr is 0.005, not 0.5"):
         learn(causal, train=own, settings={"lr": 0.5, "pool": "mean"}, resume=True)
     with pytest.raises(UserError, match=r"transfer.freeze is false, not true"):
@@ -506,7 +513,7 @@ def test_the_same_words_resume_what_they_began(causal, learn, tmp_path):
     """Also where the file was so small that it is read more often than the words say."""
     asked = {"epochs": 2, "least_steps": 20}
     with pytest.raises(Stopped):
-        learn(causal, settings=asked, watch=[stop_after(5)])
+        learn(causal, settings=asked, callbacks=[stop_after(5)])
     assert learn(causal, settings=asked, resume=True)["steps"] == 21
 
 
@@ -515,14 +522,14 @@ def test_a_runs_own_config_repeats_it(causal, learn, files, tmp_path):
     again = finetune(causal, out=tmp_path / "again", config_file=tmp_path / "run" / "config.json")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
     assert again["test"] == first["test"]
-    assert Run(tmp_path / "again").config() == Run(tmp_path / "run").config()
+    assert RunFolder(tmp_path / "again").config() == RunFolder(tmp_path / "run").config()
 
 
 def test_config_says_which_stock_was_used(causal, learn, tmp_path):
     learn(causal, settings=STILL)
     shutil.copytree(causal, tmp_path / "other")
     finetune(tmp_path / "other", out=tmp_path / "again", config_file=tmp_path / "run" / "config.json")
-    assert Run(tmp_path / "again").config()["transfer"]["run"] == str(tmp_path / "other")
+    assert RunFolder(tmp_path / "again").config()["transfer"]["run"] == str(tmp_path / "other")
 
 
 TWO = """
@@ -544,7 +551,7 @@ def test_two_processes_learn_what_one_does(causal, files, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run([*launch, tmp_path / "two.py", words], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (Run(tmp_path / name) for name in ("one", "two"))
+    one, two = (RunFolder(tmp_path / name) for name in ("one", "two"))
     assert two.results()["processes"] == 2
     assert [row["step"] for row in two.results()["epochs"]] == [3, 6, 9]  # and one of them writes
     for name in ("train_loss", "valid_loss"):
@@ -571,7 +578,7 @@ def test_a_model_no_better_than_the_commonest_class_is_said_to_be_so(causal, lea
     assert done["metrics"]["majority_class"] == "sea"
     said = against_majority(done["metrics"])
     assert said and "75.0%" in said and "'sea'" in said
-    assert said in Run(tmp_path / "run").card.read_text()
+    assert said in RunFolder(tmp_path / "run").model_card.read_text()
     assert against_majority({"accuracy": 0.9, "majority": 0.75, "majority_class": "sea"}) is None
     clear = {"accuracy": 0.9, "majority": 0.75, "majority_class": "sea", "intervals": {"accuracy": [0.7, 1.0]}}
     assert "not clearly above" in (against_majority(clear) or "")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import headstock
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -23,14 +23,14 @@ def test_a_resumed_run_goes_on_where_it_was(corpus, tmp_path, tiny, optimizer):
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings, device="cuda")
 
     def stop(event):
-        if event.kind == "step" and event.progress.step == 7:
+        if event.kind == "step" and event.state.step == 7:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, device="cuda", watch=[stop])
+        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, device="cuda", callbacks=[stop])
     headstock.pretrain(corpus, out=tmp_path / "cut", resume=True, device="cuda")
     curves = [
-        [row["loss"] for row in Run(tmp_path / name).read_metrics() if "loss" in row] for name in ("whole", "cut")
+        [row["loss"] for row in RunFolder(tmp_path / name).read_metrics() if "loss" in row] for name in ("whole", "cut")
     ]
     assert curves[0] == pytest.approx(curves[1], abs=1e-3)
 

@@ -11,9 +11,9 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.batch import IGNORE, Batch, pad, places_of, widened
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig
-from headstock.train.graphed_step import Recorded, Recording, shape_of, tensors_of
-from headstock.train.run_folder import Run
-from headstock.train.step import Objective
+from headstock.train.graphed_step import GraphedStep, Recording, shape_of, tensors_of
+from headstock.train.run_folder import RunFolder
+from headstock.train.step import LossModule
 from tests.kernels.test_ops import gpu
 from tests.model.small import small_backbone, small_model, some_tokens
 
@@ -83,8 +83,8 @@ class Again:
 
 def test_a_recording_learns_from_the_batch_that_is_given(monkeypatch):
     model = small_model().train()
-    objective = Objective(model, NextToken(), smoothing=0.0)
-    recorded = Recorded(objective, [], clip=1.0, dtype="float32", device=torch.device("cpu"))
+    objective = LossModule(model, NextToken(), smoothing=0.0)
+    recorded = GraphedStep(objective, [], clip=1.0, dtype="float32", device=torch.device("cpu"))
     recorded.possible = True  # there is no GPU to wait for
     learn = recorded.learn
 
@@ -117,9 +117,9 @@ def test_a_recording_learns_from_the_batch_that_is_given(monkeypatch):
 
 def test_where_memory_is_too_small_for_recordings_steps_are_made_plainly(monkeypatch):
     model, said = small_model().train(), []
-    objective = Objective(model, NextToken(), smoothing=0.0)
+    objective = LossModule(model, NextToken(), smoothing=0.0)
     device = torch.device("cpu")
-    recorded = Recorded(objective, [], clip=1.0, dtype="float32", device=device, say=said.append)
+    recorded = GraphedStep(objective, [], clip=1.0, dtype="float32", device=device, say=said.append)
     recorded.possible = True
 
     @contextmanager
@@ -150,7 +150,7 @@ def test_a_run_of_recordings_goes_the_same_way(objective, corpus, tmp_path, tiny
     for compile in (False, "replay", "both"):
         out, before = tmp_path / str(compile), len(played)
         headstock.pretrain(corpus, out=out, settings=settings | {"compile": compile}, device="cuda")
-        curves.append([row["loss"] for row in Run(out).read_metrics() if "loss" in row])
+        curves.append([row["loss"] for row in RunFolder(out).read_metrics() if "loss" in row])
         assert (len(played) > before) == bool(compile)  # it was not given up in silence
     assert len(curves[0]) == 12 and curves[1] == pytest.approx(curves[0], abs=5e-3)
     assert curves[2] == pytest.approx(curves[0], abs=5e-2)  # compiled, dropout draws other numbers
@@ -161,8 +161,8 @@ def test_who_cannot_be_recorded_loses_nothing_of_the_step(monkeypatch):
     model, mode, said = small_model().train(), ["default"], []
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda wanted: mode.__setitem__(0, wanted))
-    replay = Recorded(
-        Objective(model, NextToken(), smoothing=0.0),
+    replay = GraphedStep(
+        LossModule(model, NextToken(), smoothing=0.0),
         [],
         clip=1.0,
         dtype="float32",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.tasks.classify import Classify, ClassifyConfig
-from headstock.train.labelled_data import Splits, held_out, read_splits, spread, subset
+from headstock.train.labelled_data import LabelledSplits, held_out, read_splits, stratified_order, subset
 from headstock.train.settings import LabelledSettings
 
 # classes of very different sizes, many of them: where a naive interleaving drifts from the shares
@@ -28,7 +28,7 @@ def records(labels) -> Records:
 @given(uneven.flatmap(st.permutations), seeds)
 @example(["common"] * 40 + list("abcdefghij"), 0)
 def test_every_beginning_holds_the_classes_in_their_shares(labels, seed):
-    order = spread(labels, seed=seed)
+    order = stratified_order(labels, seed=seed)
     assert sorted(order) == list(range(len(labels)))
     every, met = Counter(labels), Counter()
     for count, row in enumerate(order, 1):
@@ -60,7 +60,7 @@ def test_another_seed_draws_other_rows_and_all_rows_are_the_file():
 
 def test_a_few_of_many_classes_are_not_always_the_same():
     labels = [f"class {number}" for number in range(10) for _ in range(5)]
-    first = {frozenset(labels[row] for row in spread(labels, seed=seed)[:3]) for seed in range(20)}
+    first = {frozenset(labels[row] for row in stratified_order(labels, seed=seed)[:3]) for seed in range(20)}
     assert len(first) > 5
 
 
@@ -75,7 +75,7 @@ def write(path, rows, columns=("text", "label")):
 ROWS = [(f"text {i}", "yes" if i % 4 else "no") for i in range(40)]
 
 
-def read(settings: LabelledSettings, *, seed=0, separator=None) -> tuple[Splits, list[str]]:
+def read(settings: LabelledSettings, *, seed=0, separator=None) -> tuple[LabelledSplits, list[str]]:
     said: list[str] = []
     return read_splits(settings, Classify, ClassifyConfig(separator=separator), seed=seed, say=said.append), said
 

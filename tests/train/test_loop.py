@@ -14,10 +14,10 @@ from headstock.errors import UserError, WorkError
 from headstock.model.batch import Batch
 from headstock.train import loop
 from headstock.train.budget import Budget, due
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.loss_spikes import SpikeDetector
 from headstock.train.optimizers import move
-from headstock.train.sampler import Order
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
 
 
@@ -73,17 +73,17 @@ class Net(nn.Module):
 def gradients(micro: int | None, *, weight: float = 1.0) -> torch.Tensor:
     settings, task = TrainSettings(batch=12, micro_batch=micro, clip=0.0), UnevenTask(weight)
     model = Net()
-    order = Order(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
-    world = World(torch.device("cpu"))
+    order = BatchSampler(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
+    distributed = DistributedContext(torch.device("cpu"))
     kept = []
 
     class Keep(torch.optim.SGD):
         def step(self, closure=None):
             kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
 
-    objective = loop.Objective(model, task, smoothing=0.0)  # type: ignore[arg-type]
-    batches = order.micro_batches(0, size=micro, rank=0, world=1)
-    loop.one_step(objective, task, batches, [Keep(model.parameters(), lr=1.0)], 1.0, settings, 0, world)  # type: ignore[arg-type]
+    objective = loop.LossModule(model, task, smoothing=0.0)  # type: ignore[arg-type]
+    batches = order.micro_batches(0, size=micro, rank=0, world_size=1)
+    loop.training_step(objective, task, batches, [Keep(model.parameters(), lr=1.0)], 1.0, settings, 0, distributed)  # type: ignore[arg-type]
     return kept[0]
 
 
@@ -93,23 +93,23 @@ def test_micro_batches_give_the_gradient_of_the_whole_batch():
         assert torch.allclose(gradients(micro), whole, atol=1e-7)
     assert torch.allclose(gradients(3, weight=0.25), whole / 4, atol=1e-7)  # a head weighs what its task says
     task, model = UnevenTask(), Net()  # the control: a mean of means is something else
-    order = Order(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
-    parts = order.micro_batches(0, size=3, rank=0, world=1)
+    order = BatchSampler(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
+    parts = order.micro_batches(0, size=3, rank=0, world_size=1)
     for part in parts:
         (task.losses(model, part)["token"] / task.counts(part)["token"] / len(parts)).backward()
     naive = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert (naive - whole).norm() / whole.norm() > 0.05
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_the_order_is_the_same_for_any_number_of_processes(world):
-    alone = Order(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_order_is_the_same_for_any_number_of_processes(world_size):
+    alone = BatchSampler(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
     assert alone.steps_per_epoch == 3
     for step in range(6):
         together = []
-        for rank in range(world):
-            shared = Order(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
-            for batch in shared.micro_batches(step, size=2, rank=rank, world=world):
+        for rank in range(world_size):
+            shared = BatchSampler(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
+            for batch in shared.micro_batches(step, size=2, rank=rank, world_size=world_size):
                 counted = batch.labels["token"].ne(-100).any(1)
                 together += (batch.tokens[counted, 0] - 1).tolist()
         assert sorted(together) == sorted(alone.indices(step))
@@ -120,7 +120,7 @@ def test_the_order_is_the_same_for_any_number_of_processes(world):
 
 def test_every_process_gets_as_many_parts():
     parts = {
-        len(Order(UnevenTask(), None, length=6, batch=8, seed=0).micro_batches(2, size=1, rank=r, world=3))  # type: ignore[arg-type]
+        len(BatchSampler(UnevenTask(), None, length=6, batch=8, seed=0).micro_batches(2, size=1, rank=r, world_size=3))  # type: ignore[arg-type]
         for r in range(3)
     }
     assert parts == {2}  # four rows are left for three processes
@@ -146,13 +146,13 @@ def test_budgets():
 
 def test_it_learns_and_says_so(corpus, tmp_path, tiny):
     lines = []
-    from headstock.train.callbacks import lines as plain_lines
+    from headstock.train.callbacks import log_lines as plain_lines
 
     results = headstock.pretrain(
         corpus,
         out=tmp_path / "run",
         settings=tiny | {"steps": 60, "lr": 1e-2, "tensorboard": True},
-        watch=[plain_lines(lines.append)],
+        callbacks=[plain_lines(lines.append)],
     )
     assert results["valid_loss"] < 3.6 < math.log(300)
     assert results["perplexity"] == pytest.approx(math.exp(results["valid_loss"]))
@@ -202,14 +202,14 @@ def test_a_config_repeats_its_run(corpus, tmp_path, tiny):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_path, tiny, monkeypatch):
-    losses = loop.Objective.forward
+    losses = loop.LossModule.forward
     calls = []
 
     def spoiled(self, batch):
         calls.append(0)
         return {head: loss * (math.nan if len(calls) == 8 else 1) for head, loss in losses(self, batch).items()}
 
-    monkeypatch.setattr(loop.Objective, "forward", spoiled)
+    monkeypatch.setattr(loop.LossModule, "forward", spoiled)
     with pytest.raises(WorkError) as caught:
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
     message = str(caught.value)
@@ -221,7 +221,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_
 
 def test_a_batch_that_cannot_be_shared_is_refused():
     with pytest.raises(UserError, match="8 cannot be shared equally by 3 processes"):
-        loop.check_possible(TrainSettings(batch=8), World(torch.device("cpu"), 0, 3))
+        loop.check_possible(TrainSettings(batch=8), DistributedContext(torch.device("cpu"), 0, 3))
 
 
 def test_padded_rows_train_too(corpus, tmp_path, tiny):
@@ -250,7 +250,7 @@ def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch):
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_its_weights_are_kept(corpus, tmp_path, tiny, monkeypatch):
-    losses = loop.Objective.forward
+    losses = loop.LossModule.forward
     calls = []
 
     def spoiled(self, batch):
@@ -261,7 +261,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_its_weights_are_kept(
                 loss.register_hook(lambda slope: slope * math.nan)
         return found
 
-    monkeypatch.setattr(loop.Objective, "forward", spoiled)
+    monkeypatch.setattr(loop.LossModule, "forward", spoiled)
     with pytest.raises(WorkError, match=r"step 6: the loss or its gradient is not a finite number.*step-3"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
     assert not (tmp_path / "run" / "checkpoints" / "step-6").exists()
@@ -289,7 +289,7 @@ def test_gradients_that_are_not_finite_leave_weights_and_optimizer_states_as_the
 
 
 def test_a_spike_in_the_loss_is_reported_and_counted(corpus, tmp_path, tiny, monkeypatch):
-    losses, calls, said = loop.Objective.forward, [], []
+    losses, calls, said = loop.LossModule.forward, [], []
 
     def spiking(self, batch):
         calls.append(0)
@@ -298,7 +298,7 @@ def test_a_spike_in_the_loss_is_reported_and_counted(corpus, tmp_path, tiny, mon
     settings = tiny | {"steps": 50, "validate_every": 50}
     healthy = headstock.pretrain(corpus, out=tmp_path / "healthy", settings=settings, say=said.append)
     assert healthy["spikes"] == 0 and not any("spike" in line for line in said)
-    monkeypatch.setattr(loop.Objective, "forward", spiking)
+    monkeypatch.setattr(loop.LossModule, "forward", spiking)
     results = headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, say=said.append)
     assert results["spikes"] == 1
     assert [line.split(":")[0] for line in said if "spike" in line] == ["spike at step 45"]

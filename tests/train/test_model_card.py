@@ -12,7 +12,7 @@ from headstock.cost.parameter_table import formula_table
 from headstock.data import catalog
 from headstock.report.pages import write_report
 from headstock.train.model_card import make_card
-from headstock.train.run_folder import STOCKS, Run
+from headstock.train.run_folder import STOCKS, RunFolder
 from tests.conftest import TINY
 from tests.report.browsing import Outline
 
@@ -45,7 +45,7 @@ def test_a_card_has_every_part_and_its_formulas_add_up(corpus, tmp_path, preset)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", card, re.MULTILINE) == SECTIONS
     assert sum(counted(card).values()) == done["parameters"]["total"]
-    data = Run(tmp_path / "run").data()
+    data = RunFolder(tmp_path / "run").data()
     assert data["fingerprint"] in card
     assert data["tokenizer"] in card
     assert f"{data['train_bytes']:,} bytes" in card
@@ -59,7 +59,7 @@ def test_a_formula_changes_with_the_settings_it_is_of(corpus, tmp_path):
     told = []
     for number, more in enumerate([{}, {"bias": False, "activation": "swiglu", "positions": "rotary"}]):
         headstock.pretrain(corpus, out=tmp_path / str(number), settings=TINY | {"steps": 1} | more)
-        told.append(formula_table(Run(tmp_path / str(number))))
+        told.append(formula_table(RunFolder(tmp_path / str(number))))
     assert "N × (4 D² + 2 D F + 9 D + F)" in told[0]
     assert "N × (4 D² + 3 D F + 2 D)" in told[1]
     assert "D T" in told[0]
@@ -92,7 +92,7 @@ def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
     assert "not measured on test rows" not in card
     assert counted(card)["heads.label"] == 2 * 16 + 2
     assert sum(counted(card).values()) == done["parameters"]["total"]
-    assert make_card(Run(tmp_path / "run")) == card
+    assert make_card(RunFolder(tmp_path / "run")) == card
 
 
 HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* [c](d) &lt;")
@@ -101,11 +101,11 @@ HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* 
 def test_labels_and_names_are_no_markup(corpus, tmp_path):
     """What stands in a user's file is shown as it is: neither the card nor the page makes tags or cells of it."""
     headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 1})
-    file, run = tmp_path / "rows <b>|`.csv", Run(tmp_path / "my <b> run")
+    file, run = tmp_path / "rows <b>|`.csv", RunFolder(tmp_path / "my <b> run")
     with file.open("w", encoding="utf-8", newline="") as out:
         csv.writer(out).writerows([("text", "label"), *((f"Anne {i}", HOSTILE[i % 2]) for i in range(40))])
     headstock.finetune(tmp_path / "stock", train=file, out=run.path, settings={"epochs": 1, "least_steps": 0})
-    card = run.card.read_text(encoding="utf-8")
+    card = run.model_card.read_text(encoding="utf-8")
     prose = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
     assert not re.search(r"<|(?<!\\)[*\[]|&lt; |&lt;$", prose.replace("&lt;b&gt;", ""))
     assert r"&lt;img src=x onerror=alert(1)&gt; &#124; \`a\` \*b\* \[c\](d) &amp;lt;" in prose
@@ -129,6 +129,6 @@ def test_licences_come_from_the_catalog(corpus, tmp_path):
 
 def test_the_stocks_cards_can_be_made_again():
     for folder in STOCKS.iterdir():
-        card = make_card(Run(folder))
+        card = make_card(RunFolder(folder))
         assert catalog.find("imdb").licence in card
-        assert sum(counted(card).values()) == Run(folder).results()["parameters"]["total"]
+        assert sum(counted(card).values()) == RunFolder(folder).results()["parameters"]["total"]

@@ -11,12 +11,12 @@ from headstock.errors import WorkError
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.train import pretrain
-from headstock.train.distributed import World
-from headstock.train.oom import AtOnce, out_of_memory
-from headstock.train.run_folder import Run
-from headstock.train.state import Progress
+from headstock.train.distributed import DistributedContext
+from headstock.train.oom import MicroBatching, out_of_memory
+from headstock.train.run_folder import RunFolder
+from headstock.train.state import TrainState
 
-ALONE = World(torch.device("cpu"))
+ALONE = DistributedContext(torch.device("cpu"))
 
 
 @pytest.fixture
@@ -69,19 +69,19 @@ def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
     corpus, tiny, tmp_path, little_memory, monkeypatch
 ):
     little_memory(3)
-    seen, measure = [], pretrain.measure
+    seen, measure = [], pretrain.evaluate
 
-    def noted(*given, rows, world, **more):
+    def noted(*given, rows, distributed, **more):
         seen.append(rows)
-        return measure(*given, rows=rows, world=ALONE, **more)
+        return measure(*given, rows=rows, distributed=ALONE, **more)
 
-    monkeypatch.setattr(pretrain, "measure", noted)
+    monkeypatch.setattr(pretrain, "evaluate", noted)
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
     assert seen == [2]
-    monkeypatch.setattr(pretrain, "train", lambda *given, **more: Progress(step=1))
-    run = Run(tmp_path / "run")
-    for world in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
-        pretrain.work(run, pretrain.prepare_again(run, None, print), world, (), print)
+    monkeypatch.setattr(pretrain, "train", lambda *given, **more: TrainState(step=1))
+    run = RunFolder(tmp_path / "run")
+    for distributed in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
+        pretrain.work(run, pretrain.prepare_again(run, None, print), distributed, (), print)
     assert seen == [2, 8, 4]
 
 
@@ -103,7 +103,7 @@ def rows(count):
 
 def test_batches_made_ahead_are_cut_to_what_was_found_not_halved_again():
     said: list[str] = []
-    at_once = AtOnce(None, ALONE, said.append)
+    at_once = MicroBatching(None, ALONE, said.append)
 
     def learn(batches):
         if max(len(batch.tokens) for batch in batches) > 4:
@@ -123,7 +123,7 @@ def test_several_processes_are_told_to_begin_anew():
     def learn(batches):
         raise torch.OutOfMemoryError("full")
 
-    at_once = AtOnce(None, World(torch.device("cpu"), rank=1, size=2), print)
+    at_once = MicroBatching(None, DistributedContext(torch.device("cpu"), rank=1, size=2), print)
     with pytest.raises(WorkError, match="micro_batch"):
         at_once.fit(learn, [rows(16)], lambda size: [], lambda: None)
 

@@ -8,7 +8,7 @@ import torch
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.heads import ClassHead, TokenHead
 from headstock.model.model import Model
-from headstock.train.optimizers import Average, Muon, lr_factor, make_optimizers, orthogonal
+from headstock.train.optimizers import EMA, Muon, lr_factor, make_optimizers, orthogonal
 from headstock.train.settings import TrainSettings
 
 
@@ -107,7 +107,7 @@ def test_schedules():
 
 def test_the_average_forgets_the_beginning():
     model = small()
-    average = Average(model, 0.9)
+    average = EMA(model, 0.9)
     with torch.no_grad():
         for _ in range(60):
             model.backbone.tokens.weight.fill_(1.0)

@@ -33,11 +33,11 @@ def no_files(monkeypatch):
 
 def test_what_a_process_held_is_asked_of_the_system_where_there_are_no_files(no_files):
     pytest.importorskip("resource")  # Windows has none
-    assert peak.Peak(CPU).bytes() > 1 << 20
+    assert peak.PeakMemory(CPU).bytes() > 1 << 20
 
 
 def test_windows_tells_neither_what_was_held_nor_what_is_free(no_files, monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.delattr(os, "sysconf", raising=False)
-    assert peak.Peak(CPU).bytes() == peak.held_bytes(CPU) == 0
+    assert peak.PeakMemory(CPU).bytes() == peak.process_bytes(CPU) == 0
     assert peak.free_bytes(CPU) == peak.UNTOLD

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headstock.model.batch import Batch
-from headstock.train.prefetch import STEPS, Ahead
-from headstock.train.run_folder import Run
+from headstock.train.prefetch import STEPS, Prefetcher
+from headstock.train.run_folder import RunFolder
 
 
 def batch(number):
@@ -23,7 +23,7 @@ def alive():
 
 
 def test_steps_come_in_order_from_where_a_run_goes_on():
-    with Ahead(batch, 5, 30) as ahead:
+    with Prefetcher(batch, 5, 30) as ahead:
         assert [told(ahead.take(step)) for step in range(5, 30)] == list(range(5, 30))
     assert not alive()
 
@@ -37,7 +37,7 @@ def test_it_waits_when_enough_is_ready():
             full.set()
         return batch(step)
 
-    with Ahead(make, 0) as ahead:
+    with Prefetcher(make, 0) as ahead:
         assert full.wait(60)  # so many are made without anyone asking,
         assert told(ahead.take(0)) == 0
     assert not alive()
@@ -50,7 +50,7 @@ def test_an_error_is_heard_in_its_own_step():
             raise ValueError("bad row")
         return batch(step)
 
-    with Ahead(make, 0) as ahead:
+    with Prefetcher(make, 0) as ahead:
         assert [told(ahead.take(step)) for step in (0, 1)] == [0, 1]
         with pytest.raises(ValueError, match="bad row"):
             ahead.take(2)
@@ -58,14 +58,14 @@ def test_an_error_is_heard_in_its_own_step():
 
 
 def test_an_error_past_the_end_is_nobodys():
-    with Ahead(lambda step: batch(step) if step < 2 else 1 / 0, 0) as ahead:
+    with Prefetcher(lambda step: batch(step) if step < 2 else 1 / 0, 0) as ahead:
         assert told(ahead.take(0)) == 0
     assert not alive()
 
 
 def test_whoever_leaves_early_leaves_no_thread_behind():
     def leave():
-        with Ahead(batch, 0) as ahead:
+        with Prefetcher(batch, 0) as ahead:
             ahead.take(0)
             raise KeyboardInterrupt
 
@@ -80,7 +80,7 @@ def test_a_changing_share_of_hidden_tokens_does_not_depend_on_how_far_ahead_they
     import headstock
     from headstock.train import loop
 
-    class InTurn(Ahead):
+    class InTurn(Prefetcher):
         """Makes a step's batches when they are asked for."""
 
         def __enter__(self):
@@ -94,8 +94,8 @@ def test_a_changing_share_of_hidden_tokens_does_not_depend_on_how_far_ahead_they
 
     settings = tiny | {"task.fraction_start": 0.5, "log_every": 1}
     curves = []
-    for kind in (Ahead, InTurn):
-        monkeypatch.setattr(loop, "Ahead", kind)
+    for kind in (Prefetcher, InTurn):
+        monkeypatch.setattr(loop, "Prefetcher", kind)
         headstock.pretrain(corpus, out=tmp_path / kind.__name__, objective="masked", settings=settings)
-        curves.append([row["loss"] for row in Run(tmp_path / kind.__name__).read_metrics() if "loss" in row])
+        curves.append([row["loss"] for row in RunFolder(tmp_path / kind.__name__).read_metrics() if "loss" in row])
     assert len(curves[0]) == 12 and curves[0] == curves[1]

@@ -15,15 +15,15 @@ from headstock.inference.pipeline import load
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal, CausalConfig
-from headstock.train.distributed import World
-from headstock.train.evaluate import measure
+from headstock.train.distributed import DistributedContext
+from headstock.train.evaluate import evaluate
 from headstock.train.finetune import finetune
 from headstock.train.optimizers import make_optimizers
 from headstock.train.pretrain import pretrain
 from headstock.train.settings import TrainSettings
 from tests.model.small import stir
 
-ALONE = World(torch.device("cpu"))
+ALONE = DistributedContext(torch.device("cpu"))
 TINY = {
     "width": 16,
     "hidden": 24,
@@ -175,7 +175,7 @@ def test_windows_with_the_carried_state_are_the_document_read_whole(long_documen
 
     def loss(length, carries):
         task.carries = carries
-        return measure(model, task, task.examples(store, length=length), world=ALONE, rows=4, size=0)["loss"]
+        return evaluate(model, task, task.examples(store, length=length), distributed=ALONE, rows=4, size=0)["loss"]
 
     whole = loss(store.tokens, False)
     assert loss(half, True) == pytest.approx(whole, rel=1e-6)
@@ -228,12 +228,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(corpus, tmp_path):
         pass
 
     def stop(event):
-        if event.progress.step == 8:
+        if event.state.step == 8:
             raise Stop
 
     pretrain(corpus, out=tmp_path / "one", preset="lstm-nano", settings=dict(settings))
     with pytest.raises(Stop):
-        pretrain(corpus, out=tmp_path / "two", preset="lstm-nano", settings=dict(settings), watch=[stop])
+        pretrain(corpus, out=tmp_path / "two", preset="lstm-nano", settings=dict(settings), callbacks=[stop])
     pretrain(corpus, out=tmp_path / "two", preset="lstm-nano", settings=dict(settings), resume=True)
     one, two = (load(tmp_path / name).model.tensors() for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)

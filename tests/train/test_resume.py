@@ -15,7 +15,7 @@ import torch
 import headstock
 from headstock.errors import UserError
 from headstock.train import checkpoint
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 MODES = {
     "plain": {},
@@ -41,7 +41,7 @@ class Stopped(Exception):
 
 def stop_after(step):
     def hear(event):
-        if event.kind == "step" and event.progress.step == step:
+        if event.kind == "step" and event.state.step == step:
             raise Stopped
 
     return hear
@@ -50,7 +50,7 @@ def stop_after(step):
 def metrics(path):
     """All that is logged but the clock."""
     timed = ("seconds", "tokens_per_second")
-    return [{key: row[key] for key in row if key not in timed} for row in Run(path).read_metrics()]
+    return [{key: row[key] for key in row if key not in timed} for row in RunFolder(path).read_metrics()]
 
 
 def weights(path):
@@ -63,7 +63,7 @@ def test_a_resumed_run_ends_in_the_same_bits(corpus, tmp_path, tiny, mode):
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     for at in (7, 10):
         with pytest.raises(Stopped):
-            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, watch=[stop_after(at)])
+            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, callbacks=[stop_after(at)])
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
@@ -75,7 +75,7 @@ def test_sums_that_a_checkpoint_cuts_in_two_go_on(corpus, tmp_path, tiny, every)
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     for at in (3, 9):
         with pytest.raises(Stopped):
-            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, watch=[stop_after(at)])
+            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, callbacks=[stop_after(at)])
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
     assert len(metrics(tmp_path / "whole")) >= 3
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path,
     settings = tiny | {"validate_every": 4}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, watch=[stop_after(9)])
+        headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, callbacks=[stop_after(9)])
     newest = tmp_path / "cut" / "checkpoints" / "step-8"
     file = newest / "optimizer.safetensors"
     if damage == "flip":
@@ -165,7 +165,7 @@ def test_resuming_with_other_settings_or_other_text_is_refused(corpus, tmp_path,
     own = tmp_path / "own.txt"
     shutil.copy(corpus, own)
     with pytest.raises(Stopped):
-        headstock.pretrain(own, out=tmp_path / "run", settings=tiny | {"validate_every": 4}, watch=[stop_after(5)])
+        headstock.pretrain(own, out=tmp_path / "run", settings=tiny | {"validate_every": 4}, callbacks=[stop_after(5)])
     with pytest.raises(UserError, match=r"train.lr is 0.002, not 0.5; model.depth is 2, not 3"):
         headstock.pretrain(own, out=tmp_path / "run", settings={"lr": 0.5, "depth": 3}, resume=True)
     own.write_text(own.read_text() + "\n\nOne more story")
@@ -290,7 +290,7 @@ def test_a_run_can_be_moved(corpus, tmp_path, tiny):
 def test_time_goes_on_counting_after_a_stop(corpus, tmp_path, tiny):
     settings = tiny | {"validate_every": 4}
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, watch=[stop_after(5)])
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, callbacks=[stop_after(5)])
     saved = json.loads((tmp_path / "run" / "checkpoints" / "step-4" / "progress.json").read_text())["seconds"]
     began = time.monotonic()
     results = headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
@@ -301,7 +301,7 @@ def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, ti
     settings = tiny | {"validate_every": 4, "log_every": 1}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, watch=[stop_after(7)])
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, callbacks=[stop_after(7)])
     file = tmp_path / "run" / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     lines[1] = lines[1][:9] + b"\xff" + lines[1][10:]
@@ -319,13 +319,13 @@ def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, t
     shutil.copy(corpus, "c.txt")
     settings = tiny | {"validate_every": 4}
     with pytest.raises(Stopped):
-        headstock.pretrain("c.txt", out="run", settings=settings, watch=[stop_after(5)])
+        headstock.pretrain("c.txt", out="run", settings=settings, callbacks=[stop_after(5)])
     with pytest.raises(Stopped):
-        headstock.pretrain("./c.txt", out="run", resume=True, watch=[stop_after(6)])
+        headstock.pretrain("./c.txt", out="run", resume=True, callbacks=[stop_after(6)])
     os.mkdir("moved")
     os.rename("c.txt", "moved/d.txt")
     headstock.pretrain("moved/d.txt", out="run", resume=True)
-    assert Run(tmp_path / "run").config()["data"]["corpus"] == ["moved/d.txt"]
+    assert RunFolder(tmp_path / "run").config()["data"]["corpus"] == ["moved/d.txt"]
     assert headstock.load("run").evaluate()["documents"] > 0  # the held-out part is found there too
     (tmp_path / "other.txt").write_text(corpus.read_text() + "\n\nAnother story")
     with pytest.raises(UserError, match="the corpus is not what it was"):
@@ -335,10 +335,10 @@ def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, t
 def test_another_number_of_threads_is_told_at_a_resume(corpus, tmp_path, tiny):
     settings = tiny | {"validate_every": 4}
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, watch=[stop_after(5)])
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, callbacks=[stop_after(5)])
     said = []
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, watch=[stop_after(6)], say=said.append)
+        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, callbacks=[stop_after(6)], say=said.append)
     assert not [line for line in said if "->" in line]
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -356,8 +356,10 @@ def test_runs_of_an_earlier_version_are_read_and_resumed(tmp_path, monkeypatch):
     shutil.copytree(OLD, tmp_path / "old")
     monkeypatch.chdir(tmp_path / "old")
     assert headstock.load("finished").score("Anne likes tea.")[0].log_likelihood < 0
-    assert headstock.load("finished").evaluate()["loss"] == pytest.approx(Run(Path("finished")).results()["valid_loss"])
+    assert headstock.load("finished").evaluate()["loss"] == pytest.approx(
+        RunFolder(Path("finished")).results()["valid_loss"]
+    )
     results = headstock.pretrain(out="interrupted", resume=True, device="cpu")
     assert results["steps"] == 8
-    assert results["valid_loss"] == pytest.approx(Run(Path("finished")).results()["valid_loss"], rel=1e-4)
+    assert results["valid_loss"] == pytest.approx(RunFolder(Path("finished")).results()["valid_loss"], rel=1e-4)
     assert headstock.load("interrupted").score("Anne likes tea.")

@@ -15,7 +15,7 @@ from headstock.errors import UserError
 from headstock.experiments.leakage_check import corpus_settings
 from headstock.experiments.run_comparison import pretrained
 from headstock.train.finetune import finetune
-from headstock.train.run_folder import Run, alone_in
+from headstock.train.run_folder import RunFolder, locked_run
 from tests.conftest import TINY
 
 SETTINGS = TINY | {"depth": 1, "steps": 4}
@@ -65,11 +65,11 @@ def test_a_run_does_not_replace_what_it_comes_from(stock, labelled, corpus, tmp_
 
 def test_a_run_that_names_itself_comes_from_nowhere(stock):
     settings = json.loads((stock / "config.json").read_text())
-    assert corpus_settings(Run(stock)) == settings["data"]
-    assert pretrained(Run(stock)) == Run(stock)
+    assert corpus_settings(RunFolder(stock)) == settings["data"]
+    assert pretrained(RunFolder(stock)) == RunFolder(stock)
     (stock / "config.json").write_text(json.dumps(settings | {"transfer": {"run": str(stock)}}))
-    assert corpus_settings(Run(stock)) is None
-    assert pretrained(Run(stock)) is None
+    assert corpus_settings(RunFolder(stock)) is None
+    assert pretrained(RunFolder(stock)) is None
 
 
 # Only what we wrote is replaced
@@ -127,7 +127,7 @@ def test_a_run_does_not_replace_its_own_input(stock, corpus, tmp_path, call, nam
 
 def test_a_run_that_is_removed_leaves_what_is_the_users(stock):
     (stock / "checkpoints" / "notes.txt").write_text("years of work")
-    Run(stock).remove()
+    RunFolder(stock).remove()
     assert [path.name for path in stock.rglob("*")] == ["checkpoints", "notes.txt"]
 
 
@@ -137,7 +137,7 @@ def test_labelled_files_are_the_same_wherever_they_lie(stock, labelled, tmp_path
     finetune(stock, train="rows.csv", out="run", settings=QUICK)
     os.rename("rows.csv", "moved.csv")
     steps = []
-    finetune(stock, train="./moved.csv", out="run", settings=QUICK, resume=True, watch=[steps.append])
+    finetune(stock, train="./moved.csv", out="run", settings=QUICK, resume=True, callbacks=[steps.append])
     assert steps == [] and headstock.load("run").evaluate()["file"].endswith("moved.csv")
     (tmp_path / "moved.csv").write_text("text,label\n" + "Anne likes Paris.,b\nBen sees the sea.,a\n" * 8)
     with pytest.raises(UserError, match="not what they were"):
@@ -148,7 +148,7 @@ def test_a_run_that_a_link_leads_to_is_replaced_there(stock, corpus, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(stock)
     headstock.pretrain(corpus, out=link, settings=SETTINGS | {"steps": 2}, overwrite=True)
-    assert link.is_symlink() and Run(stock).results()["steps"] == 2
+    assert link.is_symlink() and RunFolder(stock).results()["steps"] == 2
 
 
 def test_a_mount_point_is_not_replaced(stock, corpus, monkeypatch):
@@ -210,16 +210,16 @@ def test_of_two_that_start_at_once_one_works(corpus, tmp_path, overwrite):
 
     headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS, say=start_another)
     assert refused
-    assert [row["step"] for row in Run(tmp_path / "run").read_metrics() if "valid_loss" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in RunFolder(tmp_path / "run").read_metrics() if "valid_loss" in row] == [1, 2, 3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_of_the_processes_of_torchrun_the_first_alone_claims(tmp_path, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    with alone_in(Run(tmp_path / "run")):
+    with locked_run(RunFolder(tmp_path / "run")):
         monkeypatch.setenv("RANK", "1")
-        with alone_in(Run(tmp_path / "run")):
+        with locked_run(RunFolder(tmp_path / "run")):
             assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -267,7 +267,7 @@ def test_what_a_finished_run_lost_is_made_again(stock, corpus, lost):
     if damaged:
         (stock / lost).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     steps = []
-    headstock.pretrain(corpus, out=stock, resume=True, watch=[steps.append])
+    headstock.pretrain(corpus, out=stock, resume=True, callbacks=[steps.append])
     assert steps == []
     assert (stock / lost).read_bytes() == before
 
@@ -279,7 +279,7 @@ def test_what_a_finished_ensemble_lost_is_made_again(stock, labelled, tmp_path, 
     before = (tmp_path / "run" / lost).read_bytes()
     (tmp_path / "run" / lost).unlink()
     steps = []
-    finetune(stock, **given, resume=True, watch=[steps.append])
+    finetune(stock, **given, resume=True, callbacks=[steps.append])
     assert steps == []
     assert (tmp_path / "run" / lost).read_bytes() == before
     assert not list(tmp_path.rglob("*.claim"))

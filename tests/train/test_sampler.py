@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headstock.model.batch import Batch
 from headstock.rng import Scattered, generator
 from headstock.train import sampler as order_module
-from headstock.train.sampler import POOL, Order, by_length
+from headstock.train.sampler import POOL, BatchSampler, batch_by_length
 
 
 class Texts:
@@ -49,7 +49,7 @@ class LengthTask:
 
 
 def order_of(lengths, batch, *, seed=0, kind=Texts):
-    return Order(LengthTask(kind), lengths, length=512, batch=batch, seed=seed)  # type: ignore[arg-type]
+    return BatchSampler(LengthTask(kind), lengths, length=512, batch=batch, seed=seed)  # type: ignore[arg-type]
 
 
 def steps_of(order, epoch=0):
@@ -105,21 +105,21 @@ def test_only_steps_near_one_another_are_sorted_together():
     count, batch = 3 * POOL * 2, 2
     order = np.arange(count)
     lengths = order[::-1].copy()
-    made = by_length(order, lengths, batch, generator(0, "pools"))
+    made = batch_by_length(order, lengths, batch, generator(0, "pools"))
     assert sorted(made) == order.tolist()
     pools = {frozenset(step // (POOL * batch)) for step in made.reshape(-1, batch)}
     assert pools == {frozenset([0]), frozenset([1]), frozenset([2])}
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("size", [None, 1])
-def test_a_step_is_the_same_for_any_number_of_processes(world, size):
+def test_a_step_is_the_same_for_any_number_of_processes(world_size, size):
     lengths = skewed(30)
     alone = order_of(lengths, 8)
     for step in range(8):
         together, parts = [], set()
-        for rank in range(world):
-            batches = order_of(lengths, 8).micro_batches(step, size=size, rank=rank, world=world)
+        for rank in range(world_size):
+            batches = order_of(lengths, 8).micro_batches(step, size=size, rank=rank, world_size=world_size)
             parts.add(len(batches))
             for batch in batches:
                 counted = batch.labels["label"] != -100
@@ -162,7 +162,7 @@ class Countless:
 
 def test_nothing_grows_with_the_examples(monkeypatch):
     many = 10**12  # an array of them would fill any memory
-    order = Order(LengthTask(Countless), many, length=8, batch=64, seed=0)  # type: ignore[arg-type]
+    order = BatchSampler(LengthTask(Countless), many, length=8, batch=64, seed=0)  # type: ignore[arg-type]
     assert order.steps_per_epoch == -(-many // 64)
     steps = [order.indices(step) for step in (0, 1, order.steps_per_epoch - 1, order.steps_per_epoch)]
     assert len({index for step in steps for index in step}) == 64 * 4

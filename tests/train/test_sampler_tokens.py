@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.train.sampler import Order
+from headstock.train.sampler import BatchSampler
 from tests.train.test_sampler import LengthTask, Plain, Texts, steps_of
 
 
 def order_of(lengths, tokens, *, seed=0, kind=Texts):
-    return Order(LengthTask(kind), lengths, length=512, batch=4, batch_tokens=tokens, seed=seed)  # type: ignore[arg-type]
+    return BatchSampler(LengthTask(kind), lengths, length=512, batch=4, batch_tokens=tokens, seed=seed)  # type: ignore[arg-type]
 
 
 @settings(max_examples=80, deadline=None)
@@ -51,7 +51,7 @@ class ChangingTask(LengthTask):
 @pytest.mark.parametrize("count", [1, 7, 300])
 def test_there_are_as_many_steps_in_every_pass_also_where_lengths_change(count):
     lengths = np.random.default_rng(3).integers(3, 60, count)
-    order = Order(ChangingTask(), lengths, length=512, batch=4, batch_tokens=400, seed=0)  # type: ignore[arg-type]
+    order = BatchSampler(ChangingTask(), lengths, length=512, batch=4, batch_tokens=400, seed=0)  # type: ignore[arg-type]
     for epoch in range(6):
         steps = steps_of(order, epoch)
         assert all(steps) and sorted(index for step in steps for index in step) == list(range(count))
@@ -73,7 +73,7 @@ def test_processes_share_a_step_without_losing_a_row():
         rows = [
             int(row)
             for rank in range(2)
-            for batch in order.micro_batches(step, size=None, rank=rank, world=2, full=True)
+            for batch in order.micro_batches(step, size=None, rank=rank, world_size=2, full=True)
             for row, label in zip(batch.tokens[:, 0].tolist(), batch.labels["label"].tolist(), strict=True)
             if label == 0
         ]

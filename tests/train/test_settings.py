@@ -14,7 +14,14 @@ from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
 from headstock.train.run_folder import open_run
-from headstock.train.settings import TrainSettings, make_config, place_settings, preset_names, read_preset, with_options
+from headstock.train.settings import (
+    TrainSettings,
+    assign_sections,
+    make_config,
+    override_settings,
+    preset_names,
+    read_preset,
+)
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
 OBJECTIVES = [one for one in TASKS.names() if not issubclass(TASKS.get(one), LabelledTask) and TASKS.get(one).learns]
@@ -116,7 +123,7 @@ def test_another_objective_leaves_the_old_ones_settings_behind(tmp_path):
 
 
 def test_settings_find_their_section():
-    placed = place_settings(
+    placed = assign_sections(
         {"depth": 3, "lr": 0.1, "vocabulary": 500, "model.vocabulary": 512, "documents": "line"}, {}
     )
     assert placed == {
@@ -129,7 +136,7 @@ def test_settings_find_their_section():
 
 def test_unknown_settings_are_all_named_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
-        place_settings({"dept": 3, "train.lrr": 0.1}, {})
+        assign_sections({"dept": 3, "train.lrr": 0.1}, {})
     problems = dict(caught.value.problems)
     assert "did you mean 'depth'?" in problems["dept"]
     assert "did you mean 'train.lr'?" in problems["train.lrr"]
@@ -175,10 +182,10 @@ def test_without_text_there_is_nothing_to_do():
 
 def test_a_length_on_the_command_line_takes_the_place_of_the_file_s():
     tree = {"train": {"epochs": 8, "lr": 2e-3}}
-    assert with_options(tree, {"train.steps": 5})["train"] == {"lr": 2e-3, "steps": 5}
-    assert with_options(tree, {"lr": 1e-3})["train"] == {"epochs": 8, "lr": 1e-3}
+    assert override_settings(tree, {"train.steps": 5})["train"] == {"lr": 2e-3, "steps": 5}
+    assert override_settings(tree, {"lr": 1e-3})["train"] == {"epochs": 8, "lr": 1e-3}
     with pytest.raises(ConfigError, match="cannot be set together"):
-        make_config(with_options(tree, {"train.steps": 5, "train.minutes": 1}))
+        make_config(override_settings(tree, {"train.steps": 5, "train.minutes": 1}))
 
 
 def test_another_family_leaves_the_preset_s_model_aside():

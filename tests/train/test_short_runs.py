@@ -14,15 +14,15 @@ from headstock.model.heads import TokenHead
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
 from headstock.train import loop
-from headstock.train.distributed import World
-from headstock.train.evaluate import measure
-from headstock.train.fit import Data
+from headstock.train.distributed import DistributedContext
+from headstock.train.evaluate import evaluate
+from headstock.train.fit import LabelledData
 from headstock.train.optimizers import make_optimizers
-from headstock.train.run_folder import Run
-from headstock.train.sampler import Order
+from headstock.train.run_folder import RunFolder
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
 
-ALONE = World(torch.device("cpu"))
+ALONE = DistributedContext(torch.device("cpu"))
 
 
 def labels_to_learn(count, *, flipped=False):
@@ -63,9 +63,9 @@ def test_layers_thaw_from_the_top(unfreeze, moving):
             now = kept(model)
             moved.append({name for name in now if not torch.equal(now[name], before[name])})
 
-    data = Data(labels_to_learn(24), labels_to_learn(8))  # three steps of eight in an epoch
+    data = LabelledData(labels_to_learn(24), labels_to_learn(8))  # three steps of eight in an epoch
     settings = TrainSettings(batch=8, epochs=4, lr=1e-2, warmup=0.0, schedule="constant", unfreeze=unfreeze)
-    loop.train(model, task, data, settings, run=None, world=ALONE, watch=[hear])
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[hear])
     assert len(moved) == 12
     for stage, first in zip(stages.values(), moving, strict=True):
         inside = {name for name in before if name.startswith(stage)}
@@ -91,8 +91,8 @@ def test_layers_thaw_where_processes_share_the_gradients(tmp_path):
     # one process that believes to be the first of two: torch is as strict about gradients that do not come
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     try:
-        data = Data(labels_to_learn(24), labels_to_learn(8))
-        loop.train(model, task, data, settings, run=None, world=World(torch.device("cpu"), 0, 2))
+        data = LabelledData(labels_to_learn(24), labels_to_learn(8))
+        loop.train(model, task, data, settings, run=None, distributed=DistributedContext(torch.device("cpu"), 0, 2))
     finally:
         distributed.destroy_process_group()
     after = kept(model)
@@ -104,8 +104,8 @@ def test_a_step_moves_each_layer_at_its_own_rate():
     data, settings = labels_to_learn(16), TrainSettings(lr=1e-3, layer_decay=0.5, weight_decay=0.0, clip=0.0)
     before = kept(model)
     batch = task.examples(data, length=16).batch(range(16))
-    objective = loop.Objective(model, task, smoothing=0.0)
-    loop.one_step(objective, task, [batch], make_optimizers(model, settings), 1e-3, settings, 0, ALONE)
+    objective = loop.LossModule(model, task, smoothing=0.0)
+    loop.training_step(objective, task, [batch], make_optimizers(model, settings), 1e-3, settings, 0, ALONE)
     # AdamW's first step moves every weight that has a gradient by the learning rate
     moved = {name: float((tensor - before[name]).abs().max()) for name, tensor in kept(model).items()}
     for name, share in (
@@ -122,7 +122,7 @@ def test_a_step_moves_each_layer_at_its_own_rate():
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_patience_ends_a_run_that_gets_worse_with_its_best_weights(tmp_path, place, ema):
     model, task = classifier()
-    data = Data(labels_to_learn(40), labels_to_learn(40, flipped=True))  # whatever is learned is wrong there
+    data = LabelledData(labels_to_learn(40), labels_to_learn(40, flipped=True))  # whatever is learned is wrong there
     settings = TrainSettings(
         batch=8, epochs=30, validate_every=5, lr=1e-2, schedule="constant", warmup=0.0, patience=3, ema=ema
     )
@@ -130,23 +130,23 @@ def test_patience_ends_a_run_that_gets_worse_with_its_best_weights(tmp_path, pla
 
     def hear(event):
         if event.kind == "valid":
-            merits.append(task.merit(event.progress.valid))
-            if event.progress.best_step == event.progress.step:
+            merits.append(task.merit(event.state.valid))
+            if event.state.best_step == event.state.step:
                 best.update(kept(model))
-                scores.update(event.progress.valid)
+                scores.update(event.state.valid)
             last.update(kept(model))
 
     run = None
     if place == "disk":
-        run = Run(tmp_path / "run")
+        run = RunFolder(tmp_path / "run")
         run.path.mkdir()
-    progress = loop.train(model, task, data, settings, run=run, world=ALONE, watch=[hear])
+    progress = loop.train(model, task, data, settings, run=run, distributed=ALONE, callbacks=[hear])
     at = int(np.argmin(merits))
     assert progress.best_step == 5 * (at + 1)
     assert progress.step == progress.best_step + 3 * 5 < 150  # three validations in vain
     assert merits[at] < merits[-1]
     assert not same(best, last)
-    found = measure(model, task, task.examples(data.valid, length=16), world=ALONE, rows=8, size=0)
+    found = evaluate(model, task, task.examples(data.valid, length=16), distributed=ALONE, rows=8, size=0)
     assert found == pytest.approx(scores, rel=1e-5)
     if not ema:  # with it, the averaged weights of that moment are kept instead
         assert same(kept(model), best)
@@ -156,11 +156,11 @@ def test_patience_ends_a_run_that_gets_worse_with_its_best_weights(tmp_path, pla
 
 def test_without_patience_the_run_is_as_long_as_asked():
     model, task = classifier()
-    data = Data(labels_to_learn(40), labels_to_learn(40, flipped=True))
+    data = LabelledData(labels_to_learn(40), labels_to_learn(40, flipped=True))
     settings = TrainSettings(batch=8, epochs=8, validate_every=5, lr=1e-2, weights="last")
     last = {}
     progress = loop.train(
-        model, task, data, settings, run=None, world=ALONE, watch=[lambda event: last.update(kept(model))]
+        model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: last.update(kept(model))]
     )
     assert progress.step == 40
     assert progress.worse > 3
@@ -175,12 +175,12 @@ def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
     best = {}
 
     def hear(event):
-        if event.kind == "valid" and event.progress.best_step == event.progress.step:
+        if event.kind == "valid" and event.state.best_step == event.state.step:
             best.update(kept(model))
 
-    data = Data(labels_to_learn(40), labels_to_learn(30))
+    data = LabelledData(labels_to_learn(40), labels_to_learn(30))
     settings = TrainSettings(batch=8, epochs=6, validate_every=5, checkpoint_every=1, lr=1e-2)
-    loop.train(model, task, data, settings, run=None, world=ALONE, watch=[hear])
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[hear])
     assert list(tmp_path.iterdir()) == []
     assert sorted(cache.rglob("*")) == before
     assert same(kept(model), best)
@@ -190,7 +190,7 @@ def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize("micro", [None, 2])
 def test_what_training_batches_score_is_what_the_rows_score(separator, micro):
     model, task = classifier(separator=separator)
-    data = Data(labels_to_learn(27), labels_to_learn(10))
+    data = LabelledData(labels_to_learn(27), labels_to_learn(10))
     if separator:
         for part in (data.train, data.valid):
             part.labels = np.stack([part.labels, part.labels[::-1]], 1)
@@ -201,15 +201,15 @@ def test_what_training_batches_score_is_what_the_rows_score(separator, micro):
 
     def hear(event):
         if event.kind == "valid":
-            heard.append(event.progress.train)
+            heard.append(event.state.train)
 
-    loop.train(model, task, data, settings, run=None, world=ALONE, watch=[hear])
-    order = Order(task, data.train, length=16, batch=4, seed=0)
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[hear])
+    order = BatchSampler(task, data.train, length=16, batch=4, seed=0)
     assert order.steps_per_epoch == 7
     for found, steps in zip(heard, [range(5), range(5, 10), range(10, 14)], strict=True):  # each since the one before
         rows = [row for step in steps for row in order.indices(step)]
         examples = task.examples(data.train.select(rows), length=16)
-        again = measure(model, task, examples, world=ALONE, rows=len(rows), size=0)
+        again = evaluate(model, task, examples, distributed=ALONE, rows=len(rows), size=0)
         assert 0 < again["accuracy"] < 1
         assert found == pytest.approx(again, rel=1e-5)
     assert heard[0]["loss"] != pytest.approx(heard[1]["loss"], rel=1e-3)
@@ -219,6 +219,6 @@ def test_who_uses_the_model_meanwhile_does_not_turn_dropout_off():
     model, task = classifier()
     modes = []
     model.register_forward_pre_hook(lambda module, given: modes.append(module.training))
-    data, settings = Data(labels_to_learn(16), labels_to_learn(8)), TrainSettings(steps=3, batch=16)
-    loop.train(model, task, data, settings, run=None, world=ALONE, watch=[lambda event: model.eval()])
+    data, settings = LabelledData(labels_to_learn(16), labels_to_learn(8)), TrainSettings(steps=3, batch=16)
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: model.eval()])
     assert modes.count(True) == 3

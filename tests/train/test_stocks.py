@@ -9,7 +9,7 @@ import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.train.finetune_config import gather_config, settle
-from headstock.train.run_folder import STOCKS, Run, open_run, stock_names
+from headstock.train.run_folder import STOCKS, RunFolder, open_run, stock_names
 from headstock.train.stocks import pack
 
 
@@ -52,7 +52,7 @@ def test_a_near_name_is_suggested_and_a_folder_of_that_name_wins(tmp_path, monke
 def test_packing_keeps_what_a_run_is(tmp_path):
     source = open_run("reviews-en")
     pack(source, tmp_path / "mine")
-    packed = Run(tmp_path / "mine")
+    packed = RunFolder(tmp_path / "mine")
     assert packed.results()["run"] == "mine"
     assert packed.config() == source.config()
     assert all(torch.equal(packed.weights()[name], tensor) for name, tensor in source.weights().items())

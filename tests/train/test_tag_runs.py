@@ -10,7 +10,7 @@ import torch
 import headstock
 from headstock.errors import UserError
 from headstock.train.finetune import finetune
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.signals import Interrupted
 from tests.conftest import TINY
 
@@ -116,7 +116,7 @@ def test_sentences_longer_than_a_row_are_tagged_whole(causal, files, tmp_path):
 
 def test_frozen_trains_the_head_alone(causal, files, tmp_path):
     done = learn(causal, tmp_path / "run", files, QUICK | {"layers": "mix"}, freeze=True)
-    own, kept = Run(causal).weights(), Run(tmp_path / "run").weights()
+    own, kept = RunFolder(causal).weights(), RunFolder(tmp_path / "run").weights()
     assert all(torch.equal(tensor, own[name]) for name, tensor in kept.items() if name.startswith("backbone."))
     assert kept["heads.tag.mix.weights"].abs().max() > 0  # it learned which layers to read
     assert done["parameters"]["trainable"] == 5 * 16 + 5 + 3 + 1  # scores and biases, a weight for each layer, a scale
@@ -136,10 +136,10 @@ def test_a_stopped_tagger_goes_on_as_if_never_stopped(causal, files, tmp_path):
 
     learn(causal, tmp_path / "whole", files)
     with pytest.raises((Enough, Interrupted)):
-        learn(causal, tmp_path / "parts", files, watch=[stop])
+        learn(causal, tmp_path / "parts", files, callbacks=[stop])
     done = learn(causal, tmp_path / "parts", files, resume=True)
-    assert done["steps"] == Run(tmp_path / "whole").results()["steps"]
-    whole, parts = Run(tmp_path / "whole").weights(), Run(tmp_path / "parts").weights()
+    assert done["steps"] == RunFolder(tmp_path / "whole").results()["steps"]
+    whole, parts = RunFolder(tmp_path / "whole").weights(), RunFolder(tmp_path / "parts").weights()
     assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
 
 
@@ -151,10 +151,10 @@ def test_entities_are_measured_and_models_averaged(causal, files, tmp_path):
     assert done["headline"] == "f1"
     assert done["valid"]["f1"] > 0.9
     assert "F1 " in (tmp_path / "run" / "README.md").read_text()
-    rows = Run(tmp_path / "run").member(0).read_metrics()
+    rows = RunFolder(tmp_path / "run").member(0).read_metrics()
     best = min((row for row in rows if "valid_f1" in row), key=lambda row: (-row["valid_f1"], row["valid_loss"]))
     assert best["valid_f1"] > 0.9
-    assert best["step"] == Run(tmp_path / "run").results()["best_step"]
+    assert best["step"] == RunFolder(tmp_path / "run").results()["best_step"]
 
 
 # The command line

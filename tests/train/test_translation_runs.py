@@ -14,7 +14,7 @@ from headstock.errors import UserError
 from headstock.model.attention_weights import looking
 from headstock.report.alignment import as_svg
 from headstock.train.finetune import finetune
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.signals import Interrupted
 from tests.tasks.parallel import QUICK, SMALL, sentences, write
 
@@ -60,7 +60,7 @@ def stock(files, tmp_path_factory):
 def test_a_translator_learns_a_language_and_its_numbers_are_sacrebleus(made, files):
     out, results = made
     pairs = sentences(40, "test")
-    said = [row["text"] for row in map(json.loads, Run(out).predictions.read_text().splitlines())]
+    said = [row["text"] for row in map(json.loads, RunFolder(out).predictions.read_text().splitlines())]
     right = np.mean([text == wanted for text, (_, wanted) in zip(said, pairs, strict=True)])
     assert right > 0.8
     wanted = [row[1] for row in pairs]
@@ -96,7 +96,7 @@ def test_a_finished_run_translates_evaluates_and_moves(made, files, tmp_path):
 def test_each_side_may_have_a_tokenizer_of_its_own(files, tmp_path):
     out = tmp_path / "two"
     learn(out, files, SHORT | {"two_tokenizers": True, "vocabulary": 280})
-    run = Run(out)
+    run = RunFolder(out)
     tokenizer = run.tokenizer()
     assert tokenizer.source is not None and tokenizer.source.fingerprint != tokenizer.fingerprint
     model = run.config()["model"]
@@ -109,16 +109,16 @@ def test_each_side_may_have_a_tokenizer_of_its_own(files, tmp_path):
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(files, tmp_path):
     def stop(event):
-        if event.kind == "valid" and event.progress.step > 8:
+        if event.kind == "valid" and event.state.step > 8:
             raise Interrupted("stopped", 2)
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     learn(whole, files, SHORT)
     with pytest.raises(Interrupted):
-        learn(parts, files, SHORT, watch=[stop])
+        learn(parts, files, SHORT, callbacks=[stop])
     finetune(out=parts, task="translate", resume=True)  # the run itself knows what it is made from
-    assert Run(parts).results()["valid"] == Run(whole).results()["valid"]
-    one, other = Run(whole).weights(), Run(parts).weights()
+    assert RunFolder(parts).results()["valid"] == RunFolder(whole).results()["valid"]
+    one, other = RunFolder(whole).weights(), RunFolder(parts).weights()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -131,7 +131,7 @@ def test_two_files_of_a_pair_serve_as_well_as_a_table(files, tmp_path):
     sides = {name: tmp_path / name for name in ("train", "valid", "test")}
     results = learn(tmp_path / "run", sides, SHORT, test=sides["test"], columns={"source": "en", "target": "eo"})
     assert "test" not in results  # it has no target, so it is translated, not measured
-    assert len(Run(tmp_path / "run").predictions.read_text().splitlines()) == 2
+    assert len(RunFolder(tmp_path / "run").predictions.read_text().splitlines()) == 2
 
 
 # From raw text
@@ -145,11 +145,11 @@ def test_denoising_reads_two_languages_and_tells_its_perplexity(stock):
 
 
 def test_a_translator_begins_with_what_denoising_learned(stock, files, tmp_path):
-    source, out, more = Run(stock[0]), tmp_path / "fine", {"run": stock[0], "preset": None}
+    source, out, more = RunFolder(stock[0]), tmp_path / "fine", {"run": stock[0], "preset": None}
     still = {"batch_tokens": 400, "steps": 1, "lr": 1e-9, "weight_decay": 0.0}
     results = learn(out, files, still, **more)
     assert results["from"] == str(stock[0])
-    before, after = source.weights(), Run(out).weights()
+    before, after = source.weights(), RunFolder(out).weights()
     assert set(before) == set(after)
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     fresh = learn(tmp_path / "scratch", files, still, init="scratch", **more)

@@ -46,7 +46,7 @@ def compare(
     from headstock.train.callbacks import one_line
     from headstock.train.finetune_config import labelled_task
 
-    with one_line(quiet=common.quiet) as watch:
+    with one_line(quiet=common.quiet) as callbacks:
         results = work(
             [str(run) for run in runs or []],
             train=train,
@@ -66,7 +66,7 @@ def compare(
             config_file=config,
             settings=dict(parse_setting(text) for text in set_ or []),
             device=common.device,
-            watch=watch,
+            callbacks=callbacks,
             say=common.say,
         )
     page = write_report(out)

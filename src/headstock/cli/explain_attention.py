@@ -188,7 +188,7 @@ def positions(
     from headstock.explain.positions import KINDS, explain_model_positions, explain_positions
     from headstock.explain.subject import open_subject
     from headstock.report.standalone import alone, check_out, write_out
-    from headstock.train.loop import row_length
+    from headstock.train.loop import sequence_length
 
     check_out(out)
     asked: Any = chosen(kind, KINDS, "--kind")
@@ -203,7 +203,7 @@ def positions(
         if width is not None:
             raise UserError("--width is of positions by formula; a run or preset has its own")
         subject = open_subject(run, preset, settings, device=common.device)
-        read = row_length(subject.model, subject.config.train) if run is not None else None
+        read = sequence_length(subject.model, subject.config.train) if run is not None else None
         found = explain_model_positions(subject.model, subject.name, length=length, trained=run is not None, read=read)
         if asked is not None and asked != found[0].kind:
             raise UserError(f"--kind {asked}: the positions of {subject.name} are {found[0].kind}")

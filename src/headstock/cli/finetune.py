@@ -66,7 +66,7 @@ def finetune(
     from headstock.train.finetune import finetune as work
     from headstock.train.finetune_config import labelled_task
     from headstock.train.model_card import measured_lines
-    from headstock.train.run_folder import Run, check_resumable
+    from headstock.train.run_folder import RunFolder, check_resumable
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options = {
@@ -80,8 +80,8 @@ def finetune(
     }
     settings |= {key: value for key, value in options.items() if value is not None}
     if resume:
-        check_resumable(Run(out))
-    with on_screen(quiet=common.quiet) as watch:
+        check_resumable(RunFolder(out))
+    with on_screen(quiet=common.quiet) as callbacks:
         results = work(
             run,
             preset=preset,
@@ -99,12 +99,12 @@ def finetune(
             resume=resume,
             overwrite=overwrite,
             device=common.device,
-            watch=watch,
+            callbacks=callbacks,
             say=common.say,
         )
     results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
     if common.leads:
-        tell_run(Run(out), device=common.device)
+        tell_run(RunFolder(out), device=common.device)
         write_report(out)
     done = f"{results['steps']:,} steps in {results['seconds']:.0f} s, best epoch {results['best_epoch']}"
     common.tell(f"{results['run']}: {done}")
@@ -113,7 +113,7 @@ def finetune(
             for line in measured_lines(side, results[side]):
                 common.tell(line)
     learned = labelled_task(results["task"])
-    common.show(f"report: {Run(out).report}")
+    common.show(f"report: {RunFolder(out).report}")
     common.show(f"try: headstock {learned.use} {quoted(out)} {learned.example}")
     return results
 

@@ -40,8 +40,8 @@ def existing_paths(values: Iterable[Any]) -> Iterable[Path]:
 
 def is_part_of(path: Path, source: Path) -> bool:
     """Whether a file is the input itself, or one of the files a run folder consists of."""
-    from headstock.train.run_folder import Run
+    from headstock.train.run_folder import RunFolder
 
     if not source.is_dir():
         return path.exists() and path.samefile(source)
-    return Run(source).exists() and Run(source).owns(path)
+    return RunFolder(source).exists() and RunFolder(source).owns(path)

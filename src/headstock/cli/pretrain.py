@@ -46,7 +46,7 @@ def pretrain(
     from headstock.tasks.base import TASKS
     from headstock.train.callbacks import on_screen, summary
     from headstock.train.pretrain import pretrain as work
-    from headstock.train.run_folder import Run, check_resumable, open_run
+    from headstock.train.run_folder import RunFolder, check_resumable, open_run
 
     settings = dict(parse_setting(text) for text in set_ or [])
     options = {
@@ -61,11 +61,11 @@ def pretrain(
     }
     settings |= {key: value for key, value in options.items() if value is not None}
     if resume:
-        check_resumable(Run(out))
+        check_resumable(RunFolder(out))
     if minutes and corpus and not (preset or config or start or tokenizer or (resume and out.exists())):
-        check_first(Run(out), settings, resume=resume, overwrite=overwrite)
+        check_first(RunFolder(out), settings, resume=resume, overwrite=overwrite)
         settings = sized(corpus, minutes, objective, settings, common)
-    with on_screen(quiet=common.quiet) as watch:
+    with on_screen(quiet=common.quiet) as callbacks:
         results = work(
             corpus or (),
             out=out,
@@ -78,7 +78,7 @@ def pretrain(
             resume=resume,
             overwrite=overwrite,
             device=common.device,
-            watch=watch,
+            callbacks=callbacks,
             say=common.say,
         )
     results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name

@@ -18,10 +18,10 @@ def report(
 ) -> dict[str, Any]:
     """Write report.html: one page with charts that opens anywhere, also without a network."""
     from headstock.report.pages import write_report
-    from headstock.train.run_folder import Run
+    from headstock.train.run_folder import RunFolder
 
-    run, texts = Run(folder), []
-    if run.finished() and run.exists() and speaks(run):
+    run, texts = RunFolder(folder), []
+    if run.is_finished() and run.exists() and speaks(run):
         count = samples if samples is not None else 0 if run.results().get("samples") else 3
     else:
         count = 0

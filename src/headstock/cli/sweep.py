@@ -65,7 +65,7 @@ def sweep(
         named, column = None, text_column(columns, column)
     options |= {"data.documents": documents, "data.column": column}
     settings |= {key: value for key, value in options.items() if value is not None}
-    with one_line(quiet=common.quiet) as watch:
+    with one_line(quiet=common.quiet) as callbacks:
         results = work(
             corpus or (),
             grid=gathered([parse_grid(text) for text in grid or []]),
@@ -86,7 +86,7 @@ def sweep(
             config_file=config,
             settings=settings,
             device=common.device,
-            watch=watch,
+            callbacks=callbacks,
             say=common.say,
         )
     page = write_report(out)

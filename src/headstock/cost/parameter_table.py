@@ -6,7 +6,7 @@ from headstock.model.backbone import BACKBONES
 from headstock.model.formulas import Dimensions
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
 
 LETTERS = {
@@ -23,7 +23,7 @@ LETTERS = {
 }
 
 
-def formula_table(run: Run) -> str:
+def formula_table(run: RunFolder) -> str:
     """| `backbone.blocks` | N × (4 D² + ...) | 4,448 |, and what the letters stand for."""
     import sympy
 
@@ -47,7 +47,7 @@ def formula_table(run: Run) -> str:
     return "\n".join(told) + f"\n\n{', '.join(meant)}."
 
 
-def without_weights(run: Run) -> Model:
+def without_weights(run: RunFolder) -> Model:
     """The run's model as shapes alone."""
     chosen = make_config(run.config())
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError, did_you_mean
-from headstock.train.run_folder import Run, open_run
+from headstock.train.run_folder import RunFolder, open_run
 
 KINDS = ("scratch", "pretrained", "frozen", "tfidf")
 
@@ -17,7 +17,7 @@ class Arm:
 
     name: str
     kind: str
-    run: Run | None = None
+    run: RunFolder | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:

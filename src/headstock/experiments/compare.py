@@ -19,13 +19,13 @@ from headstock.experiments.metric_names import nouns_of, shown_score
 from headstock.io import Layout, sweep
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import ClassConfig
-from headstock.train.distributed import World, choose_device
+from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune_config import labelled_task
-from headstock.train.labelled_data import read_splits, spread
-from headstock.train.loop import Watch
+from headstock.train.labelled_data import read_splits, stratified_order
+from headstock.train.loop import Callback
 from headstock.train.pretrain import pretrain, same_settings
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import LabelledSettings
 from headstock.train.signals import Interrupted
 
@@ -64,7 +64,7 @@ def compare(
     config_file: str | Path | None = None,
     settings: dict[str, Any] | None = None,
     device: str = "auto",
-    watch: Sequence[Watch] = (),
+    callbacks: Sequence[Callback] = (),
     say: Say = silent,
 ) -> dict[str, Any]:
     """Compare arms on labelled rows; returns what results.json in the folder `out` holds.
@@ -95,20 +95,20 @@ def compare(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; a comparison is kept in a folder")
     named = [runs] if isinstance(runs, str | Path) else list(runs)
-    ground = lay_ground(plan, folder, World(choose_device(device)), say)
+    ground = lay_ground(plan, folder, DistributedContext(choose_device(device)), say)
     if not named and plan.pretrain:
         with alone(folder, "stock"):
-            named = [grown(plan, folder, device, watch, say).path]
+            named = [grown(plan, folder, device, callbacks, say).path]
     chosen = make_arms(named, plan.compare.arms, plan.arms)
     for arm in chosen:  # wrong settings of the last arm are found before the first is trained
         settings_of(ground, Place(arm, 0, plan.compare.seed, shown=False), ground.splits.train)
     found = look_for_leaks(chosen, ground.measured, plan.compare.leakage, folder, say)
     ground = replace(ground, measured=keep_rows(ground.measured, found, plan.compare))
-    cells = fill_grid(plan, ground, chosen, watch, say)
+    cells = fill_grid(plan, ground, chosen, callbacks, say)
     return answer(plan, ground, chosen, cells, found, seconds=time.monotonic() - began)
 
 
-def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
+def lay_ground(plan: Plan, folder: Path, distributed: DistributedContext, say: Say) -> Ground:
     """Read the files and find everything that is wrong with them before any work is done."""
     asked = plan.compare
     check_names(asked.arms, plan.arms)
@@ -134,7 +134,7 @@ def lay_ground(plan: Plan, folder: Path, world: World, say: Say) -> Ground:
         raise UserError(f"--labels {wanted}: {splits.train.source} has only {len(splits.train):,} rows")
     if asked.seeds < 2:
         say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
-    return Ground(task, splits, measured, settled, plan.settings, folder, world, judge, asked.columns)
+    return Ground(task, splits, measured, settled, plan.settings, folder, distributed, judge, asked.columns)
 
 
 def beyond_tfidf(asked: CompareSettings) -> str | None:
@@ -144,18 +144,20 @@ def beyond_tfidf(asked: CompareSettings) -> str | None:
     return None if asked.task in ("classify", "pair") else f"says one thing of a whole text, which is no {asked.task}"
 
 
-def grown(plan: Plan, folder: Path, device: str, watch: Sequence[Watch], say: Say) -> Run:
+def grown(plan: Plan, folder: Path, device: str, callbacks: Sequence[Callback], say: Say) -> RunFolder:
     """The run that a recipe describes, made in the comparison's folder unless it is there."""
-    run, asked = Run(folder / "stock"), dict(plan.pretrain)
+    run, asked = RunFolder(folder / "stock"), dict(plan.pretrain)
     preset, objective = asked.pop("preset", None), asked.pop("objective", None)
     settings: dict[str, Any] = {"task.name": objective} if objective else {}
     for name, value in asked.items():
         settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
-    if run.finished():
+    if run.is_finished():
         same_settings(run, settings)  # a recipe that was changed since asks for another stock
         return run
     try:
-        pretrain(out=run.path, preset=preset, settings=settings, resume=True, device=device, watch=watch, say=say)
+        pretrain(
+            out=run.path, preset=preset, settings=settings, resume=True, device=device, callbacks=callbacks, say=say
+        )
     except Interrupted as stop:
         told = f"stopped while {run} was pretrained; the same command goes on"
         raise Interrupted(told, stop.exit_code - 128) from None
@@ -170,7 +172,7 @@ def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Record
     kept = measured.select(rows)
     if asked.rows is None or asked.rows >= len(rows):
         return kept
-    return kept.select(sorted(spread(kept.strata, seed=asked.seed)[: asked.rows]))
+    return kept.select(sorted(stratified_order(kept.strata, seed=asked.seed)[: asked.rows]))
 
 
 def places_of(asked: CompareSettings, ground: Ground, arms: Sequence[Arm]) -> list[Place]:
@@ -185,7 +187,9 @@ def places_of(asked: CompareSettings, ground: Ground, arms: Sequence[Arm]) -> li
     ]
 
 
-def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch], say: Say) -> list[dict[str, Any]]:
+def fill_grid(
+    plan: Plan, ground: Ground, arms: list[Arm], callbacks: Sequence[Callback], say: Say
+) -> list[dict[str, Any]]:
     """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
     places, unit = places_of(plan.compare, ground, arms), nouns_of(ground.task.name).unit
     if say is not silent and (seconds := grid_seconds(ground, places)):
@@ -194,7 +198,7 @@ def fill_grid(plan: Plan, ground: Ground, arms: list[Arm], watch: Sequence[Watch
     cells: dict[int, dict[str, Any]] = {}
     try:
         for number, (made, new) in share(
-            ground.folder, places, lambda place: f"{place.file}-{place.seed}", lambda p: cell(ground, p, watch), say
+            ground.folder, places, lambda place: f"{place.file}-{place.seed}", lambda p: cell(ground, p, callbacks), say
         ):
             place, cells[number] = places[number], made
             score = f"{shown_score(ground.judge.headline, made['score']):>6s}"

@@ -22,14 +22,14 @@ from headstock.io import sha256, write_json
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask, Statistics, Tally, share
-from headstock.train.distributed import World
-from headstock.train.finetune import keep_fitted, sizes
+from headstock.train.distributed import DistributedContext
+from headstock.train.finetune import save_fit, sizes
 from headstock.train.finetune_config import gather_config, settle
-from headstock.train.fit import Data, Fitted, fit
-from headstock.train.labelled_data import Splits, subset
-from headstock.train.loop import Watch
+from headstock.train.fit import FitResult, LabelledData, fit
+from headstock.train.labelled_data import LabelledSplits, subset
+from headstock.train.loop import Callback
 from headstock.train.pretrain import source_weights
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 DIGITS = 5  # of probabilities in a cell's file
@@ -41,12 +41,12 @@ class Ground:
     """What all cells share: the rows, what they are measured on, and common settings."""
 
     task: type[LabelledTask]
-    splits: Splits
+    splits: LabelledSplits
     measured: Records  # labelled: the test rows, or the validation rows where those have no labels
     config: Any  # the task's settings that are the same for all, such as the classes
     settings: dict[str, Any]  # of every arm that is fine-tuned
     folder: Path
-    world: World
+    distributed: DistributedContext
     judge: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
     columns: tuple[str, ...] = ()  # what the files call them
 
@@ -80,7 +80,7 @@ class Place:
         return f"{self.arm.name}-{self.labels}".replace(" ", "-").replace("/", "-")
 
 
-def cell(ground: Ground, place: Place, watch: Sequence[Watch]) -> tuple[dict[str, Any], bool]:
+def cell(ground: Ground, place: Place, callbacks: Sequence[Callback]) -> tuple[dict[str, Any], bool]:
     """A cell from its file, or made now; and whether it was made now."""
     path = ground.folder / "cells" / f"{place.file}-{place.seed}.json"
     train, valid = ground.rows(place.labels, place.seed)
@@ -90,7 +90,9 @@ def cell(ground: Ground, place: Place, watch: Sequence[Watch]) -> tuple[dict[str
         return kept, False
     began = time.monotonic()
     made = (
-        baseline(ground, place, train, valid) if chosen is None else trained(ground, place, chosen, train, valid, watch)
+        baseline(ground, place, train, valid)
+        if chosen is None
+        else trained(ground, place, chosen, train, valid, callbacks)
     )
     made |= {"seconds": round(time.monotonic() - began, 3), "key": key, "shown": place.shown}
     made |= {"arm": place.arm.name, "labels": place.labels, "seed": place.seed}
@@ -118,7 +120,7 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
         settings["data"].pop("columns")  # the rows themselves are in the key
     parts = {
         "version": __version__,
-        "rows": Splits(train, valid, ground.measured).fingerprint(),
+        "rows": LabelledSplits(train, valid, ground.measured).fingerprint(),
         "unlabelled": ground.unlabelled.columns if ground.unlabelled else None,
         "task": [ground.task.name, config.plain(ground.config)],
         "settings": settings,
@@ -211,16 +213,16 @@ def told_apart(records: Records) -> list[Any]:
 
 
 def trained(
-    ground: Ground, place: Place, chosen: RunConfig, train: Records, valid: Records, watch: Sequence[Watch]
+    ground: Ground, place: Place, chosen: RunConfig, train: Records, valid: Records, callbacks: Sequence[Callback]
 ) -> dict[str, Any]:
     """A fine-tuned model, measured and, where it is to be shown, explained and kept."""
     run = place.arm.run
     assert run is not None
     tokenizer = run.tokenizer()
     task = ground.task(chosen.task, tokenizer)
-    data = Data(task.prepare(train), task.prepare(valid))
+    data = LabelledData(task.prepare(train), task.prepare(valid))
     weights = None if place.arm.kind == "scratch" else source_weights(run)
-    fitted = fit(chosen, tokenizer, weights, data, run=None, world=ground.world, watch=watch)
+    fitted = fit(chosen, tokenizer, weights, data, run=None, distributed=ground.distributed, callbacks=callbacks)
     measured = task.prepare(ground.measured)
     found = fitted.outputs(measured, dtype=chosen.train.dtype)
     predicted = None
@@ -239,24 +241,26 @@ def trained(
     }
     if place.shown:
         made["told"] = tell(task, ground.measured, measured, found, model=fitted.model, length=fitted.length)
-        keep(ground, place, chosen, tokenizer, fitted, Splits(train, valid, None))
+        keep(ground, place, chosen, tokenizer, fitted, LabelledSplits(train, valid, None))
     return made
 
 
-def valid_score(fitted: Fitted, valid: Any, chosen: RunConfig) -> float:
+def valid_score(fitted: FitResult, valid: Any, chosen: RunConfig) -> float:
     """Of the epoch that was chosen; what is not known of every epoch is measured again."""
     if fitted.task.headline == "accuracy":
-        return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.progress.best_step)
+        return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.state.best_step)
     found = fitted.outputs(valid, dtype=chosen.train.dtype)
     return share(fitted.task.tallies(valid, found)[fitted.task.headline])
 
 
-def speed(fitted: Fitted) -> float:
+def speed(fitted: FitResult) -> float:
     """Tokens a second while it trained."""
-    return round(fitted.progress.tokens / max(1e-9, fitted.progress.seconds - fitted.progress.aside), 1)
+    return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.aside), 1)
 
 
-def keep(ground: Ground, place: Place, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits) -> None:
+def keep(
+    ground: Ground, place: Place, chosen: RunConfig, tokenizer: Tokenizer, fitted: FitResult, splits: LabelledSplits
+) -> None:
     """The model as a run of its own, so that it can be used."""
-    run = Run(ground.folder / "runs" / place.file)
-    keep_fitted(run, chosen, tokenizer, fitted, splits, ground.world)
+    run = RunFolder(ground.folder / "runs" / place.file)
+    save_fit(run, chosen, tokenizer, fitted, splits, ground.distributed)

@@ -60,7 +60,7 @@ def answer(
         "metric": metric,
         "title": title_of(ground, arms),
         "versions": versions(),
-        "device": str(ground.world.device),
+        "device": str(ground.distributed.device),
         "seconds": round(max(seconds, sum(made["seconds"] for made in cells)), 1),  # also of what was there already
         "seed": plan.compare.seed,
         "settings": settings_of(plan),

@@ -22,10 +22,10 @@ from headstock.io import Layout, check_replaceable, discard, write_json, write_t
 from headstock.report.pages import write_report
 from headstock.report.terminal_chart import draw
 from headstock.train.callbacks import on_screen, one_line
-from headstock.train.distributed import World, choose_device
+from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.pretrain import pretrain
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 STOCK, QUOTES = "reviews-en", "rotten-tomatoes"
 SENTENCES = (
@@ -95,10 +95,10 @@ def tell(
     say("1. A tokenizer and a small Transformer learn to continue film reviews, live")
     longer = minutes >= LONGER or choose_device(device).type != "cpu"
     live = grow(out, minutes=LIVE_SHARE * minutes, longer=longer, device=device, seed=seed, quiet=quiet, say=say)
-    show(tell_live(Run(out / "live"), live, device, seed))
+    show(tell_live(RunFolder(out / "live"), live, device, seed))
     say(f"\n2. Does pretraining pay? {STOCK} (pretrained on film reviews, it ships with Headstock) on short quotes")
     say(f"   {', '.join(f'{n:,}' for n in size.labels)} labels, {size.seeds} seeds; TF-IDF is the rival to beat")
-    with one_line(quiet=quiet) as watch:
+    with one_line(quiet=quiet) as callbacks:
         results = compare(
             STOCK,
             train=f"catalog:{QUOTES}/train.csv",
@@ -111,7 +111,7 @@ def tell(
             rows=size.rows,
             settings={"least_steps": size.least_steps},
             device=device,
-            watch=watch,
+            callbacks=callbacks,
             say=say,
         )
     show(table(results))
@@ -135,7 +135,7 @@ def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
         return
     live = out / "live"
     begun = live.is_dir() or (out / PLAN).is_file()
-    if not out.is_dir() or not begun or (live.is_dir() and any(live.iterdir()) and not Run(live).is_ours()):
+    if not out.is_dir() or not begun or (live.is_dir() and any(live.iterdir()) and not RunFolder(live).is_ours()):
         raise UserError(f"{out}: is there already and holds something else; name another folder with --out")
     if overwrite:
         check_replaceable(out, DEMO)
@@ -148,13 +148,13 @@ def grow(
     out: Path, *, minutes: float, longer: bool, device: str, seed: int, quiet: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """A small causal model, trained here and now on part of the reviews."""
-    run = Run(out / "live")
-    if run.finished():
+    run = RunFolder(out / "live")
+    if run.is_finished():
         return run.results()
     reviews = first(read_corpus("catalog:imdb", documents="block"), REVIEWS_LONGER if longer else REVIEWS)
     texts = out / "reviews.txt"
     write_text(texts, "\n\n".join(reviews) + "\n")
-    with on_screen(quiet=quiet) as watch:
+    with on_screen(quiet=quiet) as callbacks:
         return pretrain(
             texts,
             out=run.path,
@@ -162,12 +162,12 @@ def grow(
             settings=(LIVE_LONGER if longer else LIVE) | {"minutes": minutes, "seed": seed, "data.documents": "block"},
             resume=True,
             device=device,
-            watch=watch,
+            callbacks=callbacks,
             say=say,
         )
 
 
-def tell_live(run: Run, results: dict[str, Any], device: str, seed: int) -> str:
+def tell_live(run: RunFolder, results: dict[str, Any], device: str, seed: int) -> str:
     """The live model's curve and voice."""
     curve = [(row["step"], row["loss"]) for row in run.read_metrics() if "loss" in row]
     spoken = load(run.path, device=device).generate(PROMPTS, max_tokens=40, temperature=0.7, top_p=0.9, seed=seed)
@@ -190,7 +190,7 @@ def plan(out: Path, *, minutes: float, device: str, seed: int, say: Callable[[st
     else:
         chosen, seconds = fitting(found, seconds=(1 - LIVE_SHARE) * 60 * minutes)
     write_json(out / PLAN, {"minutes": minutes, "seed": seed, "size": SIZES.index(chosen)})
-    seconds += 0.0 if Run(out / "live").finished() else LIVE_SHARE * 60 * minutes
+    seconds += 0.0 if RunFolder(out / "live").is_finished() else LIVE_SHARE * 60 * minutes
     say(f"\n   Measured here: from now on the demo takes {in_words(seconds)} on this machine, if it stays as busy.\n")
     return chosen
 
@@ -204,7 +204,7 @@ def sizes_here(out: Path, *, device: str, seed: int) -> list[tuple[Size, float]]
         )
         for size in SIZES
     ]
-    ground = lay_ground(asked[0], out, World(choose_device(device)), silent)
+    ground = lay_ground(asked[0], out, DistributedContext(choose_device(device)), silent)
     arms = make_arms([STOCK], asked[0].compare.arms, asked[0].arms)
     paces = {str(arm.run): measure_pace(ground, arm) for arm in {str(arm.run): arm for arm in arms}.values()}
     beside = BESIDE * max(pace.row for pace in paces.values())

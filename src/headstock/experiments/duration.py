@@ -14,7 +14,7 @@ from headstock.experiments.tfidf import Baseline
 from headstock.planner.machine import wait
 from headstock.tasks.class_labels import label_numbers
 from headstock.train.finetune_config import CHARACTERS
-from headstock.train.fit import Data, fit
+from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import subset
 from headstock.train.loop import Event
 from headstock.train.settings import RunConfig
@@ -53,18 +53,26 @@ def measure_pace(ground: Ground, arm: Arm) -> Pace:
     short = replace(chosen.train, steps=STEPS, epochs=None, minutes=None, validate_every=STEPS, ema=0.0)
     tokenizer = arm.run.tokenizer()
     task = ground.task(chosen.task, tokenizer)
-    data = Data(task.prepare(train), task.prepare(valid))
+    data = LabelledData(task.prepare(train), task.prepare(valid))
     moments, read = [time.perf_counter()], [0.0]
 
     def hear(event: Event) -> None:
-        wait(ground.world.device)
+        wait(ground.distributed.device)
         if event.kind == "step":
             moments.append(time.perf_counter())
         elif event.kind == "valid":
             read.append(time.perf_counter() - moments[-1])
 
     weights = None if arm.kind == "scratch" else arm.run.weights()
-    fitted = fit(replace(chosen, train=short), tokenizer, weights, data, run=None, world=ground.world, watch=[hear])
+    fitted = fit(
+        replace(chosen, train=short),
+        tokenizer,
+        weights,
+        data,
+        run=None,
+        distributed=ground.distributed,
+        callbacks=[hear],
+    )
     some = valid.select(range(min(PREDICTED, len(valid))))
     began = time.perf_counter()
     fitted.outputs(task.prepare(some), dtype=chosen.train.dtype)

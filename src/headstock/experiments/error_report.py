@@ -19,8 +19,8 @@ from headstock.tasks.squad_metrics import exact_match, f1
 from headstock.tasks.tag import Tag, Tagged
 from headstock.tasks.translate import Sentences, Translate
 from headstock.tasks.translation_metrics import chrf, chrf_counts
-from headstock.train.loop import row_length
-from headstock.train.run_folder import Run
+from headstock.train.loop import sequence_length
+from headstock.train.run_folder import RunFolder
 
 EXPLAINED = 12  # mistakes whose tokens are weighed
 SHOWN = 20  # mistakes that are told
@@ -237,12 +237,12 @@ def worst_translations(
     ]
 
 
-def tell_run(run: Run, *, device: str = "auto") -> None:
+def tell_run(run: RunFolder, *, device: str = "auto") -> None:
     """Add to a fine-tuned run's results what it gets wrong, on its test rows or else its validation rows."""
     loaded = load(run.path, device=device)
     task, rows = loaded.labelled(), loaded.held_out()
     data = task.prepare(rows)
-    length = row_length(loaded.model, loaded.config.train)
+    length = sequence_length(loaded.model, loaded.config.train)
     told = tell(task, rows, data, loaded.outputs(data), model=loaded.model, length=length)
     if told:
         run.write_results(run.results() | {"details": told})

@@ -13,7 +13,7 @@ from headstock.errors import HeadstockError
 from headstock.experiments.arms import Arm
 from headstock.experiments.leakage import search
 from headstock.io import write_json
-from headstock.train.run_folder import Run, origin
+from headstock.train.run_folder import RunFolder, source_run
 
 SHOWN = 10  # found texts that the report quotes
 
@@ -47,7 +47,7 @@ def look_for_leaks(
     return Leaks(told, frozenset(excluded))
 
 
-def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+def search_run(run: RunFolder, measured: Records, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """What of the measured texts is in one run's corpus; kept in a file, since a large corpus takes its time."""
     settings = corpus_settings(run)
     if settings is None:
@@ -93,12 +93,12 @@ def search_run(run: Run, measured: Records, folder: Path, say: Callable[[str], N
     }
 
 
-def unchecked(run: Run, why: str) -> dict[str, Any]:
+def unchecked(run: RunFolder, why: str) -> dict[str, Any]:
     nothing = {"corpus": [], "documents": 0, "tested": 0, "exact": 0, "near": 0, "examples": []}
     return {"run": str(run), "checked": False, "why": why, **nothing}
 
 
-def corpus_settings(run: Run) -> dict[str, Any] | None:
+def corpus_settings(run: RunFolder) -> dict[str, Any] | None:
     """Where a run's pretraining text is; a fine-tuned run is asked for the run that it came from."""
-    found = origin(run)
+    found = source_run(run)
     return None if found is None else found.config()["data"]

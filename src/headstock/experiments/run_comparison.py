@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstock.experiments.arms import Arm
-from headstock.train.run_folder import Run, origin
+from headstock.train.run_folder import RunFolder, source_run
 
 ALIKE = 0.1  # runs whose parameters or tokens differ by more than this share are not alike
 TOLD = ("perplexity", "masked_perplexity", "forward_perplexity", "backward_perplexity", "bits_per_byte", "accuracy")
@@ -22,7 +22,7 @@ def describe_runs(arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> lis
     return [describe_run(run, arms, summary) for run in runs]
 
 
-def describe_run(run: Run, arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def describe_run(run: RunFolder, arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> dict[str, Any]:
     grown = pretrained(run)
     settings, results = (grown.config(), grown.results()) if grown else (run.config(), {})
     metrics = results.get("metrics", {})
@@ -49,10 +49,10 @@ def describe_run(run: Run, arms: Sequence[Arm], summary: Sequence[dict[str, Any]
     }
 
 
-def pretrained(run: Run) -> Run | None:
+def pretrained(run: RunFolder) -> RunFolder | None:
     """The language model behind a run: itself, or what it was fine-tuned from if that is still there."""
-    found = origin(run)
-    return found if found is not None and found.finished() else None
+    found = source_run(run)
+    return found if found is not None and found.is_finished() else None
 
 
 def differences(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -16,8 +16,8 @@ from headstock.experiments.grid import Plan, Point, draw_points, label, make_pla
 from headstock.experiments.sweep_summary import answer, best_first, number
 from headstock.experiments.sweep_trials import DECIDED, Field, Finetuning, Made, Pretraining, Trial, make_trial, run_of
 from headstock.ranks import rank_and_size
-from headstock.train.loop import Watch
-from headstock.train.settings import RunConfig, place_settings
+from headstock.train.loop import Callback
+from headstock.train.settings import RunConfig, assign_sections
 from headstock.train.signals import Interrupted
 
 Say = Callable[[str], None]
@@ -44,7 +44,7 @@ def sweep(
     config_file: str | Path | None = None,
     settings: dict[str, Any] | None = None,
     device: str = "auto",
-    watch: Sequence[Watch] = (),
+    callbacks: Sequence[Callback] = (),
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Try every point of a grid such as `{"depth": [2, 4], "lr": [1e-3, 3e-3]}`; returns what results.json holds.
@@ -79,9 +79,9 @@ def sweep(
     checked(points, lambda point: field.settle(field.configure(point, plan.sweep.seed)))
     if plan.sweep.seeds < 2:
         say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
-    made = make_all(plan, field, points, watch, say)
+    made = make_all(plan, field, points, callbacks, say)
     with alone(folder, "best"):
-        best = keep_best(plan, field, points, made, watch, say)
+        best = keep_best(plan, field, points, made, callbacks, say)
     results = answer(plan, field, points, made, best, seconds=time.monotonic() - began)
     files.write_json(folder / "results.json", results)
     return results
@@ -167,7 +167,7 @@ def place_of(key: str, tree: dict[str, Any]) -> str | None:
     if not tree:
         return None
     try:
-        ((section, values),) = place_settings({key: None}, tree).items()
+        ((section, values),) = assign_sections({key: None}, tree).items()
     except ConfigError:
         return None
     return f"{section}.{next(iter(values))}"
@@ -215,7 +215,9 @@ def trials_of(plan: Plan, point: Point) -> list[Trial]:
     return [Trial(point, seed) for seed in range(plan.sweep.seed, plan.sweep.seed + plan.sweep.seeds)]
 
 
-def make_all(plan: Plan, field: Field, points: list[Point], watch: Sequence[Watch], say: Say) -> list[list[Made]]:
+def make_all(
+    plan: Plan, field: Field, points: list[Point], callbacks: Sequence[Callback], say: Say
+) -> list[list[Made]]:
     """The trials of each point, its seeds together; those whose file is there are not made again.
 
     Nor are those that another process is at work on.
@@ -228,7 +230,7 @@ def make_all(plan: Plan, field: Field, points: list[Point], watch: Sequence[Watc
 
     def make(trial: Trial) -> tuple[Made, bool]:
         with told_if_stopped(f"{len(known)} of {total} cells are kept in {field.folder}"):
-            return make_trial(field, trial, keep=plan.sweep.keep, watch=watch)
+            return make_trial(field, trial, keep=plan.sweep.keep, callbacks=callbacks)
 
     for place, (cell, new) in share(field.folder, trials, lambda trial: trial.name, make, say):
         known[place] = cell
@@ -268,7 +270,7 @@ def tidy(
 
 
 def keep_best(
-    plan: Plan, field: Field, points: list[Point], made: list[list[Made]], watch: Sequence[Watch], say: Say
+    plan: Plan, field: Field, points: list[Point], made: list[list[Made]], callbacks: Sequence[Callback], say: Say
 ) -> Trial | None:
     """The best trial of the best point, whose run stays; trained again if it was not kept when another was best."""
     place = best_first(made, lower=field.lower)[0]
@@ -276,11 +278,11 @@ def keep_best(
     if not whole:
         return None
     sign = 1 if field.lower else -1
-    there = [cell for cell in whole if run_of(field.folder, Trial(points[place], cell["seed"])).finished()]
+    there = [cell for cell in whole if run_of(field.folder, Trial(points[place], cell["seed"])).is_finished()]
     best = Trial(points[place], min(there or whole, key=lambda cell: sign * cell["score"])["seed"])
     if not there:
         say(f"training {label(best.point)}, seed {best.seed}, again: it is the best now, but its weights were not kept")
         with told_if_stopped(f"all cells are kept in {field.folder}"):
-            make_trial(field, best, keep=plan.sweep.keep, with_run=True, watch=watch)
+            make_trial(field, best, keep=plan.sweep.keep, with_run=True, callbacks=callbacks)
     tidy(plan, field, points, made, only=best.seed)
     return best

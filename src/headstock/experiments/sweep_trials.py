@@ -20,14 +20,14 @@ from headstock.io import sha256, write_json
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train import finetune_config as transfer
-from headstock.train.distributed import World, choose_device
-from headstock.train.finetune import keep_fitted, sizes
-from headstock.train.fit import Data, fit
-from headstock.train.labelled_data import Splits, read_splits
-from headstock.train.loop import Watch
-from headstock.train.metrics import metrics_of
+from headstock.train.distributed import DistributedContext, choose_device
+from headstock.train.finetune import save_fit, sizes
+from headstock.train.fit import LabelledData, fit
+from headstock.train.labelled_data import LabelledSplits, read_splits
+from headstock.train.loop import Callback
+from headstock.train.metrics import metrics_with_intervals
 from headstock.train.pretrain import corpora, gather_config, pretrain, source_weights, with_vocabulary
-from headstock.train.run_folder import Run, open_run
+from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import RunConfig
 
 Say = Callable[[str], None]
@@ -72,7 +72,7 @@ class Field(Protocol):
         """Changes with anything that could change the trial: settings, data, weights."""
         ...
 
-    def make(self, trial: Trial, chosen: RunConfig, run: Run, watch: Sequence[Watch]) -> Made:
+    def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:
         """Train in `run`, which is whole afterwards, and say what came out."""
         ...
 
@@ -81,12 +81,12 @@ class Field(Protocol):
         ...
 
 
-def run_of(folder: Path, trial: Trial) -> Run:
-    return Run(folder / "runs" / trial.name)
+def run_of(folder: Path, trial: Trial) -> RunFolder:
+    return RunFolder(folder / "runs" / trial.name)
 
 
 def make_trial(
-    field: Field, trial: Trial, *, keep: bool, with_run: bool = False, watch: Sequence[Watch]
+    field: Field, trial: Trial, *, keep: bool, with_run: bool = False, callbacks: Sequence[Callback]
 ) -> tuple[Made, bool]:
     """A trial from its file, or made now; and whether it was made now.
 
@@ -97,7 +97,7 @@ def make_trial(
     key, kept = field.key(chosen), read(path)
     whole = kept.get("key") == key
     keep = keep or (whole and kept["kept"])
-    if whole and (kept["failed"] or not (keep or with_run) or run.finished()):
+    if whole and (kept["failed"] or not (keep or with_run) or run.is_finished()):
         if keep and not kept["kept"]:
             write_json(path, kept := kept | {"kept": True})
         return ranked_by(field, kept), False
@@ -107,7 +107,7 @@ def make_trial(
         write_json(path, {"begun": begun})
     began = time.monotonic()
     try:
-        made = field.make(trial, chosen, run, watch)
+        made = field.make(trial, chosen, run, callbacks)
         loss = made["metrics"].get("loss", 0.0)
         failed = None if math.isfinite(loss) else "the validation loss is not a finite number"
     except Diverged as wrong:
@@ -218,7 +218,7 @@ class Pretraining:
         charged = {"unknown": "charged"} if tokenizer.can_be_unknown else {}
         return fingerprint({"text": self.corpus_of(chosen)[1], "settings": settings, **charged})
 
-    def make(self, trial: Trial, chosen: RunConfig, run: Run, watch: Sequence[Watch]) -> Made:
+    def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:
         preset, given = self.given(trial.point, trial.seed)
         objective, file = given.pop("task.name", None), self.tokenizer_file(chosen)
         results = pretrain(
@@ -230,7 +230,7 @@ class Pretraining:
             settings=given,
             resume=True,
             device=self.device,
-            watch=watch,
+            callbacks=callbacks,
         )
         rows = run.read_metrics()
         return {
@@ -271,12 +271,12 @@ class Finetuning:
     def __init__(self, plan: Plan, folder: Path, device: str):
         self.plan, self.folder = plan, folder
         assert plan.sweep.run is not None
-        self.source, self.world = open_run(plan.sweep.run), World(choose_device(device))
+        self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
         self.task = transfer.labelled_task(plan.sweep.task)
         self.metric = self.task.headline
         self.tokenizer = self.source.tokenizer()
         self.overlap: set[str] = set()
-        self.splits: Splits
+        self.splits: LabelledSplits
         self.judge: LabelledTask | None = None
         self.weights_hash: str | None = None
 
@@ -312,19 +312,26 @@ class Finetuning:
         parts = {"tokenizer": self.tokenizer.fingerprint, "weights": None if scratch else self.weights_hash}
         return fingerprint({"rows": self.splits.fingerprint(), "settings": settings, **parts})
 
-    def make(self, trial: Trial, chosen: RunConfig, run: Run, watch: Sequence[Watch]) -> Made:
+    def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:
         task = self.task(chosen.task, self.tokenizer)
-        data = Data(task.prepare(self.splits.train), task.prepare(self.splits.valid))
+        data = LabelledData(task.prepare(self.splits.train), task.prepare(self.splits.valid))
         weights = None if chosen.transfer.init == "scratch" else source_weights(self.source)
-        fitted = fit(chosen, self.tokenizer, weights, data, run=None, world=self.world, watch=watch)
+        fitted = fit(chosen, self.tokenizer, weights, data, run=None, distributed=self.distributed, callbacks=callbacks)
         found = fitted.outputs(data.valid, dtype=chosen.train.dtype)
-        metrics = metrics_of(task, data.valid, found)
-        keep_fitted(run, chosen, self.tokenizer, fitted, Splits(self.splits.train, self.splits.valid, None), self.world)
+        metrics = metrics_with_intervals(task, data.valid, found)
+        save_fit(
+            run,
+            chosen,
+            self.tokenizer,
+            fitted,
+            LabelledSplits(self.splits.train, self.splits.valid, None),
+            self.distributed,
+        )
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
             "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze)["total"],
-            "steps": fitted.progress.step,
+            "steps": fitted.state.step,
             "tallies": {task.headline: kept_tally(task.tallies(data.valid, found)[task.headline])},
         }
 

@@ -25,7 +25,7 @@ from headstock.model.batch import Batch
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.teacher_forcing import forced
 from headstock.tasks.translate import Sentences, Translate
-from headstock.train.loop import row_length
+from headstock.train.loop import sequence_length
 
 AT_ONCE = 16  # texts of a file that are read together
 
@@ -87,7 +87,7 @@ def written(loaded: Loaded, task: Translate, data: Sentences, target: str | None
     if target is not None:
         data.targets = [loaded.tokenizer.encode(target)]
         return ["the target was given, so the decoder reads it as if it had written it"]
-    (found,) = outputs(loaded.model, task, data, length=row_length(loaded.model, loaded.config.train))
+    (found,) = outputs(loaded.model, task, data, length=sequence_length(loaded.model, loaded.config.train))
     data.targets = [[int(token) for token in found]]
     return [f"its translation: {task.predictions(data, [found])[0]['text']}"]
 
@@ -108,7 +108,7 @@ def repaired(loaded: Loaded, text: str, target: str | None) -> tuple[Batch, list
 
 def show_file(loaded: Loaded, file: str, *, rows: int | None = None) -> Iterator[Batch]:
     """The rows of a file, some at a time; of a text that does not fit into a row, what the run reads of it."""
-    task, length = loaded.task, row_length(loaded.model, loaded.config.train)
+    task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     if isinstance(task, LabelledTask):
         for records in labelled_rows(loaded, file, rows):
             translated = isinstance(task, Translate) and task.target in records.columns

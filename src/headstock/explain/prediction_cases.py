@@ -27,7 +27,7 @@ from headstock.model.model import Model
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.translate import Translate
-from headstock.train.loop import row_length
+from headstock.train.loop import sequence_length
 
 
 class Case(ABC):
@@ -88,7 +88,7 @@ class Classes(Case):
 
     def __init__(self, loaded: Loaded, texts: list[str]):
         self.loaded, self.task, self.notes = loaded, loaded.classifier(), []
-        self.length = row_length(loaded.model, loaded.config.train)
+        self.length = sequence_length(loaded.model, loaded.config.train)
         self.data = self.prepared([texts])
         check_fits(loaded, self.task, self.data)
 
@@ -241,7 +241,7 @@ class Translation(Case):
 
     def __init__(self, loaded: Loaded, texts: list[str], label: str | None):
         self.loaded, self.task, self.model = loaded, loaded.translator(), loaded.model
-        self.length = row_length(loaded.model, loaded.config.train)
+        self.length = sequence_length(loaded.model, loaded.config.train)
         self.target = loaded.translate(texts[0])[0] if label is None else label
         if not self.target.strip():
             raise UserError(f"{loaded.run}: says nothing of this text; give a translation with --label")

@@ -85,7 +85,7 @@ def of_preset(preset: str, given: dict[str, Any], task: str | None, classes: int
     if task is not None and labelled(task):
         chosen = transfer.gather_config(None, task, None, given | named_classes(task, classes), preset=preset)
     else:
-        chosen = pretrain.join_config(preset, None, given | ({"task.name": task} if task else {}))
+        chosen = pretrain.resolve_config(preset, None, given | ({"task.name": task} if task else {}))
     model, made = blueprint(chosen, weights=device is not None)
     if device is not None:
         model.to(choose_device(device)).eval()

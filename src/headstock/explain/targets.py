@@ -33,7 +33,7 @@ from headstock.tasks.pair import Pair
 from headstock.tasks.tag import Tag
 from headstock.tasks.translate import Translate, too_long
 from headstock.train.labelled_data import with_labels
-from headstock.train.loop import row_length
+from headstock.train.loop import sequence_length
 
 ROWS = 16  # of a file that are read
 TRIES = 64  # draws of what is hidden, until something is
@@ -67,7 +67,7 @@ def open_one(run: str | Path, *, device: str = "auto") -> Loaded:
 def limit_of(loaded: Loaded) -> int | None:
     """How many tokens with its marks a text may have."""
     if isinstance(loaded.task, LabelledTask):
-        return row_length(loaded.model, loaded.config.train)
+        return sequence_length(loaded.model, loaded.config.train)
     return loaded.model.backbone.context
 
 
@@ -165,14 +165,14 @@ def labelled_lesson(loaded: Loaded, texts: Sequence[str], label: str | None) -> 
     data = task.prepare(Records("text", [1], columns))
     check_fits(loaded, task, data)
     task = plain(task)
-    batch = task.examples(data, length=row_length(loaded.model, loaded.config.train)).batch([0])
+    batch = task.examples(data, length=sequence_length(loaded.model, loaded.config.train)).batch([0])
     wanted, more = told(task, batch)
     return Asked(task, batch.to(loaded.model.device), wanted, [*notes, *more])
 
 
 def lesson_of_file(loaded: Loaded, file: str | Path, *, columns: Mapping[str, str] | None = None) -> Asked:
     """The first rows of a file as the run reads them: labelled rows, or text in windows; what is too long is cut."""
-    task, length = loaded.task, row_length(loaded.model, loaded.config.train)
+    task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     examples: Examples
     if isinstance(task, LabelledTask):
         rows = with_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
@@ -241,7 +241,7 @@ def class_number(loaded: Loaded, label: str) -> int:
 
 def check_fits(loaded: Loaded, task: LabelledTask, data: Any) -> None:
     """Refuse what the run would read only in part."""
-    limit = row_length(loaded.model, loaded.config.train)
+    limit = sequence_length(loaded.model, loaded.config.train)
     if isinstance(task, Translate):
         if found := too_long(data, limit):
             check_length(loaded, found[0][1] + 1)

@@ -36,13 +36,13 @@ from headstock.tasks.base import TASKS, Task
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.translate import Translate
-from headstock.train.distributed import World, choose_device
-from headstock.train.evaluate import measure
+from headstock.train.distributed import DistributedContext, choose_device
+from headstock.train.evaluate import evaluate
 from headstock.train.labelled_data import read_splits, with_labels
-from headstock.train.loop import row_length
-from headstock.train.metrics import metrics_of
-from headstock.train.pretrain import load_model, prepare_again
-from headstock.train.run_folder import Run, check_tokenizers, open_run
+from headstock.train.loop import sequence_length
+from headstock.train.metrics import metrics_with_intervals
+from headstock.train.pretrain import load_run_model, prepare_again
+from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import LabelledSettings, RunConfig, make_config
 from headstock.train.stream_prefetch import AT_ONCE, FIRST, growing, worked_ahead
 
@@ -61,14 +61,14 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Loade
     where = choose_device(device)
     models = []
     for part in members(found, chosen):
-        model, task = load_model(part, chosen, tokenizer)
+        model, task = load_run_model(part, chosen, tokenizer)
         models.append(model.to(where).eval())
         if int8:
             make_small(model)
     return Loaded(found, chosen, tokenizer, models, task)
 
 
-def members(run: Run, chosen: RunConfig) -> list[Run]:
+def members(run: RunFolder, chosen: RunConfig) -> list[RunFolder]:
     """The runs whose weights make up a run: itself, or the models of an ensemble."""
     count = chosen.transfer.ensemble if chosen.transfer else 1
     return [run] if count == 1 else [run.member(number) for number in range(count)]
@@ -84,7 +84,7 @@ class Generated:
 class Loaded:
     """What a run can do: generate, fill and score as a language model, predict as what it was fine-tuned for, embed."""
 
-    def __init__(self, run: Run, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
+    def __init__(self, run: RunFolder, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
         self.run, self.config, self.tokenizer, self.task = run, config, tokenizer, task
         self.models, self.model = models, models[0]  # more than one in an ensemble, which only classifiers are
 
@@ -197,7 +197,7 @@ class Loaded:
             self.model,
             rows,
             marks=marks_of(self.task, self.tokenizer, left_to_right=not ahead),
-            length=row_length(self.model, self.config.train),
+            length=sequence_length(self.model, self.config.train),
             mask=self.tokenizer.mask if ahead else None,
             shift=self.task.shift,
             watch=watch,
@@ -210,7 +210,7 @@ class Loaded:
         self.need("fills", "fill in words")
         if top < 1 or pieces < 1:
             raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
-        marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
+        marks, length = marks_of(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
         filler = Filler(self.model, self.tokenizer, marks=marks, length=length, shift=self.task.shift)
         return [filler.fill(text, top=top, pieces=pieces, among=among) for text in all_texts(texts)]
 
@@ -237,7 +237,7 @@ class Loaded:
             raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
         how, most = check_pool(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
         check_layers(layers, self.model.backbone.depth)
-        marks, length = marks_of(self.task, self.tokenizer), row_length(self.model, self.config.train)
+        marks, length = marks_of(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
         cut, threads = self.tokenizer.encode_batch, cutters(self.model.device)
         for rows in worked_ahead(cut, growing(each_text(texts), most=most), threads=threads):
             yield from self.finite(embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how))
@@ -325,17 +325,19 @@ class Loaded:
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The translation of each text; options are `beams`, `length_penalty`, `no_repeat`, `max_tokens`, `long`."""
         task, wanted = self.translator(**options), all_texts(texts)
-        length = row_length(self.model, self.config.train)
+        length = sequence_length(self.model, self.config.train)
         return translations(self.model, task, wanted, length=length, dtype=self.config.train.dtype)
 
     def remarks(self, texts: Sequence[str]) -> list[str]:
         """What should be known of how texts to be translated are read, such as that some are cut."""
         task = self.translator()
-        return task.remarks(prepared(task, texts), length=row_length(self.model, self.config.train))
+        return task.remarks(prepared(task, texts), length=sequence_length(self.model, self.config.train))
 
     def align(self, text: str, **options: Any) -> Alignment:
         """What each token of a text's translation looked at."""
-        return align(self.model, self.translator(**options), text, length=row_length(self.model, self.config.train))
+        return align(
+            self.model, self.translator(**options), text, length=sequence_length(self.model, self.config.train)
+        )
 
     def translator(self, **options: Any) -> Translate:
         """The run's task, if it translates, with other options than its own."""
@@ -347,7 +349,7 @@ class Loaded:
 
     def outputs(self, data: Any) -> list[np.ndarray]:
         """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
-        length, dtype = row_length(self.model, self.config.train), self.config.train.dtype
+        length, dtype = sequence_length(self.model, self.config.train), self.config.train.dtype
         found = [outputs(model, self.labelled(), data, length=length, dtype=dtype) for model in self.models]
         return self.finite(together(found))
 
@@ -412,7 +414,7 @@ class Loaded:
         task.check(records)
         data = task.prepare(records)
         left_out = {"skipped_rows": records.skipped} if records.skipped else {}
-        return metrics_of(task, data, self.outputs(data)) | left_out | {"file": records.source}
+        return metrics_with_intervals(task, data, self.outputs(data)) | left_out | {"file": records.source}
 
     def held_out(self) -> Records:
         """The labelled rows the run was not trained on: its test rows, or else those it was validated on."""
@@ -426,7 +428,7 @@ class Loaded:
     def evaluate_text(
         self, corpus: str | Path | Sequence[str | Path], documents: str, *, column: str | None = None
     ) -> dict[str, Any]:
-        length = row_length(self.model, self.config.train)
+        length = sequence_length(self.model, self.config.train)
         if corpus:
             column = column or self.config.data.column
             text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
@@ -434,12 +436,12 @@ class Loaded:
         else:
             store = prepare_again(self.run, self.config, lambda line: None).valid
         examples = self.task.examples(store, length=length)
-        world = World(self.model.device)
-        metrics = measure(
+        distributed = DistributedContext(self.model.device)
+        metrics = evaluate(
             self.model,
             self.task,
             examples,
-            world=world,
+            distributed=distributed,
             rows=ROWS,
             size=store.bytes,
             dtype=self.config.train.dtype,

@@ -9,7 +9,7 @@ from headstock.errors import UserError, did_you_mean, nearest_path
 from headstock.io import Layout, check_inputs, check_replaceable
 
 if TYPE_CHECKING:
-    from headstock.train.run_folder import Run
+    from headstock.train.run_folder import RunFolder
 
 Say = Callable[[str], None]
 
@@ -24,7 +24,7 @@ LAYOUT: Layout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, "README.m
 
 
 def export_run(
-    run: "str | Path | Run",
+    run: "str | Path | RunFolder",
     folder: str | Path,
     *,
     to: str = "huggingface",
@@ -39,7 +39,7 @@ def export_run(
     `int8`, `measure` and `embedding` are for ONNX: quantised weights, the labelled file on which their price is
     measured, and what makes vectors of texts instead of what the run's own head says.
     """
-    from headstock.train.run_folder import Run, open_run
+    from headstock.train.run_folder import RunFolder, open_run
 
     if to not in FORMATS:
         raise UserError(f"--to {to}: must be one of {', '.join(FORMATS)}{did_you_mean(to, FORMATS)}")
@@ -47,7 +47,7 @@ def export_run(
     if to != "onnx" and any(asked.values()):
         given = next(option for option, there in asked.items() if there)
         raise UserError(f"{given}: goes with --to onnx, not with --to {to}")
-    source, target = run if isinstance(run, Run) else open_run(run), Path(folder)
+    source, target = run if isinstance(run, RunFolder) else open_run(run), Path(folder)
     check_target(target, overwrite=overwrite)
     if target.exists():
         check_inputs(target, [source.path, *([measure] if measure is not None else [])])
@@ -73,21 +73,21 @@ def import_run(
     sentencepiece: str | Path | None = None,
     overwrite: bool = False,
     say: Say = lambda line: None,
-) -> "Run":
+) -> "RunFolder":
     """Make a run folder of a Hugging Face folder or of a lab checkpoint, by what lies at `path`.
 
     `dictionary` and `sentencepiece` are the lab's dict.txt and model, where they do not lie beside its checkpoint.
     """
-    from headstock.train.run_folder import Run, check_folder, check_kept
+    from headstock.train.run_folder import RunFolder, check_folder, check_inputs_outside
 
     source = Path(path)
     if not source.exists():
         near = nearest_path(source.name, (p.name for p in source.parent.glob("*"))) if source.parent.is_dir() else ""
         raise UserError(f"{path}: no such folder or file{near}")
-    if Run(Path(out)).path.exists() and not overwrite:
+    if RunFolder(Path(out)).path.exists() and not overwrite:
         raise UserError(f"{out}: exists already; replace it with --overwrite, or name another")
-    check_kept(Run(Path(out)), [source, dictionary, sentencepiece])
-    check_folder(Run(Path(out)), resume=False, overwrite=overwrite)
+    check_inputs_outside(RunFolder(Path(out)), [source, dictionary, sentencepiece])
+    check_folder(RunFolder(Path(out)), resume=False, overwrite=overwrite)
     if source.is_file():
         if source.suffix not in (".pt", ".pth"):
             raise UserError(

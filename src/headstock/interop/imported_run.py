@@ -17,7 +17,7 @@ from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.model_card import write_card
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run, check_finite, fingerprints
+from headstock.train.run_folder import RunFolder, check_finite, fingerprints
 from headstock.train.settings import RunConfig, make_config
 
 
@@ -38,7 +38,7 @@ def make_run(
     source: str,
     notes: Sequence[str],
     known: Mapping[str, Any] | None = None,
-) -> Run:
+) -> RunFolder:
     """Write the folder, once the weights are known to fit the model; `tensors` have our names.
 
     `known` is what else is known of where they come from, such as the file's sha256.
@@ -55,7 +55,7 @@ def make_run(
     check_finite(tensors, source=source)
     model, task = build_model(chosen, tokenizer)
     model.load_tensors(tensors, source=source)
-    run, sizes = Run(out), model.sizes()
+    run, sizes = RunFolder(out), model.sizes()
     data: dict[str, Any] = {"fingerprint": "imported", **fingerprints(tokenizer), "imported": source, "corpus": []}
     data |= {"how": f"imported from {source}", "notes": list(notes), **(known or {})}
     run.begin(chosen.plain(), tokenizer, data)
@@ -66,7 +66,7 @@ def make_run(
 
 
 def results_of(
-    run: Run, chosen: RunConfig, sizes: dict[str, int], source: str, *, labelled: bool, task: Any
+    run: RunFolder, chosen: RunConfig, sizes: dict[str, int], source: str, *, labelled: bool, task: Any
 ) -> dict[str, Any]:
     """What results.json has of every run, where nothing was measured."""
     more: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from headstock.interop.imported_run import complete, make_run
 from headstock.io import sha256, whole_folder, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig, read_preset
 
 Say = Callable[[str], None]
@@ -90,7 +90,7 @@ def import_lab(
     sentencepiece: str | Path | None = None,
     heads: int | None = None,
     say: Say = lambda line: None,
-) -> Run:
+) -> RunFolder:
     """Make a run of a lab checkpoint: a language model, a classifier, or without the head a backbone alone.
 
     dict.txt and the SentencePiece model are those beside the file unless named. How many `heads` attention has is in
@@ -186,7 +186,7 @@ def counts_of(dictionary: Path) -> Iterable[str]:
 # Out
 
 
-def export_lab(run: Run, folder: Path, say: Say = lambda line: None) -> dict[str, Any]:
+def export_lab(run: RunFolder, folder: Path, say: Say = lambda line: None) -> dict[str, Any]:
     """Write a run as the lab loads it: model.pt, its dict.txt and its SentencePiece model."""
     loaded = load(run.path, device="cpu")
     check_fits(run, loaded.config, loaded.tokenizer, models=len(loaded.models))
@@ -211,7 +211,7 @@ def export_lab(run: Run, folder: Path, say: Say = lambda line: None) -> dict[str
     return {"tensors": len(state), "heads": loaded.config.model.heads, "try": [f"model.load_state_dict({opened})"]}
 
 
-def check_fits(run: Run, chosen: RunConfig, tokenizer: Tokenizer, *, models: int) -> None:
+def check_fits(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer, *, models: int) -> None:
     """Refuse what the lab's modules would compute otherwise, every setting that differs named."""
     problems = []
     if chosen.family != "transformer":

@@ -25,9 +25,9 @@ from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.labelled_data import with_labels
-from headstock.train.loop import row_length
-from headstock.train.metrics import metrics_of
-from headstock.train.run_folder import Run
+from headstock.train.loop import sequence_length
+from headstock.train.metrics import metrics_with_intervals
+from headstock.train.run_folder import RunFolder
 
 MODEL, SMALL, ABOUT, CARD = "model.onnx", "model_int8.onnx", "model.json", "README.md"
 PRECISION = 1e-4  # how far ONNX Runtime's numbers may be from ours, as a share of those above 1
@@ -40,7 +40,7 @@ Session = Any
 
 
 def export_onnx(
-    run: Run,
+    run: RunFolder,
     folder: Path,
     *,
     int8: bool = False,
@@ -83,7 +83,7 @@ def export_onnx(
     return result
 
 
-def open_single(run: Run) -> Loaded:
+def open_single(run: RunFolder) -> Loaded:
     loaded = load(run.path, device="cpu")
     if len(loaded.models) > 1:
         raise UserError(f"{run}: is several models; export one of them, such as {run.member(0)}")
@@ -175,7 +175,7 @@ def measured(loaded: Loaded, file: Path, sessions: dict[str, Session], say: Say)
     say(f"measuring on {len(records):,} rows of {records.source}")
     found = {name: outputs(loaded, session, data) for name, session in sessions.items()}
     told: dict[str, Any] = {"file": records.source, "headline": task.headline}
-    told |= {name: metrics_of(task, data, rows) for name, rows in found.items()}
+    told |= {name: metrics_with_intervals(task, data, rows) for name, rows in found.items()}
     if "int8" in found:
         told["change"] = told["int8"][task.headline] - told["float32"][task.headline]
         said = [[said_of(row) for row in task.predictions(data, rows)] for rows in found.values()]
@@ -195,7 +195,7 @@ def outputs(loaded: Loaded, session: Session, data: Any) -> list[np.ndarray]:
     task = loaded.labelled()
     heads = {name: nn.Identity() for name in loaded.model.heads}
     stand_in = Model(Fixed(loaded.model.backbone), heads)
-    examples = task.examples(data, length=row_length(loaded.model, loaded.config.train))
+    examples = task.examples(data, length=sequence_length(loaded.model, loaded.config.train))
     found = []
     for index in range(len(examples)):
         batch = examples.batch([index])

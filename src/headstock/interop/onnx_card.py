@@ -15,7 +15,7 @@ from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.pair import Pair
 from headstock.tasks.tag import Tag
-from headstock.train.loop import row_length
+from headstock.train.loop import sequence_length
 from headstock.train.model_card import make_card, with_intervals
 
 CARD = """# {name}, for ONNX Runtime
@@ -156,7 +156,7 @@ print({text})
 def describe_reading(loaded: Loaded, graph: Graph) -> dict[str, Any]:
     """What model.json says: all that a program without Headstock must know to show the model a text."""
     task, tokenizer = loaded.task, loaded.tokenizer
-    about: dict[str, Any] = {"kind": graph.kind, "length": row_length(loaded.model, loaded.config.train)}
+    about: dict[str, Any] = {"kind": graph.kind, "length": sequence_length(loaded.model, loaded.config.train)}
     about["padding"] = tokenizer.padding or 0
     if isinstance(engine := tokenizer.engine, SentencePieces):
         if isinstance(graph, Tagging | Answering):

@@ -13,7 +13,7 @@ from headstock.planner.machine import Machine
 from headstock.tasks.base import Task
 from headstock.train.blueprint import blueprint
 from headstock.train.budget import VALIDATIONS
-from headstock.train.compile import CALLS, Way
+from headstock.train.compile import CALLS, ExecutionMode
 from headstock.train.settings import RunConfig
 
 # The share of its speed at large products that a device reaches in a model's, and how often the numbers that a step
@@ -44,7 +44,7 @@ class Costs:
     starting: float = 0.0  # seconds more that the first steps take, and those of new shapes where steps are recorded
     cold: float = 0.0  # seconds more that a process takes which has to load its kernels first; in no forecast
     processor: float = 0.0  # seconds of a step on all cores together, where it was measured
-    way: Way | None = None  # how steps were run, where they were
+    way: ExecutionMode | None = None  # how steps were run, where they were
     measured: bool = False
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headstock.train.peak_memory import free_bytes, held_bytes
+from headstock.train.peak_memory import free_bytes, process_bytes
 
 SIDE = {"cpu": 768, "mps": 2048, "cuda": 8192}  # of the matrices that are multiplied
 MOVED = {"cpu": 1 << 24, "mps": 1 << 26, "cuda": 1 << 28}  # numbers that are read and written
@@ -50,7 +50,7 @@ def look_at(device: torch.device) -> Machine:
         traffic=2 * 4 * MOVED[device.type] / moving,
         launch=small / SMALL,
         free=free_bytes(device),
-        held=held_bytes(device),
+        held=process_bytes(device),
     )
 
 

@@ -28,16 +28,16 @@ from headstock.planner.machine import wait
 from headstock.tasks.base import TASKS
 from headstock.train.budget import Budget
 from headstock.train.callbacks import log_metrics
-from headstock.train.compile import ASKED, Way, way_of
-from headstock.train.distributed import World
+from headstock.train.compile import ASKED, ExecutionMode, choose_execution_mode
+from headstock.train.distributed import DistributedContext
 from headstock.train.graphed_step import MOST, shape_of
-from headstock.train.loop import Event, cut_step, row_length, train
-from headstock.train.peak_memory import Peak
+from headstock.train.loop import Event, cut_step, sequence_length, train
+from headstock.train.peak_memory import PeakMemory
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
-from headstock.train.sampler import Order
+from headstock.train.run_folder import RunFolder
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, TrainSettings
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 
 STEPS, FEWEST, WARM = 50, 10, 5  # of which the first ones are left out
 COLD = 4  # steps before all these, for what a process does once; recordings are made by the third
@@ -68,7 +68,7 @@ class Measured:
     kinds: Sequence[int] = ()  # NEW, SECOND or AGAIN of each step, where steps are recorded
     coming: dict[int, int] = field(default_factory=dict)  # how many NEW and SECOND ones the whole run has
     cold: float = 0.0  # seconds more that it takes to begin in a process that did not do so before
-    way: Way = "plain"
+    way: ExecutionMode = "plain"
 
     @property
     def step(self) -> float:
@@ -150,12 +150,12 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         stores = stores_of(sample, tokenizer, Path(name), chosen, valid_tokens)
         model, task = build_model(chosen, tokenizer)
-        length = row_length(model, settings)
+        length = sequence_length(model, settings)
         sizes: dict[str, Any] = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
-        order = Order(task, stores.train, length=length, seed=settings.seed, **sizes)
+        order = BatchSampler(task, stores.train, length=length, seed=settings.seed, **sizes)
         whole = Budget.of(settings, order.steps_per_epoch)
         # asked of the whole run: by itself a probe is too short to be compiled
-        way = way_of(model, task, settings, whole, order, World(device), say)
+        way = choose_execution_mode(model, task, settings, whole, order, DistributedContext(device), say)
         del model  # or it would count as memory of the run
         trial = Trial(chosen, tokenizer, stores, Path(name), way, whole.steps or STEPS, device)
         before = trial.train(COLD)
@@ -167,7 +167,7 @@ def measure(
                 count *= 2
                 kinds = foresee(count)
         say(f"trying {count} steps of {settings.batch} rows here")
-        peak = Peak(device)
+        peak = PeakMemory(device)
         timed = trial.train(count)
         rows = min(max(1, settings.valid_tokens // length), len(task.examples(stores.valid, length=length)))
         found = Measured(
@@ -223,7 +223,7 @@ class Trial:
     tokenizer: Tokenizer
     stores: Stores
     folder: Path
-    way: Way
+    way: ExecutionMode
     whole: int  # steps that the run itself has
     device: torch.device
 
@@ -244,7 +244,7 @@ class Trial:
         moments, processor, validations = [0.0], [0.0], []
 
         def hear(event: Event) -> None:
-            step, aside = event.progress.step, event.progress.aside
+            step, aside = event.state.step, event.state.aside
             if event.kind == "step":
                 if step <= WARM or step % every == 0 or step == count:
                     wait(self.device)
@@ -253,12 +253,20 @@ class Trial:
             if event.kind == "valid":
                 validations.append(time.perf_counter() - aside - moments[-1])
 
-        run = Run(self.folder / f"run-{count}")
+        run = RunFolder(self.folder / f"run-{count}")
         run.path.mkdir()
         model, task = build_model(self.chosen, self.tokenizer)
         moments[0], processor[0] = time.perf_counter(), time.process_time()
-        watch = [hear, log_metrics(run)]
-        progress = train(model, task, self.stores, settings, run=run, world=World(self.device), watch=watch)
+        callbacks = [hear, log_metrics(run)]
+        progress = train(
+            model,
+            task,
+            self.stores,
+            settings,
+            run=run,
+            distributed=DistributedContext(self.device),
+            callbacks=callbacks,
+        )
         del model
         self.tidy()
         validation = statistics.mean(validations)
@@ -283,12 +291,16 @@ def how_many(pace: float, whole: int) -> int:
     return max(FEWEST, min(wanted, round(LONGEST / pace)))
 
 
-def kinds_of(order: Order, settings: TrainSettings, way: Way, device: torch.device, steps: int) -> list[int]:
+def kinds_of(
+    order: BatchSampler, settings: TrainSettings, way: ExecutionMode, device: torch.device, steps: int
+) -> list[int]:
     """Of each step of a run of so many, whether batches of its shape came before: known without a model."""
     met: Counter[Any] = Counter()
     kinds = []
     for step in range(steps):
-        batches = cut_step(order, Budget(steps, None), Progress(), World(device), way, step, settings.micro_batch)
+        batches = cut_step(
+            order, Budget(steps, None), TrainState(), DistributedContext(device), way, step, settings.micro_batch
+        )
         kinds.append(min(met_before(met, shape_of(batch)) for batch in batches))
     return kinds
 

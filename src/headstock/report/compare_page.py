@@ -11,7 +11,7 @@ from headstock.report import error_section as details
 from headstock.report.render import is_known, percent, render
 from headstock.report.run_charts import scores_of_runs
 from headstock.report.theme import Gallery, Style, arm_label, file_name, styles
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 KINDS = ("scratch", "pretrained", "frozen")
 NEEDED = ("arms", "labels", "cells", "summary")
@@ -20,7 +20,7 @@ MOST_LABEL_ERRORS = 40
 
 def write_compare_report(folder: Path) -> Path:
     """Make report.html, and its charts as files under figures/, from the folder's results.json."""
-    run = Run(folder)
+    run = RunFolder(folder)
     results = run.results()
     missing = [key for key in NEEDED if not results.get(key)]
     if missing:

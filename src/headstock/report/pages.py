@@ -6,15 +6,15 @@ from headstock.errors import UserError
 from headstock.report.compare_page import write_compare_report
 from headstock.report.run_page import write_finetune_report, write_run_report
 from headstock.report.sweep_page import write_sweep_report
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 __all__ = ["write_compare_report", "write_finetune_report", "write_report", "write_run_report", "write_sweep_report"]
 
 
 def write_report(folder: Path, samples: list[str] | None = None) -> Path:
     """Make the report that suits what the folder holds; `samples` are texts a language model generated."""
-    run = Run(folder)
-    if not run.finished():
+    run = RunFolder(folder)
+    if not run.is_finished():
         if run.exists():
             raise UserError(f"{folder}: has no results.json yet; headstock pretrain ... --resume finishes a run")
         what = "has no results.json" if folder.exists() else "no such folder"

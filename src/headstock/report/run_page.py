@@ -13,7 +13,7 @@ from headstock.report.highlighted_text import passage
 from headstock.report.render import is_known, percent, render
 from headstock.report.theme import NARROW, WIDE, Gallery, styles
 from headstock.train.metrics import against_majority
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]
 
@@ -33,7 +33,7 @@ SAMPLES = {  # by kind: the heading of its section and what its texts are
 }
 
 
-def write_run_report(run: Run, samples: list[str]) -> None:
+def write_run_report(run: RunFolder, samples: list[str]) -> None:
     """Make report.html of a pretraining run; `samples` are texts it generated."""
     results = run.results()
     page = render(
@@ -74,7 +74,7 @@ def fills_of(given: str, output: str) -> list[tuple[int, int]]:
     return [found.span(number) for number in range(1, len(found.groups()) + 1)] if found else []
 
 
-def write_finetune_report(run: Run) -> None:
+def write_finetune_report(run: RunFolder) -> None:
     """Make report.html of a fine-tuned run: its numbers, accuracy by epoch, and its mistakes where it wrote them."""
     results = run.results()
     settings = settings_of(run)
@@ -110,7 +110,7 @@ def if_there(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {}
 
 
-def settings_of(run: Run) -> dict[str, dict[str, Any]]:
+def settings_of(run: RunFolder) -> dict[str, dict[str, Any]]:
     """The sections of the run's settings."""
     return {section: values for section, values in if_there(run.config).items() if isinstance(values, dict)}
 

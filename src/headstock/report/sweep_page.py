@@ -10,7 +10,7 @@ from headstock.report import sweep_charts
 from headstock.report.charts import Curve, mean_curve
 from headstock.report.render import is_known, render
 from headstock.report.theme import NARROW, SMALL, WIDE, Gallery, Style, file_name, styles
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 
 NEEDED = ("points", "cells", "metric", "better", "marginals")
 FULL = 0.5  # of a table's cells that must have a point, or it would be mostly holes
@@ -21,7 +21,7 @@ Results = dict[str, Any]
 
 def write_sweep_report(folder: Path) -> Path:
     """Make report.html, and its charts as files under figures/, from the folder's results.json."""
-    run = Run(folder)
+    run = RunFolder(folder)
     results = run.results()
     missing = [key for key in NEEDED if key not in results or (key == "points" and not results[key])]
     if missing:

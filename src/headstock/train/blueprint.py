@@ -9,19 +9,19 @@ import torch
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.train.pretrain import build_model, join_config
+from headstock.train.pretrain import build_model, resolve_config
 from headstock.train.settings import RunConfig, preset_file
 
 
 def blueprint(chosen: RunConfig, *, weights: bool = False) -> tuple[Model, Task]:
     """The model and its task; without `weights` its tensors have a shape and nothing in it, however large they are."""
     with nullcontext() if weights else torch.device("meta"):
-        return build_model(chosen, stand_in())
+        return build_model(chosen, placeholder_tokenizer())
 
 
 def describe_preset(name: str) -> dict[str, Any]:
     """What a preset is, with the number of parameters that pretraining would give it."""
-    chosen = join_config(name, None, {})
+    chosen = resolve_config(name, None, {})
     model, _ = blueprint(chosen)
     return {
         "preset": name,
@@ -35,6 +35,6 @@ def describe_preset(name: str) -> dict[str, Any]:
 
 
 @cache
-def stand_in() -> Tokenizer:
+def placeholder_tokenizer() -> Tokenizer:
     """A tokenizer of one letter, for tasks that ask which marks there are before any text has come."""
     return train_tokenizer(["a"], TokenizerSettings(kind="char", vocabulary=16, min_frequency=1))

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from headstock.train.settings import TrainSettings
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 
 VALIDATIONS = 10  # in a run, unless set otherwise
 VALID_SHARE = 0.05  # of a run's time goes into validations on the way
@@ -71,7 +71,7 @@ class ValidationBudget:
     budget: Budget
     length: int  # tokens in a row
 
-    def examples(self, progress: Progress, *, on_cpu: bool) -> int:
+    def examples(self, progress: TrainState, *, on_cpu: bool) -> int:
         """Examples that a validation reads at most. Other devices do not wait for a step, so its time is unknown."""
         tokens = self.settings.valid_tokens or progress.valid_tokens
         if tokens is None:
@@ -85,14 +85,14 @@ class ValidationBudget:
             progress.valid_tokens = tokens
         return max(1, tokens // self.length)
 
-    def times(self, progress: Progress) -> int:
+    def times(self, progress: TrainState) -> int:
         """Validations in the whole run: fewer where the first one took longer than its share of the minutes."""
         if self.budget.seconds is None or progress.valid_pace is None or self.settings.valid_tokens:
             return VALIDATIONS
         took = progress.valid_pace * max(1, progress.valid_examples)
         return max(1, min(VALIDATIONS, math.floor(VALID_SHARE * self.budget.seconds / max(1e-9, took))))
 
-    def final_examples(self, progress: Progress) -> int | None:
+    def final_examples(self, progress: TrainState) -> int | None:
         """Examples of the last measurement, which is reported: all (None), or as many as a run in minutes allows."""
         if self.budget.seconds is None or not progress.valid_pace:
             return None

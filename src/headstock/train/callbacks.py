@@ -1,4 +1,4 @@
-"""Those who watch a run: the metrics file, TensorBoard, plain lines, and a bar on a terminal."""
+"""Training callbacks: the metrics file, TensorBoard, plain lines, and a bar on a terminal."""
 
 import math
 import sys
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headstock.train.loop import Event, Watch
-from headstock.train.run_folder import Run
+from headstock.train.loop import Callback, Event
+from headstock.train.run_folder import RunFolder
 
 
-def log_metrics(run: Run) -> Watch:
+def log_metrics(run: RunFolder) -> Callback:
     """Every line and every validation as a row of metrics.jsonl."""
 
     def hear(event: Event) -> None:
-        p = event.progress
+        p = event.state
         if event.kind == "log":
             row = {"loss": p.loss, "lr": event.lr, "gradient": event.gradient}
             row |= {"perplexity": perplexity(p.loss)} if event.of_tokens else {}
@@ -33,7 +33,7 @@ def log_metrics(run: Run) -> Watch:
 
 
 @contextmanager
-def tensorboard(run: Run) -> Iterator[Watch]:
+def tensorboard(run: RunFolder) -> Iterator[Callback]:
     """The same numbers as TensorBoard events."""
     from tensorboard.compat.proto.event_pb2 import Event as Record
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -43,7 +43,7 @@ def tensorboard(run: Run) -> Iterator[Watch]:
     writer = EventFileWriter(str(run.tensorboard))
 
     def hear(event: Event) -> None:
-        p = event.progress
+        p = event.state
         if event.kind == "log":
             rows = {"train/loss": p.loss, "train/lr": event.lr, "train/gradient": event.gradient}
             rows["train/tokens_per_second"] = event.tokens_per_second
@@ -60,11 +60,11 @@ def tensorboard(run: Run) -> Iterator[Watch]:
         writer.close()
 
 
-def lines(write: Callable[[str], None]) -> Watch:
+def log_lines(write: Callable[[str], None]) -> Callback:
     """`| epoch   1 |   500/ 3125 steps | loss 7.29929 | ppl 1479.254`, for files and pipes."""
 
     def hear(event: Event) -> None:
-        p = event.progress
+        p = event.state
         place = f"| epoch {event.epoch:3d} | {p.step:5d}/{event.expected_steps:5d} steps"
         if event.kind == "log":
             speed = f"{event.tokens_per_second:,.0f} tokens/s | {clock(event.expected_seconds - p.seconds)} left"
@@ -77,7 +77,7 @@ def lines(write: Callable[[str], None]) -> Watch:
 
 
 @contextmanager
-def bar() -> Iterator[Watch]:
+def progress_bar() -> Iterator[Callback]:
     """A bar on standard error with loss, perplexity, speed and time left; validations stay as lines above it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -96,7 +96,7 @@ def bar() -> Iterator[Watch]:
 
     def hear(event: Event) -> None:
         shown.start()  # with the first step, not while text is still being read; it may be started again and again
-        p = event.progress
+        p = event.state
         left = clock(event.expected_seconds - p.seconds)
         shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
         if event.kind == "log":
@@ -112,28 +112,28 @@ def bar() -> Iterator[Watch]:
 
 
 @contextmanager
-def on_screen(*, quiet: bool) -> Iterator[list[Watch]]:
+def on_screen(*, quiet: bool) -> Iterator[list[Callback]]:
     """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
     if quiet:
         yield []
     elif sys.stderr.isatty():
-        with bar() as watcher:
-            yield [watcher]
+        with progress_bar() as callback:
+            yield [callback]
     else:
-        yield [lines(lambda line: print(line, file=sys.stderr, flush=True))]
+        yield [log_lines(lambda line: print(line, file=sys.stderr, flush=True))]
 
 
 @contextmanager
-def one_line(*, quiet: bool) -> Iterator[list[Watch]]:
+def one_line(*, quiet: bool) -> Iterator[list[Callback]]:
     """For many short runs in a row: on a terminal a line that is written over, elsewhere nothing."""
     if quiet or not sys.stderr.isatty():
         yield []
         return
 
     def hear(event: Event) -> None:
-        step, every = event.progress.step, event.expected_steps
+        step, every = event.state.step, event.expected_steps
         if event.kind == "step":
-            left = clock(event.expected_seconds - event.progress.seconds)
+            left = clock(event.expected_seconds - event.state.seconds)
             text = f"         step {step:,} of {every:,}, {left} left" if step < every else ""
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from headstock.io import checksum, discard, mismatch, sweep, whole_folder, write_json
 from headstock.model.model import Model
-from headstock.train.optimizers import Average
+from headstock.train.optimizers import EMA
 from headstock.train.tensors import read_tensors, write_tensors
 
 MANIFEST = "manifest.json"
@@ -27,7 +27,7 @@ class Checkpoint:
     progress: dict[str, Any]
 
 
-def capture(model: Model, optimizers: list[Optimizer], average: Average | None, progress: dict[str, Any]) -> Checkpoint:
+def capture(model: Model, optimizers: list[Optimizer], average: EMA | None, progress: dict[str, Any]) -> Checkpoint:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     moments = {
         f"{names[id(parameter)]}/{key}": value
@@ -39,7 +39,7 @@ def capture(model: Model, optimizers: list[Optimizer], average: Average | None, 
     return Checkpoint(model.tensors(), moments, {} if average is None else average.tensors, progress)
 
 
-def restore(checkpoint: Checkpoint, model: Model, optimizers: list[Optimizer], average: Average | None) -> None:
+def restore(checkpoint: Checkpoint, model: Model, optimizers: list[Optimizer], average: EMA | None) -> None:
     model.load_tensors(checkpoint.model, source="the checkpoint")
     states: dict[str, dict[str, Tensor]] = {}
     for path, value in checkpoint.optimizer.items():

@@ -12,20 +12,22 @@ from torch.optim import Optimizer
 from headstock.errors import WorkError
 from headstock.model.model import Model
 from headstock.train import checkpoint as checkpoints
-from headstock.train.distributed import World
-from headstock.train.optimizers import Average
-from headstock.train.run_folder import Run
+from headstock.train.distributed import DistributedContext
+from headstock.train.optimizers import EMA
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 
 Say = Callable[[str], None]
 
 
-def environment(world: World) -> dict[str, Any]:
+def environment(distributed: DistributedContext) -> dict[str, Any]:
     """What decides, beside settings and seed, about the last bits of a result: sums are made in another order."""
-    device = str(world.device) if world.device.type != "cuda" else torch.cuda.get_device_name(world.device)
+    device = (
+        str(distributed.device) if distributed.device.type != "cuda" else torch.cuda.get_device_name(distributed.device)
+    )
     threads = torch.get_num_threads()
-    return {"threads": threads, "processes": world.size, "device": device, "torch": torch.__version__}
+    return {"threads": threads, "processes": distributed.size, "device": device, "torch": torch.__version__}
 
 
 def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -36,12 +38,12 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     return [f"the results may differ in their last digits from those of an uninterrupted run: {', '.join(changed)}"]
 
 
-class Keeper(Protocol):
-    def resume(self, model: Model, optimizers: list[Optimizer], average: Average | None, say: Say) -> Progress:
+class Checkpointer(Protocol):
+    def resume(self, model: Model, optimizers: list[Optimizer], average: EMA | None, say: Say) -> TrainState:
         """Go on from what was kept, or begin."""
         ...
 
-    def keep(self, model: Model, optimizers: list[Optimizer], average: Average | None, progress: Progress) -> None: ...
+    def keep(self, model: Model, optimizers: list[Optimizer], average: EMA | None, progress: TrainState) -> None: ...
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint, if there is one."""
@@ -52,17 +54,17 @@ class Keeper(Protocol):
         ...
 
     def finish(
-        self, model: Model, average: Average | None, progress: Progress, settings: TrainSettings, say: Say
+        self, model: Model, average: EMA | None, progress: TrainState, settings: TrainSettings, say: Say
     ) -> None:
         """Put the weights that count into the model, and where they are kept."""
         ...
 
 
-class OnDisk:
+class DiskCheckpointer:
     """Checkpoints in the run's folder: whatever happens, the run goes on from the newest."""
 
-    def __init__(self, run: Run, settings: TrainSettings, world: World):
-        self.run, self.settings, self.world = run, settings, world
+    def __init__(self, run: RunFolder, settings: TrainSettings, distributed: DistributedContext):
+        self.run, self.settings, self.distributed = run, settings, distributed
 
     def newest(self) -> Path | None:
         return checkpoints.newest_whole(self.run.checkpoints, say=lambda line: None)
@@ -70,25 +72,25 @@ class OnDisk:
     def where(self, step: int) -> str:
         return f", saved in {self.run.checkpoints / f'step-{step}'}; go on with --resume"
 
-    def resume(self, model: Model, optimizers: list[Optimizer], average: Average | None, say: Say) -> Progress:
-        progress = Progress()
+    def resume(self, model: Model, optimizers: list[Optimizer], average: EMA | None, say: Say) -> TrainState:
+        progress = TrainState()
         path = checkpoints.newest_whole(self.run.checkpoints, say)
         if path is not None:
             found = checkpoints.load(path)
             checkpoints.restore(found, model, optimizers, average)
             say(f"going on from {path}")
-            for line in changed_environment(found.progress.get("environment", {}), environment(self.world)):
+            for line in changed_environment(found.progress.get("environment", {}), environment(self.distributed)):
                 say(line)
-            known = {part.name for part in fields(Progress)}
-            progress = Progress(**{key: value for key, value in found.progress.items() if key in known})
-        if self.world.leads and (damaged := self.run.rewind_metrics(progress.step)):
+            known = {part.name for part in fields(TrainState)}
+            progress = TrainState(**{key: value for key, value in found.progress.items() if key in known})
+        if self.distributed.is_main and (damaged := self.run.rewind_metrics(progress.step)):
             say(f"{self.run.metrics}: {damaged} damaged lines are left out")
         return progress
 
-    def keep(self, model: Model, optimizers: list[Optimizer], average: Average | None, progress: Progress) -> None:
-        if self.world.leads:
+    def keep(self, model: Model, optimizers: list[Optimizer], average: EMA | None, progress: TrainState) -> None:
+        if self.distributed.is_main:
             try:
-                state = asdict(progress) | {"environment": environment(self.world)}
+                state = asdict(progress) | {"environment": environment(self.distributed)}
                 checkpoints.save(self.run.checkpoints, checkpoints.capture(model, optimizers, average, state))
                 written, keep = progress.step, self.settings.keep
                 checkpoints.prune(self.run.checkpoints, written=written, keep=keep, best=progress.best_step)
@@ -97,10 +99,10 @@ class OnDisk:
                 last = f"the last whole one is {good}" if good else "there is none before it"
                 why = f"{where}: {wrong.strerror or wrong}"
                 raise WorkError(f"step {progress.step}: the checkpoint could not be written ({why}); {last}") from wrong
-        self.world.wait()
+        self.distributed.barrier()
 
     def finish(
-        self, model: Model, average: Average | None, progress: Progress, settings: TrainSettings, say: Say
+        self, model: Model, average: EMA | None, progress: TrainState, settings: TrainSettings, say: Say
     ) -> None:
         best = self.run.checkpoints / f"step-{progress.best_step}"
         use_best = settings.weights == "best" and progress.best_step not in (None, progress.step) and best.is_dir()
@@ -112,12 +114,12 @@ class OnDisk:
             model.load_tensors(found.average or found.model, source=str(best))
         elif average is not None:
             model.load_tensors(average.tensors, source="the averaged weights")
-        if self.world.leads:
+        if self.distributed.is_main:
             self.run.save_weights(model.tensors())
-        self.world.wait()
+        self.distributed.barrier()
 
 
-class InMemory:
+class MemoryCheckpointer:
     """The best weights so far and nothing else: for runs so short that they are sooner repeated than resumed."""
 
     def __init__(self) -> None:
@@ -129,16 +131,16 @@ class InMemory:
     def where(self, step: int) -> str:
         return ""
 
-    def resume(self, model: Model, optimizers: list[Optimizer], average: Average | None, say: Say) -> Progress:
-        return Progress()
+    def resume(self, model: Model, optimizers: list[Optimizer], average: EMA | None, say: Say) -> TrainState:
+        return TrainState()
 
-    def keep(self, model: Model, optimizers: list[Optimizer], average: Average | None, progress: Progress) -> None:
+    def keep(self, model: Model, optimizers: list[Optimizer], average: EMA | None, progress: TrainState) -> None:
         if progress.best_step == progress.step:
             tensors = model.tensors() if average is None else average.tensors
             self.best = {name: tensor.clone() for name, tensor in tensors.items()}
 
     def finish(
-        self, model: Model, average: Average | None, progress: Progress, settings: TrainSettings, say: Say
+        self, model: Model, average: EMA | None, progress: TrainState, settings: TrainSettings, say: Say
     ) -> None:
         if settings.weights == "best" and self.best is not None:
             model.load_tensors(self.best, source="the best weights")

@@ -15,8 +15,8 @@ from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.train.budget import Budget
-from headstock.train.distributed import World
-from headstock.train.sampler import Order
+from headstock.train.distributed import DistributedContext
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
 
 WORTH = 180.0  # seconds that a run must take without it: compiling takes about one minute, and saves about a third
@@ -24,22 +24,22 @@ FLOPS = 0.7e12  # a second and multiprocessor, of a large model that is not comp
 CALLS = 4e-3  # seconds that a layer and batch take at least, however small: that long are its kernels called for
 
 
-Way = Literal["plain", "compiled", "recorded", "both"]
-ASKED: dict[Any, Way] = {True: "compiled", False: "plain", "replay": "recorded", "both": "both"}
+ExecutionMode = Literal["plain", "compiled", "recorded", "both"]
+ASKED: dict[Any, ExecutionMode] = {True: "compiled", False: "plain", "replay": "recorded", "both": "both"}
 
 
-def way_of(
+def choose_execution_mode(
     model: Model,
     task: Task,
     settings: TrainSettings,
     budget: Budget,
-    order: Order,
-    world: World,
+    order: BatchSampler,
+    distributed: DistributedContext,
     say: Callable[[str], None],
-) -> Way:
+) -> ExecutionMode:
     """How the steps are run: as it was asked, or by what they and the run will take. The same for the same run."""
-    alone = world.size == 1 and not settings.unfreeze
-    if settings.compile in ("replay", "both") and world.device.type != "cuda":
+    alone = distributed.size == 1 and not settings.unfreeze
+    if settings.compile in ("replay", "both") and distributed.device.type != "cuda":
         raise UserError(f"train.compile: {settings.compile} needs CUDA graphs, and this run is not on a CUDA device")
     if settings.compile in ("replay", "both") and not alone:
         raise UserError(
@@ -47,9 +47,9 @@ def way_of(
         )
     if settings.compile != "auto":
         return ASKED[settings.compile]
-    if world.device.type != "cuda" or not model.backbone.compiles:
+    if distributed.device.type != "cuda" or not model.backbone.compiles:
         return "plain"
-    work, calls = step_seconds(model, task, settings, order, world)
+    work, calls = step_seconds(model, task, settings, order, distributed)
     small = work < 2 * calls and alone  # up to there the GPU waits now and then
     seconds = budget.seconds or (budget.steps or 0) * (work if small else max(work, calls))
     uneven = hasattr(order.examples, "lengths")  # rows of many lengths would be compiled many times
@@ -57,18 +57,20 @@ def way_of(
         return "recorded" if uneven or seconds < WORTH else "both"
     if uneven:
         return "plain"
-    if seconds < WORTH and world.leads:
+    if seconds < WORTH and distributed.is_main:
         say(f"not compiled: the run takes about {seconds:.0f} s, and compiling would cost more than it saves")
     return "compiled" if seconds >= WORTH else "plain"
 
 
-def step_seconds(model: Model, task: Task, settings: TrainSettings, order: Order, world: World) -> tuple[float, float]:
+def step_seconds(
+    model: Model, task: Task, settings: TrainSettings, order: BatchSampler, distributed: DistributedContext
+) -> tuple[float, float]:
     """About how long a plain step's arithmetic takes a process, and the calling of its kernels: it takes the longer."""
-    rows = settings.batch // world.size
+    rows = settings.batch // distributed.size
     lengths = getattr(order.examples, "lengths", None)
     length = order.length if lengths is None else min(order.length, max(1, round(float(np.mean(lengths)))))
     flops = flops_per_token(parts_of(model, task, model.dimensions(length=length)), training=True)
-    power = FLOPS * torch.cuda.get_device_properties(world.device).multi_processor_count
+    power = FLOPS * torch.cuda.get_device_properties(distributed.device).multi_processor_count
     parts = -(-rows // (settings.micro_batch or rows))
     tokens = rows * length if settings.batch_tokens is None else settings.batch_tokens
     return float(flops) * tokens / power, CALLS * model.backbone.depth * parts

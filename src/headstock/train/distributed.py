@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch import distributed, nn
+import torch.distributed as dist
+from torch import nn
 
 from headstock.errors import LostProcess, UserError
 from headstock.ranks import rank_and_size
@@ -19,7 +20,7 @@ LOST = ("Timed out waiting", "Connection closed by peer", "Connection reset by p
 
 
 @dataclass(frozen=True)
-class World:
+class DistributedContext:
     """One process's place among all. Rank 0 alone writes and speaks."""
 
     device: torch.device
@@ -28,26 +29,26 @@ class World:
     guest: bool = False  # the processes had joined before, and whoever joined them also parts them
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def total(self, values: Iterable[float]) -> list[float]:
+    def all_reduce(self, values: Iterable[float]) -> list[float]:
         """Numbers added up over all processes."""
         numbers = list(values)
         if self.size == 1:
             return numbers
         shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(shared)
+        dist.all_reduce(shared)
         return shared.tolist()
 
-    def share(self, module: nn.Module, *, thawing: bool = False) -> nn.Module:
+    def wrap(self, module: nn.Module, *, thawing: bool = False) -> nn.Module:
         """The module with gradients averaged over all processes; `thawing`, some weights may have none for a while."""
         if self.size == 1:
             return module
         places = [self.device] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(module, device_ids=places, find_unused_parameters=thawing)
 
-    def hold_back(self, module: nn.Module) -> AbstractContextManager[None]:
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients local for a while: all but the last micro-batch of a step need not travel."""
         return module.no_sync() if isinstance(module, nn.parallel.DistributedDataParallel) else nullcontext()
 
@@ -57,13 +58,13 @@ class World:
 
         def elapsed() -> float:
             mine = time.monotonic() - began
-            return self.total([mine if self.leads else 0.0])[0] if shared else mine
+            return self.all_reduce([mine if self.is_main else 0.0])[0] if shared else mine
 
         return elapsed
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         if self.size > 1:
-            distributed.barrier()
+            dist.barrier()
 
 
 def choose_device(wish: str = "auto") -> torch.device:
@@ -81,26 +82,26 @@ def choose_device(wish: str = "auto") -> torch.device:
 
 
 @contextmanager
-def process_group(device: str = "auto") -> Iterator[World]:
-    """This process's world while it lasts: alone, or all the processes that torchrun started.
+def process_group(device: str = "auto") -> Iterator[DistributedContext]:
+    """This process's distributed while it lasts: alone, or all the processes that torchrun started.
 
     A process that is stopped or lost does not keep the others waiting for ever: they fail after a timeout.
     """
     seconds = timeout()
-    world = join_world(device, seconds)
+    distributed = init_distributed(device, seconds)
     try:
-        yield world
+        yield distributed
     except RuntimeError as error:
-        known = isinstance(error, distributed.DistError) or any(words in str(error) for words in LOST)
-        if world.size == 1 or not known:
+        known = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
+        if distributed.size == 1 or not known:
             raise
         raise LostProcess(
-            f"rank {world.rank} of {world.size}: another process does not answer; it was stopped or lost "
+            f"rank {distributed.rank} of {distributed.size}: another process does not answer; it was stopped or lost "
             f"(waited at most {seconds:.0f} s, which the environment variable {TIMEOUT} sets)"
         ) from error
     finally:
-        if world.size > 1 and not world.guest and distributed.is_initialized():
-            distributed.destroy_process_group()
+        if distributed.size > 1 and not distributed.guest and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def timeout() -> float:
@@ -115,15 +116,15 @@ def timeout() -> float:
     return seconds
 
 
-def join_world(device: str, seconds: float) -> World:
+def init_distributed(device: str, seconds: float) -> DistributedContext:
     chosen = choose_device(device)
     if rank_and_size()[1] == 1:
-        return World(chosen)
+        return DistributedContext(chosen)
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
-    guest = distributed.is_initialized()
+    guest = dist.is_initialized()
     if not guest:
         backend = "nccl" if chosen.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, timeout=timedelta(seconds=seconds))
-    return World(chosen, distributed.get_rank(), distributed.get_world_size(), guest)
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    return DistributedContext(chosen, dist.get_rank(), dist.get_world_size(), guest)

@@ -15,29 +15,29 @@ from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.rng import generator
 from headstock.tasks.base import Examples, Task, filled
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 
 FEWEST = 8  # batches; fewer say too little of how much others would differ
 RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percent
 UNKNOWN = "unknown"  # beside the heads' counts, that of unknown tokens
 
-Pieces = list[tuple[dict[str, float], dict[str, int], int]]  # each batch's summed losses, their counts, its examples
+BatchSums = list[tuple[dict[str, float], dict[str, int], int]]  # each batch's summed losses, their counts, its examples
 
 
 @torch.inference_mode()
 @fast_products()
-def measure(
+def evaluate(
     model: Model,
     task: Task,
     examples: Examples,
     *,
-    world: World,
+    distributed: DistributedContext,
     rows: int,
     size: int,
     dtype: str = "auto",
     most: int | None = None,
-    pieces: Pieces | None = None,
+    pieces: BatchSums | None = None,
     unknown: Unknown | None = None,
 ) -> dict[str, float]:
     """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes.
@@ -54,22 +54,22 @@ def measure(
     counts: dict[str, int] = {}
     if (lengths := getattr(examples, "lengths", None)) is not None:  # like with like, so that little is padding
         chosen = sorted(chosen, key=lengths.__getitem__)
-    mine = chosen[world.rank :: world.size]
+    mine = chosen[distributed.rank :: distributed.size]
     parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
     for part in parts or [()]:
         batch = filled(examples, part, max(1, len(part)))
         counted = task.counts(batch) | count_unknown(task, batch)
         for head, count in counted.items():
             counts[head] = counts.get(head, 0) + count
-        with precision(world.device, dtype):
-            losses = task.losses(model, batch.to(world.device))
+        with precision(distributed.device, dtype):
+            losses = task.losses(model, batch.to(distributed.device))
         for head, loss in losses.items():
             sums[head] = sums[head] + exact(loss) if head in sums else exact(loss)
         if pieces is not None:
             pieces.append(({head: float(loss) for head, loss in losses.items()}, counted, len(part)))
     model.train(learning)
     names, heads = sorted(sums), sorted(counts)
-    totals = world.total([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
+    totals = distributed.all_reduce([*(float(sums[name]) for name in names), *(float(counts[head]) for head in heads)])
     all_sums = dict(zip(names, totals[: len(names)], strict=True))
     all_counts = {head: int(count) for head, count in zip(heads, totals[len(names) :], strict=True)}
     return score(task, all_sums, all_counts, size=round(size * len(chosen) / max(1, len(examples))), unknown=unknown)
@@ -99,7 +99,9 @@ def exact(loss: Tensor) -> Tensor:
     return (loss.cpu() if loss.device.type == "mps" else loss).double()
 
 
-def spread(task: Task, pieces: Pieces, *, size: int, unknown: Unknown | None = None) -> dict[str, tuple[float, float]]:
+def bootstrap_intervals(
+    task: Task, pieces: BatchSums, *, size: int, unknown: Unknown | None = None
+) -> dict[str, tuple[float, float]]:
     """95% intervals of the metrics of held-out text: had it been other batches of the same kind (bootstrap).
 
     Batches, and not tokens, are drawn: the tokens of one text are hard or easy together. Batches of different kinds,

@@ -19,12 +19,12 @@ from headstock.inference.predict import together
 from headstock.io import write_text
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
-from headstock.train.distributed import World, process_group
+from headstock.train.distributed import DistributedContext, process_group
 from headstock.train.finetune_config import gather_config, labelled_task, settle
-from headstock.train.fit import Data, Fitted, fit_in, load_weights
-from headstock.train.labelled_data import Splits, read_splits
-from headstock.train.loop import Watch
-from headstock.train.metrics import metrics_of
+from headstock.train.fit import FitResult, LabelledData, fit_in, load_weights
+from headstock.train.labelled_data import LabelledSplits, read_splits
+from headstock.train.loop import Callback
+from headstock.train.metrics import metrics_with_intervals
 from headstock.train.model_card import write_card
 from headstock.train.pretrain import (
     build_model,
@@ -36,7 +36,15 @@ from headstock.train.pretrain import (
     start_settings,
     with_vocabulary,
 )
-from headstock.train.run_folder import Run, alone_in, check_apart, check_folder, check_kept, fingerprints, open_run
+from headstock.train.run_folder import (
+    RunFolder,
+    check_folder,
+    check_inputs_outside,
+    check_not_source,
+    fingerprints,
+    locked_run,
+    open_run,
+)
 from headstock.train.settings import RunConfig, make_config
 
 Say = Callable[[str], None]
@@ -60,7 +68,7 @@ def finetune(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "auto",
-    watch: Sequence[Watch] = (),
+    callbacks: Sequence[Callback] = (),
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Put a new head on a run's backbone and train both on labelled texts; returns the new run's results.
@@ -72,7 +80,7 @@ def finetune(
     """
     if run is not None and preset is not None:
         raise UserError(f"--preset {preset}: the model is that of {run}; name a run or a preset")
-    target, source = Run(Path(out)), None if run is None else open_run(run)
+    target, source = RunFolder(Path(out)), None if run is None else open_run(run)
     files = {"data.train": train, "data.valid": valid, "data.test": test}
     given = {key: str(value) for key, value in files.items() if value is not None} | (settings or {})
     given |= {"data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
@@ -81,19 +89,19 @@ def finetune(
     given |= {"transfer.freeze": freeze} if freeze is not None else {}
     given |= {"transfer.preset": preset} if preset is not None else {}
     if source is not None:
-        check_apart(target, source)
-    with alone_in(target):
+        check_not_source(target, source)
+    with locked_run(target):
         check_folder(target, resume=resume, overwrite=overwrite)
         going_on = resume and target.exists()
         # joining waits for all processes: each has looked at the folder before one makes it
-        with process_group(device) as world:
+        with process_group(device) as distributed:
             if going_on:
                 asked = make_config(same_settings(target, given, moved=True))
                 source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
             else:
                 asked = gather_config(source, task, config_file, given, preset=preset)
                 data, tokenizer_file = asked.data, asked.tokenizer.file if asked.tokenizer else None
-                check_kept(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
+                check_inputs_outside(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
             splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
             chosen = settle(asked, splits.train)
             if source is None:
@@ -105,18 +113,18 @@ def finetune(
             if going_on and target.data()["fingerprint"] != splits.fingerprint():
                 changed = "the labelled files are not what they were when the run began"
                 raise UserError(f"{target}: {changed}, so it cannot go on")
-            if going_on and world.leads:
+            if going_on and distributed.is_main:
                 remember_paths(target, asked)
-            if going_on and target.whole():
-                return finished_before(target, world, say)
-            if world.leads and not going_on:
+            if going_on and target.is_complete():
+                return finished_before(target, distributed, say)
+            if distributed.is_main and not going_on:
                 card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
                 # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
                 target.begin(replace(chosen, train=asked.train).plain(), tokenizer, card)
-            world.wait()
+            distributed.barrier()
             if chosen.transfer.adapt_steps and source is not None:
-                weights = adapt(target, source, chosen, splits.train, device, watch, say)
-            return work(target, chosen, tokenizer, weights, splits, world, watch, say)
+                weights = adapt(target, source, chosen, splits.train, device, callbacks, say)
+            return work(target, chosen, tokenizer, weights, splits, distributed, callbacks, say)
 
 
 def learn_tokenizers(chosen: RunConfig, records: Records, say: Say) -> Tokenizer:
@@ -140,7 +148,9 @@ def with_vocabularies(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     return replace(chosen, model=replace(chosen.model, source_vocabulary=tokenizer.source.vocabulary))
 
 
-def check(source: Run | None, chosen: RunConfig, tokenizer: Tokenizer, splits: Splits) -> dict[str, Tensor] | None:
+def check(
+    source: RunFolder | None, chosen: RunConfig, tokenizer: Tokenizer, splits: LabelledSplits
+) -> dict[str, Tensor] | None:
     """The weights to begin with; what is wrong with the source or with a label is found before anything is made."""
     task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     for records in (splits.train, splits.valid, splits.test):
@@ -157,7 +167,7 @@ def check(source: Run | None, chosen: RunConfig, tokenizer: Tokenizer, splits: S
     return weights
 
 
-def check_fit(source: Run, chosen: RunConfig, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> None:
+def check_fit(source: RunFolder, chosen: RunConfig, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> None:
     """Refuse settings of the model that the source's weights do not fit, before a folder is made."""
     theirs = make_config(source.config()).model
     own = config.plain(theirs)
@@ -175,11 +185,17 @@ def check_fit(source: Run, chosen: RunConfig, tokenizer: Tokenizer, weights: dic
 
 
 def adapt(
-    target: Run, source: Run, chosen: RunConfig, records: Records, device: str, watch: Sequence[Watch], say: Say
+    target: RunFolder,
+    source: RunFolder,
+    chosen: RunConfig,
+    records: Records,
+    device: str,
+    callbacks: Sequence[Callback],
+    say: Say,
 ) -> dict[str, Tensor]:
     """Go on pretraining on the task's own texts, in a run folder inside the new one; returns the new weights."""
     inner = target.adapted
-    if not inner.whole():
+    if not inner.is_complete():
         say(f"adapting to the {len(records):,} training texts for {chosen.transfer.adapt_steps:,} steps")
         texts = target.path / "adapt.txt"
         write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
@@ -195,31 +211,31 @@ def adapt(
             settings=settings,
             resume=True,
             device=device,
-            watch=watch,
+            callbacks=callbacks,
             say=say,
         )
     return inner.weights()
 
 
 def work(
-    target: Run,
+    target: RunFolder,
     chosen: RunConfig,
     tokenizer: Tokenizer,
     weights: dict[str, Tensor] | None,
-    splits: Splits,
-    world: World,
-    watch: Sequence[Watch],
+    splits: LabelledSplits,
+    distributed: DistributedContext,
+    callbacks: Sequence[Callback],
     say: Say,
 ) -> dict[str, Any]:
     """Train one model, or several from as many seeds, measure them together, and write down what came out."""
     began = time.monotonic()
     task = labelled_task(chosen.objective)(chosen.task, tokenizer)
-    data = Data(task.prepare(splits.train), task.prepare(splits.valid))
+    data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
     if length := chosen.train.length or getattr(chosen.model, "context", None):
         for line in [*task.remarks(data.train, length=length), *task.remarks(data.valid, length=length)]:
             say(line)
     count = chosen.transfer.ensemble
-    fitted: list[Fitted] = []
+    fitted: list[FitResult] = []
     for number in range(count):
         run, member = target, chosen
         if count > 1:
@@ -227,58 +243,58 @@ def work(
             member = replace(chosen, train=replace(chosen.train, seed=chosen.train.seed + number))
             member = replace(member, transfer=replace(chosen.transfer, ensemble=1))
             say(f"model {number + 1} of {count}, seed {member.train.seed}")
-            if world.leads and not run.exists():
+            if distributed.is_main and not run.exists():
                 run.begin(member.plain(), tokenizer, target.data())
-            world.wait()
-        fitted.append(fit_in(run, member, tokenizer, weights, data, world, watch, say))
-    seconds = max(time.monotonic() - began, sum(f.progress.seconds for f in fitted))  # also before an interruption
-    results = describe(target, chosen, fitted, data, splits, world, seconds)
-    if world.leads:
+            distributed.barrier()
+        fitted.append(fit_in(run, member, tokenizer, weights, data, distributed, callbacks, say))
+    seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fitted))  # also before an interruption
+    results = describe(target, chosen, fitted, data, splits, distributed, seconds)
+    if distributed.is_main:
         target.write_results(results)
         write_card(target)
     return results
 
 
 def describe(
-    target: Run,
+    target: RunFolder,
     chosen: RunConfig,
-    fitted: list[Fitted],
-    data: Data,
-    splits: Splits,
-    world: World,
+    fitted: list[FitResult],
+    data: LabelledData,
+    splits: LabelledSplits,
+    distributed: DistributedContext,
     seconds: float,
 ) -> dict[str, Any]:
     """Metrics on the validation and test rows, of all models together; unlabelled test rows are predicted."""
     first, task = fitted[0], fitted[0].task
-    valid = metrics_of(task, data.valid, all_outputs(fitted, data.valid, chosen))
+    valid = metrics_with_intervals(task, data.valid, all_outputs(fitted, data.valid, chosen))
     measured = {"valid": valid}
     if splits.test is not None:
         test = task.prepare(splits.test)
         found = all_outputs(fitted, test, chosen)
-        if world.leads:
+        if distributed.is_main:
             target.write_predictions(task.predictions(test, found))
         if test.labels is not None:
-            measured["test"] = metrics_of(task, test, found)
+            measured["test"] = metrics_with_intervals(task, test, found)
     on = "test" if "test" in measured else "valid"
     frozen, speed = chosen.transfer.freeze, None
     if frozen:  # the backbone read each text once, and what the head learned from are not tokens
         tokens = int(np.sum(task.examples(data.train, length=first.length).lengths))  # type: ignore[attr-defined]
     else:
-        tokens = sum(f.progress.tokens for f in fitted)
-        speed = round(tokens / max(1e-9, sum(f.progress.seconds - f.progress.aside for f in fitted)), 1)
+        tokens = sum(f.state.tokens for f in fitted)
+        speed = round(tokens / max(1e-9, sum(f.state.seconds - f.state.aside for f in fitted)), 1)
     return {
         "kind": "finetune",
         "run": str(target),
         "task": task.name,
         "from": chosen.transfer.run or chosen.transfer.preset,
-        "steps": sum(f.progress.step for f in fitted),
-        "best_step": first.progress.best_step,
+        "steps": sum(f.state.step for f in fitted),
+        "best_step": first.state.best_step,
         "best_epoch": first.best_epoch,
         "tokens": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": speed,
         "train_loss": first.epochs[-1]["train_loss"] if first.epochs else None,
-        "valid_loss": valid.get("loss", first.progress.valid.get("loss")),
+        "valid_loss": valid.get("loss", first.state.valid.get("loss")),
         "perplexity": None,  # not defined where no text is predicted
         "bits_per_byte": None,
         "measured_on": on,
@@ -289,25 +305,30 @@ def describe(
         "epochs": first.epochs,
         "warnings": list(splits.warnings),
         "parameters": sizes(first.model, frozen=frozen),
-        "device": str(world.device),
-        "processes": world.size,
+        "device": str(distributed.device),
+        "processes": distributed.size,
         "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
 
-def keep_fitted(
-    run: Run, chosen: RunConfig, tokenizer: Tokenizer, fitted: Fitted, splits: Splits, world: World
+def save_fit(
+    run: RunFolder,
+    chosen: RunConfig,
+    tokenizer: Tokenizer,
+    fitted: FitResult,
+    splits: LabelledSplits,
+    distributed: DistributedContext,
 ) -> None:
     """Make a run folder of a model that was trained without one."""
     card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
     run.begin(chosen.plain(), tokenizer, card)
     run.save_weights(fitted.model.tensors())
-    data = Data(fitted.task.prepare(splits.train), fitted.task.prepare(splits.valid))
-    run.write_results(describe(run, chosen, [fitted], data, splits, world, fitted.progress.seconds))
+    data = LabelledData(fitted.task.prepare(splits.train), fitted.task.prepare(splits.valid))
+    run.write_results(describe(run, chosen, [fitted], data, splits, distributed, fitted.state.seconds))
     write_card(run)
 
 
-def all_outputs(fitted: list[Fitted], data: Any, chosen: RunConfig) -> list[np.ndarray]:
+def all_outputs(fitted: list[FitResult], data: Any, chosen: RunConfig) -> list[np.ndarray]:
     """What all models together give."""
     return together([f.outputs(data, dtype=chosen.train.dtype) for f in fitted])
 

@@ -12,14 +12,14 @@ from headstock.model.backbone import BACKBONES
 from headstock.model.layer_features import check_layers
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import (
     RunConfig,
     TransferSettings,
     looks_back_only,
     make_config,
+    override_settings,
     read_preset,
-    with_options,
 )
 
 COMMON = {"batch": 16, "schedule": "linear", "warmup": 0.1, "beta2": 0.999, "weight_decay": 0.01}
@@ -47,7 +47,7 @@ def labelled_task(name: str) -> type[LabelledTask]:
 
 
 def gather_config(
-    source: Run | None, task: str, file: str | Path | None, given: dict[str, Any], *, preset: str | None = None
+    source: RunFolder | None, task: str, file: str | Path | None, given: dict[str, Any], *, preset: str | None = None
 ) -> RunConfig:
     """The source's model, the task's defaults, a file and options, as one checked whole.
 
@@ -67,7 +67,7 @@ def gather_config(
         "train": {} if theirs["model"].get("context") else {"length": theirs["train"].get("length")},
     }
     tree = config.merge(tree, read_file(file), {"transfer": {"run": str(source)}})
-    return complete(with_options(tree, given))
+    return complete(override_settings(tree, given))
 
 
 def from_preset(preset: str | None, task: str, file: str | Path | None, given: dict[str, Any]) -> RunConfig:
@@ -91,7 +91,7 @@ def from_preset(preset: str | None, task: str, file: str | Path | None, given: d
         "train": {},
     }
     tree = config.merge(tree, written, {"transfer": begins | {"preset": name}})
-    tree = with_options(tree, given)
+    tree = override_settings(tree, given)
     vocabulary = tree["tokenizer"].get("vocabulary", vocabulary)
     return complete(config.merge({"model": {"vocabulary": vocabulary}}, tree))  # settled when the tokenizer is there
 

@@ -14,19 +14,19 @@ from headstock.inference.predict import features, outputs
 from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
-from headstock.train import callbacks as watching
-from headstock.train.distributed import World
-from headstock.train.loop import Event, Watch, row_length, train
+from headstock.train.callbacks import log_metrics, tensorboard
+from headstock.train.distributed import DistributedContext
+from headstock.train.loop import Callback, Event, sequence_length, train
 from headstock.train.pretrain import build_model, taken_over
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
-from headstock.train.state import Progress
+from headstock.train.state import TrainState
 
 Say = Callable[[str], None]
 
 
 @dataclass
-class Data:
+class LabelledData:
     """What the loop reads: the task's own form of the training and validation rows."""
 
     train: Any
@@ -34,12 +34,12 @@ class Data:
 
 
 @dataclass
-class Fitted:
+class FitResult:
     """A trained model and how it came about."""
 
     model: Model
     task: LabelledTask
-    progress: Progress
+    state: TrainState
     epochs: list[dict[str, Any]]  # accuracy and loss in training and validation, epoch by epoch
     length: int
 
@@ -49,27 +49,27 @@ class Fitted:
 
     @property
     def best_epoch(self) -> int | None:
-        return next((row["epoch"] for row in self.epochs if row["step"] == self.progress.best_step), None)
+        return next((row["epoch"] for row in self.epochs if row["step"] == self.state.best_step), None)
 
 
 def fit_in(
-    run: Run,
+    run: RunFolder,
     chosen: RunConfig,
     tokenizer: Tokenizer,
     weights: dict[str, Tensor] | None,
-    data: Data,
-    world: World,
-    watch: Sequence[Watch],
+    data: LabelledData,
+    distributed: DistributedContext,
+    callbacks: Sequence[Callback],
     say: Say,
-) -> Fitted:
+) -> FitResult:
     """`fit`, with its metrics and checkpoints in a run's folder."""
     with ExitStack() as stack:
-        watchers = list(watch) if world.leads else []
-        if world.leads:
-            watchers.append(watching.log_metrics(run))
+        callbacks = list(callbacks) if distributed.is_main else []
+        if distributed.is_main:
+            callbacks.append(log_metrics(run))
             if chosen.train.tensorboard:
-                watchers.append(stack.enter_context(watching.tensorboard(run)))
-        fitted = fit(chosen, tokenizer, weights, data, run=run, world=world, watch=watchers, say=say)
+                callbacks.append(stack.enter_context(tensorboard(run)))
+        fitted = fit(chosen, tokenizer, weights, data, run=run, distributed=distributed, callbacks=callbacks, say=say)
     fitted.epochs = epochs_of(run)  # of the whole run, also what lies before an interruption
     return fitted
 
@@ -78,33 +78,33 @@ def fit(
     chosen: RunConfig,
     tokenizer: Tokenizer,
     weights: dict[str, Tensor] | None,
-    data: Data,
+    data: LabelledData,
     *,
-    run: Run | None,
-    world: World,
-    watch: Sequence[Watch] = (),
+    run: RunFolder | None,
+    distributed: DistributedContext,
+    callbacks: Sequence[Callback] = (),
     say: Say = lambda line: None,
-) -> Fitted:
+) -> FitResult:
     """Train one model. Frozen, the backbone reads each row once and the head learns from what it saw."""
     model, task = build_model(chosen, tokenizer)
     assert isinstance(task, LabelledTask)
     if weights is not None:
         load_weights(model, task, weights, source=chosen.transfer.run)
-    model.to(world.device)
-    length, settings = row_length(model, chosen.train), chosen.train
+    model.to(distributed.device)
+    length, settings = sequence_length(model, chosen.train), chosen.train
     epochs: list[dict[str, Any]] = []
-    watchers = [*watch, remember(epochs)]
+    callbacks = [*callbacks, remember(epochs)]
     if chosen.transfer.freeze:
         say(f"the frozen backbone reads {len(data.train) + len(data.valid):,} rows, once")
         look = partial(features, model, task, length=length, dtype=settings.dtype)
-        seen = Data(look(data.train), look(data.valid))
+        seen = LabelledData(look(data.train), look(data.valid))
         head = Model(Fixed(model.backbone), dict(model.heads.items()))
-        progress = train(head, task, seen, settings, run=run, world=world, watch=watchers, say=say)
-        if run is not None and world.leads:
+        progress = train(head, task, seen, settings, run=run, distributed=distributed, callbacks=callbacks, say=say)
+        if run is not None and distributed.is_main:
             run.save_weights(model.tensors())
     else:
-        progress = train(model, task, data, settings, run=run, world=world, watch=watchers, say=say)
-    return Fitted(model.eval(), task, progress, epochs, length)
+        progress = train(model, task, data, settings, run=run, distributed=distributed, callbacks=callbacks, say=say)
+    return FitResult(model.eval(), task, progress, epochs, length)
 
 
 def load_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
@@ -118,18 +118,18 @@ def load_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *
 EPOCH = ("step", "epoch", "train_accuracy", "train_loss", "valid_accuracy", "valid_loss")
 
 
-def remember(epochs: list[dict[str, Any]]) -> Watch:
+def remember(epochs: list[dict[str, Any]]) -> Callback:
     """Keeps accuracy and loss of every epoch."""
 
     def hear(event: Event) -> None:
         if event.kind == "valid":
-            p = event.progress
+            p = event.state
             values = (p.step, event.epoch, p.train["accuracy"], p.train["loss"], p.valid["accuracy"], p.valid["loss"])
             epochs.append(dict(zip(EPOCH, values, strict=True)))
 
     return hear
 
 
-def epochs_of(run: Run) -> list[dict[str, Any]]:
+def epochs_of(run: RunFolder) -> list[dict[str, Any]]:
     """The same from a run's metrics."""
     return [{name: row[name] for name in EPOCH} for row in run.read_metrics() if "valid_accuracy" in row]

@@ -22,7 +22,7 @@ MOST = 256  # recordings; shapes that come so seldom are not worth one
 LENGTHS = 32  # rows of texts are as long as a multiple of this, so that shapes come again
 
 
-class Recorded:
+class GraphedStep:
     """What an objective loses on a batch, with the gradients left in the weights; and how these are moved then.
 
     The first batch of a shape is read as usual, which also prepares the device and compiles; when a shape comes again

@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Splits:
+class LabelledSplits:
     train: Records
     valid: Records
     test: Records | None
@@ -50,7 +50,9 @@ def about(records: Records) -> dict[str, Any]:
     return {"file": records.source, "rows": len(records), "classes": classes}
 
 
-def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int, say: Say) -> Splits:
+def read_splits(
+    settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int, say: Say
+) -> LabelledSplits:
     """The files of a run; where no validation file is given, some training rows are held out."""
     if not settings.train:
         raise UserError("no labelled texts to train on: name a file with --train")
@@ -77,13 +79,13 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     for line in warnings:
         say(f"warning: {line}")
     if valid is not None:
-        return Splits(train, valid, test, tuple(warnings))
+        return LabelledSplits(train, valid, test, tuple(warnings))
     held = held_out(train, settings.valid_fraction, seed=seed, separator=separator)
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
     say(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
     kept = train.select(row for row in range(len(train)) if row not in held)
-    return Splits(kept, train.select(sorted(held)), test, tuple(warnings))
+    return LabelledSplits(kept, train.select(sorted(held)), test, tuple(warnings))
 
 
 def skipped_rows(records: Records) -> str:
@@ -110,7 +112,7 @@ def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: st
     """A fair sample that takes no class's last row, as what is left could then not teach it."""
     classes = [[label] if separator is None else label.split(separator) for label in labels]
     left, held = Counter(name for names in classes for name in names), set[int]()
-    for row in spread(labels, seed=seed):
+    for row in stratified_order(labels, seed=seed):
         if len(held) < wanted and all(left[name] > 1 for name in classes[row]):
             left.subtract(classes[row])
             held.add(row)
@@ -133,7 +135,7 @@ def with_labels(records: Records, target: str, why: str) -> Records:
     return records
 
 
-def spread(labels: Sequence[str], *, seed: int) -> list[int]:
+def stratified_order(labels: Sequence[str], *, seed: int) -> list[int]:
     """All rows in a random order in which the classes come in their shares: any beginning of it is a fair sample."""
     drawn: dict[str, deque[int]] = {}
     for row in generator(seed, "subset").permutation(len(labels)).tolist():
@@ -164,4 +166,4 @@ def subset(records: Records, count: int | None, *, seed: int) -> Records:
         return records
     if count > len(records):
         raise UserError(f"{records.source}: {count:,} labels were asked for, there are {len(records):,}")
-    return records.select(sorted(spread(records.strata, seed=seed)[:count]))
+    return records.select(sorted(stratified_order(records.strata, seed=seed)[:count]))

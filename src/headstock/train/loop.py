@@ -17,29 +17,29 @@ from headstock.model.batch import Batch, widened
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.train.budget import VALIDATIONS, Budget, ValidationBudget, due
-from headstock.train.checkpointer import InMemory, Keeper, OnDisk
-from headstock.train.compile import Way, compiled, way_of
-from headstock.train.distributed import World
-from headstock.train.evaluate import measure, weights_swapped
-from headstock.train.graphed_step import LENGTHS, Recorded
+from headstock.train.checkpointer import Checkpointer, DiskCheckpointer, MemoryCheckpointer
+from headstock.train.compile import ExecutionMode, choose_execution_mode, compiled
+from headstock.train.distributed import DistributedContext
+from headstock.train.evaluate import evaluate, weights_swapped
+from headstock.train.graphed_step import LENGTHS, GraphedStep
 from headstock.train.loss_spikes import SpikeDetector
-from headstock.train.oom import AtOnce
-from headstock.train.optimizers import Average, lr_factor, make_optimizers
-from headstock.train.prefetch import Ahead
-from headstock.train.run_folder import Run
-from headstock.train.sampler import Order
+from headstock.train.oom import MicroBatching
+from headstock.train.optimizers import EMA, lr_factor, make_optimizers
+from headstock.train.prefetch import Prefetcher
+from headstock.train.run_folder import RunFolder
+from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
 from headstock.train.signals import Interrupted, Interruption
-from headstock.train.state import Progress
-from headstock.train.step import Objective, Seen, one_step
+from headstock.train.state import TrainState
+from headstock.train.step import LossModule, MetricAccumulator, training_step
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a watcher hears: a step was made, a line is due, or a validation is done."""
+    """What a callback hears: a step was made, a line is due, or a validation is done."""
 
     kind: str  # "step", "log" or "valid"
-    progress: Progress
+    state: TrainState
     epoch: int
     steps_per_epoch: int
     expected_steps: int
@@ -50,7 +50,7 @@ class Event:
     of_tokens: bool = True  # the loss is that of tokens
 
 
-Watch = Callable[[Event], None]
+Callback = Callable[[Event], None]
 
 
 @fast_products()
@@ -60,18 +60,18 @@ def train(
     data: Any,
     settings: TrainSettings,
     *,
-    run: Run | None,
-    world: World,
-    watch: Sequence[Watch] = (),
+    run: RunFolder | None,
+    distributed: DistributedContext,
+    callbacks: Sequence[Callback] = (),
     say: Callable[[str], None] = lambda line: None,
-) -> Progress:
+) -> TrainState:
     """Train until the budget is spent, going on from the run's newest whole checkpoint if it has one.
 
     `data` has `train` and `valid`, of whatever the task reads. The run's weights are written at the end; without a
     run nothing is written, and the best weights are kept in memory.
     """
-    length = row_length(model, settings)
-    order = Order(
+    length = sequence_length(model, settings)
+    order = BatchSampler(
         task,
         data.train,
         length=length,
@@ -81,43 +81,47 @@ def train(
     )
     budget = Budget.of(settings, order.steps_per_epoch)
     validations = ValidationBudget(settings, budget, length)
-    check_possible(settings, world)
-    model.to(world.device)
+    check_possible(settings, distributed)
+    model.to(distributed.device)
     optimizers = make_optimizers(model, settings)
-    average = Average(model, settings.ema) if settings.ema else None
-    keeper: Keeper = OnDisk(run, settings, world) if run is not None else InMemory()
+    average = EMA(model, settings.ema) if settings.ema else None
+    keeper: Checkpointer = DiskCheckpointer(run, settings, distributed) if run is not None else MemoryCheckpointer()
     progress = keeper.resume(model, optimizers, average, say)
-    objective: nn.Module = Objective(model, task, smoothing=settings.label_smoothing)
-    way = way_of(model, task, settings, budget, order, world, say)
+    objective: nn.Module = LossModule(model, task, smoothing=settings.label_smoothing)
+    way = choose_execution_mode(model, task, settings, budget, order, distributed, say)
     if way in ("compiled", "both"):
         objective = compiled(objective)
-    objective = world.share(objective, thawing=settings.unfreeze is not None).train()
+    objective = distributed.wrap(objective, thawing=settings.unfreeze is not None).train()
     replay = None
     if way in ("recorded", "both"):
-        how: dict[str, Any] = {"clip": settings.clip, "dtype": settings.dtype, "device": world.device}
-        replay = Recorded(objective, optimizers, **how, say=say)
+        how: dict[str, Any] = {"clip": settings.clip, "dtype": settings.dtype, "device": distributed.device}
+        replay = GraphedStep(objective, optimizers, **how, say=say)
 
-    elapsed = world.stopwatch(progress.seconds, shared=budget.seconds is not None)
+    elapsed = distributed.stopwatch(progress.seconds, shared=budget.seconds is not None)
     # the loss of a few labelled rows is no mean over many predictions: it jumps in healthy runs
     spikes = SpikeDetector(say, progress.spikes) if task.of_tokens or task.fills else None
-    losses, seen, at_once = Running(spikes), Seen(), AtOnce(settings.micro_batch, world, say)
+    losses, seen, at_once = (
+        LossMeter(spikes),
+        MetricAccumulator(),
+        MicroBatching(settings.micro_batch, distributed, say),
+    )
     if progress.window:  # the next log line is the mean over steps before the checkpoint too
         losses.restore(progress.window["losses"])
-        seen.restore(progress.window["seen"], world)
-    cut = partial(cut_step, order, budget, progress, world, way)
-    ahead = Ahead(lambda step: cut(step, at_once.size), progress.step, budget.steps)
+        seen.restore(progress.window["seen"], distributed)
+    cut = partial(cut_step, order, budget, progress, distributed, way)
+    ahead = Prefetcher(lambda step: cut(step, at_once.size), progress.step, budget.steps)
     with Interruption() as interruption, ahead:
         # the clock is read for what is due once a step: between two readings nothing can be passed over, nor the end
         done = budget.share(progress.step, progress.seconds)
         while done < 1.0 and not out_of_patience(progress, settings):
             if settings.unfreeze:
                 thaw(model, progress.step / order.steps_per_epoch / settings.unfreeze)
-            if not model.training:  # a watcher has used it; to ask every part of it takes long beside a small step
+            if not model.training:  # a callback has used it; to ask every part of it takes long beside a small step
                 objective.train()
             lr = settings.lr * lr_factor(budget.middle(progress.step, progress.seconds), settings)
             batches, fit = ahead.take(progress.step), partial(at_once.fit, again=partial(cut, progress.step))
-            loss, gradient, counted = one_step(
-                objective, task, batches, optimizers, lr, settings, progress.step, world, seen, fit, replay
+            loss, gradient, counted = training_step(
+                objective, task, batches, optimizers, lr, settings, progress.step, distributed, seen, fit, replay
             )
             if average is not None:
                 average.update()
@@ -134,30 +138,30 @@ def train(
             event = partial(
                 describe, progress=progress, order=order, budget=budget, losses=losses, lr=lr, of_tokens=task.of_tokens
             )
-            tell(watch, event("step"))
+            emit(callbacks, event("step"))
             if passed(settings.log_every, 50):
                 stop_if_not_finite(losses.settle(), order, keeper)
                 progress.loss = losses.mean()
-                tell(watch, event("log", gradient=float(gradient)))
+                emit(callbacks, event("log", gradient=float(gradient)))
                 losses.restart()
             paused = time.monotonic()
             if passed(settings.validate_every, validations.times(progress)):
-                progress.train = seen.score(task, world)
-                most, began = validations.examples(progress, on_cpu=world.device.type == "cpu"), elapsed()
+                progress.train = seen.score(task, distributed)
+                most, began = validations.examples(progress, on_cpu=distributed.device.type == "cpu"), elapsed()
                 read = validate(
-                    model, task, data.valid, average, progress, settings, length, world, most, rows=at_once.size
+                    model, task, data.valid, average, progress, settings, length, distributed, most, rows=at_once.size
                 )
                 if progress.valid_pace is None:
                     progress.valid_examples, progress.valid_pace = read, (elapsed() - began) / max(1, read)
                 lost = None if math.isfinite(progress.valid.get("loss", 0.0)) else progress.step
                 stop_if_not_finite(lost, order, keeper, "the loss of held-out data")
                 progress.seconds = elapsed()
-                tell(watch, event("valid"))
-            asked = agree(interruption.received, world)
+                emit(callbacks, event("valid"))
+            asked = agree(interruption.received, distributed)
             better = progress.best_step == progress.step
             if better or asked or passed(settings.checkpoint_every or settings.validate_every, VALIDATIONS):
                 stop_if_not_finite(losses.settle(), order, keeper)
-                progress.window = {"losses": losses.state(paused), "seen": seen.state(world)}
+                progress.window = {"losses": losses.state(paused), "seen": seen.state(distributed)}
                 keeper.keep(model, optimizers, average, progress)
             losses.pause(time.monotonic() - paused)
             progress.aside += time.monotonic() - paused
@@ -169,23 +173,25 @@ def train(
     return progress
 
 
-def row_length(model: Model, settings: TrainSettings) -> int:
+def sequence_length(model: Model, settings: TrainSettings) -> int:
     return settings.length or model.backbone.context or 256
 
 
 def cut_step(
-    order: Order,
+    order: BatchSampler,
     budget: Budget,
-    progress: Progress,
-    world: World,
-    way: Way,
+    progress: TrainState,
+    distributed: DistributedContext,
+    way: ExecutionMode,
     step: int,
     size: int | None,
 ) -> list[Batch]:
     """This process's batches of a step, which may be some steps ahead of the run's progress."""
     done, full = budget.share(step, progress.seconds), way != "plain"
-    batches = order.micro_batches(step, size=size, rank=world.rank, world=world.size, full=full, done=done)
-    if world.device.type != "cuda":
+    batches = order.micro_batches(
+        step, size=size, rank=distributed.rank, world_size=distributed.size, full=full, done=done
+    )
+    if distributed.device.type != "cuda":
         return batches
     if hasattr(order.examples, "lengths"):  # kernels for lengths that are no multiple of eight are slower
         multiple = LENGTHS if way in ("recorded", "both") and order.batch_tokens is None else 8
@@ -193,7 +199,7 @@ def cut_step(
     return [batch.pinned() for batch in batches]
 
 
-def out_of_patience(progress: Progress, settings: TrainSettings) -> bool:
+def out_of_patience(progress: TrainState, settings: TrainSettings) -> bool:
     return settings.patience is not None and progress.worse >= settings.patience
 
 
@@ -205,7 +211,7 @@ def thaw(model: Model, opened: float) -> None:
             parameter.requires_grad_(id(parameter) in heads or height < math.floor(opened + 1e-9))
 
 
-class Running:
+class LossMeter:
     """The mean loss since the last line. A GPU's loss is looked at one step later, so that it need not wait for us."""
 
     def __init__(self, spikes: SpikeDetector | None = None) -> None:
@@ -271,10 +277,10 @@ class Running:
 def describe(
     kind: str,
     *,
-    progress: Progress,
-    order: Order,
+    progress: TrainState,
+    order: BatchSampler,
     budget: Budget,
-    losses: Running,
+    losses: LossMeter,
     lr: float,
     of_tokens: bool,
     gradient: float = 0.0,
@@ -293,29 +299,33 @@ def describe(
     )
 
 
-def tell(watch: Sequence[Watch], event: Event) -> None:
-    for watcher in watch:
-        watcher(event)
+def emit(callbacks: Sequence[Callback], event: Event) -> None:
+    for callback in callbacks:
+        callback(event)
 
 
-def check_possible(settings: TrainSettings, world: World) -> None:
-    if settings.batch % (world.size * (settings.micro_batch or 1)):
-        parts = f"{world.size} processes" + (f" x micro_batch {settings.micro_batch}" if settings.micro_batch else "")
+def check_possible(settings: TrainSettings, distributed: DistributedContext) -> None:
+    if settings.batch % (distributed.size * (settings.micro_batch or 1)):
+        parts = f"{distributed.size} processes" + (
+            f" x micro_batch {settings.micro_batch}" if settings.micro_batch else ""
+        )
         raise UserError(f"train.batch: {settings.batch} cannot be shared equally by {parts}")
-    if settings.dtype == "float8" and not has_eight_bits(world.device):
+    if settings.dtype == "float8" and not has_eight_bits(distributed.device):
         raise UserError("train.dtype: float8 needs a GPU with 8-bit products, which NVIDIA's have since Ada and Hopper")
 
 
-def agree(received: int | None, world: World) -> int | None:
+def agree(received: int | None, distributed: DistributedContext) -> int | None:
     """A signal that any process got, known to all of them at the same step."""
-    if world.size == 1:
+    if distributed.size == 1:
         return received
-    shared = torch.tensor(received or 0, device=world.device)
+    shared = torch.tensor(received or 0, device=distributed.device)
     torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
     return int(shared) or None
 
 
-def stop_if_not_finite(step: int | None, order: Order, keeper: Keeper, what: str = "the loss or its gradient") -> None:
+def stop_if_not_finite(
+    step: int | None, order: BatchSampler, keeper: Checkpointer, what: str = "the loss or its gradient"
+) -> None:
     if step is None:
         return
     places = order.names(step - 1)
@@ -329,11 +339,11 @@ def validate(
     model: Model,
     task: Task,
     data: Any,
-    average: Average | None,
-    progress: Progress,
+    average: EMA | None,
+    progress: TrainState,
     settings: TrainSettings,
     length: int,
-    world: World,
+    distributed: DistributedContext,
     most: int,
     rows: int | None = None,
 ) -> int:
@@ -343,12 +353,12 @@ def validate(
     """
     examples = task.examples(data, length=length)
     with weights_swapped(model, None if average is None else average.tensors):
-        progress.valid = measure(
+        progress.valid = evaluate(
             model,
             task,
             examples,
-            world=world,
-            rows=rows or settings.batch // world.size,
+            distributed=distributed,
+            rows=rows or settings.batch // distributed.size,
             most=most,
             size=data.bytes,
             unknown=getattr(data, "unknown", None),

@@ -10,7 +10,7 @@ from headstock.intervals import item_interval, macro_f1_item_interval
 from headstock.tasks.labelled import LabelledTask, Statistics
 
 
-def metrics_of(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """The task's metrics, each with its 95% interval over the rows where one can be had."""
     metrics: dict[str, Any] = {}
     intervals: dict[str, list[float | None]] = {}

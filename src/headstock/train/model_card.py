@@ -18,7 +18,7 @@ from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import summary
 from headstock.train.finetune_config import labelled_task
 from headstock.train.metrics import against_majority
-from headstock.train.run_folder import Run, open_run
+from headstock.train.run_folder import RunFolder, open_run
 
 CARD = """# {name}
 
@@ -61,11 +61,11 @@ TEXT = '"..."'
 UNKNOWN = "not known to Headstock: it is that of whoever wrote the text"
 
 
-def write_card(run: Run) -> None:
+def write_card(run: RunFolder) -> None:
     run.write_card(make_card(run))
 
 
-def make_card(run: Run) -> str:
+def make_card(run: RunFolder) -> str:
     """The card of a finished run: pretrained, fine-tuned or brought in from elsewhere."""
     results = run.results()
     kind = "import" if results.get("imported") else results.get("kind", "pretrain")
@@ -82,7 +82,7 @@ def make_card(run: Run) -> str:
 # Language models
 
 
-def pretrained(run: Run) -> dict[str, str]:
+def pretrained(run: RunFolder) -> dict[str, str]:
     settings, data, results = run.config(), run.data(), run.results()
     objective, family = settings["task"]["name"], settings["model"]["family"]
     total, version = results["parameters"]["total"], results["versions"]["headstock"]
@@ -126,7 +126,7 @@ def corpus_rows(settings: dict[str, Any], data: dict[str, Any]) -> dict[str, str
     return rows | {"fingerprint": f"`{data['fingerprint']}`"}
 
 
-def language_limits(run: Run) -> Iterable[str]:
+def language_limits(run: RunFolder) -> Iterable[str]:
     settings = run.config()
     task = TASKS.get(settings["task"]["name"])
     yield "All it knows is the text above: its mistakes, its prejudices and what it leaves out are the model's too."
@@ -138,7 +138,7 @@ def language_limits(run: Run) -> Iterable[str]:
         yield "What it writes is likely, not true; nothing was done to keep it from repeating its training text."
 
 
-def language_use(run: Run) -> str:
+def language_use(run: RunFolder) -> str:
     name, task = run.path.name, TASKS.get(run.config()["task"]["name"])
     typed = quoted(name)
     words = [f'headstock generate {typed} "..."'] if task.generates else []
@@ -158,7 +158,7 @@ def language_use(run: Run) -> str:
 # Models of a task
 
 
-def finetuned(run: Run) -> dict[str, str]:
+def finetuned(run: RunFolder) -> dict[str, str]:
     settings, data, results = run.config(), run.data(), run.results()
     transfer, task, classes = settings["transfer"], labelled_task(results["task"]), results["classes"]
     how = {
@@ -204,7 +204,7 @@ def backbone_rows(name: str) -> dict[str, str]:
     return {"pretrained on": f"{some(files, 3)} (licence: {licences(files)})"} if files else {}
 
 
-def task_limits(run: Run) -> Iterable[str]:
+def task_limits(run: RunFolder) -> Iterable[str]:
     settings, results = run.config(), run.results()
     task = settings["task"]
     yield "It was measured on rows like those it learned from; on other text it may do worse and will not say so."
@@ -253,7 +253,7 @@ def with_intervals(metrics: Mapping[str, Any]) -> str:
 # Models made elsewhere
 
 
-def imported(run: Run) -> dict[str, str]:
+def imported(run: RunFolder) -> dict[str, str]:
     data, results, name = run.data(), run.results(), run.path.name
     total, version = results["parameters"]["total"], results["versions"]["headstock"]
     known = {"from": escape_markdown(data["imported"])}
@@ -283,7 +283,7 @@ def call_of(task: type[LabelledTask]) -> str:
 # What all have
 
 
-def tokenizer_of(run: Run) -> str:
+def tokenizer_of(run: RunFolder) -> str:
     tokenizer, data = run.tokenizer(), run.data()
     told = f"{tokenizer.kind}, {tokenizer.vocabulary:,} entries, fingerprint `{data['tokenizer']}`."
     if tokenizer.source is not None:
@@ -295,7 +295,7 @@ def tokenizer_of(run: Run) -> str:
     return told + (f" Taken from {escape_markdown(settings['file'])}." if settings.get("file") else "")
 
 
-def architecture(run: Run) -> str:
+def architecture(run: RunFolder) -> str:
     settings, parameters = run.config()["model"], run.results()["parameters"]
     shape = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "family")
     ensemble = (run.config().get("transfer") or {}).get("ensemble", 1)
@@ -330,7 +330,7 @@ def budget(settings: dict[str, Any], results: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def elsewhere(run: Run) -> str:
+def elsewhere(run: RunFolder) -> str:
     """The formats that a run of this family has a place in; what does not fit exactly is refused there, with why."""
     settings, name = run.config(), run.path.name
     family = BACKBONES.get(settings["model"]["family"])

@@ -7,17 +7,17 @@ import torch
 
 from headstock.errors import WorkError
 from headstock.model.batch import Batch
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 
 Result = TypeVar("Result")
 SIGNS = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "out of memory")  # cuBLAS and cuDNN; CUDA, Triton and Apple's
 
 
-class AtOnce:
+class MicroBatching:
     """How many examples a process reads at once: as many as set, and half of that each time memory ran out."""
 
-    def __init__(self, size: int | None, world: World, say: Callable[[str], None]):
-        self.size, self.world, self.say = size, world, say
+    def __init__(self, size: int | None, distributed: DistributedContext, say: Callable[[str], None]):
+        self.size, self.distributed, self.say = size, distributed, say
 
     def fit(
         self,
@@ -34,7 +34,7 @@ class AtOnce:
         said = self.size
         while (result := self.attempt(learn, batches)) is None:
             forget()  # here, not where it was caught: until then the error holds on to all that it passed through
-            if self.world.device.type == "cuda":
+            if self.distributed.device.type == "cuda":
                 torch.cuda.empty_cache()
             tried = rows_of(batches)
             # batches that were made ahead may still be as large as those that did not fit
@@ -56,7 +56,7 @@ class AtOnce:
                 raise
             rows, longest = rows_of(batches), max(batch.tokens.size(1) for batch in batches)
             short = str(wrong).splitlines()[0] if str(wrong) else type(wrong).__name__
-        if self.world.size > 1:  # the others wait for this process's gradients by now, and cannot be told
+        if self.distributed.size > 1:  # the others wait for this process's gradients by now, and cannot be told
             raise WorkError(f"out of memory with {rows} rows at once; begin anew with --set micro_batch ({short})")
         if rows == 1:
             raise WorkError(

@@ -159,7 +159,7 @@ def lr_factor(done: float, settings: TrainSettings) -> float:
     return settings.lr_floor + (1 - settings.lr_floor) * max(0.0, fall)
 
 
-class Average:
+class EMA:
     """Weights averaged over the steps (EMA); early steps are forgotten sooner, since they are far off."""
 
     def __init__(self, model: Model, decay: float):

@@ -11,7 +11,7 @@ STATUS, FORGET, GROUP = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 UNTOLD = 4 << 30  # bytes that are taken to be free where the system does not say, as on Windows
 
 
-class Peak:
+class PeakMemory:
     """The highest since this was made; where the system cannot forget what was before, of the process so far.
 
     Pages of files that are mapped while it looks, such as those of a token store, do not count: they are the system's
@@ -40,11 +40,11 @@ class Peak:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def held_bytes(device: torch.device) -> int:
+def process_bytes(device: torch.device) -> int:
     """What is held now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    return status("VmRSS") or Peak(device).bytes()
+    return status("VmRSS") or PeakMemory(device).bytes()
 
 
 def free_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from headstock.model.batch import Batch
 STEPS = 3  # so many are ready at the most
 
 
-class Ahead:
+class Prefetcher:
     """What `make` gives for each step from `first` to before `last`, in order, made by one thread of its own."""
 
     def __init__(self, make: Callable[[int], list[Batch]], first: int, last: int | None = None):
@@ -39,7 +39,7 @@ class Ahead:
             raise made
         return made
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "Prefetcher":
         self.thread.start()
         return self
 

@@ -26,15 +26,22 @@ from headstock.model.model import Model
 from headstock.rng import number
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
-from headstock.train import callbacks as watching
 from headstock.train.budget import Budget, ValidationBudget
-from headstock.train.distributed import World, process_group
-from headstock.train.evaluate import Pieces, measure, spread
-from headstock.train.loop import Progress, Watch, row_length, train
+from headstock.train.callbacks import log_metrics, tensorboard
+from headstock.train.distributed import DistributedContext, process_group
+from headstock.train.evaluate import BatchSums, bootstrap_intervals, evaluate
+from headstock.train.loop import Callback, TrainState, sequence_length, train
 from headstock.train.model_card import write_card
-from headstock.train.peak_memory import Peak
-from headstock.train.run_folder import Run, alone_in, check_apart, check_folder, check_kept, open_run
-from headstock.train.settings import RunConfig, make_config, place_settings, read_preset, with_options
+from headstock.train.peak_memory import PeakMemory
+from headstock.train.run_folder import (
+    RunFolder,
+    check_folder,
+    check_inputs_outside,
+    check_not_source,
+    locked_run,
+    open_run,
+)
+from headstock.train.settings import RunConfig, assign_sections, make_config, override_settings, read_preset
 
 Say = Callable[[str], None]
 DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of data that say where it lies
@@ -54,7 +61,7 @@ def pretrain(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "auto",
-    watch: Sequence[Watch] = (),
+    callbacks: Sequence[Callback] = (),
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Train a tokenizer and a language model on text; returns the run's results.
@@ -64,7 +71,7 @@ def pretrain(
     begins (the command line refuses that). `start` is a finished run whose model, tokenizer and weights this one
     begins with, to learn from other text.
     """
-    run = Run(Path(out))
+    run = RunFolder(Path(out))
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
     given = dict(settings or {})
     given |= {"task.name": objective} if objective else {}
@@ -73,32 +80,34 @@ def pretrain(
     given |= {"data.corpus": paths} if paths else {}
     given |= {"tokenizer.file": str(tokenizer)} if tokenizer else {}
     if start and not resume:
-        check_apart(run, open_run(start))
-    with alone_in(run):
+        check_not_source(run, open_run(start))
+    with locked_run(run):
         check_folder(run, resume=resume, overwrite=overwrite)
         going_on = resume and run.exists()
         # joining waits for all processes: each has looked at the folder before one makes it
-        with process_group(device) as world:
+        with process_group(device) as distributed:
             chosen = resumed_config(run, given) if going_on else gather_config(preset, config_file, given, start=start)
-            done = going_on and run.whole()
+            done = going_on and run.is_complete()
             if not going_on:
                 texts = [source.path for source in sources((*chosen.data.corpus, *chosen.data.valid))]
-                check_kept(run, [*texts, chosen.tokenizer.file, config_file])
+                check_inputs_outside(run, [*texts, chosen.tokenizer.file, config_file])
             weights = source_weights(open_run(start)) if start and not done else None
             stores = None
-            if world.leads:
+            if distributed.is_main:
                 stores = prepare_again(run, chosen, say) if going_on else prepare(run, chosen, say, weights)
                 remember_paths(run, chosen)
-            world.wait()  # the folder is there now, for every process
+            distributed.barrier()  # the folder is there now, for every process
             if done:
-                return finished_before(run, world, say)
-            return work(run, stores or prepare_again(run, None, lambda line: None), world, watch, say, weights)
+                return finished_before(run, distributed, say)
+            return work(
+                run, stores or prepare_again(run, None, lambda line: None), distributed, callbacks, say, weights
+            )
 
 
-def finished_before(run: Run, world: World, say: Say) -> dict[str, Any]:
+def finished_before(run: RunFolder, distributed: DistributedContext, say: Say) -> dict[str, Any]:
     """The results of a run that was to be resumed and needs no more than, at most, its card."""
     say(f"{run} is finished: nothing to resume")
-    if world.leads and not run.card.is_file():  # it was stopped just before it wrote it
+    if distributed.is_main and not run.model_card.is_file():  # it was stopped just before it wrote it
         write_card(run)
     return run.results()
 
@@ -107,13 +116,13 @@ def gather_config(
     preset: str | None, file: str | Path | None, given: dict[str, Any], *, start: str | Path | None = None
 ) -> RunConfig:
     """Preset, file and options as one checked whole, with text to learn from."""
-    chosen = join_config(preset, file, given, start=start)
+    chosen = resolve_config(preset, file, given, start=start)
     if not chosen.data.corpus:
         raise UserError("no text to train on: name a file, folder or glob, or - for standard input")
     return chosen
 
 
-def join_config(
+def resolve_config(
     preset: str | None, file: str | Path | None, given: dict[str, Any], *, start: str | Path | None = None
 ) -> RunConfig:
     """The same of a run that need not have text, such as one that is only to be looked at."""
@@ -131,7 +140,7 @@ def join_config(
     family = given.pop("model.family", None)
     if family and family != tree.get("model", {}).get("family", "transformer"):
         tree = tree | {"model": {"family": family}}  # what another family's model is made like says nothing of this one
-    tree = with_options(tree, without_nsp(given, tree))
+    tree = override_settings(tree, without_nsp(given, tree))
     tree = with_direction(tree)
     wish = tree.get("tokenizer", {}).get("vocabulary", 8000)
     tree = config.merge({"model": {"vocabulary": wish}}, tree)  # checked now, settled when the tokenizer is there
@@ -152,7 +161,7 @@ def over(tree: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return config.merge(tree | {"task": kept}, above)
 
 
-def start_settings(source: Run) -> dict[str, Any]:
+def start_settings(source: RunFolder) -> dict[str, Any]:
     """What a run that begins with another's weights takes over from it: all but its text and its length."""
     tree = source.config()
     if "transfer" in tree:
@@ -218,11 +227,11 @@ def without_nsp(given: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key != "task.nsp"}
 
 
-def resumed_config(run: Run, given: dict[str, Any]) -> RunConfig:
+def resumed_config(run: RunFolder, given: dict[str, Any]) -> RunConfig:
     return make_config(same_settings(run, given, moved=True))
 
 
-def same_settings(run: Run, given: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
+def same_settings(run: RunFolder, given: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
     """A run goes on with its own settings; what was asked for now must not contradict them.
 
     With `moved`, paths of data may be others than before: whoever asks then compares what is in the files.
@@ -230,7 +239,7 @@ def same_settings(run: Run, given: dict[str, Any], *, moved: bool = False) -> di
     tree = run.config()
     given = dict(given)
     objective = given.pop("task.name", tree["task"]["name"])
-    wanted = config.merge({"task": {"name": objective}}, place_settings(given, tree))
+    wanted = config.merge({"task": {"name": objective}}, assign_sections(given, tree))
     if moved:
         for name in DATA_PATHS & wanted.get("data", {}).keys():
             if tree["data"][name] and wanted["data"][name]:
@@ -249,7 +258,7 @@ def same_settings(run: Run, given: dict[str, Any], *, moved: bool = False) -> di
     return tree
 
 
-def remember_paths(run: Run, chosen: RunConfig) -> None:
+def remember_paths(run: RunFolder, chosen: RunConfig) -> None:
     """Write down where a resumed run found its data, which is the same by its content, so that it is found again."""
     tree = run.config()
     own = chosen.plain()["data"]
@@ -258,7 +267,7 @@ def remember_paths(run: Run, chosen: RunConfig) -> None:
         run.write("config.json", moved)
 
 
-def prepare(run: Run, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> Stores:
+def prepare(run: RunFolder, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> Stores:
     """Text, tokenizer and token store; the run's folder appears only when all of it went well."""
     corpus, valid = corpora(chosen)
     if chosen.tokenizer.file:
@@ -282,7 +291,7 @@ def prepare(run: Run, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | 
     return stores
 
 
-def prepare_again(run: Run, chosen: RunConfig | None, say: Say) -> Stores:
+def prepare_again(run: RunFolder, chosen: RunConfig | None, say: Say) -> Stores:
     """The same store for a run that exists; refuses text that has changed since."""
     chosen = chosen or make_config(run.config())
     stores = stores_of(chosen, run.tokenizer(), *corpora(chosen), say)
@@ -344,7 +353,7 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
     return model, task
 
 
-def load_model(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
+def load_run_model(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
     """A run's model with its weights, and its task."""
     shapes = run.shapes()
     values = check_values(run, chosen, shapes)
@@ -363,13 +372,13 @@ def load_model(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model
     return model, task
 
 
-def source_weights(run: Run) -> dict[str, Tensor]:
+def source_weights(run: RunFolder) -> dict[str, Tensor]:
     """The weights of a run that another one begins with."""
     check_sizes(run, make_config(run.config()), run.tokenizer())
     return run.weights(checked=True)
 
 
-def check_values(run: Run, chosen: RunConfig, shapes: Mapping[str, Size]) -> int:
+def check_values(run: RunFolder, chosen: RunConfig, shapes: Mapping[str, Size]) -> int:
     """How many values a run's weights are; refuses a size in config.json that is larger than that."""
     values = sum(shape.numel() for shape in shapes.values())
     for part in fields(chosen.model):
@@ -379,7 +388,7 @@ def check_values(run: Run, chosen: RunConfig, shapes: Mapping[str, Size]) -> int
     return values
 
 
-def check_sizes(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> None:
+def check_sizes(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer) -> None:
     """Refuse sizes in config.json that the weights do not have, before any memory is taken for them."""
     shapes = run.shapes()
     check_values(run, chosen, shapes)
@@ -395,7 +404,12 @@ def check_sizes(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> None:
 
 
 def work(
-    run: Run, stores: Stores, world: World, watch: Sequence[Watch], say: Say, weights: dict[str, Tensor] | None = None
+    run: RunFolder,
+    stores: Stores,
+    distributed: DistributedContext,
+    callbacks: Sequence[Callback],
+    say: Say,
+    weights: dict[str, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Train, measure on all held-out text, and write down what came out."""
     chosen = make_config(run.config())
@@ -404,29 +418,29 @@ def work(
         take_over(model, weights)
     sizes = model.sizes()
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
-    say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {world.device}")
-    watchers: Iterable[Watch] = ()
-    peak = Peak(world.device)
+    say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {distributed.device}")
+    active: list[Callback] = []
+    peak = PeakMemory(distributed.device)
     with ExitStack() as stack:
-        if world.leads:
-            watchers = [watching.log_metrics(run), *watch]
+        if distributed.is_main:
+            active = [log_metrics(run), *callbacks]
             if chosen.train.tensorboard:
-                watchers.append(stack.enter_context(watching.tensorboard(run)))
-        done = train(model, task, stores, chosen.train, run=run, world=world, watch=tuple(watchers), say=say)
-    length = row_length(model, chosen.train)
-    rows = done.at_once or chosen.train.micro_batch or chosen.train.batch // world.size
+                active.append(stack.enter_context(tensorboard(run)))
+        done = train(model, task, stores, chosen.train, run=run, distributed=distributed, callbacks=active, say=say)
+    length = sequence_length(model, chosen.train)
+    rows = done.at_once or chosen.train.micro_batch or chosen.train.batch // distributed.size
     valid = task.examples(stores.valid, length=length)
-    size, unknown, pieces = stores.valid.bytes, stores.valid.unknown or Unknown(), Pieces()
+    size, unknown, pieces = stores.valid.bytes, stores.valid.unknown or Unknown(), BatchSums()
     budget = Budget.of(chosen.train, 1)
     most = min(ValidationBudget(chosen.train, budget, length).final_examples(done) or len(valid), len(valid))
     share = most / max(1, len(valid))
     if share < 1:
         say(f"measuring on {share:.0%} of the held-out text, which takes a tenth of the minutes; evaluate measures all")
-    metrics = measure(
+    metrics = evaluate(
         model,
         task,
         valid,
-        world=world,
+        distributed=distributed,
         rows=rows,
         size=size,
         dtype=chosen.train.dtype,
@@ -434,13 +448,13 @@ def work(
         pieces=pieces,
         unknown=unknown,
     )
-    results = describe_results(run, done, metrics, sizes, world)
+    results = describe_results(run, done, metrics, sizes, distributed)
     results |= {"peak_bytes": peak.bytes(), "measured_share": round(share, 4), "unknown": asdict(unknown)}
     if unknown.tokens and "bits_per_byte" in metrics:
         say(unknown_note(unknown, stores.valid.tokens))
-    if world.size == 1:  # a process knows its own batches only
-        results["intervals"] = spread(task, pieces, size=round(size * share), unknown=unknown)
-    if world.leads:
+    if distributed.size == 1:  # a process knows its own batches only
+        results["intervals"] = bootstrap_intervals(task, pieces, size=round(size * share), unknown=unknown)
+    if distributed.is_main:
         drawn = {"length": length, "seed": chosen.train.seed}
         results["samples"] = sample_outputs(model, task, run.tokenizer(), stores.valid, **drawn)
         run.write_results(results)
@@ -475,7 +489,7 @@ def taken_over(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def describe_results(
-    run: Run, done: Progress, metrics: dict[str, float], sizes: dict[str, int], world: World
+    run: RunFolder, done: TrainState, metrics: dict[str, float], sizes: dict[str, int], distributed: DistributedContext
 ) -> dict[str, Any]:
     named = {"valid_loss": metrics["loss"]}
     told = [name for name in metrics if name.endswith("perplexity")]
@@ -492,7 +506,7 @@ def describe_results(
         **named,
         "metrics": metrics,
         "parameters": sizes,
-        "device": str(world.device),
-        "processes": world.size,
+        "device": str(distributed.device),
+        "processes": distributed.size,
         "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

@@ -46,7 +46,7 @@ NOT_THERE = (ENOENT, ENOTDIR, EEXIST, EACCES, EPERM, ENAMETOOLONG)  # errors of 
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """A folder such as runs/reviews. It holds no absolute paths to itself, so it can be moved."""
 
     path: Path
@@ -67,13 +67,13 @@ class Run:
         return self.path / "predictions.jsonl"
 
     @property
-    def adapted(self) -> "Run":
+    def adapted(self) -> "RunFolder":
         """The same backbone after more pretraining on the task's own texts, where that was asked for."""
-        return Run(self.path / "adapted")
+        return RunFolder(self.path / "adapted")
 
-    def member(self, number: int) -> "Run":
+    def member(self, number: int) -> "RunFolder":
         """One model of an ensemble."""
-        return Run(self.path / "members" / str(number))
+        return RunFolder(self.path / "members" / str(number))
 
     @property
     def tensorboard(self) -> Path:
@@ -86,7 +86,7 @@ class Run:
     def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
         """Make the folder, whole and in the place of any before it: what loads and repeats the run is there at once."""
         with whole_folder(self.path, layout=LAYOUT) as folder:
-            beginning = Run(folder)
+            beginning = RunFolder(folder)
             beginning.write("config.json", settings)
             beginning.write("data.json", data)
             tokenizer.save(beginning.tokenizer_file)
@@ -116,18 +116,25 @@ class Run:
         except (ValueError, IndexError):
             return False
         named = (self.weights_file, self.tokenizer_file, self.source_tokenizer_file, self.metrics, self.predictions)
-        parts = (*named, self.card, self.checkpoints, self.adapted.path, self.member(0).path.parent, self.tensorboard)
+        parts = (
+            *named,
+            self.model_card,
+            self.checkpoints,
+            self.adapted.path,
+            self.member(0).path.parent,
+            self.tensorboard,
+        )
         return first in {part.name for part in parts} | {"config.json", "data.json", "results.json", "adapt.txt"}
 
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return (self.path / "results.json").is_file()
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Finished, and all weights that it made are still there: nothing is left to do."""
-        if not (self.finished() and self.exists()):
+        if not (self.is_finished() and self.exists()):
             return False
         count = self.config().get("transfer", {}).get("ensemble", 1)
         models = [self] if count == 1 else [self.member(number) for number in range(count)]
@@ -190,11 +197,11 @@ class Run:
         self.write("results.json", results)
 
     @property
-    def card(self) -> Path:
+    def model_card(self) -> Path:
         return self.path / "README.md"
 
     def write_card(self, text: str) -> None:
-        write_text(self.card, text)
+        write_text(self.model_card, text)
 
     def write_report(self, page: str) -> None:
         write_text(self.report, page)
@@ -292,7 +299,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:
         raise UserError(f"{source}: holds values that are not finite numbers, in {wrong[0]}{more}")
 
 
-def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
+def check_folder(run: RunFolder, *, resume: bool, overwrite: bool) -> None:
     """Refuse a folder for a run that holds something else, or a run that nobody asked to replace or go on with."""
     if run.path.exists() and not run.path.is_dir():
         raise UserError(f"{run}: is a file; a run is a folder")
@@ -308,19 +315,19 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
         check_replaceable(run.path, LAYOUT)
 
 
-def check_kept(run: Run, inputs: Iterable[str | Path | None]) -> None:
+def check_inputs_outside(run: RunFolder, inputs: Iterable[str | Path | None]) -> None:
     """Refuse to replace a run's folder if one of the inputs of the new run lies in it."""
     if run.path.exists():
         check_inputs(run.path, [path for path in inputs if path])
 
 
 @dataclass(frozen=True)
-class CheckpointRun(Run):
+class CheckpointRunFolder(RunFolder):
     """A checkpoint used as a run: the weights of that step, and all else from the run it belongs to."""
 
     @property
-    def run(self) -> Run:
-        return Run(self.path.parent.parent)
+    def run(self) -> RunFolder:
+        return RunFolder(self.path.parent.parent)
 
     def exists(self) -> bool:
         return self.path.parent == self.run.checkpoints and (self.path / MANIFEST).is_file() and self.run.exists()
@@ -368,7 +375,7 @@ class CheckpointRun(Run):
 
 
 @contextmanager
-def alone_in(run: Run) -> Iterator[None]:
+def locked_run(run: RunFolder) -> Iterator[None]:
     """While this lasts no other process trains in the run's folder; of those that torchrun started, the first asks."""
     if rank_and_size()[0] > 0:
         yield
@@ -384,19 +391,19 @@ def alone_in(run: Run) -> Iterator[None]:
         yield
 
 
-def check_resumable(run: Run) -> None:
+def check_resumable(run: RunFolder) -> None:
     """Refuse to resume what is not there; anything else in the folder is left to the checks of a new run."""
     if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
         raise UserError(f"{run}: nothing to resume there; leave out --resume to begin a new run")
 
 
-def check_apart(target: Run, source: Run) -> None:
+def check_not_source(target: RunFolder, source: RunFolder) -> None:
     """Refuse a folder for a new run that is, by whatever name, the run it comes from, or that one lies in."""
     if source.path.resolve().is_relative_to(target.path.resolve()):
         raise UserError(f"{target}: {source}, which the new run comes from, would be lost; name another folder")
 
 
-def origin(run: Run) -> Run | None:
+def source_run(run: RunFolder) -> RunFolder | None:
     """The language model at the beginning of a chain of fine-tuned runs; None where a link is gone or names itself."""
     passed: set[Path] = set()
     while "transfer" in (settings := run.config()):
@@ -417,7 +424,7 @@ def fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
     return own if tokenizer.source is None else own | {"source_tokenizer": tokenizer.source.fingerprint}
 
 
-def check_tokenizers(run: Run, tokenizer: Tokenizer) -> None:
+def check_tokenizers(run: RunFolder, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that is not the one the model was trained with."""
     known, own = run.data(), fingerprints(tokenizer)
     for name, found in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source)):
@@ -427,22 +434,22 @@ def check_tokenizers(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def stock_names() -> list[str]:
-    return sorted(folder.name for folder in STOCKS.glob("*") if Run(folder).exists())
+    return sorted(folder.name for folder in STOCKS.glob("*") if RunFolder(folder).exists())
 
 
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path) -> RunFolder:
     """A run that is there, a checkpoint of one, or a stock by its name; otherwise says which are."""
     if not str(path):
         raise UserError("no run is named")
-    run = Run(Path(path))
+    run = RunFolder(Path(path))
     if run.exists():
         return run
-    if (checkpoint := CheckpointRun(Path(path))).exists():
+    if (checkpoint := CheckpointRunFolder(Path(path))).exists():
         return checkpoint
-    if (stock := Run(STOCKS / str(path))).exists():
+    if (stock := RunFolder(STOCKS / str(path))).exists():
         return stock
     parent = run.path.parent
-    beside = sorted(folder.name for folder in parent.glob("*") if Run(folder).exists()) if parent.is_dir() else []
+    beside = sorted(folder.name for folder in parent.glob("*") if RunFolder(folder).exists()) if parent.is_dir() else []
     if not run.path.exists():
         there = f" (beside it: {', '.join(beside)})" if beside else ""
         hint = nearest_path(run.path.name, [*beside, *stock_names()]) or there

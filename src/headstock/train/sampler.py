@@ -14,7 +14,7 @@ POOL = 64  # steps whose examples are sorted by length together
 MANY = 1 << 22  # examples: the order of more is computed where it is asked for, since to hold it would grow with them
 
 
-class Order:
+class BatchSampler:
     """Passes over the data, each in an order of its own, cut into steps of `batch` examples."""
 
     def __init__(self, task: Task, data: Any, *, length: int, batch: int, seed: int, batch_tokens: int | None = None):
@@ -42,10 +42,10 @@ class Order:
         sizes = np.broadcast_to(self.length, count) if lengths is None else np.asarray(lengths)  # rows are full else
         if self.batch_tokens is not None:
             steps = getattr(self, "steps_per_epoch", None)  # as many in every pass as in the first
-            self.order, self.cuts = by_tokens(self.order, sizes, self.batch_tokens, draw, steps)
+            self.order, self.cuts = batch_by_tokens(self.order, sizes, self.batch_tokens, draw, steps)
             return
         if lengths is not None:
-            self.order = by_length(self.order, sizes, self.batch, draw)
+            self.order = batch_by_length(self.order, sizes, self.batch, draw)
 
     def indices(self, step: int) -> list[int]:
         """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""
@@ -58,7 +58,7 @@ class Order:
             return self.order[begin:end].tolist()
 
     def micro_batches(
-        self, step: int, *, size: int | None, rank: int, world: int, full: bool = False, done: float | None = None
+        self, step: int, *, size: int | None, rank: int, world_size: int, full: bool = False, done: float | None = None
     ) -> list[Batch]:
         """One process's part of a step, cut to `size` rows at a time; every process gets as many parts.
 
@@ -68,14 +68,14 @@ class Order:
         with self.lock:
             if done is not None:
                 self.task.done = done
-            return self.parts(step, size, rank, world, full=full)
+            return self.parts(step, size, rank, world_size, full=full)
 
-    def parts(self, step: int, size: int | None, rank: int, world: int, *, full: bool) -> list[Batch]:
+    def parts(self, step: int, size: int | None, rank: int, world_size: int, *, full: bool) -> list[Batch]:
         everyone = self.indices(step)
         full = full and self.batch_tokens is None  # steps of so many tokens have rows as they come
-        most = math.ceil((self.batch if full else len(everyone)) / world)
+        most = math.ceil((self.batch if full else len(everyone)) / world_size)
         size = size or most
-        mine = everyone[rank::world]
+        mine = everyone[rank::world_size]
         batches = []
         for i in range(0, most, size):
             part = mine[i : i + size]
@@ -88,7 +88,7 @@ class Order:
             return [self.examples.name(index) for index in self.indices(step)]
 
 
-def by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.random.Generator) -> np.ndarray:
+def batch_by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.random.Generator) -> np.ndarray:
     """The same examples, those of like length in one step, and the steps in random order.
 
     Sorted within pools of many steps, so that who meets whom still changes from pass to pass. The step that is not
@@ -102,7 +102,7 @@ def by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.rando
     return np.concatenate([steps[draw.permutation(len(steps))].reshape(-1), order[full:]])
 
 
-def by_tokens(
+def batch_by_tokens(
     order: np.ndarray, lengths: np.ndarray, tokens: int, draw: np.random.Generator, steps: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same examples in steps of at most so many tokens, padding too, and where the steps begin and end.

@@ -213,7 +213,7 @@ def looks_back_only(model: dict[str, Any]) -> bool:
     return getattr(family, "causal", model.get("causal", True))
 
 
-def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
     """Put `depth=4` or `model.depth=4` where it belongs.
 
     `vocabulary` alone is the tokenizer's: the model follows it.
@@ -245,9 +245,9 @@ def place_settings(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, 
     return placed
 
 
-def with_options(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def override_settings(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The settings of files with those of options above them: a length in steps takes the place of one in epochs."""
-    placed = place_settings(given, tree)
+    placed = assign_sections(given, tree)
     return config.merge(tree, placed) | {"train": replaced(tree.get("train", {}), placed.get("train", {}))}
 
 

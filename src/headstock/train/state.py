@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass
-class Progress:
+class TrainState:
     """How far a run is; a checkpoint carries it."""
 
     step: int = 0

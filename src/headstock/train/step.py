@@ -13,14 +13,14 @@ from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.rng import number
 from headstock.tasks.base import Task
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
-from headstock.train.graphed_step import Recorded
+from headstock.train.graphed_step import GraphedStep
 from headstock.train.optimizers import move
 from headstock.train.settings import TrainSettings
 
 
-class Objective(nn.Module):
+class LossModule(nn.Module):
     """Model and task as one module from batch to summed losses, which is what DDP and torch.compile can wrap."""
 
     def __init__(self, model: Model, task: Task, *, smoothing: float):
@@ -31,7 +31,7 @@ class Objective(nn.Module):
         return self.task.losses(self.model, batch, smoothing=self.smoothing)
 
 
-def one_step(
+def training_step(
     objective: nn.Module,
     task: Task,
     batches: list[Batch],
@@ -39,16 +39,16 @@ def one_step(
     lr: float,
     settings: TrainSettings,
     step: int,
-    world: World,
-    seen: "Seen | None" = None,
-    fit: Callable[..., "Learned"] = lambda learn, batches, forget: learn(batches),
-    replay: Recorded | None = None,
+    distributed: DistributedContext,
+    seen: "MetricAccumulator | None" = None,
+    fit: Callable[..., "StepResult"] = lambda learn, batches, forget: learn(batches),
+    replay: GraphedStep | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """One move of the weights; the loss, the gradient's length and how many tokens there were, in all processes.
 
     `fit` may cut the batches smaller where memory is too small for them.
     """
-    learn = partial(gather, objective, task, settings=settings, step=step, world=world, replay=replay)
+    learn = partial(gather, objective, task, settings=settings, step=step, distributed=distributed, replay=replay)
     to_none = replay is None  # recordings write gradients always to the same place
     learned = fit(learn, batches, forget=lambda: [optimizer.zero_grad(to_none) for optimizer in optimizers])
     if seen is not None:
@@ -60,18 +60,18 @@ def one_step(
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("scale", 1.0)
         gradient = move(optimizers, settings.clip, to_none=True)
-    if world.size > 1:
+    if distributed.size > 1:
         torch.distributed.all_reduce(learned.loss)
     return learned.loss, gradient, learned.tokens
 
 
 @dataclass
-class Learned:
+class StepResult:
     """What a step's batches gave, beside the gradients."""
 
     loss: Tensor
     tokens: int  # of all processes
-    seen: "Seen"
+    seen: "MetricAccumulator"
 
 
 def gather(
@@ -81,16 +81,16 @@ def gather(
     *,
     settings: TrainSettings,
     step: int,
-    world: World,
-    replay: Recorded | None = None,
-) -> Learned:
+    distributed: DistributedContext,
+    replay: GraphedStep | None = None,
+) -> StepResult:
     """The gradients of a step, in the weights.
 
     The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
     """
-    seed_dropout(world.device, number(settings.seed, step, world.rank, "dropout"))
-    counts, tokens = total_counts(task, batches, world)
-    whole, seen = torch.zeros((), device=world.device), Seen()
+    seed_dropout(distributed.device, number(settings.seed, step, distributed.rank, "dropout"))
+    counts, tokens = total_counts(task, batches, distributed)
+    whole, seen = torch.zeros((), device=distributed.device), MetricAccumulator()
     for place, batch in enumerate(batches):
         if replay is not None:
             loss, sums = replay(batch, {head: task.weight(head) / max(1, count) for head, count in counts.items()})
@@ -98,16 +98,16 @@ def gather(
             seen.add(sums)
             continue
         last = place == len(batches) - 1
-        with nullcontext() if last else world.hold_back(objective):
-            with precision(world.device, settings.dtype):
-                sums = objective(batch.to(world.device))
+        with nullcontext() if last else distributed.no_sync(objective):
+            with precision(distributed.device, settings.dtype):
+                sums = objective(batch.to(distributed.device))
             means = [task.weight(head) * sums[head] / max(1, count) for head, count in counts.items()]
             loss = torch.stack(means).sum()
-            (loss * world.size).backward()  # DDP divides by the number of processes, and the counts already did
+            (loss * distributed.size).backward()  # DDP divides by the number of processes, and the counts already did
         whole += loss.detach()
         seen.add(sums)
     seen.count(counts)
-    return Learned(whole, tokens, seen)
+    return StepResult(whole, tokens, seen)
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:
@@ -118,7 +118,7 @@ def seed_dropout(device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def total_counts(task: Task, batches: Sequence[Batch], world: World) -> tuple[dict[str, int], int]:
+def total_counts(task: Task, batches: Sequence[Batch], distributed: DistributedContext) -> tuple[dict[str, int], int]:
     """Predictions by head, and tokens, of all processes together."""
     mine: dict[str, int] = {}
     tokens = 0
@@ -126,11 +126,11 @@ def total_counts(task: Task, batches: Sequence[Batch], world: World) -> tuple[di
         tokens += task.tokens(batch)
         for head, count in task.counts(batch).items():
             mine[head] = mine.get(head, 0) + count
-    *counts, every = map(int, world.total([*mine.values(), tokens]))
+    *counts, every = map(int, distributed.all_reduce([*mine.values(), tokens]))
     return dict(zip(mine, counts, strict=True)), every
 
 
-class Seen:
+class MetricAccumulator:
     """What the training batches themselves showed since the validation before: a running score, for free."""
 
     def __init__(self) -> None:
@@ -146,28 +146,30 @@ class Seen:
         for head, count in counts.items():
             self.counts[head] = self.counts.get(head, 0) + count
 
-    def take(self, other: "Seen") -> None:
+    def take(self, other: "MetricAccumulator") -> None:
         self.add(other.sums)
         self.count(other.counts)
 
-    def state(self, world: World) -> dict[str, Any]:
+    def state(self, distributed: DistributedContext) -> dict[str, Any]:
         """What a checkpoint keeps: the sums of all processes together, as exact numbers, and the counts."""
         names = sorted(self.sums)
-        totals = world.total([self.sums[name].item() for name in names])
+        totals = distributed.all_reduce([self.sums[name].item() for name in names])
         kinds = [str(self.sums[name].dtype).removeprefix("torch.") for name in names]
         return {"sums": dict(zip(names, zip(totals, kinds, strict=True), strict=True)), "counts": dict(self.counts)}
 
-    def restore(self, state: Mapping[str, Any], world: World) -> None:
+    def restore(self, state: Mapping[str, Any], distributed: DistributedContext) -> None:
         """Go on from a checkpoint; the sums of all processes are now the first one's."""
         self.counts = dict(state["counts"])
         self.sums = {
-            name: torch.tensor(total if world.leads else 0, dtype=getattr(torch, kind), device=world.device)
+            name: torch.tensor(
+                total if distributed.is_main else 0, dtype=getattr(torch, kind), device=distributed.device
+            )
             for name, (total, kind) in state["sums"].items()
         }
 
-    def score(self, task: Task, world: World) -> dict[str, float]:
+    def score(self, task: Task, distributed: DistributedContext) -> dict[str, float]:
         """The task's metrics over it, all processes together; then it begins anew."""
         names = sorted(self.sums)
-        totals = world.total([float(self.sums[name]) for name in names])
+        totals = distributed.all_reduce([float(self.sums[name]) for name in names])
         counts, self.sums, self.counts = self.counts, {}, {}
         return task.score(dict(zip(names, totals, strict=True)), counts, size=0)

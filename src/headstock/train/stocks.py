@@ -11,17 +11,17 @@ import torch
 
 from headstock.io import whole_folder
 from headstock.train.model_card import write_card
-from headstock.train.run_folder import Run, open_run
+from headstock.train.run_folder import RunFolder, open_run
 
 KEPT = ("config.json", "data.json", "tokenizer.json")
 
 
-def pack(run: Run, folder: Path) -> None:
+def pack(run: RunFolder, folder: Path) -> None:
     """A finished run as a stock: its weights rounded to half precision, and the files that say what it is."""
     with whole_folder(folder) as beside:
         for name in KEPT:
             shutil.copyfile(run.path / name, beside / name)
-        stock = Run(beside)
+        stock = RunFolder(beside)
         stock.write_results(run.results() | {"run": folder.name})
         halves = {
             name: tensor.to(torch.float16) if tensor.is_floating_point() else tensor
@@ -29,7 +29,7 @@ def pack(run: Run, folder: Path) -> None:
         }
         stock.save_weights(halves)
         stock.record(*KEPT)
-    write_card(Run(folder))
+    write_card(RunFolder(folder))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from headstock.data.token_shards import FORMAT, INDEX, PLACE, SHARD_TOKENS, Side
 from headstock.data.token_store import Stores, open_stores
 from headstock.io import write_json
 from headstock.rng import generator
-from headstock.train.blueprint import stand_in
+from headstock.train.blueprint import placeholder_tokenizer
 
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 WORDS, LINE = 20_000, 18
@@ -54,7 +54,7 @@ def write_rows(path: Path, count: int) -> Path:
 def write_stores(folder: Path, megabytes: float, *, vocabulary: int) -> Stores:
     """A token store of so many megabytes on disk, two bytes a token; a small one for validation beside it."""
     folder.mkdir(parents=True)
-    end = stand_in().end or 0
+    end = placeholder_tokenizer().end or 0
     dtype = np.dtype("<u2")
     sides = {"train": SideWriter(folder, "train", dtype, SHARD_TOKENS)}
     sides["valid"] = SideWriter(folder, "valid", dtype, SHARD_TOKENS)

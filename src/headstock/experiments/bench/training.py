@@ -17,9 +17,9 @@ from headstock.experiments.bench.synthetic_data import write_stores
 from headstock.kernels.fp8 import has_eight_bits
 from headstock.planner.machine import wait
 from headstock.train.blueprint import blueprint
-from headstock.train.distributed import World
+from headstock.train.distributed import DistributedContext
 from headstock.train.loop import Event, train
-from headstock.train.peak_memory import Peak
+from headstock.train.peak_memory import PeakMemory
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import RunConfig, make_config, read_preset
 
@@ -121,10 +121,10 @@ def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: i
     def hear(event: Event) -> None:
         if event.kind == "step":
             wait(device)
-            moments.append((time.perf_counter(), event.progress.tokens))
+            moments.append((time.perf_counter(), event.state.tokens))
 
-    peak = Peak(device)
-    train(model, task, stores, settings, run=None, world=World(device), watch=[hear])
+    peak = PeakMemory(device)
+    train(model, task, stores, settings, run=None, distributed=DistributedContext(device), callbacks=[hear])
     kept = moments[WARM - 1 :]
     clock = statistics.median(after[0] - before[0] for before, after in pairwise(kept))
     return Steps(clock, (kept[-1][1] - kept[0][1]) / (len(kept) - 1), peak.bytes())

@@ -19,9 +19,9 @@ from headstock.interop.huggingface.tokenizer import tokenizer_files, tokenizer_p
 from headstock.io import whole_folder, write_json, write_text
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.train.loop import row_length
-from headstock.train.pretrain import load_model
-from headstock.train.run_folder import Run, check_tokenizers, open_run
+from headstock.train.loop import sequence_length
+from headstock.train.pretrain import load_run_model
+from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
 from headstock.train.tensors import write_tensors
 
@@ -33,22 +33,22 @@ OWN = "headstock"  # the section of their config.json that tells us what their w
 class Subject:
     """A run that is to be said in other words."""
 
-    run: Run
+    run: RunFolder
     chosen: RunConfig
     tokenizer: Tokenizer
     model: Model
     task: Task
 
 
-def export(run: str | Path | Run, folder: str | Path, *, say: Say = lambda line: None) -> dict[str, Any]:
+def export(run: str | Path | RunFolder, folder: str | Path, *, say: Say = lambda line: None) -> dict[str, Any]:
     """Write a run as a Hugging Face folder; refuses, with every reason, what no architecture there says exactly."""
-    source = run if isinstance(run, Run) else open_run(run)
+    source = run if isinstance(run, RunFolder) else open_run(run)
     chosen, tokenizer = make_config(source.config()), source.tokenizer()
     check_tokenizers(source, tokenizer)
     if chosen.transfer and chosen.transfer.ensemble > 1:
         raise UserError(f"{source}: is several models; name one of them, such as {source.member(0)}")
     architecture = choose(source, chosen, tokenizer)
-    model, task = load_model(source, chosen, tokenizer)
+    model, task = load_run_model(source, chosen, tokenizer)
     subject, made = Subject(source, chosen, tokenizer, model, task), architecture.export(chosen)
     say(f"{source}: as {made.head}")
     remarks = remarks_on(chosen, made)
@@ -68,7 +68,7 @@ def export(run: str | Path | Run, folder: str | Path, *, say: Say = lambda line:
     }
 
 
-def choose(run: Run, chosen: RunConfig, tokenizer: Tokenizer) -> type[Architecture]:
+def choose(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer) -> type[Architecture]:
     """The first architecture that says a run exactly; otherwise the nearest is named with all that is in the way."""
     first = tokenizer_problems(tokenizer)
     near: list[tuple[int, str, type[Architecture], list[str]]] = []
@@ -112,7 +112,7 @@ def write(folder: Path, subject: Subject, made: Export, tensors: dict[str, Tenso
     tokenizer, task = subject.tokenizer, subject.task
     write_json(folder / "config.json", describe(subject, made))
     write_tensors(folder / "model.safetensors", tensors, metadata={"format": "pt"})
-    length = row_length(subject.model, subject.chosen.train)
+    length = sequence_length(subject.model, subject.chosen.train)
     segments = bool(getattr(subject.chosen.model, "segments", 0))
     for name, text in tokenizer_files(tokenizer, task, length=length, segments=segments).items():
         write_text(folder / name, text)

@@ -17,7 +17,7 @@ from headstock.interop.huggingface.tensor_names import Row, Tensors, to_ours
 from headstock.interop.huggingface.tokenizer import read_tokenizer
 from headstock.interop.imported_run import complete, make_run
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 from headstock.train.tensors import read_tensors
 
@@ -28,7 +28,7 @@ HEADS |= {"generator_predictions", "generator_lm_head", "discriminator_predictio
 POOLER = "pooler."  # a part of BERT's heads that stands among its backbone
 
 
-def import_folder(folder: str | Path, out: str | Path, *, say: Say = lambda line: None) -> Run:
+def import_folder(folder: str | Path, out: str | Path, *, say: Say = lambda line: None) -> RunFolder:
     """Make a run of a folder that transformers saved; what cannot be said here is refused, what is left over told."""
     source = Path(folder)
     config = read_settings(source / "config.json")

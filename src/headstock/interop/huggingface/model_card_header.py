@@ -2,7 +2,7 @@
 
 from headstock.interop.huggingface.architecture import Export
 from headstock.report.markdown import escape_markdown
-from headstock.train.run_folder import Run
+from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
 CLASSES = {  # by what a folder's head is called: the class that opens it
@@ -29,7 +29,7 @@ def opens(head: str) -> str:
     return next((word for ending, word in CLASSES.items() if head.endswith(ending)), "AutoModel")
 
 
-def card(run: Run, chosen: RunConfig, made: Export, remarks: list[str]) -> str:
+def card(run: RunFolder, chosen: RunConfig, made: Export, remarks: list[str]) -> str:
     """Front matter, how to load it, what to know, and what the run says of itself."""
     front = ["library_name: transformers"]
     front += [f"pipeline_tag: {made.pipeline}"] if made.pipeline else []
@@ -63,7 +63,7 @@ def card(run: Run, chosen: RunConfig, made: Export, remarks: list[str]) -> str:
     )
 
 
-def own_words(run: Run) -> str:
+def own_words(run: RunFolder) -> str:
     """The run's own card without its front matter, its headings one level down."""
     file = run.path / "README.md"
     if not file.is_file():

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.errors import UserError
-from headstock.explain.mask_page import as_text, page, picture
-from headstock.explain.masks import KINDS, explain_mask, explain_own_masks
+from headstock.explain.masks import MASK_KINDS, explain_mask, explain_model_masks, mask_document
+from headstock.explain.render_document import page, terminal
 from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
@@ -38,7 +38,7 @@ def may_look(kind, row, column, *, length, padding, documents, prefix, causal):
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_mask_is_what_its_name_says_and_its_formula_counts_it(data):
-    kind = data.draw(st.sampled_from(KINDS))
+    kind = data.draw(st.sampled_from(MASK_KINDS))
     documents = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
     length = sum(documents)
     how = {"padding": data.draw(st.integers(0, length - 1)), "prefix": data.draw(st.integers(1, length - 1))}
@@ -52,11 +52,12 @@ def test_every_mask_is_what_its_name_says_and_its_formula_counts_it(data):
 def test_five_tokens_have_ten_masked_entries():
     found = explain_mask("causal", ["the", "cat", "sat", "on", "mats"])
     assert (found.masked, found.expected, found.formula) == (10, 10, "L(L−1)/2")
-    added = torch.tensor(found.added())
+    added = torch.tensor(found.matrix())
     assert torch.equal(added, torch.full((5, 5), -torch.inf).triu(1))
     even = (torch.zeros(5, 5) + added).softmax(-1)  # a weight behind the mask is exactly 0
     assert torch.equal(even, torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None])
-    assert as_text(found).splitlines()[0].split() == ["the", "0", "-inf", "-inf", "-inf", "-inf"]
+    lines = [line for line in terminal(mask_document([found])) if "-inf" in line]
+    assert lines[0].split() == ["the", "0", "-inf", "-inf", "-inf", "-inf"]
 
 
 def felt(read, tokens):
@@ -101,18 +102,18 @@ def test_a_models_own_masks_are_those_its_attention_was_given():
     words = list("abcd")
     row = torch.zeros(1, 4, dtype=torch.long)
     gpt = Model(Transformer(TransformerConfig(**SIZES)), {})
-    ((own, where),) = explain_own_masks(gpt, Batch(row), "gpt", tokens=words)
-    assert (
-        where == "decoder" and own.allowed == explain_mask("causal", words).allowed and own.masked == own.expected == 6
-    )
+    (own,) = explain_model_masks(gpt, Batch(row), "gpt", tokens=words)
+    assert own.attention == "decoder" and own.masked == own.expected == 6
+    assert own.allowed == explain_mask("causal", words).allowed
     either = Model(Transformer(TransformerConfig(**SIZES, causal=False)), {})
-    ((own, where),) = explain_own_masks(either, Batch(row), "hybrid", tokens=words)
-    assert where == "encoder" and own.masked == own.expected == 0
-    ((own, where),) = explain_own_masks(either, Batch(row, causal=True), "hybrid", tokens=words)
-    assert where == "decoder" and own.masked == own.expected == 6
+    (own,) = explain_model_masks(either, Batch(row), "hybrid", tokens=words)
+    assert own.attention == "encoder" and own.masked == own.expected == 0
+    (own,) = explain_model_masks(either, Batch(row, causal=True), "hybrid", tokens=words)
+    assert own.attention == "decoder" and own.masked == own.expected == 6
     pair = Model(Seq2Seq(Seq2SeqConfig(**SIZES)), {})
     batch = Batch(row, source=Batch(torch.zeros(1, 3, dtype=torch.long)))
-    found = {where: own for own, where in explain_own_masks(pair, batch, "pair", tokens=words, source=list("xyz"))}
+    masks = explain_model_masks(pair, batch, "pair", tokens=words, source=list("xyz"))
+    found = {own.attention: own for own in masks}
     assert {where: (own.masked, own.entries) for where, own in found.items()} == {
         "encoder": (0, 9),
         "decoder": (6, 16),
@@ -121,7 +122,7 @@ def test_a_models_own_masks_are_those_its_attention_was_given():
     assert found["cross"].tokens == words and found["cross"].keys == list("xyz")
     lstm = Model(Recurrent(RecurrentConfig(vocabulary=20, width=8, hidden=8)), {})
     with pytest.raises(UserError, match=r"has no attention \(families that have it: seq2seq, transformer\)"):
-        explain_own_masks(lstm, Batch(row), "lstm", tokens=words)
+        explain_model_masks(lstm, Batch(row), "lstm", tokens=words)
 
 
 def test_the_verb_tells_the_table_and_its_count(call, tmp_path):
@@ -140,18 +141,18 @@ def test_the_verb_tells_the_table_and_its_count(call, tmp_path):
     [
         (["--kind", "casual"], "must be causal, none, padding, document, prefix; did you mean 'causal'?"),
         (["--length", 0], "at least one token"),
-        (["--kind", "document", "--length", 5, "--documents", "2,2"], "must be sizes of documents that make up the 5"),
+        (["--kind", "document", "--length", 5, "--documents", "2,2"], "--documents 2,2"),
         (["--kind", "document", "--documents", "2,x"], "such as 2,3"),
-        (["--kind", "prefix", "--prefix", 5], "leave something of the 5 tokens to write"),
-        (["--kind", "padding", "--padding", 5], "leave a real token of the 5"),
+        (["--kind", "prefix", "--prefix", 5], "between 1 and 4"),
+        (["--kind", "padding", "--padding", 5], "between 0 and 4"),
         (["--tokens", "a b", "--length", 3], "--tokens has 2 words and --length is 3"),
         (["--out", "mask.png"], "must end in .html (a page) or .svg"),
-        (["--where", "cross"], "name the run first"),
-        (["--preset", "gpt-nano", "--kind", "causal"], "has its own"),
-        (["--preset", "gpt-nano", "--length", 300], "300 tokens are more than its context of 256"),
+        (["--where", "cross"], "need a run"),
+        (["--preset", "gpt-nano", "--kind", "causal"], "its own mask"),
+        (["--preset", "gpt-nano", "--length", 300], "300 tokens exceed its context of 256"),
         (["--preset", "gpt-nano", "--where", "cross"], "gpt-nano has no cross-attention"),
         (["--preset", "lstm-nano"], "has no attention"),
-        (["--length", 65, "--out", "mask.html"], "too fine to draw"),
+        (["--length", 65, "--out", "mask.html"], "65 tokens"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(call, words, said, tmp_path, monkeypatch):
@@ -163,7 +164,7 @@ def test_what_makes_no_sense_is_refused_in_a_line(call, words, said, tmp_path, m
 
 def test_the_page_stands_by_itself(browser, tmp_path):
     where = tmp_path / "mask.html"
-    where.write_text(page([explain_mask("prefix", ["<b>", "&", "c", "d"], prefix=2)]), encoding="utf-8")
+    where.write_text(page(mask_document([explain_mask("prefix", ["<b>", "&", "c", "d"], prefix=2)])), encoding="utf-8")
     for width, scheme in ((1280, "light"), (390, "dark")):
         seen = look_at(browser, where, width=width, scheme=scheme)
         assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
@@ -171,5 +172,5 @@ def test_the_page_stands_by_itself(browser, tmp_path):
 
 def test_a_square_for_every_two_places():
     found = explain_mask("causal", ["<b>", "b", "c"])
-    drawn = picture(found)
-    assert drawn.count('class="cell"') == 9 and drawn.count("does not see") == 3 and "<b>" not in drawn
+    drawn = mask_document([found]).picture()
+    assert drawn.count('class="cell"') == 9 and drawn.count("is masked from") == 3 and "<b>" not in drawn

@@ -9,12 +9,17 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.explain.position_charts import page, picture, shaded
-from headstock.explain.positions import explain_model_positions, explain_positions, nearest
+from headstock.explain.positions import (
+    explain_model_positions,
+    explain_positions,
+    nearest_pair,
+    position_document,
+    signed_colours,
+)
+from headstock.explain.render_document import page
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
 from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
 from headstock.model.model import Model
-from headstock.report.standalone import alone
 from tests.conftest import TINY
 from tests.model.small import small_model
 from tests.report.browsing import look_at
@@ -57,13 +62,13 @@ def test_the_two_nearest_positions_are_found(kind):
 def test_two_positions_that_are_alike_are_told():
     table = torch.randn(1300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     table[1201] = table[7]  # in different parts of the search
-    assert nearest(table) == ((7, 1201), 0.0)
+    assert nearest_pair(table) == ((7, 1201), 0.0)
     model = small_model(positions="learned")
     with torch.no_grad():
         model.backbone.positions.weight[3] = model.backbone.positions.weight[9]
     (found,) = explain_model_positions(model, "broken")
     assert not found.distinct and found.nearest == (3, 9)
-    assert "are the same, so the model cannot tell them apart" in page([found])
+    assert "are the same, so the model cannot tell them apart" in page(position_document([found]))
 
 
 def test_rotary_scores_fade_with_the_distance_and_are_what_attention_computes():
@@ -84,7 +89,7 @@ def test_rotary_scores_fade_with_the_distance_and_are_what_attention_computes():
 
 def test_learned_positions_come_from_a_run_and_say_what_was_not_learned(run):
     loaded = headstock.load(run)
-    (found,) = explain_model_positions(loaded.model, "run", read=16)
+    (found,) = explain_model_positions(loaded.model, "run", trained_length=16)
     assert torch.equal(found.table.float(), loaded.model.backbone.positions.weight.detach())
     assert found.trained and "trained on rows of 16 tokens" in found.notes[0]
     assert not found.by_distance_alone
@@ -95,7 +100,7 @@ def test_learned_positions_come_from_a_run_and_say_what_was_not_learned(run):
         said = found.similarity[distance], found.low[distance], found.high[distance]
         assert said == pytest.approx((np.mean(values), min(values), max(values)), abs=1e-9)
     (fresh,) = explain_model_positions(small_model(positions="learned"), "gpt-nano", trained=False)
-    assert fresh.trained is False and "random numbers" in fresh.notes[0]
+    assert fresh.trained is False and "random vectors" in fresh.notes[0]
 
 
 def test_two_stacks_that_learn_have_two_tables_and_a_formula_has_one():
@@ -111,7 +116,7 @@ def test_two_stacks_that_learn_have_two_tables_and_a_formula_has_one():
 
 def test_the_verb_tells_and_refuses(call, run, tmp_path):
     out, _ = call("explain", "positions", run)
-    assert "no two positions are alike" in out and "trained on rows of 16 tokens" in out
+    assert "No two positions are the same" in out and "rows of 16 tokens" in out
     out, _ = call("explain", "positions", "--kind", "sinusoidal", "--length", 16, "--width", 6, "--json")
     said = json.loads(out)
     assert (said["length"], said["width"], said["distinct"]) == (16, 6, True) and len(said["similarity"]) == 16
@@ -121,7 +126,7 @@ def test_the_verb_tells_and_refuses(call, run, tmp_path):
         (["--length", 1], "at least 2 positions"),
         ([run, "--kind", "rotary"], "are learned"),
         ([run, "--length", 33], "they end at 32"),
-        ([run, "--width", 8], "has its own"),
+        ([run, "--width", 8], "its own width"),
         (["--preset", "lstm-nano"], "no position encodings"),
         (["--preset", "gpt-nana"], "no preset called"),
     ]:
@@ -130,22 +135,22 @@ def test_the_verb_tells_and_refuses(call, run, tmp_path):
 
 
 def test_colours_fade_towards_zero():
-    found = shaded(np.array([[-1.0, 0.0, 0.5]]))
+    found = signed_colours(np.array([[-1.0, 0.0, 0.5]]))
     assert found.shape == (1, 3, 4) and found[0, :, 3].tolist() == [1.0, 0.0, 0.5]
     assert found[0, 0, 2] > found[0, 0, 0] and found[0, 2, 0] > found[0, 2, 2]  # blue below zero, orange above
 
 
 def test_the_page_stands_by_itself(browser, tmp_path):
     where = tmp_path / "positions.html"
-    where.write_text(page([explain_positions("rotary", 20, 8)]), encoding="utf-8")
+    where.write_text(page(position_document([explain_positions("rotary", 20, 8)])), encoding="utf-8")
     for width, scheme in ((1280, "dark"), (390, "light")):
         seen = look_at(browser, where, width=width, scheme=scheme)
         asked = [url for url in seen["asked"] if not url.startswith("data:")]
         assert not seen["wrong"] and asked == [where.as_uri()] and seen["overflow"] <= 0
-        assert {"heat" if width > 640 else "heat-2", "alike", "distance"} <= seen["seen"]
+        assert {"heat" if width > 640 else "heat-narrow", "alike", "distance"} <= seen["seen"]
 
 
 def test_a_picture_alone_carries_its_colours():
-    drawn = alone(picture(explain_positions("sinusoidal", 20, 8)))
+    drawn = position_document([explain_positions("sinusoidal", 20, 8)]).picture()
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawn and "prefers-color-scheme: dark" in drawn
     assert "var(--soft)" in drawn and "--soft:" in drawn

@@ -16,12 +16,15 @@ from headstock.data.mask_gaps import MASK, Spelling
 from headstock.data.records import Records, stream_texts
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.explain.targets import ENDLESS, check_length, check_texts, row_of
+from headstock.explain.attention_patterns import need_attention
+from headstock.explain.subject import open_subject
+from headstock.explain.targets import ENDLESS, check_length, check_texts, open_one, row_of
 from headstock.inference.pipeline import Loaded
 from headstock.inference.predict import outputs
 from headstock.inference.translate import spelled
 from headstock.inference.windowing import batch_of, marks_of
 from headstock.model.batch import Batch
+from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.teacher_forcing import forced
 from headstock.tasks.translate import Sentences, Translate
@@ -64,6 +67,35 @@ def show(loaded: Loaded, texts: Sequence[str], *, target: str | None = None, lef
     named = spelled(loaded.tokenizer, batch.tokens[0].tolist())
     source = [] if batch.source is None else spelled(reader(loaded), batch.source.tokens[0].tolist())
     return Shown(batch.to(loaded.model.device), named, source, notes)
+
+
+def open_input(
+    run: str | None,
+    preset: str | None,
+    settings: list[str] | None,
+    texts: Sequence[str],
+    names: Sequence[str],
+    *,
+    device: str,
+    target: str | None,
+    left_to_right: bool,
+) -> tuple[Model, Shown, str]:
+    """The model of a run with its encoding of a text; without a text, or for a preset, a row of zeros."""
+    if run is not None and preset is None and texts:
+        loaded = open_one(run, device=device)
+        need_attention(loaded.model, str(loaded.run))
+        return loaded.model, show(loaded, texts, target=target, left_to_right=left_to_right), str(loaded.run)
+    if texts:
+        raise UserError("a preset has no tokenizer for a text; name a run, or give --tokens")
+    subject = open_subject(run, preset, settings, device=device)
+    backbone = subject.model.backbone
+    need_attention(subject.model, subject.name)
+    if backbone.context is not None and len(names) > backbone.context:
+        raise UserError(f"{subject.name}: {len(names):,} tokens exceed its context of {backbone.context:,}")
+    tokens = torch.zeros(1, len(names), dtype=torch.long, device=subject.model.device)
+    source = Batch(tokens) if backbone.reads_source else None
+    batch = Batch(tokens, source=source, causal=True if left_to_right else None)
+    return subject.model, Shown(batch, list(names), list(names) if source else []), subject.name
 
 
 def reader(loaded: Loaded) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Who may look at whom, as the table that is added to the scores: 0 where a place may look, minus infinity elsewhere.
+"""Attention masks: the matrix added to the scores, 0 where a query may attend to a key and minus infinity elsewhere.
 
 L tokens, P of them a prefix or padding, n of them in one document.
 """
@@ -12,13 +12,15 @@ from torch import Tensor
 
 from headstock.errors import UserError
 from headstock.explain.attention_patterns import named, need_attention
+from headstock.explain.document import Block, Column, Document, Section, Table, Text, Tiles, TokenHeatmap
+from headstock.explain.render_document import heatmap_svg
 from headstock.model.attention_mask import mask_for
 from headstock.model.attention_weights import Look, looking
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
-Kind = Literal["causal", "none", "padding", "document", "prefix"]
-KINDS: tuple[Kind, ...] = ("causal", "none", "padding", "document", "prefix")
+MaskKind = Literal["causal", "none", "padding", "document", "prefix"]
+MASK_KINDS: tuple[MaskKind, ...] = ("causal", "none", "padding", "document", "prefix")
 TITLES = {
     "causal": "causal mask",
     "none": "no mask",
@@ -26,52 +28,68 @@ TITLES = {
     "document": "document mask",
     "prefix": "prefix mask",
 }
-WHY = {
-    "causal": "A place looks at itself and back: what follows must be predicted, so it may not be seen.",
-    "none": "Every place looks at every other, as an encoder reads a text that is there whole.",
-    "padding": "Rows of a batch are filled up to the longest; nobody looks where there is no token. Under the causal "
-    "mask, padding on the right needs no mask of its own: no real token ever looks to its right.",
-    "document": "Several documents share one row so that none of it is wasted; each place looks only inside its own.",
-    "prefix": "The prefix is read both ways, what follows is written from left to right and looks at all of the "
-    "prefix. In an encoder-decoder the source is that prefix: the encoder's own mask, the decoder's causal "
-    "mask and the cross-attention between them are the blocks of this table, and the encoder never sees the target.",
+REASONS = {
+    "causal": "Each position attends to itself and to earlier positions: later tokens are what is predicted.",
+    "none": "Every position attends to every other, as in an encoder, which reads the whole text at once.",
+    "padding": "The rows of a batch are padded to the longest one, and no position attends to padding. Under a causal "
+    "mask, padding on the right needs no mask of its own: no real token attends to its right.",
+    "document": "Several documents are packed into one row; each position attends only within its own document.",
+    "prefix": "The prefix is bidirectional; what follows is causal and attends to all of the prefix. In an "
+    "encoder-decoder the source is that prefix: the encoder's mask, the decoder's causal mask and the cross-attention "
+    "are the blocks of this matrix, and the encoder never sees the target.",
+    "cross": "Every target position attends to the whole source, which is encoded before the target is generated.",
 }
+ATTENTION_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
+MAX_ROWS = 32  # tokens up to which a page lists them one by one
 
 
 @dataclass(frozen=True)
 class MaskFacts:
-    """One mask, and what the textbook's formula says of the number of its masked entries."""
+    """One mask, and the number of masked entries that its formula predicts."""
 
     kind: str
-    name: str  # of what it was made for: a run, a preset, or the mask itself
-    tokens: list[str]  # of the places that look
-    keys: list[str]  # of the places that are looked at
-    allowed: list[list[bool]]  # True where a place may look
-    formula: str | None  # None where the mask comes from a text whose parts no formula counts
-    expected: int | None
-    why: str
+    name: str  # the run and its attention, or the kind of mask
+    tokens: list[str]  # of the queries
+    keys: list[str]
+    allowed: list[list[bool]]  # True where the query of a row may attend to the key of a column
+    formula: str
+    expected: int
+    reason: str
+    attention: str | None = None  # encoder, decoder or cross, for a model's own mask
+
+    @property
+    def title(self) -> str:
+        return self.name.capitalize() if self.attention is None else f"{self.name} mask"
 
     @property
     def masked(self) -> int:
-        return sum(not seen for row in self.allowed for seen in row)
+        return sum(not allowed for row in self.allowed for allowed in row)
 
     @property
     def entries(self) -> int:
         return len(self.tokens) * len(self.keys)
 
-    def added(self) -> list[list[float]]:
+    def matrix(self) -> list[list[float]]:
         """What is added to the scores before the softmax."""
-        return [[0.0 if seen else -torch.inf for seen in row] for row in self.allowed]
+        return [[0.0 if allowed else -torch.inf for allowed in row] for row in self.allowed]
 
-    def facts(self) -> dict[str, Any]:
-        written = [[0 if seen else "-inf" for seen in row] for row in self.allowed]  # JSON has no infinity
-        known = {"kind": self.kind, "of": self.name, "length": len(self.tokens), "masked": self.masked}
-        known |= {"entries": self.entries, "formula": self.formula, "expected": self.expected}
-        return known | {"tokens": self.tokens, "keys": self.keys, "matrix": written}
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "of": self.name,
+            "length": len(self.tokens),
+            "masked": self.masked,
+            "entries": self.entries,
+            "formula": self.formula,
+            "expected": self.expected,
+            "tokens": self.tokens,
+            "keys": self.keys,
+            "matrix": [[0 if allowed else "-inf" for allowed in row] for row in self.allowed],  # JSON has no infinity
+        }
 
 
 def explain_mask(
-    kind: Kind,
+    kind: MaskKind,
     tokens: Sequence[str],
     *,
     padding: int = 1,
@@ -79,16 +97,16 @@ def explain_mask(
     prefix: int = 1,
     causal: bool = True,
 ) -> MaskFacts:
-    """A mask of a kind over some tokens, made by the code that every model calls.
+    """A mask of one kind, built by the code that the models use.
 
-    `padding` and `prefix` are how many tokens of the row are that; `documents` how many tokens each document has;
-    `causal` whether documents are read from left to right.
+    `padding` and `prefix` are numbers of tokens, `documents` the length of each document, and `causal` says whether
+    documents are read from left to right.
     """
     words, length = list(tokens), len(tokens)
-    check(kind, length, padding=padding, documents=documents, prefix=prefix)
-    row, ways = torch.zeros(1, length, dtype=torch.long), causal if kind == "document" else kind == "causal"
+    check_lengths(kind, length, padding=padding, documents=documents, prefix=prefix)
+    row, causal = torch.zeros(1, length, dtype=torch.long), causal if kind == "document" else kind == "causal"
     if kind == "prefix":
-        table = joined(length, prefix)
+        allowed = prefix_mask(length, prefix)
     else:
         batch = Batch(row)
         if kind == "padding":
@@ -96,44 +114,50 @@ def explain_mask(
             words[length - padding :] = ["<pad>"] * padding
         if kind == "document":
             batch = Batch(row, documents=torch.arange(len(documents)).repeat_interleave(torch.tensor(documents))[None])
-        table = mask_for(batch, causal=ways).table(length, length)[0, 0]
-    formula, expected = counted(kind, length, padding=padding, documents=documents, prefix=prefix, causal=ways)
-    return MaskFacts(kind, TITLES[kind], words, words, table.tolist(), formula, expected, WHY[kind])
+        allowed = mask_for(batch, causal=causal).table(length, length)[0, 0]
+    formula, expected = masked_count(kind, length, padding=padding, documents=documents, prefix=prefix, causal=causal)
+    return MaskFacts(kind, TITLES[kind], words, words, allowed.tolist(), formula, expected, REASONS[kind])
 
 
-def joined(length: int, prefix: int) -> Tensor:
-    """(L, L) what an encoder-decoder's masks come to when source and target are written as one row."""
+def prefix_mask(length: int, prefix: int) -> Tensor:
+    """(L, L) the masks of an encoder-decoder, with source and target written as one row."""
     source, target = Batch(torch.zeros(1, prefix)), Batch(torch.zeros(1, length - prefix))
-    table = torch.zeros(length, length, dtype=torch.bool)  # the encoder is done before there is a target to look at
-    table[:prefix, :prefix] = mask_for(source, causal=False).table(prefix, prefix)[0, 0]
-    table[prefix:, prefix:] = mask_for(target, causal=True).table(length - prefix, length - prefix)[0, 0]
-    table[prefix:, :prefix] = mask_for(source, causal=False).table(length - prefix, prefix)[0, 0]
-    return table
+    allowed = torch.zeros(length, length, dtype=torch.bool)  # the encoder never attends to the target
+    allowed[:prefix, :prefix] = mask_for(source, causal=False).table(prefix, prefix)[0, 0]
+    allowed[prefix:, prefix:] = mask_for(target, causal=True).table(length - prefix, length - prefix)[0, 0]
+    allowed[prefix:, :prefix] = mask_for(source, causal=False).table(length - prefix, prefix)[0, 0]
+    return allowed
 
 
-def check(kind: Kind, length: int, *, padding: int, documents: Sequence[int], prefix: int) -> None:
+def check_lengths(kind: MaskKind, length: int, *, padding: int, documents: Sequence[int], prefix: int) -> None:
     if length < 1:
         raise UserError(f"--length {length}: a mask needs at least one token")
     if kind == "padding" and not 0 <= padding < length:
-        raise UserError(f"--padding {padding}: must be 0 or more and leave a real token of the {length}")
+        raise UserError(f"--padding {padding}: must be between 0 and {length - 1} for {length} tokens")
     if kind == "prefix" and not 0 < prefix < length:
-        raise UserError(f"--prefix {prefix}: must be 1 or more and leave something of the {length} tokens to write")
+        raise UserError(f"--prefix {prefix}: must be between 1 and {length - 1} for {length} tokens")
     if kind == "document" and (not documents or min(documents) < 1 or sum(documents) != length):
         sizes = ",".join(map(str, documents)) or "nothing"
-        raise UserError(f"--documents {sizes}: must be sizes of documents that make up the {length} tokens")
+        raise UserError(f"--documents {sizes}: must be positive lengths that sum to the {length} tokens")
 
 
-def counted(
-    kind: Kind, length: int, *, padding: int, documents: Sequence[int], prefix: int, causal: bool
+def masked_count(
+    kind: MaskKind,
+    length: int,
+    *,
+    padding: int = 0,
+    documents: Sequence[int] = (),
+    prefix: int = 0,
+    causal: bool = False,
 ) -> tuple[str, int]:
-    """How many entries are masked, by formula."""
-    whole = length * (length - 1) // 2
+    """The number of masked entries: its formula and its value."""
+    triangle = length * (length - 1) // 2
     if kind == "causal":
-        return "L(L−1)/2", whole
+        return "L(L−1)/2", triangle
     if kind == "padding":
         return "L·P", length * padding
     if kind == "prefix":
-        return "L(L−1)/2 − P(P−1)/2", whole - prefix * (prefix - 1) // 2
+        return "L(L−1)/2 − P(P−1)/2", triangle - prefix * (prefix - 1) // 2
     if kind == "document" and causal:
         return "L² − Σ n(n+1)/2", length**2 - sum(n * (n + 1) // 2 for n in documents)
     if kind == "document":
@@ -141,38 +165,118 @@ def counted(
     return "0", 0
 
 
-def seen_masks(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """By place (encoder, decoder, cross) the (T, S) table that the model's attention was really given for a row."""
-    found: dict[str, Tensor] = {}
+def applied_masks(model: Model, batch: Batch) -> dict[str, Tensor]:
+    """(T, S) per kind of attention: the mask that the model applied to a row."""
+    masks: dict[str, Tensor] = {}
 
-    def hear(look: Look) -> None:
-        known = found.setdefault(named(look, batch).where, look.allowed[0, 0])
+    def record(look: Look) -> None:
+        known = masks.setdefault(named(look, batch).where, look.allowed[0, 0])
         assert torch.equal(known, look.allowed[0, 0]), "the layers of one stack share one mask"
 
-    with torch.no_grad(), looking(model, hear):
+    with torch.no_grad(), looking(model, record):
         model(batch)
-    return found
+    return masks
 
 
-def explain_own_masks(
+def explain_model_masks(
     model: Model, batch: Batch, name: str, *, tokens: Sequence[str], source: Sequence[str] = ()
-) -> list[tuple[MaskFacts, str]]:
-    """The masks that a model's own attention is given when it reads a row, each with its place (encoder, ...)."""
+) -> list[MaskFacts]:
+    """The masks that a model applies when it reads a row, one per kind of attention."""
     need_attention(model, name)
-    made = []
-    for where, table in seen_masks(model, batch).items():
-        down, across = (source, source) if where == "encoder" and source else (tokens, source or tokens)
-        across = tokens if where == "decoder" else across
-        length = len(down)
-        back_only = bool(length > 1 and not table.triu(1).any())
-        kind: Kind = "causal" if back_only or where == "decoder" else "none"
-        formula, expected = counted(kind, length, padding=0, documents=(), prefix=0, causal=back_only)
-        why = CROSS if where == "cross" else WHY[kind]
-        title = f"{name}: {NAMES[where]}"
-        facts = MaskFacts(kind, title, list(down), list(across), table.tolist(), formula, expected, why)
-        made.append((facts, where))
-    return made
+    facts = []
+    for attention, allowed in applied_masks(model, batch).items():
+        queries = source if attention == "encoder" and source else tokens
+        keys = tokens if attention == "decoder" else source or tokens
+        is_causal = len(queries) > 1 and not allowed.triu(1).any()
+        kind: MaskKind = "causal" if is_causal or attention == "decoder" else "none"
+        formula, expected = masked_count(kind, len(queries))
+        reason = REASONS["cross" if attention == "cross" else kind]
+        title = f"{name}: {ATTENTION_NAMES[attention]}"
+        facts.append(
+            MaskFacts(kind, title, list(queries), list(keys), allowed.tolist(), formula, expected, reason, attention)
+        )
+    return facts
 
 
-NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
-CROSS = "Every place of the target looks at all of the source, which is there whole before a word is written."
+def token_names(tokens: str | None, length: int | None) -> list[str]:
+    """The words of --tokens, or numbers from 1."""
+    if tokens is None:
+        return [str(number) for number in range(1, (5 if length is None else length) + 1)]
+    words = tokens.split()
+    if length is not None and len(words) != length:
+        raise UserError(f"--tokens has {len(words)} words and --length is {length}; give one of them")
+    return words
+
+
+def parse_lengths(documents: str | None, length: int) -> list[int]:
+    """The lengths of --documents; two halves by default."""
+    if documents is None:
+        return [size for size in (length // 2, length - length // 2) if size]
+    try:
+        return [int(size) for size in documents.split(",")]
+    except ValueError:
+        raise UserError(f"--documents {documents}: must be numbers separated by commas, such as 2,3") from None
+
+
+# Document
+
+
+def mask_document(masks: Sequence[MaskFacts]) -> Document:
+    several = len(masks) > 1
+    return Document(
+        subject="attention mask",
+        title=f"{masks[0].name.split(': ')[0]}: attention masks" if several else masks[0].title,
+        summary="",
+        sections=[Section(mask.title if several else "", mask_blocks(mask)) for mask in masks],
+        json={"masks": [mask.to_dict() for mask in masks]} | ({} if several else masks[0].to_dict()),
+        picture=lambda: mask_picture(masks),
+    )
+
+
+def mask_blocks(mask: MaskFacts) -> list[Block]:
+    count = f"{mask.masked:,} of {mask.entries:,} entries are masked"
+    meaning = "Added to the attention scores before the softmax: 0 leaves a score as it is, −∞ makes its weight 0."
+    by_formula = "" if mask.formula == "0" else f", {mask.formula} = {mask.expected:,}"
+    tiles: list[tuple[str, Any, Any]] = [("masked entries", f"{mask.masked:,}", f"of {mask.entries:,}")]
+    differs = "" if mask.expected == mask.masked else "differs from the count"
+    tiles.append(("by formula", f"{mask.expected:,}", f"{mask.formula} {differs}".strip()))
+    blocks: list[Block] = [
+        Text(meaning, "soft", only="page"),
+        Text(f"{mask.name}: {count}{by_formula}", only="terminal"),
+        mask_heatmap(mask),
+        Tiles(tiles, only="page"),
+        Text(mask.reason, only="page"),
+    ]
+    if len(mask.tokens) <= MAX_ROWS:
+        columns = [Column("position"), *(Column(name, "count") for name in ("attends to", "masked"))]
+        rows = [
+            [token, sum(row), len(row) - sum(row), 1 / sum(row)]
+            for token, row in zip(mask.tokens, mask.allowed, strict=True)
+        ]
+        caption = "With equal scores, a position distributes its weight evenly over the positions it attends to."
+        title = "Position by position"
+        blocks.append(Table(title, [*columns, Column("even weight", "percent")], rows, caption, only="page"))
+    return blocks
+
+
+def mask_heatmap(mask: MaskFacts) -> TokenHeatmap:
+    def hint(row: int, column: int) -> str:
+        verb = "attends to" if mask.allowed[row][column] else "is masked from"
+        return f"{mask.tokens[row]} ({row + 1}) {verb} {mask.keys[column]} ({column + 1})"
+
+    return TokenHeatmap(
+        f"{mask.name}: {mask.masked} of {mask.entries} entries are masked",
+        mask.tokens,
+        mask.keys,
+        [[0.55 if allowed else 0.0 for allowed in row] for row in mask.allowed],
+        hint,
+        value=(lambda row, column: "0" if mask.allowed[row][column] else "−∞"),
+        caption="Rows are queries, columns are keys. Filled squares may be attended to.",
+    )
+
+
+def mask_picture(masks: Sequence[MaskFacts]) -> str:
+    if len(masks) > 1:
+        names = ", ".join(mask.name for mask in masks)
+        raise UserError(f"--out: an .svg holds one mask, and these are {len(masks)} ({names}); choose with --where")
+    return heatmap_svg(mask_heatmap(masks[0]))

@@ -1,42 +1,50 @@
-"""How a model tells places apart: the vectors it adds or turns by, how alike they are, and whether two are the same.
+"""Position encodings: the vector of each position, the similarity of positions by distance, and whether two coincide.
 
-T positions, D width of what stands for a position.
+T positions, D features per position.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headstock.errors import UserError
+from headstock.explain.document import Block, Bullets, Chart, Column, Document, Grid, Section, Table, Text, sentence
+from headstock.explain.render_document import picture_of
 from headstock.model.backbones.encoder_decoder import Seq2Seq
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.layers import rotate
 from headstock.model.model import Model
 from headstock.model.positions import BASE, rotary_angles, sinusoids
+from headstock.report.theme import GRID, INK, SMALL, SOFT
 
-Kind = Literal["sinusoidal", "learned", "rotary"]
-KINDS: tuple[Kind, ...] = ("sinusoidal", "learned", "rotary")
-AT_ONCE = 512  # positions whose distances to all others are computed together
-FREE = 1e-4  # similarities of one distance that differ by less depend on the distance alone
+PositionKind = Literal["sinusoidal", "learned", "rotary"]
+POSITION_KINDS: tuple[PositionKind, ...] = ("sinusoidal", "learned", "rotary")
+CHUNK = 512  # positions whose distances to all others are computed together
+TOLERANCE = 1e-4  # similarities at one distance that differ by less depend on the distance alone
+MAX_DRAWN = 256  # positions that are drawn; more would be finer than pixels
+POSITIVE, NEGATIVE = (0.85, 0.42, 0.10), (0.13, 0.52, 0.78)  # legible on light and dark pages
+DISTANCES = (0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # that a table lists
 
 
 @dataclass(frozen=True)
 class PositionFacts:
-    """What stands for each position, and what that makes of two of them."""
+    """Position vectors and how they relate to each other."""
 
     kind: str
     name: str
-    where: str | None  # which stack's, where there are two that differ
-    table: Tensor  # (T, D) in double; of rotary positions the cosines and then the sines of the angles
-    similarity: list[float]  # by distance 0 .. T - 1, the mean cosine of two positions so far apart
-    low: list[float]  # the least and the most of it
+    where: str | None  # encoder or decoder, where the two differ
+    table: Tensor  # (T, D) in double precision; for rotary positions the cosines, then the sines of the angles
+    similarity: list[float]  # mean cosine of two positions at distance 0 .. T - 1
+    low: list[float]  # the smallest and the largest cosine at each distance
     high: list[float]
-    nearest: tuple[int, int]  # the two positions that are most alike
-    gap: float  # the distance between their vectors
-    trained: bool | None  # whether learned vectors were learned yet; None where there is nothing to learn
-    scores: list[float] | None = None  # by distance, the score of a query and a key that are alike, turned by rotary
+    nearest: tuple[int, int]  # the two positions whose vectors are closest
+    gap: float  # the distance between those two vectors
+    trained: bool | None  # whether learned vectors have been trained; None where nothing is learned
+    scores: list[float] | None = None  # rotary: by distance, the score of two equal vectors after rotation
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -45,24 +53,24 @@ class PositionFacts:
 
     @property
     def spread(self) -> float:
-        """How far the similarities of one distance are apart, at the most."""
+        """The largest difference between cosines at one distance."""
         return max(high - low for low, high in zip(self.low, self.high, strict=True))
 
     @property
     def by_distance_alone(self) -> bool:
-        """Whether two positions are as alike as any other two that are as far apart."""
-        return self.spread < FREE
+        """Whether the similarity of two positions depends on their distance only."""
+        return self.spread < TOLERANCE
 
     @property
     def wavelengths(self) -> tuple[float, float] | None:
-        """The shortest and the longest wave, in tokens."""
+        """The shortest and the longest wavelength, in tokens."""
         if self.kind == "learned":
             return None
         pairs = (self.table.size(1) + 1) // 2
         step = 1 / pairs if self.kind == "rotary" else 2 / self.table.size(1)
         return 2 * torch.pi, 2 * torch.pi * BASE ** ((pairs - 1) * step)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         length, width = self.table.shape
         return {
             "kind": self.kind,
@@ -84,113 +92,226 @@ class PositionFacts:
         }
 
 
-def explain_positions(kind: Kind, length: int, width: int) -> PositionFacts:
-    """Positions that follow from a formula, as the models compute them."""
-    check(length, width)
+def explain_positions(kind: PositionKind, length: int, width: int) -> PositionFacts:
+    """Position encodings that follow from a formula, as the models compute them."""
+    check_size(length, width)
     if kind == "learned":
-        raise UserError("learned positions are those of a model: name a run, or a preset with --preset")
-    if kind == "rotary" and width % 2:
-        raise UserError(f"--width {width}: rotary positions turn pairs of features, so a head's width must be even")
-    table = turned(length, width) if kind == "rotary" else sinusoids(length, width).double()
-    title = {"sinusoidal": "sinusoidal positions", "rotary": "rotary positions"}[kind]
-    return facts_of(kind, title, table)
+        raise UserError("learned positions belong to a model: name a run, or a preset with --preset")
+    if kind == "rotary":
+        if width % 2:
+            raise UserError(f"--width {width}: must be even, since rotary positions rotate pairs of features")
+        angles = rotary_angles(length, width)
+        return position_facts(kind, "rotary positions", torch.cat([angles.cos(), angles.sin()], 1))
+    return position_facts(kind, "sinusoidal positions", sinusoids(length, width).double())
 
 
-def check(length: int, width: int = 2) -> None:
+def check_size(length: int, width: int = 2) -> None:
     if length < 2 or width < 1:
-        raise UserError(f"--length {length} --width {width}: wanted at least 2 positions and 1 feature")
+        raise UserError(f"--length {length} --width {width}: needs at least 2 positions and 1 feature")
 
 
 def explain_model_positions(
-    model: Model, name: str, *, length: int | None = None, trained: bool = True, read: int | None = None
+    model: Model, name: str, *, length: int | None = None, trained: bool = True, trained_length: int | None = None
 ) -> list[PositionFacts]:
-    """The positions of a model: of both its stacks where they learned different ones.
+    """The position encodings of a model; of both stacks where they learned different ones.
 
-    `read` is how long the rows were that it was trained on, where that is known.
+    `trained_length` is the length of the rows it was trained on, where that is known.
     """
     backbone = model.backbone
     if isinstance(backbone, Seq2Seq):
         stacks: dict[str | None, Any] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
         if backbone.config.positions != "learned":
-            stacks = {None: backbone.decoder}  # a formula gives both the same
+            stacks = {None: backbone.decoder}  # a formula gives both stacks the same
     elif isinstance(backbone, Transformer):
         stacks = {None: backbone}
     else:
-        kind = "reads in order and has no position encodings (families that have them: seq2seq, transformer)"
-        raise UserError(f"{name}: its {backbone.name} backbone {kind}")
-    return [of_stack(stack, name, where, length, trained, read) for where, stack in stacks.items()]
+        lacking = "reads in order and has no position encodings (families that have them: seq2seq, transformer)"
+        raise UserError(f"{name}: its {backbone.name} backbone {lacking}")
+    return [stack_positions(stack, name, where, length, trained, trained_length) for where, stack in stacks.items()]
 
 
-def of_stack(
-    stack: Transformer, name: str, where: str | None, length: int | None, trained: bool, read: int | None
+def stack_positions(
+    stack: Transformer, name: str, where: str | None, length: int | None, trained: bool, trained_length: int | None
 ) -> PositionFacts:
     kind, context = stack.config.positions, stack.config.context
-    wanted = context if length is None else length
-    check(wanted)
+    length = context if length is None else length
+    check_size(length)
     if kind == "rotary":
-        cosine, sine = stack.rotation(torch.arange(wanted), wanted)
+        cosine, sine = stack.rotation(torch.arange(length), length)
         table = torch.cat([cosine, sine], 1).cpu().double()
-        return facts_of(kind, name, table, where=where, scores=rotated_scores(stack, wanted))
+        return position_facts(kind, name, table, where=where, scores=rotary_scores(stack, length))
     if kind == "sinusoidal":
-        table = stack.waves[:wanted] if wanted <= context else sinusoids(wanted, stack.width)
-        return facts_of(kind, name, table.cpu().double(), where=where)
+        table = stack.waves[:length] if length <= context else sinusoids(length, stack.width)
+        return position_facts(kind, name, table.cpu().double(), where=where)
     assert stack.positions is not None
-    if wanted > context:
-        raise UserError(f"--length {wanted}: {name} has learned positions, and they end at {context}")
-    notes = [] if trained else ["random numbers: a preset has learned nothing yet; name a run to see what one learns"]
-    if trained and read is not None and read < wanted:
-        notes.append(f"it was trained on rows of {read} tokens: positions beyond that are as they were at the start")
-    table = stack.positions.weight.detach()[:wanted].cpu().double()
-    return facts_of(kind, name, table, where=where, trained=trained, notes=notes)
+    if length > context:
+        raise UserError(f"--length {length}: {name} has learned positions, and they end at {context}")
+    notes = [] if trained else ["random vectors: a preset is untrained; name a run to see learned positions"]
+    if trained and trained_length is not None and trained_length < length:
+        notes.append(f"trained on rows of {trained_length} tokens: later positions still have their initial values")
+    table = stack.positions.weight.detach()[:length].cpu().double()
+    return position_facts(kind, name, table, where=where, trained=trained, notes=notes)
 
 
-def turned(length: int, width: int) -> Tensor:
-    """(T, D) the cosines and then the sines of the rotary angles of a head of this width."""
-    angles = rotary_angles(length, width)
-    return torch.cat([angles.cos(), angles.sin()], 1)
-
-
-def rotated_scores(stack: Transformer, length: int) -> list[float]:
-    """By distance the score of a query and a key with all features one, turned by the model's own rotation.
-
-    It is what is left of the score of two vectors that agree once they stand so far apart, 1 where they meet.
-    """
+def rotary_scores(stack: Transformer, length: int) -> list[float]:
+    """By distance, the attention score of a query and a key of all ones after the model's own rotation, 1 at 0."""
     width = stack.width // stack.config.heads
-    places = torch.arange(length, device=stack.cosine.device)
-    alike = rotate(torch.ones(length, width, device=places.device), stack.rotation(places, length))  # (T, K)
-    return (alike @ alike[0] / width).tolist()
+    positions = torch.arange(length, device=stack.cosine.device)
+    rotated = rotate(torch.ones(length, width, device=positions.device), stack.rotation(positions, length))  # (T, K)
+    return (rotated @ rotated[0] / width).tolist()
 
 
-def facts_of(kind: str, name: str, table: Tensor, **more: Any) -> PositionFacts:
+def position_facts(kind: str, name: str, table: Tensor, **more: Any) -> PositionFacts:
     if kind == "rotary" and "scores" not in more:
-        more["scores"] = (table @ table[0] / (table.size(1) // 2)).tolist()  # a sum of cos(angle) cos(0) + sin sin
-    mean, low, high = by_distance(table)
-    pair, gap = nearest(table)
+        more["scores"] = (table @ table[0] / (table.size(1) // 2)).tolist()
+    mean, low, high = similarity_by_distance(table)
+    pair, gap = nearest_pair(table)
     more = {"where": None, "trained": None} | more
     return PositionFacts(kind, name, table=table, similarity=mean, low=low, high=high, nearest=pair, gap=gap, **more)
 
 
-def by_distance(table: Tensor) -> tuple[list[float], list[float], list[float]]:
-    """For every distance the mean, the least and the largest cosine of two positions that far apart."""
+def similarity_by_distance(table: Tensor) -> tuple[list[float], list[float], list[float]]:
+    """For every distance the mean, the smallest and the largest cosine of two positions that far apart."""
     unit = table / table.norm(dim=1, keepdim=True).clamp(min=1e-30)
     mean, low, high = [], [], []
     for distance in range(len(table)):
-        alike = (unit[distance:] * unit[: len(table) - distance]).sum(1)
-        mean.append(float(alike.mean()))
-        low.append(float(alike.min()))
-        high.append(float(alike.max()))
+        cosines = (unit[distance:] * unit[: len(table) - distance]).sum(1)
+        mean.append(float(cosines.mean()))
+        low.append(float(cosines.min()))
+        high.append(float(cosines.max()))
     return mean, low, high
 
 
-def nearest(table: Tensor) -> tuple[tuple[int, int], float]:
-    """The two positions whose vectors are closest, and how close: no two positions are alike unless that is 0."""
-    best, pair = float("inf"), (0, 1)
-    for begin in range(0, len(table), AT_ONCE):
-        apart = torch.cdist(table[begin : begin + AT_ONCE], table, compute_mode="donot_use_mm_for_euclid_dist")
-        rows = torch.arange(len(apart))
-        apart[rows, rows + begin] = torch.inf
-        least = int(apart.argmin())
-        if float(apart.flatten()[least]) < best:
-            best, row, other = float(apart.flatten()[least]), begin + least // len(table), least % len(table)
-            pair = (min(row, other), max(row, other))
-    return pair, best
+def nearest_pair(table: Tensor) -> tuple[tuple[int, int], float]:
+    """The two positions whose vectors are closest, and their distance: 0 means that two positions coincide."""
+    smallest, pair = float("inf"), (0, 1)
+    for start in range(0, len(table), CHUNK):
+        distances = torch.cdist(table[start : start + CHUNK], table, compute_mode="donot_use_mm_for_euclid_dist")
+        rows = torch.arange(len(distances))
+        distances[rows, rows + start] = torch.inf
+        index = int(distances.argmin())
+        if float(distances.flatten()[index]) < smallest:
+            smallest = float(distances.flatten()[index])
+            first, second = start + index // len(table), index % len(table)
+            pair = (min(first, second), max(first, second))
+    return pair, smallest
+
+
+# Document
+
+
+def position_document(tables: Sequence[PositionFacts]) -> Document:
+    first, (length, width) = tables[0], tables[0].table.shape
+    title = f"{first.kind} positions"
+    title = title.capitalize() if first.name == title else f"{first.name}: {title}"
+    return Document(
+        subject="position encodings",
+        title=title,
+        summary=f"{length:,} positions of {width:,} features"
+        + (f": the cosine and the sine of {width // 2:,} angles" if first.kind == "rotary" else ""),
+        sections=[Section((facts.where or "").capitalize(), position_blocks(facts)) for facts in tables],
+        json={"positions": [facts.to_dict() for facts in tables]} | (first.to_dict() if len(tables) == 1 else {}),
+        picture=lambda: position_picture(tables),
+    )
+
+
+def position_picture(tables: Sequence[PositionFacts]) -> str:
+    if len(tables) > 1:
+        raise UserError("--out: an .svg holds one table; choose with --where encoder or decoder")
+    return picture_of(table_chart(tables[0]))()
+
+
+def position_blocks(facts: PositionFacts) -> list[Block]:
+    first, second = facts.nearest
+    verdicts = [
+        f"No two positions are the same: the nearest two, {first} and {second}, are {facts.gap:.4g} apart."
+        if facts.distinct
+        else f"Positions {first} and {second} are the same, so the model cannot tell them apart.",
+        "The similarity of two positions depends on their distance alone."
+        if facts.by_distance_alone
+        else "The similarity of two positions also depends on where they are: cosines at the same distance differ by "
+        f"up to {facts.spread:.3g}.",
+    ]
+    rows = [
+        [str(distance), facts.similarity[distance], facts.low[distance], facts.high[distance]]
+        for distance in DISTANCES
+        if distance < len(facts.table)
+    ]
+    columns = [Column("distance"), Column("cosine", "cosine"), Column("lowest", "cosine"), Column("highest", "cosine")]
+    blocks: list[Block] = [
+        Bullets(verdicts, "verdicts many"),
+        *(Text(sentence(note), "callout") for note in facts.notes),
+        table_chart(facts),
+        Grid([similarity_chart(facts), distance_chart(facts)], only="page"),
+        Table("Similarity by distance", columns, rows, "The mean cosine of two positions, and its range."),
+    ]
+    if facts.wavelengths:
+        shortest, longest = facts.wavelengths
+        blocks.append(Text(f"Wavelengths range from {shortest:.2f} (2π) to {longest:,.0f} tokens.", "soft"))
+    return blocks
+
+
+def signed_colours(values: np.ndarray) -> np.ndarray:
+    """Numbers from -1 to 1 as RGBA, transparent at 0, so that light and dark pages show through."""
+    colours = np.where(values[..., None] > 0, np.array(POSITIVE), np.array(NEGATIVE))
+    return np.concatenate([colours, np.abs(values).clip(0, 1)[..., None]], -1)
+
+
+def table_chart(facts: PositionFacts) -> Chart:
+    table = facts.table[:MAX_DRAWN].numpy()
+    scale = float(np.quantile(np.abs(table), 0.995)) or 1.0  # a few outliers must not make all other values faint
+    captions = {
+        "rotary": "Each row is a position. Queries and keys are rotated by these angles, pair by pair: high "
+        "frequencies on the left of each half, low ones on the right.",
+        "sinusoidal": "Each row is a position: sines in even features, cosines in odd ones, wavelengths growing from "
+        "left to right.",
+        "learned": "Each row is a position: its learned vector.",
+    }
+    length, width = facts.table.shape
+    drawn = f" The first {MAX_DRAWN} of {length:,} are drawn." if length > MAX_DRAWN else ""
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.imshow(signed_colours(table / scale), aspect="auto", interpolation="none")
+        axes.set_xlabel("cosines, then sines, of each pair's angle" if facts.kind == "rotary" else "feature")
+        axes.set_ylabel("position")
+        axes.set_title(f"blue −{scale:.3g}, faint 0, orange +{scale:.3g}", fontsize=10, color=SOFT)
+        if facts.kind == "rotary":
+            axes.axvline(width // 2 - 0.5, color=INK, linewidth=0.8)
+
+    label = f"{facts.kind} encodings of {length} positions, {width} features each"
+    return Chart("heat", label, paint, captions[facts.kind] + drawn, narrow_height=1.0)
+
+
+def similarity_chart(facts: PositionFacts) -> Chart:
+    table = facts.table[:MAX_DRAWN].numpy()
+    unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-30)
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.imshow(signed_colours(unit @ unit.T), interpolation="none")
+        axes.set_xlabel("position")
+        axes.set_ylabel("position")
+
+    caption = "The cosine of every two positions: orange similar, faint unrelated, blue opposite."
+    return Chart("alike", "cosine of every two positions", paint, caption, height=1.0, width=SMALL)
+
+
+def distance_chart(facts: PositionFacts) -> Chart:
+    distances = np.arange(len(facts.similarity))
+    caption = (
+        "The attention score of two equal vectors by distance, relative to distance 0."
+        if facts.kind == "rotary"
+        else "The mean cosine by distance, with its range."
+    )
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.fill_between(distances, facts.low, facts.high, color="#0072b2", alpha=0.22, linewidth=0)
+        axes.plot(distances, facts.similarity, color="#0072b2")
+        axes.axhline(0, color=GRID, linewidth=0.8)
+        axes.set_xlabel("distance of two positions")
+        axes.set_ylabel("cosine of their vectors")
+        axes.grid(axis="y")
+
+    return Chart("distance", "cosine by distance", paint, caption, height=0.8, width=SMALL)

@@ -1,0 +1,229 @@
+"""The document model of an explanation: text, tables and figures, described once for terminal, page and JSON.
+
+A subject (parameters, attention, gradients, ...) computes facts and describes them as a `Document`;
+`render_document.py` prints it, writes it as a page or picture, and `Document.json` is what --json prints.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A part of a document; `only` restricts it to one medium."""
+
+    kind: ClassVar[str]
+    only: Literal["terminal", "page"] | None = None
+
+
+@dataclass(frozen=True)
+class Text(Block):
+    """A paragraph; `markupsafe.Markup` passes through to the page unescaped."""
+
+    kind = "text"
+    text: str
+    style: Literal["plain", "soft", "formula", "callout", "quote"] = "plain"
+
+
+@dataclass(frozen=True)
+class Bullets(Block):
+    kind = "bullets"
+    items: Sequence[str]
+    style: Literal["plain-list", "verdicts many"] = "plain-list"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim, whether it holds, and the measurement that decides."""
+
+    claim: str
+    holds: bool
+    measured: str
+
+
+@dataclass(frozen=True)
+class Checks(Block):
+    kind = "checks"
+    checks: Sequence[Check]
+
+
+@dataclass(frozen=True)
+class Tiles(Block):
+    """A few headline values: (label, value, note)."""
+
+    kind = "tiles"
+    tiles: Sequence[tuple[str, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A sympy expression as a table cell, grouped by some of its symbols."""
+
+    expression: Any
+    by: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    format: str = "text"  # a key of render_document.FORMATS
+
+
+@dataclass(frozen=True)
+class Row:
+    """A table row with an indentation level and a CSS class; a plain sequence of cells is a row without them."""
+
+    cells: Sequence[Any]
+    level: int = 0
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    kind = "table"
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row | Sequence[Any]]
+    caption: str = ""
+    fold_after: int | None = None  # on a page, rows beyond this are folded away
+    heading: bool = True  # whether a page shows the title as a heading; a terminal always does
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    text: str
+    share: float  # 0 to 1, the strength of its colour
+    detail: str = ""
+    hint: str = ""  # shown when the pointer rests on the cell
+
+
+@dataclass(frozen=True)
+class HeatTable(Block):
+    """A table whose cells are shaded by their value."""
+
+    kind = "heat_table"
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[HeatCell]]]
+    caption: str = ""
+    colour: Literal["pretrained", "scratch"] = "pretrained"
+
+
+@dataclass(frozen=True)
+class TokenHeatmap(Block):
+    """A square for every pair of tokens."""
+
+    kind = "token_heatmap"
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    shares: Sequence[Sequence[float]]
+    hint: Callable[[int, int], str]
+    value: Callable[[int, int], str] | None = None  # written into the square, and printed in a terminal
+    caption: str = ""
+    max_written: int = 20  # tokens up to which a square has room for its value
+    max_drawn: int = 64  # tokens up to which squares can be told apart
+
+
+@dataclass(frozen=True)
+class NumberStrip(Block):
+    """A named vector: its formula, and one line of values per direction (forward, backward)."""
+
+    kind = "number_strip"
+    name: str
+    formula: str
+    lines: Sequence[tuple[str, Sequence[float]]]
+    columns: Sequence[str] = ()  # what each number belongs to
+    note: str = ""
+    own_column: int | None = None  # the column that is emphasized
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class WeightedText(Block):
+    """A text with its words marked by signed weights."""
+
+    kind = "weighted_text"
+    title: str
+    text: str
+    weights: Sequence[tuple[str, float]]
+    caption: str = ""
+    only: Literal["terminal", "page"] | None = field(default="page", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Chart(Block):
+    """A matplotlib figure, drawn only where it is shown: in a wide and in a narrow version."""
+
+    kind = "chart"
+    name: str
+    label: str  # what it shows, for screen readers
+    paint: Callable[[Any], None]
+    caption: str = ""
+    height: float = 0.62  # as a share of its width
+    narrow_height: float | None = None
+    width: int | None = None  # pixels; one version of this width instead of two
+    only: Literal["terminal", "page"] | None = field(default="page", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Svg(Block):
+    """A drawing that is SVG already."""
+
+    kind = "svg"
+    draw: Callable[[], str]
+    caption: str = ""
+    only: Literal["terminal", "page"] | None = field(default="page", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Grid(Block):
+    """Blocks beside each other where a page is wide enough."""
+
+    kind = "grid"
+    blocks: Sequence[Block]
+    broad: bool = False
+
+
+@dataclass(frozen=True)
+class Html(Block):
+    """A part of a page with a template of its own, such as the interactive attention maps."""
+
+    kind = "html"
+    template: str
+    values: dict[str, Any]
+    only: Literal["terminal", "page"] | None = field(default="page", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block]
+    anchor: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    subject: str  # the line above the title
+    title: str
+    summary: str
+    sections: Sequence[Section]
+    json: dict[str, Any]
+    picture: Callable[[], str]  # the SVG that `--out FILE.svg` writes
+    style: str = ""  # CSS that its drawings need
+    page_title: str = ""
+
+    def blocks(self, medium: Literal["terminal", "page"]) -> list[Block]:
+        return [block for section in self.sections for block in section.blocks if block.only in (None, medium)]
+
+
+def notes(lines: Sequence[str]) -> list[Block]:
+    """Remarks on how an input was read."""
+    return [Text(sentence(line), "soft") for line in lines]
+
+
+def sentence(text: str) -> str:
+    """Capitalized, with a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

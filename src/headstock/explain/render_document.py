@@ -1,0 +1,349 @@
+"""Renders a document in the terminal (rich), as an HTML page, or as its picture."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstock.errors import UserError
+from headstock.explain.document import (
+    Block,
+    Bullets,
+    Chart,
+    Checks,
+    Column,
+    Document,
+    Formula,
+    Grid,
+    HeatTable,
+    NumberStrip,
+    Row,
+    Table,
+    Text,
+    Tiles,
+    TokenHeatmap,
+)
+from headstock.explain.symbols import in_html, in_text
+from headstock.report.heatmap import squares
+from headstock.report.highlighted_text import passage
+from headstock.report.render import NONE, minus, render
+from headstock.report.standalone import alone, write_out
+from headstock.report.theme import NARROW, WIDE, Gallery, draw
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+PER_LINE = 8  # numbers in a line of a terminal
+STRIP_LINES = 2  # lines of a long vector in a terminal
+STRIP = 24  # numbers of a long vector on a page
+MATRIX = 24  # tokens up to which a terminal prints a token heatmap
+UNITS = ("B", "kB", "MB", "GB", "TB")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+# Cells
+
+
+def bytes_text(value: float) -> str:
+    size, unit = float(value), 0
+    while size >= 1000 and unit < len(UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {UNITS[unit]}" if size < 999.5 else f"{size:.0f} {UNITS[unit]}"
+
+
+def flops_text(value: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.4g} {unit}FLOP"
+    return f"{value:.4g} FLOP"
+
+
+def number_html(value: float) -> "Markup":
+    """`0.0123`, or `3.7 × 10` to some power."""
+    from markupsafe import Markup
+
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return Markup(minus(f"{value:.4g}"))
+    mantissa, power = f"{value:.1e}".split("e")
+    return Markup(f"{minus(mantissa)}&thinsp;×&thinsp;10<sup>{minus(str(int(power)))}</sup>")
+
+
+def formula_text(value: Any) -> str:
+    return in_text(value.expression, *value.by) if isinstance(value, Formula) else str(value)
+
+
+def formula_html(value: Any) -> Any:
+    return in_html(value.expression, *value.by) if isinstance(value, Formula) else str(value)
+
+
+def code_html(value: str) -> "Markup":
+    from markupsafe import Markup
+
+    return Markup("<code>{}</code>").format(value) if value else Markup("")
+
+
+# By format: how a terminal writes a cell and, where it differs, how a page does.
+FORMATS: dict[str, tuple[Callable[[Any], str], Callable[[Any], Any] | None]] = {
+    "text": (str, None),
+    "code": (str, code_html),
+    "formula": (formula_text, formula_html),
+    "count": (lambda value: f"{value:,}", None),
+    "number": (lambda value: f"{value:.3g}", number_html),
+    "error": (lambda value: f"{value:.1e}", number_html),
+    "decimal": (lambda value: f"{value:,.2f}", None),
+    "cosine": (lambda value: f"{value:.3f}", None),
+    "loss": (lambda value: f"{value:.4f}", None),
+    "signed": (lambda value: f"{value:+.2f}", None),
+    "percent": (lambda value: f"{100 * value:.1f}%", None),
+    "share": (lambda value: f"{100 * value:.0f}%", None),
+    "bytes": (bytes_text, None),
+    "flops": (flops_text, None),
+}
+LEFT_ALIGNED = ("text", "code", "formula")
+
+
+def cell_text(value: Any, form: str) -> str:
+    return "–" if value is None else FORMATS[form][0](value)
+
+
+def cell_html(value: Any, form: str) -> Any:
+    if value is None:
+        return NONE
+    text, html = FORMATS[form]
+    return html(value) if html else minus(text(value)) if form not in LEFT_ALIGNED else text(value)
+
+
+def any_html(value: Any) -> Any:
+    return formula_html(value) if isinstance(value, Formula) else value
+
+
+def as_row(row: Row | Sequence[Any]) -> Row:
+    return row if isinstance(row, Row) else Row(row)
+
+
+# Terminal
+
+
+def terminal(document: Document) -> Iterator[Any]:
+    """Lines of text and rich tables, in the order in which they are printed."""
+    yield document.title
+    if document.summary:
+        yield document.summary
+    for block in document.blocks("terminal"):
+        yield from terminal_block(block)
+
+
+def terminal_block(block: Block) -> Iterator[Any]:
+    match block:
+        case Text():
+            yield block.text
+        case Bullets():
+            yield from block.items
+        case Checks():
+            yield from (f"{'yes' if check.holds else 'NO'}: {check.claim} ({check.measured})" for check in block.checks)
+        case Tiles():
+            yield ", ".join(f"{label} {formula_text(value)}" for label, value, _ in block.tiles)
+        case Table():
+            rows = [as_row(row) for row in block.rows]
+            cells = [
+                [cell_text(value, column.format) for value, column in zip(row.cells, block.columns, strict=True)]
+                for row in rows
+            ]
+            for row, texts in zip(rows, cells, strict=True):
+                texts[0] = "  " * row.level + texts[0]
+            yield ""
+            yield rich_table(block.title, block.columns, cells, [row.style for row in rows])
+        case HeatTable():
+            columns = [Column(""), *(Column(name, "count") for name in block.columns)]
+            cells = [[name, *(f"{cell.text} {cell.detail}".strip() for cell in row)] for name, row in block.rows]
+            yield ""
+            yield rich_table(block.title, columns, cells, [""] * len(cells))
+        case TokenHeatmap():
+            if block.value is not None and max(len(block.rows), len(block.columns)) <= MATRIX:
+                widest = max(map(len, block.rows))
+                for number, name in enumerate(block.rows):
+                    values = (block.value(number, column).replace("−∞", "-inf") for column in range(len(block.columns)))
+                    yield f"{name:>{widest}}  " + " ".join(f"{value:>4}" for value in values)
+        case NumberStrip():
+            yield ""
+            yield from strip_lines(block)
+        case Grid():
+            for inner in block.blocks:
+                if inner.only != "page":
+                    yield from terminal_block(inner)
+
+
+def rich_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Any:
+    """A table that fits the terminal. Cells are never cut: a number cut short would be another number."""
+    from shutil import get_terminal_size
+
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    room = get_terminal_size().columns
+    texts = list(zip([column.name for column in columns], *rows, strict=True))
+    wide = [max(map(len, column)) for column in texts]
+    least = [max(map(len, (*head.split(), *cells, ""))) for head, *cells in texts]  # a head may wrap
+    widths = wide if sum(wide) + 2 * len(wide) <= room else least
+    gap = 2 if sum(widths) + 2 * len(widths) <= room else 1
+    table = RichTable(title=escape(title), title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+    for column, width in zip(columns, widths, strict=True):
+        foldable = column.format == "formula"
+        table.add_column(
+            escape(column.name),
+            justify="left" if column.format in LEFT_ALIGNED else "right",
+            width=None if foldable else width,
+            overflow="fold",
+        )
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*map(escape, row), style={"tensor": "dim", "top": "bold"}.get(style, ""))
+    return table
+
+
+def strip_lines(block: NumberStrip) -> Iterator[str]:
+    yield f"{block.name}: {block.formula}" + (f"  ({block.note})" if block.note else "")
+    size = len(block.lines[0][1])
+    shown = size if block.columns else STRIP_LINES * PER_LINE
+    scaled = [(name, *rescaled(name, values)) for name, values in block.lines]
+    for start in range(0, min(size, shown), PER_LINE):
+        if block.columns:
+            names = (name if len(name) <= 8 else f"{name[:7]}…" for name in block.columns[start : start + PER_LINE])
+            yield " " * 10 + "".join(f"{name:>9}" for name in names)
+        for name, values, power in scaled:
+            numbers = "".join(f"{strip_number(value):>9}" for value in values[start : start + PER_LINE])
+            yield f"  {name:<8}{numbers}" + (f"  × {power_of_ten(-power)}" if power else "")
+    if size > shown:
+        yield f"  … {size - shown} more in --json"
+
+
+def rescaled(name: str, values: Sequence[float]) -> tuple[list[float], int]:
+    """Values times a power of ten; small gradients are scaled so that the largest has a digit before its point."""
+    largest = max(map(abs, values), default=0.0)
+    power = 0 if name == "forward" or largest >= 0.1 or not largest else -math.floor(math.log10(largest))
+    return [10.0**power * value for value in values], power
+
+
+def power_of_ten(power: int) -> str:
+    return "10" + str(power).translate(SUPERSCRIPTS)
+
+
+def strip_number(value: float) -> str:
+    """Three decimals, one for large numbers; never a negative zero."""
+    if math.isinf(value):
+        return "-∞" if value < 0 else "∞"
+    return f"{value:.{3 if abs(value) < 100 else 1}f}".replace("-0.000", "0.000")
+
+
+def strip_cells(values: Sequence[float]) -> list[tuple[str, str, float]]:
+    """(text, sign, strength of its colour) of each number."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
+    return [
+        (
+            minus(strip_number(value)),
+            "minus" if value < 0 else "plus",
+            min(1.0, abs(value) / largest) if math.isfinite(value) else 0.0,
+        )
+        for value in values
+    ]
+
+
+# Page
+
+
+def page(document: Document) -> str:
+    """A page that needs no other file."""
+    from markupsafe import Markup
+
+    gallery = Gallery()
+
+    def chart(block: Chart) -> dict[str, Any]:
+        def show(name: str, width: float, height: float) -> Any:
+            return gallery.show(name, draw(block.paint, width, height * width), block.label)
+
+        if block.width is not None:
+            return {"wide": show(block.name, block.width, block.height), "narrow": None}
+        narrow = block.height + 0.3 if block.narrow_height is None else block.narrow_height
+        wide = show(block.name, WIDE, block.height)
+        return {"wide": wide, "narrow": show(f"{block.name}-narrow", NARROW, narrow)}
+
+    def table_rows(block: Table, start: int, stop: int | None) -> list[tuple[list[Any], Row]]:
+        rows = [as_row(row) for row in block.rows[start:stop]]
+        return [
+            ([cell_html(value, column.format) for value, column in zip(row.cells, block.columns, strict=True)], row)
+            for row in rows
+        ]
+
+    def strip(block: NumberStrip) -> dict[str, Any]:
+        shown = len(block.lines[0][1]) if block.columns else STRIP
+        scaled = [(name, *rescaled(name, values)) for name, values in block.lines]
+        names = [f"{name} × {power_of_ten(-power)}" if power else name for name, _, power in scaled]
+        columns = list(zip(*(strip_cells(values[:shown]) for _, values, _ in scaled), strict=True))
+        return {"names": names, "columns": columns, "more": max(0, len(block.lines[0][1]) - shown)}
+
+    return render(
+        "headstock.explain",
+        "document.html",
+        document=document,
+        style=Markup(document.style),
+        chart=chart,
+        table_rows=table_rows,
+        strip=strip,
+        heatmap=lambda block: Markup(heatmap_svg(block)),
+        svg=lambda block: Markup(block.draw()),
+        passage=passage,
+        value=any_html,
+        is_numeric=lambda form: form not in LEFT_ALIGNED,
+    )
+
+
+def heatmap_svg(block: TokenHeatmap) -> str:
+    size = max(len(block.rows), len(block.columns))
+    if size > block.max_drawn:
+        raise UserError(f"--out: {size} tokens are too many to draw, at most {block.max_drawn}; see --json")
+    value = block.value if size <= block.max_written else None
+    return squares(block.rows, block.columns, block.shares, title=block.title, told=block.hint, written=value)
+
+
+def chart_svg(name: str, paint: Callable[[Any], None], label: str, width: float, height: float) -> str:
+    """A chart as an SVG file of its own."""
+    return alone(str(Gallery().show(name, draw(paint, width, height), label)))
+
+
+def picture_of(chart: Chart) -> Callable[[], str]:
+    """The picture of a document that has one chart to show."""
+    width = chart.width or WIDE
+    return lambda: chart_svg(chart.name, chart.paint, chart.label, width, chart.height * width)
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Write the page (.html) or its picture (.svg)."""
+    write_out(path, lambda: page(document), document.picture)
+
+
+# Charts with one or several panels
+
+
+Panel = Callable[[Any], None]  # draws on matplotlib axes
+
+
+def with_legend(panel: Panel, *, columns: int = 1) -> Callable[[Any], None]:
+    """One panel with its legend below, where it covers nothing."""
+
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        panel(axes)
+        if axes.get_legend_handles_labels()[1]:
+            narrow = figure.get_figwidth() * 72 < (NARROW + WIDE) / 2
+            figure.legend(loc="outside lower left", ncols=1 if narrow else columns, fontsize=10)
+
+    return paint
+
+
+def side_by_side(panels: Sequence[Panel], legend: str = "best") -> Callable[[Any], None]:
+    def paint(figure: Any) -> None:
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            panel(axes)
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(fontsize=8.5, loc=legend)
+
+    return paint

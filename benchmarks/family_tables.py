@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headstock.intervals import Interval, difference, interval
-from headstock.report.theme import draw, styles, svg_of
+from headstock.report.theme import make_figure, styles, svg_of
 
 RESULTS = Path(__file__).parents[1] / "recipes" / "results"
 NAMES = {name: name for name in ("causal", "hybrid", "masked")}
@@ -90,7 +90,7 @@ def paint_figure(path: Path, pretraining: str) -> None:
         axes.grid(axis="y")
         figure.legend(loc="outside upper left", ncols=2, fontsize=10)
 
-    path.write_text(svg_of(draw(paint, 760, 360)), encoding="utf-8")
+    path.write_text(svg_of(make_figure(paint, 760, 360)), encoding="utf-8")
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from train_speed import NEVER, WORKS, Text, Work, tiny, wait
 
 from headstock.data.token_store import Store, Stores
 from headstock.data.tokenizer import Tokenizer
-from headstock.experiments.bench.synthetic_data import lines
+from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.tasks.causal import Causal, CausalConfig
@@ -342,7 +342,7 @@ def main() -> None:
         path = Path(given.text) if given.text else folder / f"sentences{'-tiny' if given.size == 'tiny' else ''}.txt"
         if not given.text and not path.exists():
             path.write_text(
-                "\n".join(islice(lines(), 400 if given.size == "tiny" else 50_000)) + "\n", encoding="utf-8"
+                "\n".join(islice(random_lines(), 400 if given.size == "tiny" else 50_000)) + "\n", encoding="utf-8"
             )
         tokenizer, stores = Text(path, folder).stores(work)
         device = torch.device(given.device)

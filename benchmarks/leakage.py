@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from headstock.data.corpus import Corpus, read_corpus
-from headstock.experiments.leakage import search
+from headstock.experiments.leakage import find_leaked_texts
 
 
 def words(pick: random.Random, count: int) -> str:
@@ -54,7 +54,7 @@ def real(path: str, texts: int) -> None:
 def measure(corpus: Corpus, tested: list[str], hidden: set[int], size: float) -> None:
     """`hidden` are the texts that are in the corpus, and must be found."""
     began, busy = time.perf_counter(), time.process_time()
-    found = search(tested, corpus)
+    found = find_leaked_texts(tested, corpus)
     clock, busy = time.perf_counter() - began, time.process_time() - busy
     exact = {hit.row for hit in found.found if hit.kind == "exact"}
     assert hidden <= exact, f"{len(hidden - exact)} texts that are there were not found"

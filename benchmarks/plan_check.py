@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import headstock
-from headstock.experiments.bench.synthetic_data import write_text
+from headstock.experiments.bench.synthetic_data import write_corpus
 from headstock.experiments.recipe import to_toml
 from headstock.planner.planner import plan
 from headstock.planner.summary import told
@@ -53,7 +53,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = given.text or [str(write_text(folder / "text.txt", given.megabytes))]
+        text = given.text or [str(write_corpus(folder / "text.txt", given.megabytes))]
         wish = {"device": given.device, "minutes": given.minutes, "objective": given.objective}
         made = plan(text, probe=True, say=say, **wish)
         for line in told(made):

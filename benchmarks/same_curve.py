@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 import headstock
-from headstock.experiments.bench.synthetic_data import write_text
+from headstock.experiments.bench.synthetic_data import write_corpus
 from headstock.kernels import ops as kernels
 from headstock.model.backbones import transformer
 from headstock.train.run_folder import RunFolder
@@ -83,7 +83,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        text = given.text or [str(write_text(folder / "text.txt", 0.1 if given.tiny else 10))]
+        text = given.text or [str(write_corpus(folder / "text.txt", 0.1 if given.tiny else 10))]
         plain = [curve(text, folder / f"plain-{s}", given, s, True, {"compile": False}) for s in range(given.seeds)]
         print(f"{'way':14s} {'apart':>8s}   validation loss by seed   (plain: apart from other seeds, else from plain)")
         between = statistics.mean(apart(a, b) for (a, _), (b, _) in combinations(plain, 2))

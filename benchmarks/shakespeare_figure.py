@@ -4,7 +4,7 @@ import json
 from math import exp
 from pathlib import Path
 
-from headstock.report.theme import GRID, PAPER, draw, styles, svg_of
+from headstock.report.theme import GRID, PAPER, make_figure, styles, svg_of
 
 names = {"shakespeare": "Transformer", "shakespeare-lstm": "LSTM"}
 looks = styles([{"name": "shakespeare", "kind": "pretrained"}, {"name": "shakespeare-lstm", "kind": "scratch"}])
@@ -60,4 +60,4 @@ def paint(figure):
     figure.legend(loc="outside upper left", ncols=2, fontsize=10)
 
 
-Path("docs/figures/shakespeare.svg").write_text(svg_of(draw(paint, 760, 330)))
+Path("docs/figures/shakespeare.svg").write_text(svg_of(make_figure(paint, 760, 330)))

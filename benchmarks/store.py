@@ -26,7 +26,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import train_tokenizer
 from headstock.data.tokenizer_training import TokenizerSettings
-from headstock.experiments.bench.synthetic_data import write_text
+from headstock.experiments.bench.synthetic_data import write_corpus
 
 T = TypeVar("T")
 BARE_BATCHES = (1000, 2000, 4000)
@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.text or Path(folder, "made-up.txt")
         if not arguments.text:
-            write_text(path, arguments.megabytes)
+            write_corpus(path, arguments.megabytes)
         size = path.stat().st_size
         with path.open(encoding="utf-8") as file:
             sample = [line for line, _ in zip(file, range(30_000), strict=False)]

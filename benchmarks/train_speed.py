@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the peers' side lies beside
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import Stores, build_stores
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
-from headstock.experiments.bench.synthetic_data import lines
+from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.kernels import ops as kernels
 from headstock.model.backbones import transformer
 from headstock.model.batch import Batch
@@ -368,7 +368,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = Path(given.text) if given.text else folder / f"text{'-tiny' if given.tiny else ''}.txt"
         if not given.text and not path.exists():
-            path.write_text("\n".join(islice(lines(), 1000 if given.tiny else 200_000)) + "\n", encoding="utf-8")
+            path.write_text("\n".join(islice(random_lines(), 1000 if given.tiny else 200_000)) + "\n", encoding="utf-8")
         text = Text(path, folder)
         for name in given.only:
             work = tiny(WORKS[name]) if given.tiny else WORKS[name]

@@ -5,7 +5,7 @@ import pytest
 import headstock
 from headstock.experiments import compare_trials as cells_module
 from headstock.experiments.compare import compare
-from headstock.experiments.tfidf import Baseline
+from headstock.experiments.tfidf import TfidfClassifier
 from tests.conftest import TINY
 from tests.experiments.small import GRID, MAKERS, SETTINGS, make_rows, read_rows, write_lines, write_rows
 
@@ -29,7 +29,7 @@ def files(tmp_path_factory):
 def done(stock, files, tmp_path_factory):
     """One whole comparison: its results, its folder, and the texts that each cell really learned from."""
     out, seen = tmp_path_factory.mktemp("compare") / "out", []
-    fit, fit_baseline = cells_module.fit, Baseline.fit
+    fit, fit_baseline = cells_module.fit, TfidfClassifier.fit
 
     def spy(chosen, tokenizer, weights, data, **more):
         seen.append((set(data.train.places), set(data.valid.places)))
@@ -41,7 +41,7 @@ def done(stock, files, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells_module, "fit", spy)
-        patch.setattr(Baseline, "fit", spy_baseline)
+        patch.setattr(TfidfClassifier, "fit", spy_baseline)
         results = compare(stock, **files, out=out, **GRID)
     learned = {(c["arm"], c["labels"], c["seed"]): rows for c, rows in zip(results["cells"], seen, strict=True)}
     return results, out, learned

@@ -28,7 +28,7 @@ def load(path: Path) -> None:
         if plan.compare.task != "translate":  # for which no stock ships
             transfer_config(open_run("reviews-en"), plan.compare.task, None, dict(plan.settings))
         if plan.pretrain:
-            asked = grid.flat({key: value for key, value in plan.pretrain.items() if key != "preset"})
+            asked = grid.flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
             gather_config(plan.pretrain.get("preset"), None, asked)
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")

@@ -10,9 +10,9 @@ import torch
 from headstock.data.records import read_records
 from headstock.experiments.bench import peers
 from headstock.experiments.bench import scaling as growing
-from headstock.experiments.bench.measurement import Measured
-from headstock.experiments.bench.runner import table
-from headstock.experiments.bench.synthetic_data import write_rows, write_stores, write_text
+from headstock.experiments.bench.measurement import Measurement
+from headstock.experiments.bench.runner import bench_table
+from headstock.experiments.bench.synthetic_data import write_corpus, write_labelled_rows, write_token_stores
 from headstock.experiments.bench.training import QUICK, SHAPES, measure, settings_of, shapes
 from headstock.train.blueprint import placeholder_tokenizer
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_made_up_store_is_a_store_of_the_size_asked_for(tmp_path):
-    stores = write_stores(tmp_path / "store", 0.5, vocabulary=300)
+    stores = write_token_stores(tmp_path / "store", 0.5, vocabulary=300)
     assert stores.train.tokens == 250_000 and stores.valid.tokens == 20_000
     assert sum(file.stat().st_size for file in (tmp_path / "store").glob("train-0*.bin")) == 500_000
     rows = stores.train.gather(np.array([0, 1000]), 300)
@@ -30,8 +30,8 @@ def test_a_made_up_store_is_a_store_of_the_size_asked_for(tmp_path):
 
 
 def test_made_up_text_and_rows(tmp_path):
-    assert 0.1e6 <= write_text(tmp_path / "text.txt", 0.1).stat().st_size < 0.102e6
-    records = read_records(str(write_rows(tmp_path / "rows.csv", 10)))
+    assert 0.1e6 <= write_corpus(tmp_path / "text.txt", 0.1).stat().st_size < 0.102e6
+    records = read_records(str(write_labelled_rows(tmp_path / "rows.csv", 10)))
     assert len(records) == 10
 
 
@@ -50,16 +50,16 @@ def test_eight_bits_are_measured_where_a_gpu_has_them(monkeypatch, has, count):
 
 
 def test_steps_are_timed_with_all_their_tokens(tmp_path):
-    stores = write_stores(tmp_path / "store", 0.1, vocabulary=settings_of(QUICK).model.vocabulary)
+    stores = write_token_stores(tmp_path / "store", 0.1, vocabulary=settings_of(QUICK).model.vocabulary)
     found = measure(settings_of(QUICK), stores, CPU, steps=4)
     assert found.tokens == pytest.approx(QUICK.rows * QUICK.length, rel=0.1)
     assert found.seconds > 0 and found.peak > 1 << 20
 
 
 def test_a_ratio_says_how_many_times_as_fast():
-    assert Measured("a", 300, "tokens/s", theirs=100, peer="b").ratio == 3
-    assert Measured("a", 1.0, "s", theirs=3.0, peer="b").ratio == 3
-    assert Measured("a", 1.0, "s").ratio is None
+    assert Measurement("a", 300, "tokens/s", theirs=100, peer="b").ratio == 3
+    assert Measurement("a", 1.0, "s", theirs=3.0, peer="b").ratio == 3
+    assert Measurement("a", 1.0, "s").ratio is None
 
 
 def test_rows_of_scripts_become_ratios():
@@ -102,15 +102,15 @@ def test_growth_is_measured_and_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(growing, "TOKENS", 64)
     monkeypatch.setattr(growing, "ROUNDS", 1)
     monkeypatch.setattr(growing, "in_own_process", lambda *given: growing.read_store(*given, 1))
-    found = growing.growth(device="cpu", megabytes=2, steps=4)
+    found = growing.measure_scaling(device="cpu", megabytes=2, steps=4)
     assert [row["megabytes"] for row in found["stores"]] == [1, 2]
     assert [row["tokens"] for row in found["rows"]] == [64, 128]
-    growing.draw_growth(found, tmp_path / "growth.svg")
+    growing.write_scaling_chart(found, tmp_path / "growth.svg")
     drawn = Path(tmp_path / "growth.svg").read_text()
     assert "tokens in a row" in drawn and "attention" in drawn and (tmp_path / "growth.json").is_file()
 
 
 def test_the_table_has_a_row_for_each():
-    rows = [Measured("a", 1234.0, "tokens/s", theirs=617.0, peer="them").plain(), Measured("b", 0.3, "s").plain()]
-    made = table({"device": "here", "date": "2026-01-01", "versions": {"torch": "2"}, "results": rows})
+    rows = [Measurement("a", 1234.0, "tokens/s", theirs=617.0, peer="them").plain(), Measurement("b", 0.3, "s").plain()]
+    made = bench_table({"device": "here", "date": "2026-01-01", "versions": {"torch": "2"}, "results": rows})
     assert made.row_count == 2

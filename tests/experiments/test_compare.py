@@ -17,10 +17,10 @@ from headstock.errors import UserError
 from headstock.experiments import compare_trials as cells_module
 from headstock.experiments.arms import Arm
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_settings import CompareSettings, Plan
-from headstock.experiments.comparison_summary import answer, title_of, versions
-from headstock.experiments.error_report import tell
-from headstock.experiments.leakage_check import Leaks
+from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan
+from headstock.experiments.comparison_summary import summarize_comparison, title_of, versions
+from headstock.experiments.error_report import analyze_errors
+from headstock.experiments.leakage_check import LeakageReport
 from headstock.intervals import difference
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig
@@ -127,9 +127,9 @@ def test_a_near_tie_is_counted_as_it_is_stored():
     """Probabilities are stored with few digits; what is told must follow from what is stored."""
     rows = Records("test.csv", [2, 3, 4], {"text": ["a", "b", "c"], "label": ["yes", "yes", "yes"]})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    data = cells_module.Known(label_numbers(rows, task.config))
+    data = cells_module.LabelsOnly(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
-    told = cells_module.scores(task, data, list(near))
+    told = cells_module.evaluate_outputs(task, data, list(near))
     assert told["accuracy"] == np.mean(np.array(told["probabilities"]).argmax(1) == 1)
     assert told["accuracy"] == pytest.approx(1 / 3)
     assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # though not by their rounding
@@ -161,8 +161,8 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     truth = ["no", "no", "no", "yes"] * times
     rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * times, "label": truth})
     judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    known = cells_module.Known(label_numbers(rows, judge.config))
-    ground = cells_module.Ground(
+    known = cells_module.LabelsOnly(label_numbers(rows, judge.config))
+    ground = cells_module.ExperimentContext(
         Classify, LabelledSplits(rows, rows, rows), rows, judge.config, {}, tmp_path, DistributedContext("cpu"), judge
     )
     right = {
@@ -178,10 +178,10 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
             said = [bool(good) == (label == "yes") for good, label in zip(seeds[seed], truth, strict=True)]
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
             found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
-            cell |= cells_module.scores(judge, known, found) | {"parameters": None}
-            made.append(cell | {"told": tell(judge, rows, known, found)})
-    plan = Plan(CompareSettings(seeds=3), {}, {}, {})
-    results = answer(plan, ground, arms, made, Leaks(), seconds=0.0)
+            cell |= cells_module.evaluate_outputs(judge, known, found) | {"parameters": None}
+            made.append(cell | {"told": analyze_errors(judge, rows, known, found)})
+    plan = ComparisonPlan(CompareSettings(seeds=3), {}, {}, {})
+    results = summarize_comparison(plan, ground, arms, made, LeakageReport(), seconds=0.0)
     assert [row["accuracy"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
     assert [row["score"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
     assert results["metric"] == "accuracy"

@@ -8,7 +8,7 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import table
+from headstock.experiments.compare_table import comparison_table
 from headstock.experiments.comparison_summary import under_majority
 from headstock.train.run_folder import RunFolder
 from tests.experiments.small import (
@@ -273,6 +273,6 @@ def test_an_arm_below_the_commonest_class_is_said_to_be_so(tmp_path):
     below, unclear = under_majority(results["majority"], summary)
     assert "TF-IDF" in below and "50.0%" in below and "71.4%" in below
     assert "frozen" in unclear and "not clearly" in unclear
-    shown = table(results)
+    shown = comparison_table(results)
     assert list(shown.columns[0].cells)[-1] == "(majority class)"
     assert list(shown.columns[1].cells)[-1] == "71.4"

@@ -8,8 +8,8 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import table
-from headstock.experiments.error_report import NOTHING, excerpt, tell_run
+from headstock.experiments.compare_table import comparison_table
+from headstock.experiments.error_report import NOTHING, add_error_analysis, excerpt
 from headstock.tasks.entities import entities
 from headstock.tasks.squad_metrics import exact_match, f1
 from headstock.train.run_folder import RunFolder
@@ -44,7 +44,7 @@ def test_results_follow_the_schema(compared, task):
         mine = [made["score"] for made in results["cells"] if made["arm"] == row["arm"]]
         assert row["score"] == pytest.approx(np.mean(mine), abs=1e-4)
     assert ("F1 " in results["verdicts"][0]) == (METRICS[task] == "f1")
-    assert table(results).title == f"{'F1' if METRICS[task] == 'f1' else 'accuracy'} on 30 test rows, in %"
+    assert comparison_table(results).title == f"{'F1' if METRICS[task] == 'f1' else 'accuracy'} on 30 test rows, in %"
 
 
 def test_tags_are_scored_by_their_entities(compared, task_files):
@@ -171,7 +171,7 @@ def test_a_run_that_was_fine_tuned_can_be_told_too(stock, task_files, tmp_path):
     for task in ("tag", "answer"):
         out = tmp_path / task
         headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS | {"epochs": 1})
-        tell_run(RunFolder(out))
+        add_error_analysis(RunFolder(out))
         told = RunFolder(out).results()["details"]
         assert faults(json.loads(json.dumps({"seed": 0, **told})), schema(task)["details"]["arms"]["*"]) == []
 

@@ -10,7 +10,7 @@ from rich.console import Console
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import table
+from headstock.experiments.compare_table import comparison_table
 from headstock.report.pages import write_report
 from headstock.tasks.translation_metrics import bleu
 from tests.tasks.parallel import SMALL, sentences, write
@@ -56,7 +56,7 @@ def test_progress_table_and_verdicts_count_pairs_and_show_bleu_as_such(ground):
     cells = [line for line in results["progress"] if "seed" in line and "/8" in line]
     assert len(cells) == 8 and all("pairs" in line and "BLEU" in line and "%" not in line for line in cells)
     console = Console(width=100, file=io.StringIO())
-    console.print(table(results))
+    console.print(comparison_table(results))
     for told in (*cells, *results["verdicts"], console.file.getvalue()):
         assert "label" not in told and "%" not in told
     assert all("With 20 pairs" in said or "With 60 pairs" in said for said in results["verdicts"])

@@ -4,7 +4,7 @@ import pytest
 
 from headstock.errors import UserError
 from headstock.experiments import demo
-from headstock.experiments.demo import SIZES, clear, fitting, honest
+from headstock.experiments.demo import SIZES, check_output_folder, honest, largest_fitting
 
 
 def seconds_of(size, pace):
@@ -15,7 +15,7 @@ def seconds_of(size, pace):
 def test_more_time_or_speed_compares_more():
     def chosen(pace, seconds):
         found = [(size, seconds_of(size, pace)) for size in SIZES]
-        return SIZES.index(fitting(found, seconds=seconds)[0])
+        return SIZES.index(largest_fitting(found, seconds=seconds)[0])
 
     by_time = [chosen(0.01, minutes * 60) for minutes in (0.1, 3, 5, 10, 30, 120, 6000)]
     by_speed = [chosen(pace, 280) for pace in (1.0, 0.02, 0.01, 0.001, 0.00001)]
@@ -34,12 +34,12 @@ def test_the_time_is_told_before_anything_is_trained_and_a_demo_that_goes_on_kee
     found = [(size, 60.0 * place) for place, size in enumerate(SIZES)]
     monkeypatch.setattr(demo, "sizes_here", lambda out, **given: found)
     said = []
-    first = demo.plan(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append)
+    first = demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append)
     assert first is SIZES[3] and "minutes on this machine" in said[0]
     monkeypatch.setattr(demo, "sizes_here", lambda out, **given: [(size, 10 * cost) for size, cost in found])
-    assert demo.plan(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append) is first  # though slower now
-    assert demo.plan(tmp_path, minutes=2.0, device="cpu", seed=0, say=said.append) is SIZES[0]  # asked anew
-    demo.clear(tmp_path, overwrite=False, say=said.append)  # a folder of nothing but a plan is a demo's
+    assert demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append) is first  # though slower now
+    assert demo.choose_size(tmp_path, minutes=2.0, device="cpu", seed=0, say=said.append) is SIZES[0]  # asked anew
+    demo.check_output_folder(tmp_path, overwrite=False, say=said.append)  # a folder of nothing but a plan is a demo's
 
 
 def test_where_it_is_not_clearly_better_it_says_so():
@@ -56,24 +56,24 @@ def test_where_it_is_not_clearly_better_it_says_so():
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
-    clear(mine, overwrite=True, say=print)  # empty: it may be used
+    check_output_folder(mine, overwrite=True, say=print)  # empty: it may be used
     (mine / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="holds something else"):
-            clear(mine, overwrite=overwrite, say=print)
+            check_output_folder(mine, overwrite=overwrite, say=print)
     assert (mine / "thesis.txt").read_text() == "years of work"
 
 
 def test_a_demo_goes_on_unless_it_is_to_begin_anew(tmp_path):
     said = []
     (tmp_path / "demo" / "live").mkdir(parents=True)
-    clear(tmp_path / "demo", overwrite=False, say=said.append)
+    check_output_folder(tmp_path / "demo", overwrite=False, say=said.append)
     assert (tmp_path / "demo" / "live").is_dir() and "--overwrite begins anew" in said[0]
     (tmp_path / "demo" / "runs").mkdir()
     (tmp_path / "demo" / "runs" / "notes.txt").write_text("years of work")
     with pytest.raises(UserError, match="notes"):
-        clear(tmp_path / "demo", overwrite=True, say=said.append)
+        check_output_folder(tmp_path / "demo", overwrite=True, say=said.append)
     assert (tmp_path / "demo" / "live").is_dir()
     (tmp_path / "demo" / "runs" / "notes.txt").unlink()
-    clear(tmp_path / "demo", overwrite=True, say=said.append)
+    check_output_folder(tmp_path / "demo", overwrite=True, say=said.append)
     assert not (tmp_path / "demo").exists()

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from headstock.experiments.arms import make_arms
-from headstock.experiments.compare import compare, lay_ground, places_of, silent
+from headstock.experiments.compare import compare, grid_points, make_context, silent
 from headstock.experiments.compare_settings import make_plan
-from headstock.experiments.duration import HIGH, LOW, Pace, grid_seconds, in_words, measure_pace
+from headstock.experiments.duration import (
+    HIGH,
+    LOW,
+    Throughput,
+    format_duration_range,
+    grid_seconds,
+    measure_throughput,
+)
 from headstock.train.distributed import DistributedContext
 from tests.experiments.small import SETTINGS, SMALL
 
@@ -17,9 +24,9 @@ from tests.experiments.small import SETTINGS, SMALL
 def grid(stock, files, folder, *, labels=(8, 24), seeds=2, **settings):
     given = {"train": str(files["train"]), "valid": str(files["valid"]), "test": str(files["test"])}
     plan = make_plan(None, given | {"labels": labels, "seeds": seeds}, SETTINGS | settings)
-    ground = lay_ground(plan, folder, DistributedContext(torch.device("cpu")), silent)
+    ground = make_context(plan, folder, DistributedContext(torch.device("cpu")), silent)
     arms = make_arms([stock], plan.compare.arms, plan.arms)
-    return ground, arms, places_of(plan.compare, ground, arms)
+    return ground, arms, grid_points(plan.compare, ground, arms)
 
 
 def test_what_a_cell_does_is_counted(stock, files, tmp_path):
@@ -31,24 +38,24 @@ def test_what_a_cell_does_is_counted(stock, files, tmp_path):
         there, _, places = grid(stock, files, tmp_path, labels=(labels,), seeds=1, epochs=2, least_steps=0, **settings)
         return grid_seconds(there, [p for p in places if p.arm.name == wanted], {run: pace, "None": pace})
 
-    assert seconds(Pace(step=1.0), "scratch", 24) == 2 * 3
-    assert seconds(Pace(step=1.0), "pretrained", 48) == 2 * 6
-    assert seconds(Pace(step=1.0), "frozen", 24) == pytest.approx(0.0, abs=0.1)
+    assert seconds(Throughput(step=1.0), "scratch", 24) == 2 * 3
+    assert seconds(Throughput(step=1.0), "pretrained", 48) == 2 * 6
+    assert seconds(Throughput(step=1.0), "frozen", 24) == pytest.approx(0.0, abs=0.1)
     explained = 100  # rows' worth of reading for a model that is shown
-    assert seconds(Pace(row=1.0), "scratch", 24) == 2 * 20 + explained
-    assert seconds(Pace(row=1.0), "frozen", 24) == pytest.approx(24 + 20 + explained, abs=0.1)
-    assert seconds(Pace(output=1.0), "pretrained", 24) == 40
-    assert seconds(Pace(text=1.0), "tfidf", 8) == 8 + 8 + 40
-    half = replace(ground, measured=ground.measured.select(range(20)))
+    assert seconds(Throughput(row=1.0), "scratch", 24) == 2 * 20 + explained
+    assert seconds(Throughput(row=1.0), "frozen", 24) == pytest.approx(24 + 20 + explained, abs=0.1)
+    assert seconds(Throughput(output=1.0), "pretrained", 24) == 40
+    assert seconds(Throughput(text=1.0), "tfidf", 8) == 8 + 8 + 40
+    half = replace(ground, eval_records=ground.eval_records.select(range(20)))
     _, _, places = grid(stock, files, tmp_path)
-    paces = {run: Pace(output=1.0), "None": Pace(text=1.0)}
+    paces = {run: Throughput(output=1.0), "None": Throughput(text=1.0)}
     assert grid_seconds(half, places, paces) == pytest.approx(grid_seconds(ground, places, paces) - 16 * 20)
 
 
 def test_more_labels_seeds_and_slower_steps_take_longer(stock, files, tmp_path):
     def seconds(pace=1.0, **size):
         ground, arms, places = grid(stock, files, tmp_path, **size)
-        return grid_seconds(ground, places, {str(arm.run): Pace(pace, pace, pace, pace, pace) for arm in arms})
+        return grid_seconds(ground, places, {str(arm.run): Throughput(pace, pace, pace, pace, pace) for arm in arms})
 
     assert seconds(seeds=4) == pytest.approx(2 * seconds(seeds=2), rel=0.5)
     assert seconds(labels=(8, 48)) > seconds(labels=(8, 24)) > seconds(labels=(8,))
@@ -71,14 +78,14 @@ def test_it_is_told_before_the_first_cell_and_not_of_cells_that_are_kept(stock, 
 def test_real_steps_are_timed_and_leave_no_trace(stock, files, tmp_path):
     ground, arms, _ = grid(stock, files, tmp_path)
     for arm in arms:
-        pace = measure_pace(ground, arm)
+        pace = measure_throughput(ground, arm)
         assert (pace.text > 0 and pace.fitting > 0) if arm.run is None else (pace.step > 0 and pace.row > 0)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(20, "seconds"), (300, "minutes"), (20_000, "hours")])
 def test_a_time_is_told_as_a_range(seconds, unit):
-    low, high = map(float, re.fullmatch(rf"about (\S+) to (\S+) {unit}", in_words(seconds)).groups())
+    low, high = map(float, re.fullmatch(rf"about (\S+) to (\S+) {unit}", format_duration_range(seconds)).groups())
     scale = {"seconds": 1, "minutes": 60, "hours": 3600}[unit]
     assert low * scale == pytest.approx(LOW * seconds, rel=0.1)
     assert high * scale == pytest.approx(HIGH * seconds, rel=0.1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headstock.data.corpus import Document, read_corpus
 from headstock.experiments import leakage
-from headstock.experiments.leakage import Leakage, overlap, search, words
+from headstock.experiments.leakage import SearchResult, find_leaked_texts, overlapping_rows, words
 
 DRAW = random.Random(5)
 COMMON = re.findall(
@@ -36,14 +36,14 @@ def documents(*texts: str) -> list[Document]:
     return [Document(text, "corpus.txt", line) for line, text in enumerate(texts, 1)]
 
 
-def small_batches(texts: list[str], corpus: list[Document], characters: int, pattern: int = 50) -> Leakage:
+def small_batches(texts: list[str], corpus: list[Document], characters: int, pattern: int = 50) -> SearchResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leakage, "PATTERN", pattern)
         patch.setattr(leakage, "BATCH", characters)
-        return search(texts, corpus)
+        return find_leaked_texts(texts, corpus)
 
 
-def kinds(result: Leakage) -> dict[int, str]:
+def kinds(result: SearchResult) -> dict[int, str]:
     return {found.row: found.kind for found in result.found}
 
 
@@ -120,7 +120,7 @@ def test_common_phrases_never_count_and_short_texts_only_when_whole():
         "And I was happy to",
         "was happy to see them again with my whole family",
     ]
-    result = search(texts, corpus)
+    result = find_leaked_texts(texts, corpus)
     assert kinds(result) == {2: "exact"}
     assert result.tested == 2
 
@@ -128,7 +128,7 @@ def test_common_phrases_never_count_and_short_texts_only_when_whole():
 def test_document_is_named_and_quoted_where_the_text_begins():
     wanted = "Le chat était assis sur le tapis, et il dormait."
     long = "Un début ½ ﬁn… " * 20
-    result = search(
+    result = find_leaked_texts(
         ["rien de tout cela n'est là", wanted, wanted.upper()], documents("autre", long + wanted + " Suite.")
     )
     assert [(found.row, found.kind, found.share, found.where) for found in result.found] == [
@@ -139,12 +139,12 @@ def test_document_is_named_and_quoted_where_the_text_begins():
 
 
 def test_text_that_crosses_the_end_of_a_document_is_not_there():
-    assert search(["one two three four five six"], documents("one two three", "four five six")).found == []
+    assert find_leaked_texts(["one two three four five six"], documents("one two three", "four five six")).found == []
 
 
 def test_all_runs_without_the_order_of_the_whole_are_not_exact():
     text = " ".join(["to be or not"] * 6)
-    result = search([text], documents(" ".join(["to be or not"] * 4)))
+    result = find_leaked_texts([text], documents(" ".join(["to be or not"] * 4)))
     assert kinds(result).get(0) != "exact"
 
 
@@ -152,7 +152,7 @@ def test_corpus_read_without_case_and_accents_still_matches(tmp_path):
     wanted = "À Noël, l'été dernier nous paraît déjà loin."
     path = tmp_path / "corpus.txt"
     path.write_text(f"Rien.\n\nAvant. {wanted} Après.\n\nEncore.\n", encoding="utf-8")
-    result = search([wanted], read_corpus(path, documents="block", lowercase=True, strip_accents=True))
+    result = find_leaked_texts([wanted], read_corpus(path, documents="block", lowercase=True, strip_accents=True))
     assert kinds(result) == {0: "exact"}
     assert result.found[0].where == f"{path}:3"
 
@@ -179,7 +179,7 @@ def test_changed_copies_are_found(how, rate):
         " ".join([*before, *changed(draw, text, how, rate), *after])
         for text, (before, after) in zip(texts, around, strict=True)
     ]
-    result = search([" ".join(text) for text in texts], documents(*corpus))
+    result = find_leaked_texts([" ".join(text) for text in texts], documents(*corpus))
     right = [found for found in result.found if found.where == f"corpus.txt:{found.row + 1}"]
     assert len(right) == len(result.found) >= 0.96 * len(texts)
     assert all(found.share >= 0.7 for found in right)
@@ -196,9 +196,9 @@ def test_reviews_that_share_phrases_and_a_short_quotation_are_not_found():
         return ". ".join(" ".join(sentence) for sentence in sentences)
 
     texts, corpus = [review() for _ in range(150)], [review() for _ in range(600)]
-    assert search(texts, documents(*corpus)).found == []
+    assert find_leaked_texts(texts, documents(*corpus)).found == []
     # the control: the same texts, had the corpus taken one of them over
-    assert kinds(search(texts, documents(*corpus, "So. " + texts[7]))) == {7: "exact"}
+    assert kinds(find_leaked_texts(texts, documents(*corpus, "So. " + texts[7]))) == {7: "exact"}
 
 
 def test_texts_of_one_pattern_are_told_apart():
@@ -209,17 +209,19 @@ def test_texts_of_one_pattern_are_told_apart():
         return f"{pattern} {' '.join(draw.choices(RARE, k=8))} {pattern[::-1]}"
 
     texts, corpus = [filled() for _ in range(leakage.PATTERN + 20)], [filled() for _ in range(50)]
-    assert search(texts, documents(*corpus)).found == []
-    assert kinds(search(texts, documents(*corpus, texts[3]))) == {3: "exact"}
-    assert len(search(texts[:20], documents(*corpus)).found) == 20  # among few texts it may be a long quotation
+    assert find_leaked_texts(texts, documents(*corpus)).found == []
+    assert kinds(find_leaked_texts(texts, documents(*corpus, texts[3]))) == {3: "exact"}
+    assert (
+        len(find_leaked_texts(texts[:20], documents(*corpus)).found) == 20
+    )  # among few texts it may be a long quotation
 
 
 def test_long_quotation_is_near_and_a_short_one_is_not():
     draw = random.Random(9)
     text, other = prose(draw, 100), prose(draw, 300)
     long, short = [*other, *text[30:65], *other], [*other, *text[30:42], *other]
-    assert kinds(search([" ".join(text)], documents(" ".join(long)))) == {0: "near"}
-    assert search([" ".join(text)], documents(" ".join(short))).found == []
+    assert kinds(find_leaked_texts([" ".join(text)], documents(" ".join(long)))) == {0: "near"}
+    assert find_leaked_texts([" ".join(text)], documents(" ".join(short))).found == []
 
 
 def test_text_of_which_half_was_rewritten_is_another_text():
@@ -227,16 +229,18 @@ def test_text_of_which_half_was_rewritten_is_another_text():
     text = prose(draw, 36)
     half = [word if i // 6 % 2 else draw.choice(RARE) for i, word in enumerate(text)]
     most = [word if i // 6 % 4 else draw.choice(RARE) for i, word in enumerate(text)]
-    assert search([" ".join(text)], documents(" ".join(half))).found == []
-    assert kinds(search([" ".join(text)], documents(" ".join(most[6:])))) == {0: "near"}
+    assert find_leaked_texts([" ".join(text)], documents(" ".join(half))).found == []
+    assert kinds(find_leaked_texts([" ".join(text)], documents(" ".join(most[6:])))) == {0: "near"}
 
 
 def test_phrases_scattered_over_a_huge_document_are_not_a_copy():
     draw = random.Random(10)
     text = prose(draw, 60)
     scattered = [word for i in range(0, 60, 6) for word in [*text[i : i + 6], *prose(draw, 200)]]
-    assert search([" ".join(text)], documents(" ".join(scattered))).found == []
-    assert kinds(search([" ".join(text)], documents(" ".join(changed(draw, text, "added", 0.15))))) == {0: "near"}
+    assert find_leaked_texts([" ".join(text)], documents(" ".join(scattered))).found == []
+    assert kinds(find_leaked_texts([" ".join(text)], documents(" ".join(changed(draw, text, "added", 0.15))))) == {
+        0: "near"
+    }
 
 
 def test_best_document_is_kept_and_of_equal_ones_the_first():
@@ -245,7 +249,7 @@ def test_best_document_is_kept_and_of_equal_ones_the_first():
     poor, good = changed(draw, text, "substituted", 0.15), changed(draw, text, "substituted", 0.03)
     corpus = documents(*(" ".join(version) for version in (poor, good, good, poor, text, text, good)))
     for last, where, kind in [(1, 1, "near"), (4, 2, "near"), (7, 5, "exact")]:
-        (found,) = search([" ".join(text)], corpus[:last]).found
+        (found,) = find_leaked_texts([" ".join(text)], corpus[:last]).found
         assert (found.where, found.kind) == (f"corpus.txt:{where}", kind)
 
 
@@ -258,12 +262,12 @@ def test_batches_do_not_change_what_is_found():
     pieces = [changed(draw, text, "substituted", 0.06) if i % 2 else text for i, text in enumerate(texts)]
     huge = " ".join(word for piece in pieces for word in [*piece, *prose(draw, 30)])
     wanted, corpus = [" ".join(text) for text in texts], documents("short one", huge, "another short one")
-    whole = search(wanted, corpus)
+    whole = find_leaked_texts(wanted, corpus)
     assert sum(found.kind == "exact" for found in whole.found) >= 20 and "near" in kinds(whole).values()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leakage, "PAIRS", 3)
-        assert search(wanted, corpus) == whole
-        alone = search(wanted, documents(*(" ".join(piece) for piece in pieces)))
+        assert find_leaked_texts(wanted, corpus) == whole
+        alone = find_leaked_texts(wanted, documents(*(" ".join(piece) for piece in pieces)))
         assert [(found.row, found.where) for found in alone.found if found.kind == "exact"] == [
             (row, f"corpus.txt:{row + 1}") for row in range(0, len(texts), 2)
         ]
@@ -286,7 +290,7 @@ def test_memory_does_not_grow_with_the_corpus():
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(leakage, "BATCH", 20_000)
-                assert search(texts, corpus(count)).documents == count
+                assert find_leaked_texts(texts, corpus(count)).documents == count
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -298,15 +302,15 @@ def test_progress_is_said_by_the_amount_of_text(monkeypatch):
     monkeypatch.setattr(leakage, "PROGRESS", 1000)
     monkeypatch.setattr(leakage, "BATCH", 100)
     lines: list[str] = []
-    search(["one two three four five"], documents(*["one two three four five six"] * 100), say=lines.append)
+    find_leaked_texts(["one two three four five"], documents(*["one two three four five six"] * 100), say=lines.append)
     assert lines[0] == "searched 40 documents: 1 of 1 texts found"
     assert len(lines) == 2
 
 
 def test_nothing_to_look_for_or_to_look_in():
-    assert search([], documents("some text of a few words")) == Leakage(1, 0, [])
-    assert search(["", "!!!", "some text of a few words"], []) == Leakage(0, 1, [])
-    assert search(["some text of a few words"], documents("...", "¿?")) == Leakage(2, 1, [])
+    assert find_leaked_texts([], documents("some text of a few words")) == SearchResult(1, 0, [])
+    assert find_leaked_texts(["", "!!!", "some text of a few words"], []) == SearchResult(0, 1, [])
+    assert find_leaked_texts(["some text of a few words"], documents("...", "¿?")) == SearchResult(2, 1, [])
 
 
 @given(st.lists(st.integers(1, 4), max_size=14), st.lists(st.integers(1, 4), max_size=14))
@@ -323,5 +327,5 @@ def test_words_in_order_are_the_longest_common_subsequence(wanted, stretch):
 
 def test_overlap_compares_whole_texts_by_their_words():
     texts = ["Très bien !", "bien", "très  BIEN", "👍", "...", ""]
-    assert overlap(texts, ["tres bien", "👍 ", "!!!"]) == [0, 2, 3]
-    assert overlap(texts, []) == []
+    assert overlapping_rows(texts, ["tres bien", "👍 ", "!!!"]) == [0, 2, 3]
+    assert overlapping_rows(texts, []) == []

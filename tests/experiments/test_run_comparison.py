@@ -4,8 +4,8 @@ import pytest
 
 import headstock
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import brief, runs_table
-from headstock.experiments.run_comparison import differences
+from headstock.experiments.compare_table import compact_number, runs_table
+from headstock.experiments.run_comparison import comparability_notes
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
@@ -47,8 +47,8 @@ def test_what_makes_runs_unlike_is_said(side_by_side):
     assert "differ in tokens of pretraining" in said
     assert "tokenizers" not in said
     alike = {"tokenizer": "a", "parameters": 100, "tokens": 1000}
-    assert differences([alike, alike | {"parameters": 105}]) == []
-    assert "do not compare; bits per byte do" in differences([alike, alike | {"tokenizer": "b"}])[0]
+    assert comparability_notes([alike, alike | {"parameters": 105}]) == []
+    assert "do not compare; bits per byte do" in comparability_notes([alike, alike | {"tokenizer": "b"}])[0]
 
 
 def test_one_run_stands_beside_nobody(done):
@@ -64,4 +64,4 @@ def test_the_report_and_the_terminal_show_them(side_by_side):
 
 
 def test_numbers_are_told_briefly():
-    assert [brief(n) for n in (40_316_672, 812_400, 96, None)] == ["40.3M", "812.4k", "96", ""]
+    assert [compact_number(n) for n in (40_316_672, 812_400, 96, None)] == ["40.3M", "812.4k", "96", ""]

@@ -15,9 +15,9 @@ from scipy import stats
 
 import headstock
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.grid import Range, draw_points, file_name, mark, parse_grid, read_grid
+from headstock.experiments.grid import Range, canonical, draw_points, file_name, parse_grid, read_grid
 from headstock.experiments.sweep import sweep
-from headstock.experiments.sweep_summary import answer, best_first, over_seeds
+from headstock.experiments.sweep_summary import best_first, over_seeds, summarize_sweep
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 from tests.experiments.small import SETTINGS, never, numbers, stamps
@@ -42,7 +42,7 @@ def test_a_sample_has_no_point_twice_and_holds_every_smaller_sample(count, seed)
     grid = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False], "d": [0.1, 0.2]}
     drawn = draw_points(grid, sample=count, seed=seed)
     every = draw_points(grid, sample=None, seed=0)
-    assert len({mark(point) for point in drawn}) == count <= len(every) == 24
+    assert len({canonical(point) for point in drawn}) == count <= len(every) == 24
     assert all(point in every for point in drawn)
     assert draw_points(grid, sample=max(1, count - 1), seed=seed) == drawn[: max(1, count - 1)]
 
@@ -342,13 +342,13 @@ class Judged:
     ],
 )
 def test_the_verdict_claims_no_more_than_paired_seeds_show(tmp_path, ours, theirs, said):
-    from headstock.experiments.grid import Plan, SweepSettings
+    from headstock.experiments.grid import SweepPlan, SweepSettings
     from headstock.experiments.sweep_trials import Trial
 
     points = [{"lr": 0.1}, {"lr": 0.2}]
-    plan = Plan(SweepSettings(corpus=("a.txt",), seeds=len(ours)), {"lr": [0.1, 0.2]}, {})
+    plan = SweepPlan(SweepSettings(corpus=("a.txt",), seeds=len(ours)), {"lr": [0.1, 0.2]}, {})
     made = [cells_of(ours, settings=points[0]), cells_of(theirs, settings=points[1])]
-    results = answer(plan, Judged(tmp_path), points, made, Trial(points[0], 0), seconds=1.0)
+    results = summarize_sweep(plan, Judged(tmp_path), points, made, Trial(points[0], 0), seconds=1.0)
     assert said in results["verdict"] and "lr=0.1" in results["verdict"]
     assert ("clearly" in results["verdict"]) == (len(ours) > 1)
     gap = over_seeds([b - a for a, b in zip(ours, theirs, strict=True)])

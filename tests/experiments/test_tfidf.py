@@ -8,7 +8,7 @@ from sklearn.svm import LinearSVC
 
 from headstock.errors import UserError
 from headstock.experiments.error_analysis import calibration
-from headstock.experiments.tfidf import CANDIDATES, Baseline
+from headstock.experiments.tfidf import CANDIDATES, TfidfClassifier
 from headstock.rng import generator
 
 WORDS = {
@@ -33,8 +33,8 @@ def reviews(count: int, *, classes: int = 2, name: str = "rows", clarity: float 
     return texts, labels
 
 
-def fitted(count: int, *, classes: int = 2, **more) -> Baseline:
-    return Baseline(["bad", "good", "fair"][:classes]).fit(
+def fitted(count: int, *, classes: int = 2, **more) -> TfidfClassifier:
+    return TfidfClassifier(["bad", "good", "fair"][:classes]).fit(
         *reviews(count, classes=classes, name="train", **more),
         *reviews(200, classes=classes, name="valid", **more),
         seed=0,
@@ -89,7 +89,7 @@ def test_probabilities_are_calibrated_on_the_validation_rows():
 def test_twenty_texts_suffice_and_a_class_they_lack_gets_nothing():
     texts, labels = reviews(20, classes=2, name="few", clarity=0.5)
     valid_texts, valid_labels = reviews(60, classes=3, name="valid", clarity=0.5)
-    baseline = Baseline(["bad", "good", "fair"]).fit(texts, labels, valid_texts, valid_labels, seed=1)
+    baseline = TfidfClassifier(["bad", "good", "fair"]).fit(texts, labels, valid_texts, valid_labels, seed=1)
     shares = baseline.probabilities(valid_texts)
     assert shares.shape == (60, 3)
     assert (shares[:, 2] == 0).all() and shares.sum(1) == pytest.approx(1.0)
@@ -99,7 +99,7 @@ def test_twenty_texts_suffice_and_a_class_they_lack_gets_nothing():
 
 def test_ties_go_to_the_first_listed():
     texts, labels = ["dull boring waste", "superb lovely gripping"] * 20, np.array([0, 1] * 20)
-    baseline = Baseline(["bad", "good"]).fit(texts, labels, texts, labels, seed=0)  # every candidate is right
+    baseline = TfidfClassifier(["bad", "good"]).fit(texts, labels, texts, labels, seed=0)  # every candidate is right
     assert baseline.valid_accuracy == 1.0
     assert baseline.chosen == "linear SVM, C=1"
     assert baseline.probabilities(["superb lovely gripping"])[0, 1] < 1.0  # never certain
@@ -107,17 +107,17 @@ def test_ties_go_to_the_first_listed():
 
 def test_texts_without_words_are_counted_by_characters():
     texts, labels = ["a b a b", "x y x y"] * 10, np.array([0, 1] * 10)
-    baseline = Baseline(["ab", "xy"]).fit(texts, labels, texts, labels, seed=0)
+    baseline = TfidfClassifier(["ab", "xy"]).fit(texts, labels, texts, labels, seed=0)
     assert baseline.valid_accuracy == 1.0
     with pytest.raises(UserError, match="TF-IDF arm: the training texts hold no word"):
-        Baseline(["ab", "xy"]).fit(["", "x"], [0, 1], texts, labels, seed=0)
+        TfidfClassifier(["ab", "xy"]).fit(["", "x"], [0, 1], texts, labels, seed=0)
 
 
 def test_what_it_cannot_learn_is_said():
     texts = ["one text", "two texts"]
     with pytest.raises(UserError, match="TF-IDF arm: several labels a text"):
-        Baseline(["a", "b"]).fit(texts, [{0, 1}, {1}], texts, [{0}, {1}], seed=0)
+        TfidfClassifier(["a", "b"]).fit(texts, [{0, 1}, {1}], texts, [{0}, {1}], seed=0)
     with pytest.raises(UserError, match=r"TF-IDF arm: .* two classes or more, got 'b'"):
-        Baseline(["a", "b"]).fit(texts, [1, 1], texts, [0, 1], seed=0)
+        TfidfClassifier(["a", "b"]).fit(texts, [1, 1], texts, [0, 1], seed=0)
     with pytest.raises(UserError, match="TF-IDF arm: there are no validation rows"):
-        Baseline(["a", "b"]).fit(texts, [0, 1], [], [], seed=0)
+        TfidfClassifier(["a", "b"]).fit(texts, [0, 1], [], [], seed=0)

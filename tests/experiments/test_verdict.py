@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock.experiments.demo import honest
-from headstock.experiments.verdict import best_features, sentence
+from headstock.experiments.verdict import features_verdict
+from headstock.experiments.verdict import verdict as verdict_sentence
 
 ARMS = {"pretrained": "pretrained", "scratch": "scratch", "frozen": "frozen", "tfidf": "tfidf"}
 
@@ -31,7 +32,7 @@ def verdict(scores: dict[str, float], gaps: dict[tuple[str, str], tuple], *, lab
         pairs.append({"labels": labels, "a": a, "b": b, "difference": difference, "low": low, "high": high})
     elsewhere = {"labels": labels + 1, "a": "pretrained", "b": "scratch", "difference": 0.9, "low": 0.8, "high": 1.0}
     listed = [{"name": name, "kind": arms[name]} for name in scores]
-    return sentence(labels, summary, [elsewhere, *pairs], listed)
+    return verdict_sentence(labels, summary, [elsewhere, *pairs], listed)
 
 
 TWO = {"pretrained": 80.0, "scratch": 74.0}
@@ -150,7 +151,7 @@ def test_a_run_is_measured_against_the_scratch_model_made_like_it():
         {"labels": 9, "a": "pretrained small", "b": "scratch small", "difference": 0.05, "low": 0.04, "high": 0.06},
         {"labels": 9, "a": "pretrained small", "b": "scratch big", "difference": -0.05, "low": -0.06, "high": -0.04},
     ]
-    assert "adds 5.0 points (4.0 to 6.0)" in sentence(9, summary, pairs, arms)
+    assert "adds 5.0 points (4.0 to 6.0)" in verdict_sentence(9, summary, pairs, arms)
 
 
 def test_without_scratch_or_without_pretraining_no_answer_is_made_up():
@@ -235,7 +236,7 @@ def of_layers(scores: dict[str, float], gaps: dict[str, tuple], **more) -> str:
         pairs.append({"labels": 50, "a": f"frozen {layers}", "b": "frozen mix", "difference": gap, "low": high})
         pairs[-1]["high"] = low
     arms = [{"name": row["arm"], "kind": "frozen"} for row in rows]
-    return best_features(50, rows, pairs, arms)
+    return features_verdict(50, rows, pairs, arms)
 
 
 def test_the_best_layers_are_named_with_what_they_clearly_beat():

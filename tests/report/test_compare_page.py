@@ -18,9 +18,9 @@ from headstock.cli.command import Common
 from headstock.cli.report import report
 from headstock.data.word_joining import word_spans
 from headstock.errors import UserError
-from headstock.experiments.compare_table import table
+from headstock.experiments.compare_table import comparison_table
 from headstock.report.compare_page import described_pairs
-from headstock.report.highlighted_text import cut, lay_over, passage, readable, strongest, whole_words
+from headstock.report.highlighted_text import cut, decode_tokens, lay_over, make_passage, merge_into_words, top_words
 from headstock.report.pages import write_compare_report, write_report, write_run_report
 from headstock.report.render import interval, minus, points
 from headstock.train.run_folder import RunFolder
@@ -400,7 +400,9 @@ def test_tf_idf_has_one_spelling(pages):
         assert shown == ", ".join(results["settings"]["compare"]["arms"]), shown  # a setting, as it is typed
     console = Console(width=120, file=io.StringIO())
     scored = [row | {"score": row["accuracy"]} for row in results["summary"]]
-    console.print(table(results | {"summary": scored, "measured_rows": 9, "measured_on": "test", "metric": "accuracy"}))
+    console.print(
+        comparison_table(results | {"summary": scored, "measured_rows": 9, "measured_on": "test", "metric": "accuracy"})
+    )
     assert "TF-IDF" in console.file.getvalue() and "tfidf" not in console.file.getvalue()
 
 
@@ -415,7 +417,7 @@ def test_ranges_and_signs_are_written_in_one_way(pages):
 
 def test_evidence_is_whole_words():
     def joined(text, pieces):
-        return whole_words(text, readable(pieces), word_spans(text))
+        return merge_into_words(text, decode_tokens(pieces), word_spans(text))
 
     text = "A Conveniently dull film, it's fine."
     pieces = [["ĠA", 0.1], ["Ġconven", 1.0], ["iently", -0.25], ["Ġ", 0.5], ["dull", 0.5], ["Ġfilm", 1.0], [",", 0.0]]
@@ -461,28 +463,28 @@ def test_pieces_of_every_tokenizer_become_the_text_again(kind, text):
     from headstock.data.tokenizer_training import TokenizerSettings
 
     tokenizer = train_tokenizer([text, "other words"] * 20, TokenizerSettings(kind=kind, vocabulary=400))
-    spans = lay_over(text, readable([[piece, 0.5] for piece in tokenizer.pieces(text)]))
+    spans = lay_over(text, decode_tokens([[piece, 0.5] for piece in tokenizer.pieces(text)]))
     assert "".join(span.text for span in spans) == text
     unweighted = "".join(span.text for span in spans if span.weight is None)
     assert unweighted.strip() == ""  # every letter got its weight, whatever the pieces looked like
 
 
 def test_pieces_are_shown_as_people_write_them():
-    assert [word for word, _ in readable([["Ġgood", 1], ["ĠcafÃ", 1], ["©", 0.5]])] == [" good", " café"]
-    assert readable([["Ġ", 1.0], ["Ã", 0.5], ["©", 0.25]])[1] == ("é", 0.75)
-    assert [word for word, _ in readable([["▁bon", 1], ["<0xC3>", 1], ["<0xA9>", 1]])] == [" bon", "é"]
-    assert [word for word, _ in readable([["play", 1], ["##ing", 1]])] == ["play", "ing"]
-    unknown = lay_over("a rare word", readable([["a", 1.0], ["<unk>", 0.4], ["word", -1.0]]))
+    assert [word for word, _ in decode_tokens([["Ġgood", 1], ["ĠcafÃ", 1], ["©", 0.5]])] == [" good", " café"]
+    assert decode_tokens([["Ġ", 1.0], ["Ã", 0.5], ["©", 0.25]])[1] == ("é", 0.75)
+    assert [word for word, _ in decode_tokens([["▁bon", 1], ["<0xC3>", 1], ["<0xA9>", 1]])] == [" bon", "é"]
+    assert [word for word, _ in decode_tokens([["play", 1], ["##ing", 1]])] == ["play", "ing"]
+    unknown = lay_over("a rare word", decode_tokens([["a", 1.0], ["<unk>", 0.4], ["word", -1.0]]))
     assert [(span.text, span.weight) for span in unknown] == [("a", 1.0), (" rare ", None), ("word", -1.0)]
 
 
 def test_the_strongest_words_are_summed_and_marked_by_side():
     pieces = [("good", 0.4), (" good", 0.3), (" bad", -0.9), (" the", 0.0)]
-    assert [(word, round(weight, 6), times) for word, weight, times in strongest(pieces)] == [
+    assert [(word, round(weight, 6), times) for word, weight, times in top_words(pieces)] == [
         ("bad", -0.9, 1),
         ("good", 0.7, 2),
     ]
-    shown = passage("good good bad the <end>", pieces).shown
+    shown = make_passage("good good bad the <end>", pieces).shown
     assert re.findall(r'<mark class="(\w\d)"', shown) == ["t3", "t2", "a5"]
     assert "&lt;end&gt;" in shown
 
@@ -502,7 +504,7 @@ def test_no_text_is_lost_and_none_breaks_out(text, pieces, first, more):
     shown, rest, left_out = cut(spans, first, first + more)
     assert "".join(span.text for span in shown + rest) == everything[: first + more]
     assert left_out == max(0, len(everything) - first - more)
-    made = passage(text, pieces, first=first, room=first + more)
+    made = make_passage(text, pieces, first=first, room=first + more)
     assert not re.search(r"<(?!/?mark\b)", made.shown + made.rest)
 
 

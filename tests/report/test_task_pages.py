@@ -12,10 +12,10 @@ import pytest
 
 import headstock
 from headstock.experiments.compare import LAYOUT, compare
-from headstock.experiments.error_report import tell_run
+from headstock.experiments.error_report import add_error_analysis
 from headstock.io import foreign
 from headstock.report.compare_page import fill_in, metrics_told
-from headstock.report.highlighted_text import passage
+from headstock.report.highlighted_text import make_passage
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
 from tests.experiments.small import SETTINGS, SMALL
@@ -34,7 +34,7 @@ def reports(compared, stock, files, task_files, tmp_path_factory) -> dict[str, P
     for task in ("tag", "answer"):
         folders[f"tuned {task}"] = out = home / f"tuned-{task}"
         headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS)
-        tell_run(RunFolder(out))
+        add_error_analysis(RunFolder(out))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return {name: write_report(folder) for name, folder in folders.items()}
@@ -136,9 +136,9 @@ def test_results_made_before_there_were_other_metrics_still_render(done, tmp_pat
 
 
 def test_what_is_pointed_out_stays_text():
-    shown = passage("a <b> & c", marks=[[2, 5, "said"], [4, 7, "true"], [8, 9, "<i>"]]).shown
+    shown = make_passage("a <b> & c", marks=[[2, 5, "said"], [4, 7, "true"], [8, 9, "<i>"]]).shown
     assert shown == 'a <mark class="said">&lt;b&gt;</mark><mark class="true"> &amp;</mark> c'
-    folded = passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], first=300)
+    folded = make_passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], first=300)
     assert folded.shown.endswith('<mark class="said">xx</mark>')
     assert folded.rest.startswith('<mark class="said">yesz</mark>')
 

@@ -13,7 +13,7 @@ import torch
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.experiments.bench.synthetic_data import lines
+from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.train.pretrain import build_model
 from headstock.train.settings import make_config
 
@@ -36,7 +36,7 @@ def quality():
 def text(tmp_path_factory):
     """Sentences of one to twelve words, with their tokens."""
     folder = tmp_path_factory.mktemp("sentences")
-    made = lines()
+    made = random_lines()
     sentences = [" ".join(next(made).split()[: 1 + place % 12]) for place in range(300)]
     path = folder / "text.txt"
     path.write_text("\n".join(sentences) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ import headstock
 from headstock import io as files
 from headstock.errors import UserError
 from headstock.experiments.leakage_check import corpus_settings
-from headstock.experiments.run_comparison import pretrained
+from headstock.experiments.run_comparison import pretrained_origin
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder, locked_run
 from tests.conftest import TINY
@@ -66,10 +66,10 @@ def test_a_run_does_not_replace_what_it_comes_from(stock, labelled, corpus, tmp_
 def test_a_run_that_names_itself_comes_from_nowhere(stock):
     settings = json.loads((stock / "config.json").read_text())
     assert corpus_settings(RunFolder(stock)) == settings["data"]
-    assert pretrained(RunFolder(stock)) == RunFolder(stock)
+    assert pretrained_origin(RunFolder(stock)) == RunFolder(stock)
     (stock / "config.json").write_text(json.dumps(settings | {"transfer": {"run": str(stock)}}))
     assert corpus_settings(RunFolder(stock)) is None
-    assert pretrained(RunFolder(stock)) is None
+    assert pretrained_origin(RunFolder(stock)) is None
 
 
 # Only what we wrote is replaced

@@ -27,9 +27,9 @@ def bench(
     """
     from headstock.errors import UserError
     from headstock.experiments.bench.runner import bench as work
-    from headstock.experiments.bench.runner import table
-    from headstock.experiments.bench.scaling import STEPS, draw_growth
-    from headstock.experiments.bench.scaling import growth as grow
+    from headstock.experiments.bench.runner import bench_table
+    from headstock.experiments.bench.scaling import STEPS, write_scaling_chart
+    from headstock.experiments.bench.scaling import measure_scaling as grow
 
     wanted = ".svg" if growth else ".json"
     out = out or Path(f"{'growth' if growth else 'bench'}{wanted}")
@@ -39,11 +39,11 @@ def bench(
         if megabytes < 1:
             raise UserError(f"--megabytes {megabytes}: must be 1 or more")
         found = grow(device=common.device, megabytes=megabytes, steps=4 if quick else STEPS, say=common.say)
-        draw_growth(found, out)
+        write_scaling_chart(found, out)
         common.show(f"{out} and {out.with_suffix('.json')}")
         return found | {"chart": str(out)}
     results = work(device=common.device, quick=quick, only=only, peers=peers, nanogpt=nanogpt, out=out, say=common.say)
-    common.show(table(results))
+    common.show(bench_table(results))
     common.show(str(out))
     return results | {"file": str(out)}
 

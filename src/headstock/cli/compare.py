@@ -41,7 +41,7 @@ def compare(
     """
     from headstock.config import parse_setting
     from headstock.experiments.compare import compare as work
-    from headstock.experiments.compare_table import runs_table, table
+    from headstock.experiments.compare_table import comparison_table, runs_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import one_line
     from headstock.train.finetune_config import labelled_task
@@ -70,7 +70,7 @@ def compare(
             say=common.say,
         )
     page = write_report(out)
-    common.show(table(results))
+    common.show(comparison_table(results))
     if results["runs"]:
         common.show(runs_table(results["runs"]))
     for line in [*results["verdicts"], *results["notes"]]:

@@ -20,11 +20,11 @@ def demo(
 ) -> dict[str, Any]:
     """Does pretraining pay? The whole story on real film reviews, in minutes, on this machine."""
     from headstock.errors import UserError
-    from headstock.experiments.demo import tell
+    from headstock.experiments.demo import run_demo
 
     if minutes <= 0:
         raise UserError(f"--minutes {minutes}: must be above 0")
-    return tell(
+    return run_demo(
         out,
         minutes=minutes,
         sentences=sentences or [],

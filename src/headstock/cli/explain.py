@@ -56,9 +56,9 @@ def explains(function: Any) -> Any:
 
 
 def checked_out(out: Path | None) -> Path | None:
-    from headstock.report.standalone import check_out
+    from headstock.report.standalone import check_output_path
 
-    check_out(out)
+    check_output_path(out)
     return out
 
 
@@ -81,7 +81,7 @@ def params(
     from headstock.explain.parameters import explain_params
     from headstock.explain.parameters_page import params_page, params_tables, picture
     from headstock.explain.subject import open_subject
-    from headstock.report.standalone import write_out
+    from headstock.report.standalone import write_page_or_svg
 
     subject = open_subject(run, preset, settings, task=task, classes=classes, device="cpu", weights=False)
     for note in subject.notes:
@@ -91,7 +91,7 @@ def params(
         for part in params_tables(found):
             common.show(part)
     else:
-        write_out(out, lambda: params_page(found), lambda: picture(found))
+        write_page_or_svg(out, lambda: params_page(found), lambda: picture(found))
         common.show(str(out))
     return found.facts() | ({"page": str(out)} if out else {})
 
@@ -114,7 +114,7 @@ def model(
     from headstock.explain.parameters import explain_params
     from headstock.explain.parameters_page import parts_table
     from headstock.explain.subject import open_subject
-    from headstock.report.standalone import write_out
+    from headstock.report.standalone import write_page_or_svg
 
     subject = open_subject(run, preset, settings, task=task, classes=classes, device="cpu", weights=False)
     for note in subject.notes:
@@ -124,7 +124,7 @@ def model(
         common.show(parts_table(found, tensors=False))
         common.say("a picture: --out FILE.svg or FILE.html")
     else:
-        write_out(out, lambda: model_page(subject, found), lambda: model_svg(subject, found))
+        write_page_or_svg(out, lambda: model_page(subject, found), lambda: model_svg(subject, found))
         common.show(str(out))
     return facts(subject, found) | ({"page": str(out)} if out else {})
 

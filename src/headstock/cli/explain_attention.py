@@ -51,9 +51,9 @@ def attention(
     from headstock.explain.attention_patterns import need_place
     from headstock.explain.inputs import show, show_file
     from headstock.explain.targets import open_one
-    from headstock.report.standalone import check_out, write_out
+    from headstock.report.standalone import check_output_path, write_page_or_svg
 
-    check_out(out)
+    check_output_path(out)
     chosen(where, PLACES, "--where")
     if bool(text) == bool(file):
         raise UserError("give a text or --file, not both" if text else "no text: give one, or name a --file")
@@ -72,7 +72,7 @@ def attention(
     found = only(found, layer=layer, head=head)
     show_heads(common, found)
     if out is not None:
-        write_out(out, lambda: page(found, file or " / ".join(text or [])), lambda: picture(found))
+        write_page_or_svg(out, lambda: page(found, file or " / ".join(text or [])), lambda: picture(found))
         common.show(str(out))
     return found.facts()
 

@@ -42,9 +42,9 @@ def gradients(
     from headstock.explain.gradients import gradients as look
     from headstock.explain.recurrence import recurrence, stacks_of_cells
     from headstock.explain.targets import lesson, lesson_of_file, open_one
-    from headstock.report.standalone import check_out
+    from headstock.report.standalone import check_output_path
 
-    check_out(out)
+    check_output_path(out)
     if bool(text) == bool(file):
         raise UserError("give a text or --file, not both" if text else "no text: give one, or name a --file")
     if file and label is not None:
@@ -91,9 +91,9 @@ def residual(
     from headstock.explain import residual_charts
     from headstock.explain.residual import residuals
     from headstock.explain.targets import open_one
-    from headstock.report.standalone import check_out
+    from headstock.report.standalone import check_output_path
 
-    check_out(out)
+    check_output_path(out)
     found = residuals(open_one(run, device=common.device), text, label=label)
     for table in residual_tables(found):
         common.show(table)
@@ -121,9 +121,9 @@ def prediction(
     from headstock.explain import prediction_charts
     from headstock.explain.prediction import predict
     from headstock.explain.targets import open_one
-    from headstock.report.standalone import check_out
+    from headstock.report.standalone import check_output_path
 
-    check_out(out)
+    check_output_path(out)
     found = predict(open_one(run, device=common.device), text, label=label, at=at)
     for table in prediction_tables(found):
         common.show(table)
@@ -134,10 +134,10 @@ def prediction(
 
 
 def write(out: Path | None, page: Callable[[], str], picture: Callable[[], str], common: Common) -> None:
-    from headstock.report.standalone import write_out
+    from headstock.report.standalone import write_page_or_svg
 
     if out is not None:
-        write_out(out, page, picture)
+        write_page_or_svg(out, page, picture)
         common.say(f"wrote {out}")
 
 

@@ -42,9 +42,9 @@ def layer(
     from headstock.explain.layer_walkthrough import walk
     from headstock.explain.layer_walkthrough_page import as_lines, closing, heading, page, picture
     from headstock.explain.targets import open_one
-    from headstock.report.standalone import check_out, write_out
+    from headstock.report.standalone import check_output_path, write_page_or_svg
 
-    check_out(out)
+    check_output_path(out)
     loaded = open_one(run, device=common.device)
     if loaded.model.device.type == "mps":  # which has no double precision
         loaded.model.to("cpu")
@@ -64,7 +64,7 @@ def layer(
         for line in [*closing(found), *found.notes]:
             common.show(line)
     if out is not None:
-        write_out(out, lambda: page(found, name=str(run), text=" / ".join(text)), lambda: picture(found))
+        write_page_or_svg(out, lambda: page(found, name=str(run), text=" / ".join(text)), lambda: picture(found))
         common.say(f"wrote {out}")
     return found.facts()
 

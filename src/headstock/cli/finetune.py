@@ -60,7 +60,7 @@ def finetune(
     """
     from headstock.config import parse_setting
     from headstock.errors import quoted
-    from headstock.experiments.error_report import tell_run
+    from headstock.experiments.error_report import add_error_analysis
     from headstock.report.pages import write_report
     from headstock.train.callbacks import on_screen
     from headstock.train.finetune import finetune as work
@@ -104,7 +104,7 @@ def finetune(
         )
     results |= {"run": str(out)}  # a run that was finished elsewhere and copied here remembers its old name
     if common.leads:
-        tell_run(RunFolder(out), device=common.device)
+        add_error_analysis(RunFolder(out), device=common.device)
         write_report(out)
     done = f"{results['steps']:,} steps in {results['seconds']:.0f} s, best epoch {results['best_epoch']}"
     common.tell(f"{results['run']}: {done}")

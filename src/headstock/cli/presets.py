@@ -14,7 +14,7 @@ def presets(common: Common) -> dict[str, Any]:
     """
     from rich.table import Table
 
-    from headstock.experiments.compare_table import brief
+    from headstock.experiments.compare_table import compact_number
     from headstock.train.blueprint import describe_preset
     from headstock.train.settings import preset_names
 
@@ -26,7 +26,7 @@ def presets(common: Common) -> dict[str, Any]:
             table.add_column(name, justify="left" if name in ("preset", "family", "objective") else "right")
     for row in rows:
         shown = row | {name: f"{row[name]:,}" for name in ("context", "vocabulary")}
-        shown |= {"parameters": brief(row["parameters"])}
+        shown |= {"parameters": compact_number(row["parameters"])}
         table.add_row(*(str(value) for name, value in shown.items() if name != "about"))
     common.show(table)
     common.tell("Any setting can be changed with --set; headstock explain params --preset NAME counts every weight.")

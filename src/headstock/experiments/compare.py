@@ -10,11 +10,11 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.experiments.arms import Arm, check_names, kind_of, make_arms
 from headstock.experiments.claims import alone, share
-from headstock.experiments.compare_settings import CompareSettings, Plan, make_plan
-from headstock.experiments.compare_trials import Ground, Place, cell, settings_of
-from headstock.experiments.comparison_summary import answer
-from headstock.experiments.duration import grid_seconds, in_words
-from headstock.experiments.leakage_check import Leaks, look_for_leaks
+from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan, make_plan
+from headstock.experiments.compare_trials import ExperimentContext, GridPoint, run_trial, trial_config
+from headstock.experiments.comparison_summary import summarize_comparison
+from headstock.experiments.duration import format_duration_range, grid_seconds
+from headstock.experiments.leakage_check import LeakageReport, check_leakage
 from headstock.experiments.metric_names import nouns_of, shown_score
 from headstock.io import Layout, sweep
 from headstock.report.theme import arm_label
@@ -95,20 +95,20 @@ def compare(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; a comparison is kept in a folder")
     named = [runs] if isinstance(runs, str | Path) else list(runs)
-    ground = lay_ground(plan, folder, DistributedContext(choose_device(device)), say)
+    ground = make_context(plan, folder, DistributedContext(choose_device(device)), say)
     if not named and plan.pretrain:
         with alone(folder, "stock"):
-            named = [grown(plan, folder, device, callbacks, say).path]
+            named = [pretrain_backbone(plan, folder, device, callbacks, say).path]
     chosen = make_arms(named, plan.compare.arms, plan.arms)
     for arm in chosen:  # wrong settings of the last arm are found before the first is trained
-        settings_of(ground, Place(arm, 0, plan.compare.seed, shown=False), ground.splits.train)
-    found = look_for_leaks(chosen, ground.measured, plan.compare.leakage, folder, say)
-    ground = replace(ground, measured=keep_rows(ground.measured, found, plan.compare))
-    cells = fill_grid(plan, ground, chosen, callbacks, say)
-    return answer(plan, ground, chosen, cells, found, seconds=time.monotonic() - began)
+        trial_config(ground, GridPoint(arm, 0, plan.compare.seed, analyze_errors=False), ground.splits.train)
+    found = check_leakage(chosen, ground.eval_records, plan.compare.leakage, folder, say)
+    ground = replace(ground, eval_records=select_eval_records(ground.eval_records, found, plan.compare))
+    cells = run_comparison_grid(plan, ground, chosen, callbacks, say)
+    return summarize_comparison(plan, ground, chosen, cells, found, seconds=time.monotonic() - began)
 
 
-def lay_ground(plan: Plan, folder: Path, distributed: DistributedContext, say: Say) -> Ground:
+def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedContext, say: Say) -> ExperimentContext:
     """Read the files and find everything that is wrong with them before any work is done."""
     asked = plan.compare
     check_names(asked.arms, plan.arms)
@@ -134,7 +134,7 @@ def lay_ground(plan: Plan, folder: Path, distributed: DistributedContext, say: S
         raise UserError(f"--labels {wanted}: {splits.train.source} has only {len(splits.train):,} rows")
     if asked.seeds < 2:
         say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
-    return Ground(task, splits, measured, settled, plan.settings, folder, distributed, judge, asked.columns)
+    return ExperimentContext(task, splits, measured, settled, plan.settings, folder, distributed, judge, asked.columns)
 
 
 def beyond_tfidf(asked: CompareSettings) -> str | None:
@@ -144,7 +144,9 @@ def beyond_tfidf(asked: CompareSettings) -> str | None:
     return None if asked.task in ("classify", "pair") else f"says one thing of a whole text, which is no {asked.task}"
 
 
-def grown(plan: Plan, folder: Path, device: str, callbacks: Sequence[Callback], say: Say) -> RunFolder:
+def pretrain_backbone(
+    plan: ComparisonPlan, folder: Path, device: str, callbacks: Sequence[Callback], say: Say
+) -> RunFolder:
     """The run that a recipe describes, made in the comparison's folder unless it is there."""
     run, asked = RunFolder(folder / "stock"), dict(plan.pretrain)
     preset, objective = asked.pop("preset", None), asked.pop("objective", None)
@@ -164,7 +166,7 @@ def grown(plan: Plan, folder: Path, device: str, callbacks: Sequence[Callback], 
     return run
 
 
-def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Records:
+def select_eval_records(measured: Records, found: LeakageReport, asked: CompareSettings) -> Records:
     """The rows that are measured: without those that pretraining has seen, and not more than asked for."""
     rows = [row for row in range(len(measured)) if row not in found.excluded]
     if not rows:
@@ -175,33 +177,37 @@ def keep_rows(measured: Records, found: Leaks, asked: CompareSettings) -> Record
     return kept.select(sorted(stratified_order(kept.strata, seed=asked.seed)[: asked.rows]))
 
 
-def places_of(asked: CompareSettings, ground: Ground, arms: Sequence[Arm]) -> list[Place]:
+def grid_points(asked: CompareSettings, ground: ExperimentContext, arms: Sequence[Arm]) -> list[GridPoint]:
     """The whole grid, the cheap cells first."""
     counts = sorted(asked.labels) or [len(ground.splits.train)]
     seeds = range(asked.seed, asked.seed + asked.seeds)
     return [
-        Place(arm, count, seed, shown=count == counts[-1] and seed == asked.seed)
+        GridPoint(arm, count, seed, analyze_errors=count == counts[-1] and seed == asked.seed)
         for count in counts
         for seed in seeds
         for arm in arms
     ]
 
 
-def fill_grid(
-    plan: Plan, ground: Ground, arms: list[Arm], callbacks: Sequence[Callback], say: Say
+def run_comparison_grid(
+    plan: ComparisonPlan, ground: ExperimentContext, arms: list[Arm], callbacks: Sequence[Callback], say: Say
 ) -> list[dict[str, Any]]:
     """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
-    places, unit = places_of(plan.compare, ground, arms), nouns_of(ground.task.name).unit
+    places, unit = grid_points(plan.compare, ground, arms), nouns_of(ground.task_class.name).unit
     if say is not silent and (seconds := grid_seconds(ground, places)):
-        say(f"{len(places)} cells: {in_words(seconds)} on this machine, if it stays as busy as it is")
+        say(f"{len(places)} cells: {format_duration_range(seconds)} on this machine, if it stays as busy as it is")
     sweep(ground.folder / "cells")
     cells: dict[int, dict[str, Any]] = {}
     try:
         for number, (made, new) in share(
-            ground.folder, places, lambda place: f"{place.file}-{place.seed}", lambda p: cell(ground, p, callbacks), say
+            ground.folder,
+            places,
+            lambda place: f"{place.name}-{place.seed}",
+            lambda p: run_trial(ground, p, callbacks),
+            say,
         ):
             place, cells[number] = places[number], made
-            score = f"{shown_score(ground.judge.headline, made['score']):>6s}"
+            score = f"{shown_score(ground.task.headline, made['score']):>6s}"
             told = f"{score}  {made['seconds']:5.1f} s" if new else f"{score}  (kept)"
             where = f"{place.labels:6,} {unit}s  seed {place.seed}  {arm_label(place.arm.name):20s}"
             say(f"{len(cells):3d}/{len(places)}  {where} {told}")

@@ -42,7 +42,7 @@ class CompareSettings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """The four sections of a recipe."""
 
     compare: CompareSettings
@@ -62,7 +62,7 @@ DECIDED = {
 }
 
 
-def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str, Any]) -> Plan:
+def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str, Any]) -> ComparisonPlan:
     written = config.read_settings(Path(file)) if file else {}
     known = ("compare", "finetune", "arms", "pretrain")
     problems = [(name, f"unknown section (have: {', '.join(known)})") for name in written if name not in known]
@@ -82,11 +82,11 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
     merged = tables["compare"] | ({"separator": separators[0]} if separators else {}) | given
     asked = config.build(CompareSettings, merged, at="compare")
     tried = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in asked.features}
-    names = asked.arms or (() if tried else usual_arms(asked))
-    return Plan(replace(asked, arms=(*names, *tried)), finetune, arms | tried, tables["pretrain"])
+    names = asked.arms or (() if tried else default_arms(asked))
+    return ComparisonPlan(replace(asked, arms=(*names, *tried)), finetune, arms | tried, tables["pretrain"])
 
 
-def usual_arms(asked: CompareSettings) -> tuple[str, ...]:
+def default_arms(asked: CompareSettings) -> tuple[str, ...]:
     """All ways to learn a task; TF-IDF has a use for whole texts of one class only."""
     of_texts = asked.task in ("classify", "pair") and asked.separator is None
     frozen = ["frozen"] if asked.task not in ("translate",) else []  # a translator has no head of its own

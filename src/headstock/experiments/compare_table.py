@@ -6,7 +6,7 @@ from headstock.experiments.metric_names import METRICS, nouns_of
 from headstock.report.theme import arm_label
 
 
-def table(results: dict[str, Any]) -> Any:
+def comparison_table(results: dict[str, Any]) -> Any:
     """The score with its interval: one row an arm, one column a number of labels."""
     from rich.table import Table
 
@@ -44,13 +44,13 @@ def runs_table(runs: list[dict[str, Any]]) -> Any:
         made.add_row(
             run["run"].rpartition("/")[2],
             run["objective"] or "",
-            *(brief(run[name]) for name in ("parameters", "tokens", "tokens_per_second")),
+            *(compact_number(run[name]) for name in ("parameters", "tokens", "tokens_per_second")),
             *(f"{run[name]:,.3f}" if run[name] else "" for name in ("perplexity", "bits_per_byte")),
         )
     return made
 
 
-def brief(number: float | None) -> str:
+def compact_number(number: float | None) -> str:
     """`40.3M`, `812k`, `96`; nothing for what is not known."""
     if number is None:
         return ""

@@ -15,8 +15,8 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.experiments.arms import Arm
 from headstock.experiments.error_analysis import reliability
-from headstock.experiments.error_report import confidences, tell
-from headstock.experiments.tfidf import Baseline
+from headstock.experiments.error_report import analyze_errors, confidences
+from headstock.experiments.tfidf import TfidfClassifier
 from headstock.intervals import macro_f1
 from headstock.io import sha256, write_json
 from headstock.tasks.class_labels import label_numbers
@@ -37,27 +37,27 @@ SHARED = ("classes", "separator", "unanswerable")  # what the whole training fil
 
 
 @dataclass(frozen=True)
-class Ground:
+class ExperimentContext:
     """What all cells share: the rows, what they are measured on, and common settings."""
 
-    task: type[LabelledTask]
+    task_class: type[LabelledTask]
     splits: LabelledSplits
-    measured: Records  # labelled: the test rows, or the validation rows where those have no labels
-    config: Any  # the task's settings that are the same for all, such as the classes
+    eval_records: Records  # labelled: the test rows, or the validation rows where those have no labels
+    task_config: Any  # the task's settings that are the same for all, such as the classes
     settings: dict[str, Any]  # of every arm that is fine-tuned
     folder: Path
     distributed: DistributedContext
-    judge: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
+    task: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
     columns: tuple[str, ...] = ()  # what the files call them
 
     @property
-    def unlabelled(self) -> Records | None:
+    def unlabelled_test(self) -> Records | None:
         """Test rows to predict."""
         test = self.splits.test
         return test if test is not None and not test.labelled else None
 
     @property
-    def measured_is_valid(self) -> bool:
+    def evaluates_on_valid(self) -> bool:
         return self.splits.test is None or not self.splits.test.labelled
 
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
@@ -67,51 +67,55 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Place:
+class GridPoint:
     """Where a cell is in the grid."""
 
     arm: Arm
     labels: int
     seed: int
-    shown: bool  # its mistakes are explained and its model is kept
+    analyze_errors: bool  # its mistakes are explained and its model is kept
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
         return f"{self.arm.name}-{self.labels}".replace(" ", "-").replace("/", "-")
 
 
-def cell(ground: Ground, place: Place, callbacks: Sequence[Callback]) -> tuple[dict[str, Any], bool]:
+def run_trial(
+    ground: ExperimentContext, place: GridPoint, callbacks: Sequence[Callback]
+) -> tuple[dict[str, Any], bool]:
     """A cell from its file, or made now; and whether it was made now."""
-    path = ground.folder / "cells" / f"{place.file}-{place.seed}.json"
+    path = ground.folder / "cells" / f"{place.name}-{place.seed}.json"
     train, valid = ground.rows(place.labels, place.seed)
-    chosen = settings_of(ground, place, train)
+    chosen = trial_config(ground, place, train)
     key = fingerprint(ground, place, chosen, train, valid)
-    if (kept := read(path)).get("key") == key and (kept["shown"] or not place.shown):
+    if (kept := read_json(path)).get("key") == key and (kept["shown"] or not place.analyze_errors):
         return kept, False
     began = time.monotonic()
     made = (
-        baseline(ground, place, train, valid)
+        run_tfidf(ground, place, train, valid)
         if chosen is None
-        else trained(ground, place, chosen, train, valid, callbacks)
+        else run_finetuning(ground, place, chosen, train, valid, callbacks)
     )
-    made |= {"seconds": round(time.monotonic() - began, 3), "key": key, "shown": place.shown}
+    made |= {"seconds": round(time.monotonic() - began, 3), "key": key, "shown": place.analyze_errors}
     made |= {"arm": place.arm.name, "labels": place.labels, "seed": place.seed}
     write_json(path, made)
     return made, True
 
 
-def settings_of(ground: Ground, place: Place, train: Records) -> RunConfig | None:
+def trial_config(ground: ExperimentContext, place: GridPoint, train: Records) -> RunConfig | None:
     """What a fine-tuned cell is made with; none for TF-IDF, which has no settings."""
     if place.arm.run is None:
         return None
     given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
-    shared = {name: getattr(ground.config, name, None) for name in SHARED}
+    shared = {name: getattr(ground.task_config, name, None) for name in SHARED}
     given |= {f"task.{name}": config.plain(value) for name, value in shared.items() if value}
     given |= {"data.train": ground.splits.train.source, "data.columns": list(ground.columns)}
-    return settle(gather_config(place.arm.run, ground.task.name, None, given), train)
+    return settle(gather_config(place.arm.run, ground.task_class.name, None, given), train)
 
 
-def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: Records, valid: Records) -> str:
+def fingerprint(
+    ground: ExperimentContext, place: GridPoint, chosen: RunConfig | None, train: Records, valid: Records
+) -> str:
     """Changes with anything that could change the cell: rows, settings, weights."""
     run, settings = place.arm.run, None if chosen is None else chosen.plain()
     if settings is not None:
@@ -120,9 +124,9 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
         settings["data"].pop("columns")  # the rows themselves are in the key
     parts = {
         "version": __version__,
-        "rows": LabelledSplits(train, valid, ground.measured).fingerprint(),
-        "unlabelled": ground.unlabelled.columns if ground.unlabelled else None,
-        "task": [ground.task.name, config.plain(ground.config)],
+        "rows": LabelledSplits(train, valid, ground.eval_records).fingerprint(),
+        "unlabelled": ground.unlabelled_test.columns if ground.unlabelled_test else None,
+        "task": [ground.task_class.name, config.plain(ground.task_config)],
         "settings": settings,
         "tokenizer": run.data()["tokenizer"] if run else None,
         "weights": sha256(run.weights_file) if run and place.arm.kind != "scratch" else None,
@@ -130,7 +134,7 @@ def fingerprint(ground: Ground, place: Place, chosen: RunConfig | None, train: R
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -138,7 +142,7 @@ def read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def scores(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """What a cell says of the measured rows."""
     of_classes = isinstance(task, Classify)
     kept = list(rounded(np.stack(outputs))) if of_classes else outputs  # near ties count as they are kept
@@ -153,12 +157,12 @@ def scores(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict
         "macro_f1": found.get("macro_f1"),
         "loss": task.extras(data, outputs).get("loss"),  # rounded, the improbable were impossible
         "ece": None if sure is None else reliability(*sure)["ece"],
-        "tallies": {name: kept_tally(tally) for name, tally in tallies.items()},
+        "tallies": {name: serialize_metric(tally) for name, tally in tallies.items()},
         "probabilities": np.stack(kept).tolist() if of_classes else None,
     }
 
 
-def kept_tally(tally: Tally) -> list[list[float]]:
+def serialize_metric(tally: Tally) -> list[list[float]]:
     """As text: a numerator and a denominator for each row, or the counts of each row."""
     return [brief(values) for values in (tally.values if isinstance(tally, Statistics) else tally)]
 
@@ -172,18 +176,18 @@ def brief(values: np.ndarray) -> list[float]:
     return [int(value) if value == int(value) else round(float(value), DIGITS) for value in values]
 
 
-def baseline(ground: Ground, place: Place, train: Records, valid: Records) -> dict[str, Any]:
+def run_tfidf(ground: ExperimentContext, place: GridPoint, train: Records, valid: Records) -> dict[str, Any]:
     """TF-IDF and a linear classifier, on the words as a person reads them."""
-    task = ground.judge
+    task = ground.task
     assert isinstance(task, Classify)
-    known = [label_numbers(rows, ground.config) for rows in (train, valid, ground.measured)]
-    fitted = Baseline(ground.config.classes).fit(
-        told_apart(train), known[0], told_apart(valid), known[1], seed=place.seed
+    known = [label_numbers(rows, ground.task_config) for rows in (train, valid, ground.eval_records)]
+    fitted = TfidfClassifier(ground.task_config.classes).fit(
+        input_texts(train), known[0], input_texts(valid), known[1], seed=place.seed
     )
-    found = fitted.probabilities(told_apart(ground.measured))
-    data = Known(known[2])
+    found = fitted.probabilities(input_texts(ground.eval_records))
+    data = LabelsOnly(known[2])
     made = {
-        **scores(task, data, list(found)),
+        **evaluate_outputs(task, data, list(found)),
         "valid_score": fitted.valid_accuracy,
         "best_epoch": None,
         "tokens_per_second": None,
@@ -192,56 +196,67 @@ def baseline(ground: Ground, place: Place, train: Records, valid: Records) -> di
         "parameters": None,
         "predicted": None,
     }
-    if ground.unlabelled is not None:
-        made["predicted"] = task.predictions(None, list(rounded(fitted.probabilities(told_apart(ground.unlabelled)))))
-    if place.shown:
-        made["told"] = tell(task, ground.measured, data, list(rounded(found)))
+    if ground.unlabelled_test is not None:
+        made["predicted"] = task.predictions(
+            None, list(rounded(fitted.probabilities(input_texts(ground.unlabelled_test))))
+        )
+    if place.analyze_errors:
+        made["told"] = analyze_errors(task, ground.eval_records, data, list(rounded(found)))
     return made
 
 
 @dataclass(frozen=True)
-class Known:
+class LabelsOnly:
     """Rows that are not cut into tokens, as TF-IDF reads them: their labels alone."""
 
     labels: np.ndarray
 
 
-def told_apart(records: Records) -> list[Any]:
+def input_texts(records: Records) -> list[Any]:
     """Texts as a person reads them; the two of a pair stay two."""
     columns = records.columns
     return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.plain
 
 
-def trained(
-    ground: Ground, place: Place, chosen: RunConfig, train: Records, valid: Records, callbacks: Sequence[Callback]
+def run_finetuning(
+    ground: ExperimentContext,
+    place: GridPoint,
+    chosen: RunConfig,
+    train: Records,
+    valid: Records,
+    callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
     """A fine-tuned model, measured and, where it is to be shown, explained and kept."""
     run = place.arm.run
     assert run is not None
     tokenizer = run.tokenizer()
-    task = ground.task(chosen.task, tokenizer)
+    task = ground.task_class(chosen.task, tokenizer)
     data = LabelledData(task.prepare(train), task.prepare(valid))
     weights = None if place.arm.kind == "scratch" else source_weights(run)
     fitted = fit(chosen, tokenizer, weights, data, run=None, distributed=ground.distributed, callbacks=callbacks)
-    measured = task.prepare(ground.measured)
+    measured = task.prepare(ground.eval_records)
     found = fitted.outputs(measured, dtype=chosen.train.dtype)
     predicted = None
-    if ground.unlabelled is not None:
-        rows = task.prepare(ground.unlabelled)
+    if ground.unlabelled_test is not None:
+        rows = task.prepare(ground.unlabelled_test)
         predicted = task.predictions(rows, fitted.outputs(rows, dtype=chosen.train.dtype))
     made = {
-        **scores(task, measured, found),
+        **evaluate_outputs(task, measured, found),
         "valid_score": valid_score(fitted, data.valid, chosen),
         "best_epoch": fitted.best_epoch,
-        "tokens_per_second": None if chosen.transfer.freeze else speed(fitted),  # frozen, no token is read in training
+        "tokens_per_second": None
+        if chosen.transfer.freeze
+        else tokens_per_second(fitted),  # frozen, no token is read in training
         "chosen": None,
         "epochs": fitted.epochs,
         "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze),
         "predicted": predicted,
     }
-    if place.shown:
-        made["told"] = tell(task, ground.measured, measured, found, model=fitted.model, length=fitted.length)
-        keep(ground, place, chosen, tokenizer, fitted, LabelledSplits(train, valid, None))
+    if place.analyze_errors:
+        made["told"] = analyze_errors(
+            task, ground.eval_records, measured, found, model=fitted.model, length=fitted.length
+        )
+        save_run(ground, place, chosen, tokenizer, fitted, LabelledSplits(train, valid, None))
     return made
 
 
@@ -253,14 +268,19 @@ def valid_score(fitted: FitResult, valid: Any, chosen: RunConfig) -> float:
     return share(fitted.task.tallies(valid, found)[fitted.task.headline])
 
 
-def speed(fitted: FitResult) -> float:
+def tokens_per_second(fitted: FitResult) -> float:
     """Tokens a second while it trained."""
     return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.aside), 1)
 
 
-def keep(
-    ground: Ground, place: Place, chosen: RunConfig, tokenizer: Tokenizer, fitted: FitResult, splits: LabelledSplits
+def save_run(
+    ground: ExperimentContext,
+    place: GridPoint,
+    chosen: RunConfig,
+    tokenizer: Tokenizer,
+    fitted: FitResult,
+    splits: LabelledSplits,
 ) -> None:
     """The model as a run of its own, so that it can be used."""
-    run = RunFolder(ground.folder / "runs" / place.file)
+    run = RunFolder(ground.folder / "runs" / place.name)
     save_fit(run, chosen, tokenizer, fitted, splits, ground.distributed)

@@ -13,15 +13,15 @@ from headstock import config
 from headstock.data.catalog import PREFIX
 from headstock.data.records import Records
 from headstock.experiments.arms import Arm
-from headstock.experiments.compare_settings import Plan
-from headstock.experiments.compare_trials import Ground
+from headstock.experiments.compare_settings import ComparisonPlan
+from headstock.experiments.compare_trials import ExperimentContext
 from headstock.experiments.error_analysis import label_errors
 from headstock.experiments.error_report import shown_of
-from headstock.experiments.leakage import overlap
-from headstock.experiments.leakage_check import Leaks
+from headstock.experiments.leakage import overlapping_rows
+from headstock.experiments.leakage_check import LeakageReport
 from headstock.experiments.metric_names import METRICS, nouns_of
-from headstock.experiments.run_comparison import describe_runs, differences
-from headstock.experiments.verdict import best_features, sentence
+from headstock.experiments.run_comparison import comparability_notes, describe_runs
+from headstock.experiments.verdict import features_verdict, verdict
 from headstock.intervals import difference, interval, macro_f1_interval
 from headstock.io import write_json, write_text
 from headstock.report.theme import arm_label
@@ -37,18 +37,24 @@ TOLD = (
 VERSIONS = ("headstock", "torch", "tokenizers", "scikit-learn", "numpy")
 
 
-def answer(
-    plan: Plan, ground: Ground, arms: list[Arm], cells: list[Cell], leaks: Leaks, *, seconds: float
+def summarize_comparison(
+    plan: ComparisonPlan,
+    ground: ExperimentContext,
+    arms: list[Arm],
+    cells: list[Cell],
+    leaks: LeakageReport,
+    *,
+    seconds: float,
 ) -> dict[str, Any]:
     """Everything the report shows, written to results.json; test rows without labels get their predictions."""
     counts = sorted({made["labels"] for made in cells})
     by_arm = {
         (arm.name, n): [c for c in cells if (c["arm"], c["labels"]) == (arm.name, n)] for arm in arms for n in counts
     }
-    metric = ground.judge.headline
+    metric = ground.task.headline
     summary = [summarise(ground, arm.name, n, by_arm[arm.name, n]) for n in counts for arm in arms]
     pairs = [
-        compare_pair(ground.judge, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
+        compare_pair(ground.task, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
         for n in counts
         for a, b in combinations(arms, 2)
     ]
@@ -56,7 +62,7 @@ def answer(
     runs, commonest = describe_runs(arms, summary), majority(ground)
     results = {
         "kind": "compare",
-        "task": ground.task.name,
+        "task": ground.task_class.name,
         "metric": metric,
         "title": title_of(ground, arms),
         "versions": versions(),
@@ -65,12 +71,12 @@ def answer(
         "seed": plan.compare.seed,
         "settings": settings_of(plan),
         "data": ground.splits.describe(),
-        "classes": list(getattr(ground.config, "classes", ())),
-        "measured_on": "valid" if ground.measured_is_valid else "test",
-        "measured_rows": len(ground.measured),
+        "classes": list(getattr(ground.task_config, "classes", ())),
+        "measured_on": "valid" if ground.evaluates_on_valid else "test",
+        "measured_rows": len(ground.eval_records),
         "majority": commonest,
         "leakage": leaks.runs,
-        "train_overlap": len(overlap(whole(ground.measured), whole(ground.splits.train))),
+        "train_overlap": len(overlapping_rows(whole(ground.eval_records), whole(ground.splits.train))),
         "arms": described,
         "runs": runs,
         "labels": counts,
@@ -78,23 +84,23 @@ def answer(
         "cells": [{name: made[name] for name in (*TOLD, *made["tallies"])} for made in cells],
         "summary": summary,
         "pairs": pairs,
-        "verdicts": verdicts(plan, counts, summary, pairs, described, unit=nouns_of(ground.task.name).unit),
+        "verdicts": verdicts(plan, counts, summary, pairs, described, unit=nouns_of(ground.task_class.name).unit),
         "warnings": list(ground.splits.warnings),
-        "notes": [*notes(plan, ground, leaks), *under_majority(commonest, summary), *differences(runs)],
+        "notes": [*notes(plan, ground, leaks), *under_majority(commonest, summary), *comparability_notes(runs)],
         "details": details(ground, arms, by_arm, counts[-1]),
     }
     write_json(ground.folder / "results.json", results)
-    if ground.unlabelled is not None:
+    if ground.unlabelled_test is not None:
         for arm in arms:
             write_predictions(ground, arm, by_arm[arm.name, counts[-1]])
     return results
 
 
-def majority(ground: Ground) -> dict[str, Any] | None:
+def majority(ground: ExperimentContext) -> dict[str, Any] | None:
     """The commonest class of the measured rows (of words, the commonest tag), and the accuracy of answering it."""
-    columns = ground.measured.columns
+    columns = ground.eval_records.columns
     known = columns.get("label", list(chain.from_iterable(columns.get("tags", []))))
-    if not known or getattr(ground.config, "separator", None) is not None:
+    if not known or getattr(ground.task_config, "separator", None) is not None:
         return None
     name, accuracy = majority_of(known)
     return {"class": name, "accuracy": accuracy}
@@ -117,7 +123,7 @@ def under_majority(found: Mapping[str, Any] | None, summary: Sequence[dict[str, 
 
 
 def verdicts(
-    plan: Plan,
+    plan: ComparisonPlan,
     counts: list[int],
     summary: list[dict[str, Any]],
     pairs: list[dict[str, Any]],
@@ -132,9 +138,9 @@ def verdicts(
     said = []
     for n in counts:
         if others:
-            said.append(sentence(n, summary, pairs, others, unit=unit))
+            said.append(verdict(n, summary, pairs, others, unit=unit))
         if tried:
-            said.append(best_features(n, summary, pairs, tried, unit=unit))
+            said.append(features_verdict(n, summary, pairs, tried, unit=unit))
     return said
 
 
@@ -144,7 +150,7 @@ def whole(records: Records) -> list[str]:
     return [f"{context} {text}" for context, text in zip(contexts, records.plain, strict=True)]
 
 
-def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
+def settings_of(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
     """Everything the comparison was run with, section by section."""
     grown = {f"pretrain.{name}": table for name, table in plan.pretrain.items() if isinstance(table, dict)}
     if own := {name: value for name, value in plan.pretrain.items() if not isinstance(value, dict)}:
@@ -153,7 +159,7 @@ def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
     return {"compare": config.plain(plan.compare), "finetune": plan.settings, **arms, **grown}
 
 
-def title_of(ground: Ground, arms: Sequence[Arm]) -> str:
+def title_of(ground: ExperimentContext, arms: Sequence[Arm]) -> str:
     runs = list(dict.fromkeys(arm.run.path.name for arm in arms if arm.run is not None))
     what = ", ".join(runs) if runs else "TF-IDF"
     folder, _, file = ground.splits.train.source.rpartition("/")
@@ -186,16 +192,19 @@ def tallied(judge: LabelledTask, cells: list[Cell], metric: str) -> tuple[np.nda
     return hits, None if (of == 1).all() else of
 
 
-def summarise(ground: Ground, arm: str, labels: int, cells: list[Cell]) -> dict[str, Any]:
+def summarise(ground: ExperimentContext, arm: str, labels: int, cells: list[Cell]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for metric in cells[0]["tallies"]:
-        around = interval(*tallied(ground.judge, cells, metric), key=("accuracy",))
+        around = interval(*tallied(ground.task, cells, metric), key=("accuracy",))
         found |= {metric: around.mean, f"{metric}_low": around.low, f"{metric}_high": around.high}
-    metric = ground.judge.headline
+    metric = ground.task.headline
     means = [made["macro_f1"] for made in cells if made["macro_f1"] is not None]
     f1 = {"macro_f1": float(np.mean(means)) if means else None, "macro_f1_low": None, "macro_f1_high": None}
-    if cells[0]["probabilities"] is not None and (truth := label_numbers(ground.measured, ground.config)).ndim == 1:
-        around = macro_f1_interval(truth, predicted(cells).argmax(-1), len(ground.config.classes))
+    if (
+        cells[0]["probabilities"] is not None
+        and (truth := label_numbers(ground.eval_records, ground.task_config)).ndim == 1
+    ):
+        around = macro_f1_interval(truth, predicted(cells).argmax(-1), len(ground.task_config.classes))
         f1 = {"macro_f1": around.mean, "macro_f1_low": around.low, "macro_f1_high": around.high}
     speeds = [made["tokens_per_second"] for made in cells if made["tokens_per_second"]]
     return {
@@ -234,7 +243,7 @@ def describe_arm(arm: Arm, made: Cell) -> dict[str, Any]:
     }
 
 
-def takes_last(plan: Plan) -> bool:
+def takes_last(plan: ComparisonPlan) -> bool:
     """Whether no arm chooses among its epochs, and TF-IDF, which chooses among classifiers, is not there."""
 
     def asked(settings: Mapping[str, Any], otherwise: str) -> str:
@@ -245,15 +254,15 @@ def takes_last(plan: Plan) -> bool:
     return "tfidf" not in plan.compare.arms and set(own) == {"last"}
 
 
-def notes(plan: Plan, ground: Ground, leaks: Leaks) -> list[str]:
+def notes(plan: ComparisonPlan, ground: ExperimentContext, leaks: LeakageReport) -> list[str]:
     last = takes_last(plan)
     said = ["Each arm chose its epoch or classifier on at most as many validation rows as it had training rows."]
     if last:
         said = ["The weights are those of the last epoch: no rows chose one."]
-    said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.judge.signatures().items()]
+    said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.task.signatures().items()]
     if plan.compare.seeds < 2:
         said.append("One seed only: nothing is known of how much another would differ, so intervals are left out.")
-    if ground.measured_is_valid:
+    if ground.evaluates_on_valid:
         chosen = "" if last else ", by which the epochs were chosen too: the numbers flatter all arms"
         said.append(f"Measured on the validation rows{chosen}.")
     if leaks.excluded:
@@ -263,12 +272,14 @@ def notes(plan: Plan, ground: Ground, leaks: Leaks) -> list[str]:
         for told in leaks.runs
         if not told["checked"]
     ]
-    if plan.compare.rows == len(ground.measured):
-        said.append(f"Measured on {len(ground.measured):,} rows, drawn fairly from all that could be.")
+    if plan.compare.rows == len(ground.eval_records):
+        said.append(f"Measured on {len(ground.eval_records):,} rows, drawn fairly from all that could be.")
     return said
 
 
-def details(ground: Ground, arms: list[Arm], by_arm: dict[tuple[str, int], list[Cell]], labels: int) -> dict[str, Any]:
+def details(
+    ground: ExperimentContext, arms: list[Arm], by_arm: dict[tuple[str, int], list[Cell]], labels: int
+) -> dict[str, Any]:
     """What the models of the first seed get wrong where they had the most labels, and which labels look wrong."""
     told = {arm.name: by_arm[arm.name, labels][0] for arm in arms}
     found = {name: {"seed": made["seed"], **made["told"]} for name, made in told.items() if made.get("told")}
@@ -280,10 +291,10 @@ def details(ground: Ground, arms: list[Arm], by_arm: dict[tuple[str, int], list[
     return {"labels": labels, "arms": found, **doubts}
 
 
-def doubtful(ground: Ground, kept: list[Cell]) -> list[dict[str, Any]]:
+def doubtful(ground: ExperimentContext, kept: list[Cell]) -> list[dict[str, Any]]:
     """Rows whose one label is probably wrong."""
-    truth = label_numbers(ground.measured, ground.config)
-    return label_errors(predicted(kept), truth, **shown_of(ground.measured, ground.config.classes))
+    truth = label_numbers(ground.eval_records, ground.task_config)
+    return label_errors(predicted(kept), truth, **shown_of(ground.eval_records, ground.task_config.classes))
 
 
 def valid_loss(made: Cell) -> float:
@@ -291,7 +302,7 @@ def valid_loss(made: Cell) -> float:
     return next((row["valid_loss"] for row in made["epochs"] if row["epoch"] == made["best_epoch"]), 0.0)
 
 
-def write_predictions(ground: Ground, arm: Arm, cells: list[Cell]) -> None:
+def write_predictions(ground: ExperimentContext, arm: Arm, cells: list[Cell]) -> None:
     """The test rows as the seed says that did best on validation rows; among equals, the one that lost least there."""
     best = max(cells, key=lambda made: (made["valid_score"], -valid_loss(made)))
     rows = best["predicted"]

@@ -11,16 +11,16 @@ from headstock.data.corpus import read_corpus
 from headstock.data.sampling import first
 from headstock.errors import UserError, quoted
 from headstock.experiments.arms import make_arms
-from headstock.experiments.compare import LAYOUT, compare, lay_ground, places_of, silent
+from headstock.experiments.compare import LAYOUT, compare, grid_points, make_context, silent
 from headstock.experiments.compare_settings import make_plan
-from headstock.experiments.compare_table import table
-from headstock.experiments.compare_trials import read
-from headstock.experiments.duration import grid_seconds, in_words, measure_pace
-from headstock.experiments.verdict import Gap
+from headstock.experiments.compare_table import comparison_table
+from headstock.experiments.compare_trials import read_json
+from headstock.experiments.duration import format_duration_range, grid_seconds, measure_throughput
+from headstock.experiments.verdict import Difference
 from headstock.inference.pipeline import load
 from headstock.io import Layout, check_replaceable, discard, write_json, write_text
 from headstock.report.pages import write_report
-from headstock.report.terminal_chart import draw
+from headstock.report.terminal_chart import terminal_chart
 from headstock.train.callbacks import on_screen, one_line
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.pretrain import pretrain
@@ -50,7 +50,7 @@ DEMO: Layout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None, PLAN: None}
 
 
 @dataclass(frozen=True)
-class Size:
+class ComparisonSize:
     """How much is compared: the more time, the more labels, seeds and test rows."""
 
     labels: tuple[int, ...]
@@ -60,19 +60,19 @@ class Size:
 
 
 SIZES = (
-    Size((30, 100), 3, 300, least_steps=20),
-    Size((50, 150), 3, 300, least_steps=30),
-    Size((50, 200), 3, 400),
-    Size((100, 300), 3, 600),
-    Size((100, 250, 600), 3, 1000),
-    Size((100, 400, 1600), 3, 1000),
-    Size((100, 400, 1600), 5, None),
-    Size((100, 400, 1600, 6400), 5, None),
-    Size((100, 400, 1600, 6400), 10, None),
+    ComparisonSize((30, 100), 3, 300, least_steps=20),
+    ComparisonSize((50, 150), 3, 300, least_steps=30),
+    ComparisonSize((50, 200), 3, 400),
+    ComparisonSize((100, 300), 3, 600),
+    ComparisonSize((100, 250, 600), 3, 1000),
+    ComparisonSize((100, 400, 1600), 3, 1000),
+    ComparisonSize((100, 400, 1600), 5, None),
+    ComparisonSize((100, 400, 1600, 6400), 5, None),
+    ComparisonSize((100, 400, 1600, 6400), 10, None),
 )
 
 
-def tell(
+def run_demo(
     out: Path,
     *,
     minutes: float,
@@ -86,15 +86,17 @@ def tell(
 ) -> dict[str, Any]:
     """The stock at work, a model grown live, a comparison on real labels, three sentences, and the report's path."""
     began = time.monotonic()
-    clear(out, overwrite=overwrite, say=say)
+    check_output_folder(out, overwrite=overwrite, say=say)
     show(f"{STOCK}, a small model of film reviews that ships with Headstock, fills in what is missing:\n")
     for filled in load(STOCK, device=device).fill(GAPS):
         show(f"   {filled.text}\n   {filled.filled}")
     catalog.get(QUOTES, say=say)
-    size = plan(out, minutes=minutes, device=device, seed=seed, say=say)
+    size = choose_size(out, minutes=minutes, device=device, seed=seed, say=say)
     say("1. A tokenizer and a small Transformer learn to continue film reviews, live")
     longer = minutes >= LONGER or choose_device(device).type != "cpu"
-    live = grow(out, minutes=LIVE_SHARE * minutes, longer=longer, device=device, seed=seed, quiet=quiet, say=say)
+    live = pretrain_live(
+        out, minutes=LIVE_SHARE * minutes, longer=longer, device=device, seed=seed, quiet=quiet, say=say
+    )
     show(tell_live(RunFolder(out / "live"), live, device, seed))
     say(f"\n2. Does pretraining pay? {STOCK} (pretrained on film reviews, it ships with Headstock) on short quotes")
     say(f"   {', '.join(f'{n:,}' for n in size.labels)} labels, {size.seeds} seeds; TF-IDF is the rival to beat")
@@ -114,7 +116,7 @@ def tell(
             callbacks=callbacks,
             say=say,
         )
-    show(table(results))
+    show(comparison_table(results))
     for verdict in results["verdicts"]:
         show(f"   {verdict}")
     show(honest(results))
@@ -129,7 +131,7 @@ def tell(
     return results | {"live": live, "predictions": predictions, "report": str(page)}
 
 
-def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
+def check_output_folder(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
     """Go on with a demo that is there, or begin anew; a folder that holds anything else is left alone."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -144,7 +146,7 @@ def clear(out: Path, *, overwrite: bool, say: Callable[[str], None]) -> None:
         say(f"{out} is there already: what it holds is kept, and the rest is done (--overwrite begins anew)")
 
 
-def grow(
+def pretrain_live(
     out: Path, *, minutes: float, longer: bool, device: str, seed: int, quiet: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """A small causal model, trained here and now on part of the reviews."""
@@ -173,29 +175,31 @@ def tell_live(run: RunFolder, results: dict[str, Any], device: str, seed: int) -
     spoken = load(run.path, device=device).generate(PROMPTS, max_tokens=40, temperature=0.7, top_p=0.9, seed=seed)
     samples = "\n".join(f"   > {' '.join(sample.text.split())}" for sample in spoken)
     return (
-        f"\n   Training loss, in nats per token, over {results['seconds']:.0f} seconds\n{draw(curve, name='step')}\n"
+        f"\n   Training loss, in nats per token, over {results['seconds']:.0f} seconds\n"
+        f"{terminal_chart(curve, name='step')}\n"
         f"\n   On reviews it never saw: perplexity {results['perplexity']:.0f}. How it goes on by itself:\n{samples}\n"
         f"   So short a training gains nothing for what follows, so that begins with a stock grown for longer.\n"
     )
 
 
-def plan(out: Path, *, minutes: float, device: str, seed: int, say: Callable[[str], None]) -> Size:
+def choose_size(out: Path, *, minutes: float, device: str, seed: int, say: Callable[[str], None]) -> ComparisonSize:
     """Measure this machine, choose how much is compared in the minutes, and say how long all of it takes.
 
     A demo that goes on keeps what it had decided: cells of another size would not serve it.
     """
-    found, kept = sizes_here(out, device=device, seed=seed), read(out / PLAN)
+    found, kept = sizes_here(out, device=device, seed=seed), read_json(out / PLAN)
     if kept.get("minutes") == minutes and kept.get("seed") == seed:
         chosen, seconds = found[kept["size"]]
     else:
-        chosen, seconds = fitting(found, seconds=(1 - LIVE_SHARE) * 60 * minutes)
+        chosen, seconds = largest_fitting(found, seconds=(1 - LIVE_SHARE) * 60 * minutes)
     write_json(out / PLAN, {"minutes": minutes, "seed": seed, "size": SIZES.index(chosen)})
     seconds += 0.0 if RunFolder(out / "live").is_finished() else LIVE_SHARE * 60 * minutes
-    say(f"\n   Measured here: from now on the demo takes {in_words(seconds)} on this machine, if it stays as busy.\n")
+    duration = format_duration_range(seconds)
+    say(f"\n   Measured here: from now on the demo takes {duration} on this machine, if it stays as busy.\n")
     return chosen
 
 
-def sizes_here(out: Path, *, device: str, seed: int) -> list[tuple[Size, float]]:
+def sizes_here(out: Path, *, device: str, seed: int) -> list[tuple[ComparisonSize, float]]:
     """Each size, and the seconds that its comparison and what is beside it take on this machine."""
     files = {side: f"catalog:{QUOTES}/{side}.csv" for side in ("train", "valid", "test")}
     asked = [
@@ -204,19 +208,21 @@ def sizes_here(out: Path, *, device: str, seed: int) -> list[tuple[Size, float]]
         )
         for size in SIZES
     ]
-    ground = lay_ground(asked[0], out, DistributedContext(choose_device(device)), silent)
+    ground = make_context(asked[0], out, DistributedContext(choose_device(device)), silent)
     arms = make_arms([STOCK], asked[0].compare.arms, asked[0].arms)
-    paces = {str(arm.run): measure_pace(ground, arm) for arm in {str(arm.run): arm for arm in arms}.values()}
+    paces = {str(arm.run): measure_throughput(ground, arm) for arm in {str(arm.run): arm for arm in arms}.values()}
     beside = BESIDE * max(pace.row for pace in paces.values())
     found = []
     for size, one in zip(SIZES, asked, strict=True):
-        measured = ground.measured.select(range(min(size.rows or len(ground.measured), len(ground.measured))))
-        there = replace(ground, settings=one.settings, measured=measured)
-        found.append((size, grid_seconds(there, places_of(one.compare, there, arms), paces) + beside))
+        measured = ground.eval_records.select(
+            range(min(size.rows or len(ground.eval_records), len(ground.eval_records)))
+        )
+        there = replace(ground, settings=one.settings, eval_records=measured)
+        found.append((size, grid_seconds(there, grid_points(one.compare, there, arms), paces) + beside))
     return found
 
 
-def fitting(found: Sequence[tuple[Size, float]], *, seconds: float) -> tuple[Size, float]:
+def largest_fitting(found: Sequence[tuple[ComparisonSize, float]], *, seconds: float) -> tuple[ComparisonSize, float]:
     """The last of the sizes, which are in the order of their cost, that is done in so many seconds; else the first."""
     return [found[0], *(one for one in found[1:] if one[1] <= seconds)][-1]
 
@@ -226,9 +232,9 @@ def honest(results: dict[str, Any]) -> str:
     gaps = {}  # of the pretrained model over each rival
     for pair in results["pairs"]:
         if (pair["a"], pair["b"]) == ("pretrained", "tfidf"):
-            gaps[f"TF-IDF at {pair['labels']:,} labels"] = Gap.of(pair)
+            gaps[f"TF-IDF at {pair['labels']:,} labels"] = Difference.of(pair)
         elif (pair["a"], pair["b"]) == ("scratch", "pretrained"):
-            gaps[f"scratch at {pair['labels']:,} labels"] = Gap.of(pair).turned()
+            gaps[f"scratch at {pair['labels']:,} labels"] = Difference.of(pair).reversed()
     unclear = [rival for rival, gap in gaps.items() if not gap.above]
     return (
         f"   The pretrained model is not clearly better than {', '.join(unclear)}."

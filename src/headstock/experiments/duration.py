@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from headstock.data.records import Records
 from headstock.experiments.arms import Arm
-from headstock.experiments.compare_trials import Ground, Place, settings_of, told_apart
-from headstock.experiments.tfidf import Baseline
+from headstock.experiments.compare_trials import ExperimentContext, GridPoint, input_texts, trial_config
+from headstock.experiments.tfidf import TfidfClassifier
 from headstock.planner.machine import wait
 from headstock.tasks.class_labels import label_numbers
 from headstock.train.finetune_config import CHARACTERS
@@ -30,7 +30,7 @@ LOW, HIGH = 0.7, 1.5
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """What was measured on this machine, in seconds."""
 
     step: float = 0.0  # one optimizer step of the whole model
@@ -40,7 +40,7 @@ class Pace:
     fitting: float = 0.0  # the TF-IDF classifiers on few rows
 
 
-def measure_pace(ground: Ground, arm: Arm) -> Pace:
+def measure_throughput(ground: ExperimentContext, arm: Arm) -> Throughput:
     """The pace of one arm: a few steps on rows of the comparison, thrown away."""
     train = subset(ground.splits.train, min(ROWS, len(ground.splits.train)), seed=0)
     valid = subset(ground.splits.valid, min(ROWS, len(ground.splits.valid)), seed=0)
@@ -48,11 +48,11 @@ def measure_pace(ground: Ground, arm: Arm) -> Pace:
         return tfidf_pace(ground, train, valid)
     # the whole model also for a frozen arm: reading is timed by its validation
     trained = replace(arm, settings=without_frozen(arm), kind="pretrained" if arm.kind == "frozen" else arm.kind)
-    chosen = settings_of(ground, Place(trained, len(train), 0, shown=False), train)
+    chosen = trial_config(ground, GridPoint(trained, len(train), 0, analyze_errors=False), train)
     assert chosen is not None and arm.run is not None
     short = replace(chosen.train, steps=STEPS, epochs=None, minutes=None, validate_every=STEPS, ema=0.0)
     tokenizer = arm.run.tokenizer()
-    task = ground.task(chosen.task, tokenizer)
+    task = ground.task_class(chosen.task, tokenizer)
     data = LabelledData(task.prepare(train), task.prepare(valid))
     moments, read = [time.perf_counter()], [0.0]
 
@@ -79,7 +79,7 @@ def measure_pace(ground: Ground, arm: Arm) -> Pace:
     output = (time.perf_counter() - began) / max(1, len(some))
     steps = [after - before for before, after in pairwise(moments)][WARM:]
     # the mean, not the median: where other programs use the machine too, some steps take much longer
-    return Pace(step=statistics.mean(steps), row=read[-1] / max(1, len(valid)), output=output)
+    return Throughput(step=statistics.mean(steps), row=read[-1] / max(1, len(valid)), output=output)
 
 
 def without_frozen(arm: Arm) -> dict[str, object]:
@@ -87,20 +87,24 @@ def without_frozen(arm: Arm) -> dict[str, object]:
     return {key: value for key, value in arm.settings.items() if key.rpartition(".")[2] != "layers"}
 
 
-def tfidf_pace(ground: Ground, train: Records, valid: Records) -> Pace:
+def tfidf_pace(ground: ExperimentContext, train: Records, valid: Records) -> Throughput:
     import sklearn.feature_extraction.text  # noqa: F401  # imported before the clock starts
 
-    known = [label_numbers(rows, ground.config) for rows in (train, valid)]
+    known = [label_numbers(rows, ground.task_config) for rows in (train, valid)]
     if len(set(map(int, known[0]))) < 2:
-        return Pace()
+        return Throughput()
     began = time.perf_counter()
-    fitted = Baseline(ground.config.classes).fit(told_apart(train), known[0], told_apart(valid), known[1], seed=0)
+    fitted = TfidfClassifier(ground.task_config.classes).fit(
+        input_texts(train), known[0], input_texts(valid), known[1], seed=0
+    )
     middle = time.perf_counter()
-    fitted.probabilities(told_apart(valid))
-    return Pace(text=(time.perf_counter() - middle) / max(1, len(valid)), fitting=middle - began)
+    fitted.probabilities(input_texts(valid))
+    return Throughput(text=(time.perf_counter() - middle) / max(1, len(valid)), fitting=middle - began)
 
 
-def cell_seconds(place: Place, chosen: RunConfig | None, pace: Pace, *, train: Records, valid: int, test: int) -> float:
+def trial_seconds(
+    place: GridPoint, chosen: RunConfig | None, pace: Throughput, *, train: Records, valid: int, test: int
+) -> float:
     """What a cell of `place.labels` training rows, so many validation rows and so many test rows takes."""
     labels = place.labels
     if chosen is None:
@@ -114,33 +118,35 @@ def cell_seconds(place: Place, chosen: RunConfig | None, pace: Pace, *, train: R
         characters = sum(map(len, train.documents)) * labels / max(1, len(train))
         each = math.ceil(characters / CHARACTERS / settings.batch_tokens)
     steps = settings.steps or math.ceil((settings.epochs or 1.0) * each)
-    shown = pace.row * EXPLAINED if place.shown else 0.0
+    shown = pace.row * EXPLAINED if place.analyze_errors else 0.0
     if chosen.transfer.freeze:
         return steps * HEAD + pace.row * (labels + valid) + pace.output * test + shown
     times = math.ceil(steps / settings.validate_every) if settings.validate_every else 10
     return steps * pace.step + pace.row * times * valid + pace.output * test + shown
 
 
-def grid_seconds(ground: Ground, places: Sequence[Place], paces: dict[str, Pace] | None = None) -> float:
+def grid_seconds(
+    ground: ExperimentContext, places: Sequence[GridPoint], paces: dict[str, Throughput] | None = None
+) -> float:
     """All cells that are not in their files yet, one after the other; `paces` by run, measured unless known."""
     paces = {} if paces is None else paces
     settings: dict[str, RunConfig | None] = {}  # which hardly differ between seeds
     total = 0.0
     for place in places:
-        if (ground.folder / "cells" / f"{place.file}-{place.seed}.json").is_file():
+        if (ground.folder / "cells" / f"{place.name}-{place.seed}.json").is_file():
             continue
-        if place.file not in settings:
-            settings[place.file] = settings_of(
+        if place.name not in settings:
+            settings[place.name] = trial_config(
                 ground, place, subset(ground.splits.train, place.labels, seed=place.seed)
             )
         if (model := str(place.arm.run)) not in paces:  # arms of one run share its model
-            paces[model] = measure_pace(ground, place.arm)
-        sizes = {"valid": min(place.labels, len(ground.splits.valid)), "test": len(ground.measured)}
-        total += cell_seconds(place, settings[place.file], paces[model], train=ground.splits.train, **sizes)
+            paces[model] = measure_throughput(ground, place.arm)
+        sizes = {"valid": min(place.labels, len(ground.splits.valid)), "test": len(ground.eval_records)}
+        total += trial_seconds(place, settings[place.name], paces[model], train=ground.splits.train, **sizes)
     return total
 
 
-def in_words(seconds: float) -> str:
+def format_duration_range(seconds: float) -> str:
     """`about 6 to 9 minutes`, with the range that the estimate has been found to need."""
     low, high = LOW * seconds, HIGH * seconds
     if high < 100:

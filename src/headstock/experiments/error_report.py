@@ -28,7 +28,7 @@ AROUND = 240  # characters of a context that are shown on either side of an answ
 NOTHING = "(no answer)"
 
 
-def tell(
+def analyze_errors(
     task: LabelledTask,
     rows: Records,
     data: Any,
@@ -237,12 +237,12 @@ def worst_translations(
     ]
 
 
-def tell_run(run: RunFolder, *, device: str = "auto") -> None:
+def add_error_analysis(run: RunFolder, *, device: str = "auto") -> None:
     """Add to a fine-tuned run's results what it gets wrong, on its test rows or else its validation rows."""
     loaded = load(run.path, device=device)
     task, rows = loaded.labelled(), loaded.held_out()
     data = task.prepare(rows)
     length = sequence_length(loaded.model, loaded.config.train)
-    told = tell(task, rows, data, loaded.outputs(data), model=loaded.model, length=length)
+    told = analyze_errors(task, rows, data, loaded.outputs(data), model=loaded.model, length=length)
     if told:
         run.write_results(run.results() | {"details": told})

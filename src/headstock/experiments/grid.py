@@ -76,7 +76,7 @@ Values = list[Any] | Range
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The sections of a recipe, and the options above them."""
 
     sweep: SweepSettings
@@ -96,7 +96,7 @@ SECTIONS = ("sweep", "grid", "pretrain", "finetune")
 
 def make_plan(
     file: str | Path | None, given: Mapping[str, Any], grid: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Plan:
+) -> SweepPlan:
     """One checked whole of a file and options; the options win. The file is a recipe, or the settings of a run."""
     given = dict(given)
     preset, objective = given.pop("preset", None), given.pop("objective", None)
@@ -122,15 +122,15 @@ def make_plan(
         raise UserError(f"--run {chosen.run}: does not go with text; a sweep either pretrains or fine-tunes")
     if not (chosen.corpus or chosen.run or file):
         raise UserError("nothing to train: name text to pretrain on, or a run to fine-tune with --run")
-    base = flat(tables.get("finetune" if chosen.run else "pretrain", {}))
+    base = flatten_tables(tables.get("finetune" if chosen.run else "pretrain", {}))
     preset, objective = preset or base.pop("preset", None), objective or base.pop("objective", None)
     values = read_grid({**own_grid, **grid}, sampled=chosen.sample is not None)
-    return Plan(
+    return SweepPlan(
         chosen, values, replaced(base, settings), preset, objective, Path(file) if file and not recipe else None
     )
 
 
-def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
     """`{"model": {"depth": 2}}` -> `{"model.depth": 2}`."""
     settings: dict[str, Any] = {}
     for name, value in tables.items():
@@ -166,8 +166,8 @@ def read_grid(written: Mapping[str, Any], *, sampled: bool) -> dict[str, Values]
                 problems.append((f"grid.{key}", f"{raw} must go from a smaller number to a larger one"))
         elif not values:
             problems.append((f"grid.{key}", "has no values"))
-        elif len({mark(value) for value in values}) < len(values):
-            problems.append((f"grid.{key}", f"names a value twice: {', '.join(map(shown, values))}"))
+        elif len({canonical(value) for value in values}) < len(values):
+            problems.append((f"grid.{key}", f"names a value twice: {', '.join(map(format_value, values))}"))
         grid[key] = values
     if problems:
         raise ConfigError(problems)
@@ -199,7 +199,7 @@ def draw_points(grid: Mapping[str, Values], *, sample: int | None, seed: int) ->
     for number in range(TRIES * sample * len(grid)):
         shares = generator(seed, "sweep", number).random(len(grid))
         point = {key: value_at(values, share) for (key, values), share in zip(grid.items(), shares, strict=True)}
-        found.setdefault(mark(point), point)
+        found.setdefault(canonical(point), point)
         if len(found) == sample:
             return list(found.values())
     raise UserError(f"--sample {sample}: so many different points could not be drawn from this grid; ask for fewer")
@@ -212,14 +212,14 @@ def value_at(values: Values, share: float) -> Any:
 # How points are called
 
 
-def mark(value: Any) -> str:
+def canonical(value: Any) -> str:
     """Tells values apart, and 1 from true, but not 1 from 1.0."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = float(value)
-    return json.dumps({key: mark(item) for key, item in value.items()} if isinstance(value, dict) else value)
+    return json.dumps({key: canonical(item) for key, item in value.items()} if isinstance(value, dict) else value)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -227,16 +227,16 @@ def shown(value: Any) -> str:
 
 def label(point: Mapping[str, Any]) -> str:
     """`depth=2 lr=0.001`, as people read it."""
-    return " ".join(f"{key}={shown(value)}" for key, value in point.items())
+    return " ".join(f"{key}={format_value(value)}" for key, value in point.items())
 
 
 def file_name(point: Mapping[str, Any]) -> str:
     """`depth=2,lr=0.001`; with what tells it apart where that cannot be a name."""
-    name = ",".join(f"{key}={shown(value)}" for key, value in point.items())
+    name = ",".join(f"{key}={format_value(value)}" for key, value in point.items())
     plain = re.sub(r"[^A-Za-z0-9=,._+-]+", "_", name)
     if plain == name and len(name) <= NAME:
         return name
-    return f"{plain[: NAME - 9]}-{hashlib.sha256(mark(dict(point)).encode()).hexdigest()[:8]}"
+    return f"{plain[: NAME - 9]}-{hashlib.sha256(canonical(dict(point)).encode()).hexdigest()[:8]}"
 
 
 def values_of(points: Sequence[Point]) -> dict[str, list[Any]]:
@@ -244,11 +244,11 @@ def values_of(points: Sequence[Point]) -> dict[str, list[Any]]:
     found: dict[str, dict[str, Any]] = {}
     for point in points:
         for key, value in point.items():
-            found.setdefault(key, {}).setdefault(mark(value), value)
-    return {key: in_order(list(values.values())) for key, values in found.items()}
+            found.setdefault(key, {}).setdefault(canonical(value), value)
+    return {key: sorted_values(list(values.values())) for key, values in found.items()}
 
 
-def in_order(values: list[Any]) -> list[Any]:
+def sorted_values(values: list[Any]) -> list[Any]:
     return sorted(values) if all(is_number(value) for value in values) else values
 
 

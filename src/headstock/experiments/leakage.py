@@ -55,7 +55,7 @@ NO_WORD, END_NUMBER = 0, -1  # the numbers of a word that no test text has, and 
 
 
 @dataclass(frozen=True)
-class Found:
+class LeakedText:
     row: int  # which of the test texts
     kind: Literal["exact", "near"]
     share: float  # of the text's words, those that stand in one stretch of the document in their order
@@ -64,22 +64,22 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Leakage:
+class SearchResult:
     documents: int  # in the corpus
     tested: int  # texts long enough to be looked for
-    found: list[Found]  # the best for each text, by row
+    found: list[LeakedText]  # the best for each text, by row
 
 
-def search(
+def find_leaked_texts(
     texts: Sequence[str], corpus: Iterable[Document], *, say: Callable[[str], None] = lambda line: None
-) -> Leakage:
+) -> SearchResult:
     """Which of `texts` stand in the corpus. Of documents that hold a text equally well, the first is named."""
     rows: dict[tuple[str, ...], list[int]] = {}
     for row, text in enumerate(texts):
         if len(key := tuple(words(text))) >= FEWEST_EXACT:
             rows.setdefault(key, []).append(row)
     index = _index(list(rows))
-    best: dict[int, Found] = {}
+    best: dict[int, LeakedText] = {}
     documents = seen = 0
     tail = np.zeros(0, np.int32)
     for parts in _batches(corpus):
@@ -91,11 +91,11 @@ def search(
         if seen // PROGRESS > before // PROGRESS:
             say(f"searched {documents:,} documents: {len(best):,} of {len(rows):,} texts found")
     same = list(rows.values())
-    found = [Found(row, hit.kind, hit.share, hit.where, hit.text) for i, hit in best.items() for row in same[i]]
-    return Leakage(documents, sum(map(len, same)), sorted(found, key=lambda hit: hit.row))
+    found = [LeakedText(row, hit.kind, hit.share, hit.where, hit.text) for i, hit in best.items() for row in same[i]]
+    return SearchResult(documents, sum(map(len, same)), sorted(found, key=lambda hit: hit.row))
 
 
-def overlap(texts: Sequence[str], others: Sequence[str]) -> list[int]:
+def overlapping_rows(texts: Sequence[str], others: Sequence[str]) -> list[int]:
     """The rows of `texts` that have the same words as one of `others`; where there are no words, the same text."""
 
     def key(text: str) -> tuple[str, ...]:
@@ -289,7 +289,7 @@ class _Stretch:
     share: float
 
 
-def _note(index: _Index, batch: _Batch, best: dict[int, Found]) -> None:
+def _note(index: _Index, batch: _Batch, best: dict[int, LeakedText]) -> None:
     """Keep what the batch has of each text, where it is better than what is known."""
     positions, grams = _hits(index, batch.numbers)
     parts = np.searchsorted(batch.ends, positions)
@@ -301,7 +301,7 @@ def _note(index: _Index, batch: _Batch, best: dict[int, Found]) -> None:
             document = batch.parts[part].document
             word = stretch.start - int(batch.starts[part]) - (batch.carried if part == 0 else 0)
             excerpt = _excerpt(batch.parts[part].text, max(0, word))
-            best[text] = Found(text, stretch.kind, stretch.share, f"{document.source}:{document.line}", excerpt)
+            best[text] = LeakedText(text, stretch.kind, stretch.share, f"{document.source}:{document.line}", excerpt)
             if stretch.kind == "exact":
                 index.needed[text] = len(index.texts[text]) + 1  # more than there are: it is looked for no longer
 

@@ -11,7 +11,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.errors import HeadstockError
 from headstock.experiments.arms import Arm
-from headstock.experiments.leakage import search
+from headstock.experiments.leakage import find_leaked_texts
 from headstock.io import write_json
 from headstock.train.run_folder import RunFolder, source_run
 
@@ -19,16 +19,16 @@ SHOWN = 10  # found texts that the report quotes
 
 
 @dataclass(frozen=True)
-class Leaks:
+class LeakageReport:
     """What was found, run by run, and which measured rows are left out for it."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
     excluded: frozenset[int] = frozenset()
 
 
-def look_for_leaks(
+def check_leakage(
     arms: Sequence[Arm], measured: Records, wish: str, folder: Path, say: Callable[[str], None]
-) -> Leaks:
+) -> LeakageReport:
     """Search every pretrained run's corpus. `wish` is to exclude what is found, to keep it, or to skip the search."""
     runs = {str(arm.run): arm.run for arm in arms if arm.run is not None and arm.kind != "scratch"}
     told: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ def look_for_leaks(
         if rows:
             fate = "left out" if wish == "exclude" else "kept"
             say(f"{len(rows):,} of {len(measured):,} measured texts are in what {name} was pretrained on: {fate}")
-    return Leaks(told, frozenset(excluded))
+    return LeakageReport(told, frozenset(excluded))
 
 
 def search_run(run: RunFolder, measured: Records, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def search_run(run: RunFolder, measured: Records, folder: Path, say: Callable[[s
             kept = {}
         if not isinstance(kept, dict) or kept.get("key") != key:
             say(f"looking for {len(measured):,} texts in what {run} was pretrained on")
-            found = asdict(search(texts, corpus, say=say))
+            found = asdict(find_leaked_texts(texts, corpus, say=say))
             kept = {"key": key, "names": list(corpus.names()), **found}
             write_json(path, kept)
     except HeadstockError as wrong:

@@ -23,7 +23,7 @@ def describe_runs(arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> lis
 
 
 def describe_run(run: RunFolder, arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    grown = pretrained(run)
+    grown = pretrained_origin(run)
     settings, results = (grown.config(), grown.results()) if grown else (run.config(), {})
     metrics = results.get("metrics", {})
     named = {arm.name for arm in arms if arm.run == run}
@@ -49,13 +49,13 @@ def describe_run(run: RunFolder, arms: Sequence[Arm], summary: Sequence[dict[str
     }
 
 
-def pretrained(run: RunFolder) -> RunFolder | None:
+def pretrained_origin(run: RunFolder) -> RunFolder | None:
     """The language model behind a run: itself, or what it was fine-tuned from if that is still there."""
     found = source_run(run)
     return found if found is not None and found.is_finished() else None
 
 
-def differences(rows: Sequence[dict[str, Any]]) -> list[str]:
+def comparability_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What must be known before the rows are compared."""
     said = []
     if len({row["tokenizer"] for row in rows}) > 1:

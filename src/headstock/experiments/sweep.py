@@ -12,8 +12,8 @@ from headstock import io as files
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
 from headstock.experiments.claims import alone, share
-from headstock.experiments.grid import Plan, Point, draw_points, label, make_plan, mark
-from headstock.experiments.sweep_summary import answer, best_first, number
+from headstock.experiments.grid import Point, SweepPlan, canonical, draw_points, label, make_plan
+from headstock.experiments.sweep_summary import best_first, format_score, summarize_sweep
 from headstock.experiments.sweep_trials import DECIDED, Field, Finetuning, Made, Pretraining, Trial, make_trial, run_of
 from headstock.ranks import rank_and_size
 from headstock.train.loop import Callback
@@ -82,7 +82,7 @@ def sweep(
     made = make_all(plan, field, points, callbacks, say)
     with alone(folder, "best"):
         best = keep_best(plan, field, points, made, callbacks, say)
-    results = answer(plan, field, points, made, best, seconds=time.monotonic() - began)
+    results = summarize_sweep(plan, field, points, made, best, seconds=time.monotonic() - began)
     files.write_json(folder / "results.json", results)
     return results
 
@@ -90,7 +90,7 @@ def sweep(
 # What is wrong is found before anything is trained
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: SweepPlan) -> None:
     """Refuse options of the other kind of sweep, and settings that no point of a grid can have for itself."""
     asked = plan.sweep
     if rank_and_size()[1] > 1:
@@ -117,7 +117,7 @@ def check_plan(plan: Plan) -> None:
         raise ConfigError(problems)
 
 
-def fixed(plan: Plan, key: str) -> str | None:
+def fixed(plan: SweepPlan, key: str) -> str | None:
     """Why a setting must be the same for all points, if it must."""
     section, _, name = key.rpartition(".")
     if name == "seed":
@@ -143,7 +143,7 @@ def fixed(plan: Plan, key: str) -> str | None:
     return None
 
 
-def configure_all(plan: Plan, field: Field, points: Sequence[Point]) -> list[RunConfig]:
+def configure_all(plan: SweepPlan, field: Field, points: Sequence[Point]) -> list[RunConfig]:
     """The settings of every point; every wrong key and value of all of them is named at once."""
     seed, tree = plan.sweep.seed, {}
     for point in ({}, points[0]):
@@ -201,7 +201,9 @@ def checked(points: Sequence[Point], build: Callable[[Point], RunConfig]) -> lis
 def caused_by(where: str, what: str, points: Sequence[Point]) -> str:
     """`width=30 heads=4: model.width`: what all points with a problem have in common, as far as it is named in it."""
     common = {
-        key: value for key, value in points[0].items() if all(mark(point[key]) == mark(value) for point in points)
+        key: value
+        for key, value in points[0].items()
+        if all(canonical(point[key]) == canonical(value) for point in points)
     }
     words = set(re.findall(r"\w+", f"{where} {what}"))
     named = {key: value for key, value in common.items() if key.rpartition(".")[2] in words}
@@ -211,12 +213,12 @@ def caused_by(where: str, what: str, points: Sequence[Point]) -> str:
 # The trials
 
 
-def trials_of(plan: Plan, point: Point) -> list[Trial]:
+def trials_of(plan: SweepPlan, point: Point) -> list[Trial]:
     return [Trial(point, seed) for seed in range(plan.sweep.seed, plan.sweep.seed + plan.sweep.seeds)]
 
 
 def make_all(
-    plan: Plan, field: Field, points: list[Point], callbacks: Sequence[Callback], say: Say
+    plan: SweepPlan, field: Field, points: list[Point], callbacks: Sequence[Callback], say: Say
 ) -> list[list[Made]]:
     """The trials of each point, its seeds together; those whose file is there are not made again.
 
@@ -234,7 +236,7 @@ def make_all(
 
     for place, (cell, new) in share(field.folder, trials, lambda trial: trial.name, make, say):
         known[place] = cell
-        score = "failed" if cell["failed"] else number(field.metric, cell["score"])
+        score = "failed" if cell["failed"] else format_score(field.metric, cell["score"])
         time_it_took = f"{cell['seconds']:6.1f} s" if new else "(kept)"
         what = f"{label(trials[place].point):{width}s}  seed {trials[place].seed}"
         say(f"{len(known):3d}/{total}  {what}  {field.metric} {score}  {time_it_took}")
@@ -258,7 +260,7 @@ def told_if_stopped(kept: str) -> Iterator[None]:
 
 
 def tidy(
-    plan: Plan, field: Field, points: Sequence[Point], made: Sequence[list[Made]], only: int | None = None
+    plan: SweepPlan, field: Field, points: Sequence[Point], made: Sequence[list[Made]], only: int | None = None
 ) -> None:
     """Remove the runs of all points but the best so far, and of its other seeds where `only` one of them is wanted."""
     best = best_first(made, lower=field.lower)[0]
@@ -270,7 +272,7 @@ def tidy(
 
 
 def keep_best(
-    plan: Plan, field: Field, points: list[Point], made: list[list[Made]], callbacks: Sequence[Callback], say: Say
+    plan: SweepPlan, field: Field, points: list[Point], made: list[list[Made]], callbacks: Sequence[Callback], say: Say
 ) -> Trial | None:
     """The best trial of the best point, whose run stays; trained again if it was not kept when another was best."""
     place = best_first(made, lower=field.lower)[0]

@@ -8,7 +8,17 @@ import numpy as np
 
 from headstock import config
 from headstock.experiments.comparison_summary import tallied, versions
-from headstock.experiments.grid import Plan, Point, Range, in_order, is_number, label, mark, shown, values_of
+from headstock.experiments.grid import (
+    Point,
+    Range,
+    SweepPlan,
+    canonical,
+    format_value,
+    is_number,
+    label,
+    sorted_values,
+    values_of,
+)
 from headstock.experiments.metric_names import METRICS
 from headstock.experiments.sweep_trials import Field, Made, Trial, run_of
 from headstock.intervals import Interval, difference, interval
@@ -21,8 +31,8 @@ POINTS = ("bleu", "chrf")  # which nobody calls percent
 SMALL = 0.005  # a gap of losses below this is written with more digits
 
 
-def answer(
-    plan: Plan, field: Field, points: list[Point], made: list[list[Made]], best: Trial | None, *, seconds: float
+def summarize_sweep(
+    plan: SweepPlan, field: Field, points: list[Point], made: list[list[Made]], best: Trial | None, *, seconds: float
 ) -> dict[str, Any]:
     """Everything the report shows: what results.json holds."""
     order = best_first(made, lower=field.lower)
@@ -54,19 +64,19 @@ def answer(
     return results | {"verdict": verdict(results), "notes": notes(plan, field, results)}
 
 
-def written(plan: Plan) -> dict[str, Any]:
+def written(plan: SweepPlan) -> dict[str, Any]:
     return {
-        key: f"{shown(values.low)}..{shown(values.high)}" if isinstance(values, Range) else values
+        key: f"{format_value(values.low)}..{format_value(values.high)}" if isinstance(values, Range) else values
         for key, values in plan.grid.items()
     }
 
 
-def settings_of(plan: Plan) -> dict[str, Any]:
+def settings_of(plan: SweepPlan) -> dict[str, Any]:
     own = {"preset": plan.preset, "objective": plan.objective, "config": str(plan.file) if plan.file else None}
     return {name: value for name, value in own.items() if value} | plan.settings
 
 
-def title_of(plan: Plan, keys: Sequence[str]) -> str:
+def title_of(plan: SweepPlan, keys: Sequence[str]) -> str:
     asked = plan.sweep
     what = f"{asked.run} on {asked.train}" if plan.kind == "finetune" else f"{plan.preset or 'a model'} on text"
     if plan.kind == "pretrain" and asked.corpus:
@@ -160,11 +170,11 @@ def marginal(
     """The mean of all points with a value, value by value, the same for bands of those drawn from a range."""
     rows = []
     for band in bands(values) if banded and len(values) > BANDS else [[value] for value in values]:
-        known = {mark(value) for value in band}
+        known = {canonical(value) for value in band}
         scores = [
             found
             for point, cells in zip(points, made, strict=True)
-            if mark(point[key]) in known and (found := scores_of(cells))
+            if canonical(point[key]) in known and (found := scores_of(cells))
         ]
         around = over_seeds(np.mean(scores, axis=0).tolist()) if scores else Interval(math.nan, None, None)
         middle = band[len(band) // 2]
@@ -175,7 +185,7 @@ def marginal(
 
 def bands(values: list[Any]) -> list[list[Any]]:
     """As many neighbours in each."""
-    return [part.tolist() for part in np.array_split(np.array(in_order(values)), BANDS)]
+    return [part.tolist() for part in np.array_split(np.array(sorted_values(values)), BANDS)]
 
 
 def spreads(results: dict[str, Any]) -> dict[str, float]:
@@ -191,7 +201,7 @@ def spreads(results: dict[str, Any]) -> dict[str, float]:
 # In words
 
 
-def number(metric: str, value: float | None) -> str:
+def format_score(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
     if metric not in METRICS:
@@ -201,17 +211,17 @@ def number(metric: str, value: float | None) -> str:
 
 def bare(metric: str, value: float | None) -> str:
     """The same without its unit, as the ends of an interval are written."""
-    return number(metric, value).removesuffix("%")
+    return format_score(metric, value).removesuffix("%")
 
 
-def size(metric: str, value: float) -> str:
+def format_difference(metric: str, value: float) -> str:
     """A difference: `3.1 points`, `0.041`."""
     if metric in METRICS:
         return f"{100 * value:.1f} points"
     return f"{value:.3f}" if abs(value) >= SMALL else f"{value:.2g}"
 
 
-def around(metric: str, row: dict[str, Any]) -> str:
+def format_interval(metric: str, row: dict[str, Any]) -> str:
     return "" if row["low"] is None else f" ({bare(metric, row['low'])} to {bare(metric, row['high'])})"
 
 
@@ -220,9 +230,8 @@ def verdict(results: dict[str, Any]) -> str:
     metric, best = results["metric"], results["best"]
     if best is None:
         return "Every point failed: in each a training's loss was no longer a number; try lower learning rates."
-    said = (
-        f"Best is {label(best['settings'])} with {CALLED[metric]} {number(metric, best['mean'])}{around(metric, best)}"
-    )
+    score = f"{format_score(metric, best['mean'])}{format_interval(metric, best)}"
+    said = f"Best is {label(best['settings'])} with {CALLED[metric]} {score}"
     return f"{said}{against_second(results)}.{most(results)}"
 
 
@@ -230,15 +239,15 @@ def against_second(results: dict[str, Any]) -> str:
     metric, second = results["metric"], results["best"]["second"]
     if second is None:
         return "; there is no other point to compare it with"
-    gap, name = size(metric, abs(second["mean"])), label(second["settings"])
+    gap, name = format_difference(metric, abs(second["mean"])), label(second["settings"])
     if second["low"] is None:
         return f"; the second, {name}, is {gap} behind, and one seed cannot tell whether that would be so again"
     low, high = sorted(abs(edge) if second["clear"] else edge for edge in (second["low"], second["high"]))
-    span = f"{size(metric, low).removesuffix(' points')} to {size(metric, high)}"
+    span = f"{format_difference(metric, low).removesuffix(' points')} to {format_difference(metric, high)}"
     if second["clear"]:
         return f"; it is clearly better than the second, {name}, by {gap} ({span}, the same seeds paired)"
     if results["better"] == "higher":
-        span = f"{size(metric, -high).removesuffix(' points')} to {size(metric, -low)}"
+        span = f"{format_difference(metric, -high).removesuffix(' points')} to {format_difference(metric, -low)}"
     return f"; it is not clearly better than the second, {name}: {gap} ahead, but with the same seeds paired {span}"
 
 
@@ -250,20 +259,20 @@ def most(results: dict[str, Any]) -> str:
     (key, far), *others = found.items()
     hedge = "" if results["seeds"] > 1 else " as far as one seed tells"
     if len(results["marginals"]) == 1:
-        return f" Over its values, {key} moves it by {size(metric, far)}{hedge}."
+        return f" Over its values, {key} moves it by {format_difference(metric, far)}{hedge}."
     rows = [row for row in results["marginals"][key] if row["mean"] is not None]
     ends = sorted(rows, key=lambda row: row["mean"], reverse=results["better"] == "higher")
-    said = f" What matters most is {key}{hedge}: the means of its values lie {size(metric, far)} apart"
+    said = f" What matters most is {key}{hedge}: the means of its values lie {format_difference(metric, far)} apart"
     said += f" (best {values_told(ends[0])}, worst {values_told(ends[-1])})"
-    rest = ", ".join(f"{size(metric, value)} for {other}" for other, value in others)
+    rest = ", ".join(f"{format_difference(metric, value)} for {other}" for other, value in others)
     return f"{said}, against {rest}." if rest else f"{said}."
 
 
 def values_told(row: dict[str, Any]) -> str:
-    return f"{shown(row['from'])} to {shown(row['to'])}" if "from" in row else shown(row["value"])
+    return f"{format_value(row['from'])} to {format_value(row['to'])}" if "from" in row else format_value(row["value"])
 
 
-def notes(plan: Plan, field: Field, results: dict[str, Any]) -> list[str]:
+def notes(plan: SweepPlan, field: Field, results: dict[str, Any]) -> list[str]:
     said = []
     if plan.kind == "finetune":
         said.append(
@@ -299,10 +308,14 @@ def ranked_table(results: dict[str, Any]) -> Any:
     for name in (CALLED[metric], "behind the best", "time"):
         made.add_column(name, justify="right")
     for place, row in enumerate(results["points"], 1):
-        score = f"{number(metric, row['mean'])}{around(metric, row)}" if row["mean"] is not None else "failed"
+        score = (
+            f"{format_score(metric, row['mean'])}{format_interval(metric, row)}"
+            if row["mean"] is not None
+            else "failed"
+        )
         made.add_row(
             str(place),
-            *(shown(row["settings"][key]) for key in keys),
+            *(format_value(row["settings"][key]) for key in keys),
             f"[bold]{score}[/bold]" if place == 1 else score,
             behind(results, row),
             f"{row['seconds']:.1f} s",
@@ -317,8 +330,9 @@ def behind(results: dict[str, Any], row: dict[str, Any]) -> str:
         return ""
     sign = 1 if results["better"] == "lower" else -1
     metric = results["metric"]
-    said = size(metric, sign * gap["mean"])
+    said = format_difference(metric, sign * gap["mean"])
     if gap["low"] is None:
         return said
     low, high = sorted((sign * gap["low"], sign * gap["high"]))
-    return f"{said} ({size(metric, low).removesuffix(' points')} to {size(metric, high).removesuffix(' points')})"
+    ends = [format_difference(metric, edge).removesuffix(" points") for edge in (low, high)]
+    return f"{said} ({ends[0]} to {ends[1]})"

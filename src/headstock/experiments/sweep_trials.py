@@ -14,8 +14,8 @@ from headstock.data.corpus import Corpus
 from headstock.data.sampling import sampled
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import Diverged, UserError
-from headstock.experiments.compare_trials import kept_tally, read
-from headstock.experiments.grid import Plan, Point, file_name
+from headstock.experiments.compare_trials import read_json, serialize_metric
+from headstock.experiments.grid import Point, SweepPlan, file_name
 from headstock.io import sha256, write_json
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
@@ -94,7 +94,7 @@ def make_trial(
     """
     path = field.folder / "cells" / f"{trial.name}.json"
     run, chosen = run_of(field.folder, trial), field.settle(field.configure(trial.point, trial.seed))
-    key, kept = field.key(chosen), read(path)
+    key, kept = field.key(chosen), read_json(path)
     whole = kept.get("key") == key
     keep = keep or (whole and kept["kept"])
     if whole and (kept["failed"] or not (keep or with_run) or run.is_finished()):
@@ -139,7 +139,7 @@ class Pretraining:
 
     lower = True
 
-    def __init__(self, plan: Plan, folder: Path, device: str):
+    def __init__(self, plan: SweepPlan, folder: Path, device: str):
         self.plan, self.folder, self.device = plan, folder, device
         self.metric: str = "loss" if plan.sweep.by == "auto" else plan.sweep.by
         self.judge: LabelledTask | None = None
@@ -268,7 +268,7 @@ class Finetuning:
 
     lower = False
 
-    def __init__(self, plan: Plan, folder: Path, device: str):
+    def __init__(self, plan: SweepPlan, folder: Path, device: str):
         self.plan, self.folder = plan, folder
         assert plan.sweep.run is not None
         self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
@@ -332,7 +332,7 @@ class Finetuning:
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
             "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze)["total"],
             "steps": fitted.state.step,
-            "tallies": {task.headline: kept_tally(task.tallies(data.valid, found)[task.headline])},
+            "tallies": {task.headline: serialize_metric(task.tallies(data.valid, found)[task.headline])},
         }
 
     @property

@@ -21,7 +21,7 @@ CANDIDATES = (
 
 
 @dataclass
-class Baseline:
+class TfidfClassifier:
     """Words 1-2 and characters 2-5, each by sublinear TF-IDF, then the best of a few linear classifiers.
 
     Texts may come in pairs: then both are counted by themselves, and what they share and do not share beside them.
@@ -40,7 +40,7 @@ class Baseline:
 
     def fit(
         self, texts: Sequence[Any], labels: Any, valid_texts: Sequence[Any], valid_labels: Any, *, seed: int
-    ) -> "Baseline":
+    ) -> "TfidfClassifier":
         """Learn from the training rows, choose on the validation rows; labels are numbers into `classes`."""
         true, valid_true = _class_numbers(labels), _class_numbers(valid_labels)
         if not len(valid_true):

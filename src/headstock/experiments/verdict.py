@@ -11,7 +11,7 @@ SLIGHT = 2.0  # points: when a model can be better by no more than this, TF-IDF 
 
 
 @dataclass(frozen=True)
-class Gap:
+class Difference:
     """How far one arm is above another, in points as shown; low and high are None without an interval."""
 
     points: float
@@ -19,7 +19,7 @@ class Gap:
     high: float | None
 
     @classmethod
-    def of(cls, pair: Mapping[str, Any]) -> "Gap":
+    def of(cls, pair: Mapping[str, Any]) -> "Difference":
         """A pair's difference and interval, as exact as they are shown: an edge that reads 0.0 is zero."""
         return cls(_points(pair["difference"]), _edge(pair["low"]), _edge(pair["high"]))
 
@@ -33,10 +33,10 @@ class Gap:
         """True where the whole interval is below zero."""
         return self.high is not None and self.high < 0
 
-    def turned(self) -> "Gap":
+    def reversed(self) -> "Difference":
         """The same gap seen from the other arm."""
         low, high = (None if edge is None else 0.0 - edge for edge in (self.high, self.low))
-        return Gap(0.0 - self.points, low, high)
+        return Difference(0.0 - self.points, low, high)
 
     def size(self) -> str:
         """`6.1 points (4.2 to 7.9)`, for a gap that is above zero."""
@@ -78,12 +78,12 @@ class Results:
         every = self.of_kind("scratch")
         return next((arm for arm in every if runs[arm] == runs[name]), every[0] if every else None)
 
-    def gap(self, a: str, b: str) -> Gap:
+    def gap(self, a: str, b: str) -> Difference:
         if (a, b) in self.pairs:
-            return Gap.of(self.pairs[a, b])
+            return Difference.of(self.pairs[a, b])
         if (b, a) in self.pairs:
-            return self.gap(b, a).turned()
-        return Gap(_points(self.scores[a]["score"] - self.scores[b]["score"]), None, None)
+            return self.gap(b, a).reversed()
+        return Difference(_points(self.scores[a]["score"] - self.scores[b]["score"]), None, None)
 
     def reaches(self, name: str) -> str:
         """`reaches 71.0% (68.9 to 73.2)`, or of other metrics `reaches F1 71.0% (...)`, `reaches BLEU 21.0 (...)`."""
@@ -93,7 +93,7 @@ class Results:
         return reached if row["low"] is None else f"{reached} ({_points(row['low']):.1f} to {_points(row['high']):.1f})"
 
 
-def sentence(
+def verdict(
     labels: int,
     summary: Iterable[Mapping[str, Any]],
     pairs: Iterable[Mapping[str, Any]],
@@ -124,7 +124,7 @@ def sentence(
     return f"{opening}{text}."
 
 
-def best_features(
+def features_verdict(
     labels: int,
     summary: Iterable[Mapping[str, Any]],
     pairs: Iterable[Mapping[str, Any]],
@@ -175,7 +175,7 @@ def _pretraining(results: Results, names: list[str], *, frozen: bool) -> str:
     if gap.above:
         return f"{subject} adds {gap.size()} over scratch"
     if gap.below:
-        return f"{subject} costs {gap.turned().size()} against scratch"
+        return f"{subject} costs {gap.reversed().size()} against scratch"
     return f"{subject} makes no clear difference against scratch ({gap.signed()})"
 
 
@@ -204,9 +204,9 @@ def _tfidf(results: Results, rivals: list[str]) -> str:
         return f"{start}{_model(results, first)} is not clearly better ({gap.signed()})"
     scratch = results.scratch_beside(first)
     if scratch in behind and scratch != first:
-        both = f"{_model(results, first)} by {gap.turned().size()} and scratch by {gaps[scratch].turned().size()}"
+        both = f"{_model(results, first)} by {gap.reversed().size()} and scratch by {gaps[scratch].reversed().size()}"
         return f"{start}it beats {both}"
-    return f"{start}it is {gap.turned().size()} better than {_model(results, first)}"
+    return f"{start}it is {gap.reversed().size()} better than {_model(results, first)}"
 
 
 def _model(results: Results, name: str) -> str:

@@ -11,10 +11,10 @@ import numpy as np
 
 from headstock.errors import UserError
 from headstock.explain.attention import MEASURES, AttentionFacts, Head, Map
-from headstock.report.heatmap import squares
+from headstock.report.heatmap import draw_heatmap
 from headstock.report.render import render
-from headstock.report.standalone import alone
-from headstock.report.theme import SOFT, Gallery, draw
+from headstock.report.standalone import standalone_svg
+from headstock.report.theme import SOFT, Gallery, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,21 +96,21 @@ def picture(found: AttentionFacts) -> str:
         raise UserError("--out: an .svg holds one kind of attention; choose with --where encoder, decoder or cross")
     if len(found.maps) == 1 and len(found.maps[0].weights) == 1:
         return one_head(found, found.maps[0])
-    return alone(Gallery().show("heads", all_heads(found.maps), f"the heads of {found.run}"))
+    return standalone_svg(Gallery().embed("heads", all_heads(found.maps), f"the heads of {found.run}"))
 
 
 def one_head(found: AttentionFacts, shown: Map) -> str:
     down, across = found.axes(shown.where)
     weights = shown.weights[0]
     if max(weights.shape) > MOST:
-        raise UserError(f"--out: a text of {max(weights.shape)} tokens is too long to draw, {MOST} are the most")
+        raise UserError(f"--out: a text of {max(weights.shape)} tokens is too long to make_figure, {MOST} are the most")
 
     def told(row: int, column: int) -> str:
         return f"{down[row]} → {across[column]}: {weights[row, column]:.1%}"
 
     (head,) = (one for one in found.heads if (one.where, one.layer) == (shown.where, shown.layer))
     title = f"{found.run}: {TITLES[shown.where].lower()}, layer {shown.layer}, head {head.head}"
-    return squares(down[: len(weights)], across[: weights.shape[1]], weights.tolist(), title=title, told=told)
+    return draw_heatmap(down[: len(weights)], across[: weights.shape[1]], weights.tolist(), title=title, tooltip=told)
 
 
 def all_heads(maps: list[Map]) -> "Figure":
@@ -128,4 +128,4 @@ def all_heads(maps: list[Map]) -> "Figure":
                 axes.set_yticks([])
                 axes.set_title(f"{one.layer}.{number}", fontsize=9, color=SOFT, pad=2)
 
-    return draw(paint, size * heads + 20, (size + 14) * layers + 10)
+    return make_figure(paint, size * heads + 20, (size + 14) * layers + 10)

@@ -9,8 +9,8 @@ from headstock.explain.gradients import Gradients
 from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.recurrence import Recurrence
 from headstock.report.render import minus, render
-from headstock.report.standalone import alone
-from headstock.report.theme import ARMS, GRID, NARROW, SOFT, WIDE, Gallery, draw
+from headstock.report.standalone import standalone_svg
+from headstock.report.theme import ARMS, GRID, NARROW, SOFT, WIDE, Gallery, make_figure
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -30,8 +30,8 @@ def both(
 ) -> dict[str, Any]:
     """A chart for a page's column and one for a telephone, which is `more` of its width higher."""
     return {
-        "wide": gallery.show(name, draw(paint, WIDE, share * WIDE), label),
-        "narrow": gallery.show(f"{name}-narrow", draw(paint, NARROW, (share + more) * NARROW), label),
+        "wide": gallery.embed(name, make_figure(paint, WIDE, share * WIDE), label),
+        "narrow": gallery.embed(f"{name}-narrow", make_figure(paint, NARROW, (share + more) * NARROW), label),
     }
 
 
@@ -143,7 +143,9 @@ def picture(found: Gradients) -> str:
             depth_panel(panels[-1], found.depths)
             panels[-1].legend(fontsize=8.5, loc="lower left")
 
-    return alone(str(Gallery().show("gradients", draw(paint, 480 * count, 400), "the gradient on its way down")))
+    return standalone_svg(
+        str(Gallery().embed("gradients", make_figure(paint, 480 * count, 400), "the gradient on its way down"))
+    )
 
 
 def page(found: Gradients, *, name: str, text: str) -> str:
@@ -221,8 +223,8 @@ def steps_panel(axes: Any, found: Recurrence) -> None:
 
 
 def time_picture(found: Recurrence) -> str:
-    figure = draw(with_legend(steps_panel, found, columns=3), WIDE, PANEL * WIDE)
-    return alone(str(Gallery().show("steps", figure, "length of the gradient by token and layer")))
+    figure = make_figure(with_legend(steps_panel, found, columns=3), WIDE, PANEL * WIDE)
+    return standalone_svg(str(Gallery().embed("steps", figure, "length of the gradient by token and layer")))
 
 
 def time_page(found: Recurrence, *, name: str, text: str) -> str:

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any, Literal
 
 from headstock.explain.layer_walkthrough import Step, Walk
-from headstock.report.heatmap import shortened
+from headstock.report.heatmap import shorten_word
 from headstock.report.render import minus, render
 
 Way = Literal["forward", "backward"]
@@ -147,7 +147,7 @@ def picture(found: Walk) -> str:
         if step.columns:
             for at, name in enumerate(step.columns[:DRAWN]):
                 x = LEFT + CELL * (at + 0.5)
-                parts.append(f'<text class="number" x="{x:.0f}" y="{y + 11}">{escape(shortened(cut(name)))}</text>')
+                parts.append(f'<text class="number" x="{x:.0f}" y="{y + 11}">{escape(shorten_word(cut(name)))}</text>')
             y += 16
         parts.append(f'<text x="{MARGIN}" y="{y + 17}">{escape(step.name)}</text>')
         for at, (written, side, share) in enumerate(cells(step.forward[:DRAWN])):

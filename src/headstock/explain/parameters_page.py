@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from headstock.explain.parameters import Line, Params
 from headstock.explain.symbols import in_html, in_text
 from headstock.report.render import render
-from headstock.report.standalone import alone
-from headstock.report.theme import ARMS, GRID, PAPER, WIDE, Gallery, draw
+from headstock.report.standalone import standalone_svg
+from headstock.report.theme import ARMS, GRID, PAPER, WIDE, Gallery, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ def shares(params: Params) -> tuple[dict[str, float], dict[str, float]]:
 
 def picture(params: Params) -> str:
     """The two bars alone."""
-    return alone(Gallery().show("shares", draw_shares(params), f"where the weights of {params.name} are"))
+    return standalone_svg(Gallery().embed("shares", draw_shares(params), f"where the weights of {params.name} are"))
 
 
 def draw_shares(params: Params, width: float = WIDE) -> "Figure":
@@ -150,7 +150,7 @@ def draw_shares(params: Params, width: float = WIDE) -> "Figure":
         axes.set_facecolor("none")
         axes.spines["left"].set_color(GRID)
 
-    return draw(paint, width, 140 if width >= WIDE else 165)
+    return make_figure(paint, width, 140 if width >= WIDE else 165)
 
 
 def bytes_of(value: float) -> str:
@@ -283,8 +283,8 @@ def params_page(params: Params) -> str:
     gallery = Gallery()
     label = f"Shares of the parts of {params.name} in its weights and in its arithmetic"
     charts = {
-        "wide": gallery.show("shares", draw_shares(params), label),
-        "narrow": gallery.show("shares-narrow", draw_shares(params, 340), label),
+        "wide": gallery.embed("shares", draw_shares(params), label),
+        "narrow": gallery.embed("shares-narrow", draw_shares(params, 340), label),
     }
     return render(
         "headstock.explain",

@@ -9,7 +9,7 @@ from headstock.data.word_joining import word_spans
 from headstock.explain.prediction_cases import Case, case_of
 from headstock.explain.targets import check_texts
 from headstock.inference.pipeline import Loaded
-from headstock.report.highlighted_text import locate, readable, with_spaces
+from headstock.report.highlighted_text import decode_tokens, locate_tokens, merge_spaces
 
 TOP = 5  # answers that are told beside the one that is explained
 LEAST = 1e-7  # a probability nearer to 0 or 1 is taken for this one, whose log-odds are finite
@@ -126,7 +126,9 @@ def word_weights(
     for text in texts:
         starts.append(len(whole))
         whole += text + "\n"
-    marks = [(at, weight) for _, weight, at in locate(whole, with_spaces(readable(weighed))) if at is not None]
+    marks = [
+        (at, weight) for _, weight, at in locate_tokens(whole, merge_spaces(decode_tokens(weighed))) if at is not None
+    ]
     return [
         sum(weight for place, weight in marks if starts[text] + begin <= place < starts[text] + end)
         for text, begin, end in places

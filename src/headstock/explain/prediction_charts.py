@@ -6,10 +6,10 @@ from typing import Any
 from headstock.data.word_joining import word_spans
 from headstock.explain.gradient_charts import BLUE, ORANGE, both
 from headstock.explain.prediction import Prediction, Word
-from headstock.report.highlighted_text import passage, readable, whole_words
+from headstock.report.highlighted_text import decode_tokens, make_passage, merge_into_words
 from headstock.report.render import render
-from headstock.report.standalone import alone
-from headstock.report.theme import GRID, WIDE, Gallery, draw
+from headstock.report.standalone import standalone_svg
+from headstock.report.theme import GRID, WIDE, Gallery, make_figure
 
 BARS = 12
 ROWS = 40  # words in the table that are shown at once
@@ -50,8 +50,8 @@ def height(words: Sequence[Word]) -> float:
 
 def picture(found: Prediction) -> str:
     words = heaviest(found)
-    figure = draw(paint_words(words), WIDE, height(words))
-    return alone(str(Gallery().show("words", figure, "the words that weigh most")))
+    figure = make_figure(paint_words(words), WIDE, height(words))
+    return standalone_svg(str(Gallery().embed("words", figure, "the words that weigh most")))
 
 
 def page(found: Prediction, *, name: str) -> str:
@@ -61,16 +61,16 @@ def page(found: Prediction, *, name: str) -> str:
         share = height(words) / WIDE
         chart = both(gallery, "words", paint_words(words), "the words that weigh most", share)
     whole = "\n".join(found.texts)
-    pieces = readable([(token.token, token.weight) for token in found.tokens])
-    by_word = whole_words(whole, pieces, word_spans(whole))
+    pieces = decode_tokens([(token.token, token.weight) for token in found.tokens])
+    by_word = merge_into_words(whole, pieces, word_spans(whole))
     return render(
         "headstock.explain",
         "prediction.html",
         found=found,
         name=name,
         chart=chart,
-        by_gradient=passage(whole, by_word, first=1500),
-        by_leaving=passage(whole, [(word.word, word.change) for word in found.words], first=1500),
+        by_gradient=make_passage(whole, by_word, first=1500),
+        by_leaving=make_passage(whole, [(word.word, word.change) for word in found.words], first=1500),
         words=found.words[:ROWS],
         more=found.words[ROWS:],
     )

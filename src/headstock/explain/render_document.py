@@ -24,11 +24,11 @@ from headstock.explain.document import (
     TokenHeatmap,
 )
 from headstock.explain.symbols import in_html, in_text
-from headstock.report.heatmap import squares
-from headstock.report.highlighted_text import passage
+from headstock.report.heatmap import draw_heatmap
+from headstock.report.highlighted_text import make_passage
 from headstock.report.render import NONE, minus, render
-from headstock.report.standalone import alone, write_out
-from headstock.report.theme import NARROW, WIDE, Gallery, draw
+from headstock.report.standalone import standalone_svg, write_page_or_svg
+from headstock.report.theme import NARROW, WIDE, Gallery, make_figure
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -258,7 +258,7 @@ def page(document: Document) -> str:
 
     def chart(block: Chart) -> dict[str, Any]:
         def show(name: str, width: float, height: float) -> Any:
-            return gallery.show(name, draw(block.paint, width, height * width), block.label)
+            return gallery.embed(name, make_figure(block.paint, width, height * width), block.label)
 
         if block.width is not None:
             return {"wide": show(block.name, block.width, block.height), "narrow": None}
@@ -290,7 +290,7 @@ def page(document: Document) -> str:
         strip=strip,
         heatmap=lambda block: Markup(heatmap_svg(block)),
         svg=lambda block: Markup(block.draw()),
-        passage=passage,
+        passage=make_passage,
         value=any_html,
         is_numeric=lambda form: form not in LEFT_ALIGNED,
     )
@@ -301,12 +301,12 @@ def heatmap_svg(block: TokenHeatmap) -> str:
     if size > block.max_drawn:
         raise UserError(f"--out: {size} tokens are too many to draw, at most {block.max_drawn}; see --json")
     value = block.value if size <= block.max_written else None
-    return squares(block.rows, block.columns, block.shares, title=block.title, told=block.hint, written=value)
+    return draw_heatmap(block.rows, block.columns, block.shares, title=block.title, tooltip=block.hint, cell_text=value)
 
 
 def chart_svg(name: str, paint: Callable[[Any], None], label: str, width: float, height: float) -> str:
     """A chart as an SVG file of its own."""
-    return alone(str(Gallery().show(name, draw(paint, width, height), label)))
+    return standalone_svg(str(Gallery().embed(name, make_figure(paint, width, height), label)))
 
 
 def picture_of(chart: Chart) -> Callable[[], str]:
@@ -317,7 +317,7 @@ def picture_of(chart: Chart) -> Callable[[], str]:
 
 def write_document(document: Document, path: Path) -> None:
     """Write the page (.html) or its picture (.svg)."""
-    write_out(path, lambda: page(document), document.picture)
+    write_page_or_svg(path, lambda: page(document), document.picture)
 
 
 # Charts with one or several panels

@@ -7,8 +7,8 @@ from headstock.explain.gradient_charts import BLUE, ORANGE, both, with_legend
 from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.residual import Guess, Residuals, Step
 from headstock.report.render import render
-from headstock.report.standalone import alone
-from headstock.report.theme import ARMS, GRID, SOFT, WIDE, Gallery, draw, percent_axis
+from headstock.report.standalone import standalone_svg
+from headstock.report.theme import ARMS, GRID, SOFT, WIDE, Gallery, make_figure, percent_axis
 
 SHORT = {"attention": "a", "cross": "c", "feed": "f"}
 ROWS = 48  # tokens and places that a page shows at once
@@ -80,8 +80,8 @@ def picture(found: Residuals) -> str:
             axes.set_title("" if stack == "stack" else stack)
             axes.legend(fontsize=9)
 
-    figure = draw(paint, WIDE * len(stacks), 0.62 * WIDE)
-    return alone(str(Gallery().show("stream", figure, "length of the stream and of what is added")))
+    figure = make_figure(paint, WIDE * len(stacks), 0.62 * WIDE)
+    return standalone_svg(str(Gallery().embed("stream", figure, "length of the stream and of what is added")))
 
 
 def page(found: Residuals, *, name: str, text: str) -> str:

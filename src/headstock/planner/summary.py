@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headstock.experiments.compare_table import brief
+from headstock.experiments.compare_table import compact_number
 from headstock.planner.planner import Plan
 from headstock.planner.rules import MOST_PASSES, REASONS
 
@@ -25,8 +25,8 @@ def decisions(made: Plan) -> dict[str, str]:
     rows, at_once = tree["train"]["batch"], tree["train"].get("micro_batch")
     proposed = {
         "objective": f"{made.choice.objective} ({tree['model']['family']})",
-        "size": f"{made.choice.label}, {brief(made.costs.parameters)} parameters",
-        "passes": f"{made.passes:.1f} over {brief(made.choice.text.tokens)} tokens",
+        "size": f"{made.choice.label}, {compact_number(made.costs.parameters)} parameters",
+        "passes": f"{made.passes:.1f} over {compact_number(made.choice.text.tokens)} tokens",
         "vocabulary": f"{tree['tokenizer']['vocabulary']:,}",
         "context": f"{length} tokens",
         "batch": f"{rows} rows, {made.steps:,} steps" + (f", {at_once} rows at once" if at_once else ""),

@@ -6,7 +6,7 @@ from pathlib import Path
 from headstock.errors import UserError
 from headstock.inference.translate import Alignment
 from headstock.io import write_text
-from headstock.report.heatmap import squares
+from headstock.report.heatmap import draw_heatmap
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -33,4 +33,4 @@ def as_svg(found: Alignment) -> str:
     def told(row: int, column: int) -> str:
         return f"{found.target[row]} \u2192 {found.source[column]}: {found.weights[row, column]:.1%}"
 
-    return squares(found.target, found.source, found.weights.tolist(), title=found.text, told=told)
+    return draw_heatmap(found.target, found.source, found.weights.tolist(), title=found.text, tooltip=told)

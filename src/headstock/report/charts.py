@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstock.report.render import is_known
+from headstock.report.render import is_finite
 from headstock.report.theme import (
     GRID,
     INK,
@@ -16,8 +16,8 @@ from headstock.report.theme import (
     SOFT,
     WIDE,
     WRONG,
-    Style,
-    draw,
+    ArmStyle,
+    make_figure,
     percent_axis,
 )
 
@@ -31,25 +31,25 @@ Curve = list[tuple[float, float]]
 
 def reach(row: dict[str, Any]) -> tuple[float, float] | None:
     """How far the interval goes below and above; None where there is none."""
-    if not (is_known(row.get("low")) and is_known(row.get("high"))):
+    if not (is_finite(row.get("low")) and is_finite(row.get("high"))):
         return None
     return max(0.0, row["score"] - row["low"]), max(0.0, row["high"] - row["score"])
 
 
 def score_by_labels(
-    looks: Sequence[Style], summary: Rows, labels: list[int], *, wide: bool, metric: str, rows: str
+    looks: Sequence[ArmStyle], summary: Rows, labels: list[int], *, wide: bool, metric: str, rows: str
 ) -> "Figure":
     """One line an arm with its intervals; arms stand a little apart, so that none hides another."""
     spread = max(labels) > 4 * min(labels) and min(labels) > 0
     places = np.log(labels) if spread else np.asarray(labels, dtype=float)
-    hidden = any(reach(row) for row in summary if is_known(row.get("score")))
+    hidden = any(reach(row) for row in summary if is_finite(row.get("score")))
     gap = min(np.diff(places).min() * min(0.055, 0.3 / len(looks)), 0.02 * np.ptp(places)) if hidden else 0.0
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         ends = []
         for number, style in enumerate(looks):
-            mine = [row for row in summary if row["arm"] == style.name and is_known(row.get("score"))]
+            mine = [row for row in summary if row["arm"] == style.name and is_finite(row.get("score"))]
             mine.sort(key=lambda row: row["labels"])
             if not mine:
                 continue
@@ -67,14 +67,14 @@ def score_by_labels(
         else:
             figure.legend(loc="outside lower left", ncols=1 if long_names(looks) else 2, fontsize=10.5)
 
-    return draw(paint, WIDE if wide else NARROW, 370 if wide else 320 + 16 * len(looks))
+    return make_figure(paint, WIDE if wide else NARROW, 370 if wide else 320 + 16 * len(looks))
 
 
-def long_names(looks: Sequence[Style]) -> bool:
+def long_names(looks: Sequence[ArmStyle]) -> bool:
     return max(len(style.label) for style in looks) > 16
 
 
-def line_with_intervals(axes: "Axes", style: Style, x: list[float], rows: Rows) -> None:
+def line_with_intervals(axes: "Axes", style: ArmStyle, x: list[float], rows: Rows) -> None:
     y = [row["score"] for row in rows]
     reaches = [reach(row) for row in rows]
     with_interval = [i for i, span in enumerate(reaches) if span]
@@ -89,7 +89,7 @@ def shorten(name: str, size: int) -> str:
     return name if len(name) <= size else f"{name[: size - 1]}…"
 
 
-def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, Style]]) -> None:
+def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, ArmStyle]]) -> None:
     """Each line's name at its right end, pushed apart where lines end close together."""
     low, high = axes.get_ylim()
     step = (high - low) * 0.062
@@ -114,9 +114,9 @@ def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, Style]]) -
         )
 
 
-def score_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool, metric: str) -> "Figure":
+def score_of_arms(looks: Sequence[ArmStyle], summary: Rows, *, wide: bool, metric: str) -> "Figure":
     """With one number of labels: a dot and an interval for each arm."""
-    rows = {row["arm"]: row for row in summary if is_known(row.get("score"))}
+    rows = {row["arm"]: row for row in summary if is_finite(row.get("score"))}
     shown = [style for style in looks if style.name in rows]
 
     def paint(figure: "Figure") -> None:
@@ -146,10 +146,10 @@ def score_of_arms(looks: Sequence[Style], summary: Rows, *, wide: bool, metric: 
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
 
-    return draw(paint, WIDE if wide else NARROW, 90 + (58 if wide else 52) * max(1, len(shown)))
+    return make_figure(paint, WIDE if wide else NARROW, 90 + (58 if wide else 52) * max(1, len(shown)))
 
 
-def training_panel(axes: "Axes", style: Style, runs: list[Rows], limits: tuple[float, float]) -> None:
+def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tuple[float, float]) -> None:
     """Training accuracy dashed, validation accuracy solid; thin lines are single seeds."""
     from matplotlib.ticker import MaxNLocator
 
@@ -175,7 +175,7 @@ def training_panel(axes: "Axes", style: Style, runs: list[Rows], limits: tuple[f
 
 
 def epoch_curve(epochs: Rows, key: str) -> Curve:
-    return [(row["epoch"], row[key]) for row in epochs if is_known(row.get(key)) and is_known(row.get("epoch"))]
+    return [(row["epoch"], row[key]) for row in epochs if is_finite(row.get(key)) and is_finite(row.get("epoch"))]
 
 
 def mean_curve(curves: list[Curve]) -> Curve:
@@ -187,13 +187,13 @@ def mean_curve(curves: list[Curve]) -> Curve:
 
 def accuracy_limits(runs: list[Rows]) -> tuple[float, float]:
     keys = ("train_accuracy", "valid_accuracy")
-    values = [row[key] for epochs in runs for row in epochs for key in keys if is_known(row.get(key))]
+    values = [row[key] for epochs in runs for row in epochs for key in keys if is_finite(row.get(key))]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     room = max(0.02, 0.06 * (high - low))
     return low - room, min(1.0, high) + room
 
 
-def training(panels: list[tuple[Style, list[Rows]]], learned: str = "accuracy") -> "Figure":
+def training(panels: list[tuple[ArmStyle, list[Rows]]], learned: str = "accuracy") -> "Figure":
     """Accuracy by epoch, one panel an arm, all on one scale; `learned` is what it is the accuracy of."""
     limits = accuracy_limits([epochs for _, runs in panels for epochs in runs])
 
@@ -204,11 +204,11 @@ def training(panels: list[tuple[Style, list[Rows]]], learned: str = "accuracy") 
         grid[0].set_ylabel(learned)
         grid[-1].legend(loc="best", fontsize=10)
 
-    return draw(paint, SMALL * len(panels), 270)
+    return make_figure(paint, SMALL * len(panels), 270)
 
 
 def training_alone(
-    style: Style, runs: list[Rows], limits: tuple[float, float], *, learned: str = "accuracy", size: int = SMALL
+    style: ArmStyle, runs: list[Rows], limits: tuple[float, float], *, learned: str = "accuracy", size: int = SMALL
 ) -> "Figure":
     """One arm's panel, on the scale it shares with the others."""
 
@@ -218,7 +218,7 @@ def training_alone(
         axes.set_ylabel(learned)
         axes.legend(loc="best", fontsize=10)
 
-    return draw(paint, size, 270 if size < WIDE else 330)
+    return make_figure(paint, size, 270 if size < WIDE else 330)
 
 
 def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure":
@@ -260,7 +260,7 @@ def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure
         axes.spines["left"].set_visible(False)
         figure.legend(loc="outside upper left", ncols=2, fontsize=10)
 
-    return draw(paint, SMALL, 290)
+    return make_figure(paint, SMALL, 290)
 
 
 def plain_log_ticks(axes: "Axes", low: float, high: float) -> None:
@@ -275,9 +275,11 @@ def plain_log_ticks(axes: "Axes", low: float, high: float) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def reliability(bins: Rows, style: Style, judged: str) -> "Figure":
+def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
     """How often the model is right when it says how sure it is, above the counts behind each point."""
-    shown = [row for row in bins if row.get("count") and is_known(row.get("confidence")) and is_known(row["accuracy"])]
+    shown = [
+        row for row in bins if row.get("count") and is_finite(row.get("confidence")) and is_finite(row["accuracy"])
+    ]
 
     def paint(figure: "Figure") -> None:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
@@ -305,7 +307,7 @@ def reliability(bins: Rows, style: Style, judged: str) -> "Figure":
         below.set_xlabel("confidence of the prediction")
         percent_axis(below.xaxis)
 
-    return draw(paint, SMALL, 350)
+    return make_figure(paint, SMALL, 350)
 
 
 def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":
@@ -333,7 +335,7 @@ def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":
                 said = f"{counts[i, j]:,.0f}\n{100 * shares[i, j]:.0f}%"
                 axes.text(j, i, said, ha="center", va="center", color=colour, fontsize=9)
 
-    return draw(paint, side, side)
+    return make_figure(paint, side, side)
 
 
 def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
@@ -352,4 +354,4 @@ def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
         axes.grid(axis="y")
         axes.legend(loc="upper right")
 
-    return draw(paint, WIDE if wide else NARROW, 330 if wide else 270)
+    return make_figure(paint, WIDE if wide else NARROW, 330 if wide else 270)

@@ -5,12 +5,12 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.experiments.metric_names import METRICS, nouns_of
-from headstock.experiments.verdict import Gap
+from headstock.experiments.verdict import Difference
 from headstock.report import charts
 from headstock.report import error_section as details
-from headstock.report.render import is_known, percent, render
+from headstock.report.render import is_finite, percent, render
 from headstock.report.run_charts import scores_of_runs
-from headstock.report.theme import Gallery, Style, arm_label, file_name, styles
+from headstock.report.theme import ArmStyle, Gallery, arm_label, file_name, styles
 from headstock.train.run_folder import RunFolder
 
 KINDS = ("scratch", "pretrained", "frozen")
@@ -71,12 +71,12 @@ def fill_in(results: dict[str, Any]) -> None:
 
 def metrics_told(results: dict[str, Any]) -> dict[str, str]:
     """The metrics there are, the one that counts first; an exact match is also called accuracy, and is told once."""
-    known = [key for key in METRICS if any(is_known(row.get(key)) for row in results["summary"])]
+    known = [key for key in METRICS if any(is_finite(row.get(key)) for row in results["summary"])]
     known.sort(key=lambda key: key != results["metric"])
     return {key: METRICS[key] for key in known if key != "accuracy" or "exact_match" not in known}
 
 
-def score_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> dict[str, Any]:
+def score_charts(results: dict[str, Any], looks: dict[str, ArmStyle], gallery: Gallery) -> dict[str, Any]:
     """The chart of the first screen, once for a page's width and once for a telephone's."""
     metric, rows = METRICS[results["metric"]], nouns_of(results.get("task")).rows
     labels, summary, shown = sorted(results["labels"]), results["summary"], list(looks.values())
@@ -93,7 +93,7 @@ def score_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gall
         else:
             figure = charts.score_of_arms(shown, summary, wide=width == "wide", metric=metric)
         name = results["metric"] if width == "wide" else f"{results['metric']}-narrow"
-        both[width] = gallery.show(name, figure, label, keep=width == "wide")
+        both[width] = gallery.embed(name, figure, label, keep=width == "wide")
     return both | {"several": several, "intervals": any(charts.reach(row) for row in summary if row.get("score"))}
 
 
@@ -111,7 +111,7 @@ def run_charts(results: dict[str, Any], gallery: Gallery) -> dict[str, Any] | No
         f"{run['run']} {kind} {percent(run['scores'][kind]['score'])}" for run in runs for kind in run["scores"]
     )
     return {
-        width: gallery.show(
+        width: gallery.embed(
             f"runs-{width}",
             scores_of_runs(runs, kinds_of_runs(results), metric=metric, wide=width == "wide"),
             f"The runs by {metric}: {label}",
@@ -121,7 +121,7 @@ def run_charts(results: dict[str, Any], gallery: Gallery) -> dict[str, Any] | No
     }
 
 
-def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
+def training_charts(results: dict[str, Any], looks: dict[str, ArmStyle], gallery: Gallery) -> list[dict[str, Any]]:
     """For each number of labels, the largest first: a chart an arm that has epochs."""
     nouns = nouns_of(results.get("task"))
     groups, learned = [], nouns.learned
@@ -135,10 +135,10 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
         if not panels:
             continue
         name = f"training-{labels}"
-        gallery.keep(gallery.own(name), charts.training(panels, learned))
+        gallery.save(gallery.unique_name(name), charts.training(panels, learned))
         limits = charts.accuracy_limits([epochs for _, runs in panels for epochs in runs])
         shown = [
-            gallery.show(
+            gallery.embed(
                 file_name(name, style.name),
                 charts.training_alone(style, runs, limits, learned=learned),
                 f"{style.label} with {labels:,} {nouns.unit}s: {learned} in training and validation by epoch",
@@ -150,7 +150,7 @@ def training_charts(results: dict[str, Any], looks: dict[str, Style], gallery: G
     return groups
 
 
-def arm_details(results: dict[str, Any], looks: dict[str, Style], gallery: Gallery) -> list[dict[str, Any]]:
+def arm_details(results: dict[str, Any], looks: dict[str, ArmStyle], gallery: Gallery) -> list[dict[str, Any]]:
     found, nouns = (results.get("details") or {}).get("arms") or {}, nouns_of(results.get("task"))
     room = details.room_for(sum(len(arm.get("mistakes") or []) for arm in found.values()))
     names = [name for name in looks if name in found]
@@ -193,14 +193,14 @@ def chosen_classifiers(cells: list[dict[str, Any]]) -> dict[tuple[str, int], str
 
 def described_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each difference with whether it is decided, and its place on a scale all of them share."""
-    reaches = [abs(pair[key]) for pair in pairs for key in ("difference", "low", "high") if is_known(pair[key])]
+    reaches = [abs(pair[key]) for pair in pairs for key in ("difference", "low", "high") if is_finite(pair[key])]
     scale = max(reaches, default=0.0) or 1.0
     described = []
     for pair in pairs:
-        known = is_known(pair["low"]) and is_known(pair["high"])
-        gap = Gap.of(pair) if known else None
+        known = is_finite(pair["low"]) and is_finite(pair["high"])
+        gap = Difference.of(pair) if known else None
         decided = gap is not None and (gap.above or gap.below)
-        places = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_known(pair[key])}
+        places = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_finite(pair[key])}
         described.append({**pair, "known": known, "decided": decided, "places": places})
     return described
 

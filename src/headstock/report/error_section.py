@@ -6,9 +6,9 @@ from typing import Any
 from headstock.data.word_joining import word_spans
 from headstock.experiments.metric_names import Nouns
 from headstock.report import charts
-from headstock.report.highlighted_text import passage, readable, strongest, whole_words
-from headstock.report.render import counted, percent
-from headstock.report.theme import Gallery, Style, file_name
+from headstock.report.highlighted_text import decode_tokens, make_passage, merge_into_words, top_words
+from headstock.report.render import percent, pluralize
+from headstock.report.theme import ArmStyle, Gallery, file_name
 
 MOST_CLASSES = 20  # a larger matrix is no longer read; its largest entries are listed instead
 MOST_MISTAKES = 20
@@ -21,7 +21,7 @@ def room_for(texts: int) -> int:
 
 
 def describe(
-    detail: dict[str, Any], classes: list[str], style: Style, gallery: Gallery, room: int, nouns: Nouns
+    detail: dict[str, Any], classes: list[str], style: ArmStyle, gallery: Gallery, room: int, nouns: Nouns
 ) -> dict[str, Any]:
     """The parts of one arm that are there; what is missing is None."""
     mistakes = detail.get("mistakes") or []
@@ -40,12 +40,12 @@ def describe(
     }
 
 
-def confusion(matrix: list[list[int]], classes: list[str], style: Style, gallery: Gallery) -> dict[str, Any] | None:
+def confusion(matrix: list[list[int]], classes: list[str], style: ArmStyle, gallery: Gallery) -> dict[str, Any] | None:
     total = sum(map(sum, matrix))
     if not total:
         return None
     names = classes if len(classes) == len(matrix) else [str(i) for i in range(len(matrix))]
-    gallery.keep(gallery.own(file_name("confusion", style.name)), charts.confusion(matrix, names))
+    gallery.save(gallery.unique_name(file_name("confusion", style.name)), charts.confusion(matrix, names))
     rows = []
     for name, counts in zip(names, matrix, strict=True):
         of = sum(counts)
@@ -75,39 +75,39 @@ def confusion_pairs(detail: dict[str, Any], classes: list[str]) -> dict[str, Any
     return {"classes": classes, "table": False, "largest": largest, "right": detail["confusion_right"], "total": total}
 
 
-def lengths(found: dict[str, Any], style: Style, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+def lengths(found: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
     right, wrong, unit = found.get("right") or [], found.get("wrong") or [], found.get("unit") or "words"
     if not right and not wrong:
         return None
     medians = " and ".join(
-        f"{median(values):,.0f} {unit} for {counted(len(values), f'{word} prediction')}"
+        f"{median(values):,.0f} {unit} for {pluralize(len(values), f'{word} prediction')}"
         for word, values in (("right", right), ("wrong", wrong))
         if values
     )
     label = f"{style.label}: lengths of {nouns.read}s, predictions right and wrong; the median is {medians}"
     said = (found.get("statistic") or {}).get("text")
     return {
-        "chart": gallery.show(file_name("lengths", style.name), charts.lengths(right, wrong, unit, nouns.read), label),
+        "chart": gallery.embed(file_name("lengths", style.name), charts.lengths(right, wrong, unit, nouns.read), label),
         "text": said or f"The median is {medians}.",
         "matters": (found.get("statistic") or {}).get("matters"),
         "p": (found.get("statistic") or {}).get("p"),
     }
 
 
-def calibration(found: dict[str, Any], style: Style, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+def calibration(found: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
     bins = found.get("bins") or []
     if not any(row.get("count") for row in bins):
         return None
     error = percent(found.get("ece"))
     label = f"{style.label}: share of right predictions by confidence; the expected calibration error is {error}"
     figure = charts.reliability(bins, style, nouns.judged)
-    return {"chart": gallery.show(file_name("reliability", style.name), figure, label), "ece": found.get("ece")}
+    return {"chart": gallery.embed(file_name("reliability", style.name), figure, label), "ece": found.get("ece")}
 
 
 def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
     text = row.get("text") or ""
-    words = whole_words(text, readable(row.get("tokens") or []), word_spans(text))
-    named = strongest(words)
+    words = merge_into_words(text, decode_tokens(row.get("tokens") or []), word_spans(text))
+    named = top_words(words)
     return {
         "place": row.get("place"),
         "question": row.get("question"),
@@ -116,11 +116,11 @@ def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
         "label": row.get("label"),
         "predicted": row.get("predicted"),
         "confidence": row.get("confidence"),
-        "passage": passage(text, words, marks=row.get("marks") or [], room=room),
+        "passage": make_passage(text, words, marks=row.get("marks") or [], room=room),
         "towards": [word for word in named if word[1] > 0],
         "against": [word for word in named if word[1] < 0],
     }
 
 
 def label_error(row: dict[str, Any], room: int) -> dict[str, Any]:
-    return {**row, "passage": passage(row.get("text") or "", first=400, room=room)}
+    return {**row, "passage": make_passage(row.get("text") or "", first=400, room=room)}

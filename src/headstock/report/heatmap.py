@@ -14,17 +14,17 @@ STYLE = """.squares text { font: 13px system-ui, sans-serif; fill: #1c2128 }
 .squares text { fill: #e6e8eb } .squares .paper { fill: #15181d } .squares .cell { fill: #5cb8ec } }"""
 
 
-def squares(
+def draw_heatmap(
     rows: Sequence[str],
     columns: Sequence[str],
     shares: Sequence[Sequence[float]],
     *,
     title: str,
-    told: Callable[[int, int], str],
-    written: Callable[[int, int], str] | None = None,
+    tooltip: Callable[[int, int], str],
+    cell_text: Callable[[int, int], str] | None = None,
 ) -> str:
     """An SVG by itself; `told` is what a square says when it is pointed at, `written` what stands in it."""
-    rows, columns = [shortened(word) for word in rows], [shortened(word) for word in columns]
+    rows, columns = [shorten_word(word) for word in rows], [shorten_word(word) for word in columns]
     left = MARGIN + GAP + LETTER * max(map(len, rows))
     top = MARGIN + GAP + LETTER * max(map(len, columns))
     width, height = left + SQUARE * len(columns) + MARGIN, top + SQUARE * len(rows) + MARGIN
@@ -43,14 +43,14 @@ def squares(
         for column in range(len(columns)):
             x = left + SQUARE * column
             place = f'x="{x:.1f}" y="{y:.1f}" width="{SQUARE}" height="{SQUARE}"'
-            said = f"<title>{escape(told(row, column))}</title>"
+            said = f"<title>{escape(tooltip(row, column))}</title>"
             parts.append(f'<rect class="cell" {place} fill-opacity="{shares[row][column]:.3f}">{said}</rect>')
             parts.append(f'<rect class="grid" {place}/>')
-            if written is not None:
+            if cell_text is not None:
                 middle = f'x="{x + SQUARE / 2:.1f}" y="{y + 0.65 * SQUARE:.1f}"'
-                parts.append(f'<text class="said" {middle}>{escape(written(row, column))}</text>')
+                parts.append(f'<text class="said" {middle}>{escape(cell_text(row, column))}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 
-def shortened(word: str) -> str:
+def shorten_word(word: str) -> str:
     return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"

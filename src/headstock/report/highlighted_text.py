@@ -27,7 +27,7 @@ REACH = 60  # characters in which the next piece is looked for: more than an unk
 
 
 @dataclass(frozen=True)
-class Span:
+class HighlightedSpan:
     """A stretch of text; its weight is None where no piece stands for it."""
 
     text: str
@@ -35,7 +35,7 @@ class Span:
     kind: str | None = None  # what is pointed out here: what the model said, or what is true
 
 
-def readable(pieces: Sequence[Sequence]) -> Weighted:
+def decode_tokens(pieces: Sequence[Sequence]) -> Weighted:
     """`Ġgood`, `▁bon`, `##ing` and bytes of letters as plain text; bytes that make one letter together are joined."""
     named = [(str(piece), float(weight)) for piece, weight in pieces]
     joined = "".join(piece for piece, _ in named)
@@ -99,7 +99,7 @@ def folded(letter: str) -> str:
     return small if len(small) == 1 else letter
 
 
-def with_spaces(pieces: Iterable[tuple[str, float]]) -> Weighted:
+def merge_spaces(pieces: Iterable[tuple[str, float]]) -> Weighted:
     """Pieces in which a lone space is part of what it stands before."""
     joined: Weighted = []
     held = 0.0
@@ -112,7 +112,7 @@ def with_spaces(pieces: Iterable[tuple[str, float]]) -> Weighted:
     return joined
 
 
-def locate(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float, int | None]]:
+def locate_tokens(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float, int | None]]:
     """Each piece that is not blank, its weight, and where in the text it begins; None for one that is not there."""
     known, at = fold(text), 0
     for piece, weight in pieces:
@@ -126,23 +126,23 @@ def locate(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str
         yield core, weight, found
 
 
-def lay_over(text: str, pieces: Weighted) -> list[Span]:
+def lay_over(text: str, pieces: Weighted) -> list[HighlightedSpan]:
     """The text in spans, each piece's weight where the piece stands; what no piece covers stays without one."""
-    spans: list[Span] = []
+    spans: list[HighlightedSpan] = []
     at = 0
-    for core, weight, found in locate(text, pieces):
+    for core, weight, found in locate_tokens(text, pieces):
         if found is None:
             if not SPECIAL.fullmatch(core):
-                spans.append(Span(f" {core}", weight))
+                spans.append(HighlightedSpan(f" {core}", weight))
             continue
         if found > at:
-            spans.append(Span(text[at:found]))
+            spans.append(HighlightedSpan(text[at:found]))
         at = found + len(core)
-        spans.append(Span(text[found:at], weight))
-    return [*spans, Span(text[at:])] if at < len(text) else spans
+        spans.append(HighlightedSpan(text[found:at], weight))
+    return [*spans, HighlightedSpan(text[at:])] if at < len(text) else spans
 
 
-def whole_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequence[tuple[int, int]]) -> Weighted:
+def merge_into_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequence[tuple[int, int]]) -> Weighted:
     """The pieces joined into the words of the text that they begin in, their weights added up.
 
     `words` says where the words begin and end, in order. Pieces stay as they are where they are not in the text, and
@@ -151,7 +151,7 @@ def whole_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequence[
     begins = [begin for begin, _ in words]
     joined: Weighted = []
     last = None  # the word that the last entry of `joined` stands for
-    for core, weight, found in locate(text, with_spaces(pieces)):
+    for core, weight, found in locate_tokens(text, merge_spaces(pieces)):
         number = -1 if found is None else bisect_right(begins, found) - 1
         begin, end = words[number] if number >= 0 else (0, 0)
         if found is None or found >= end or UNSPACED.search(text, begin, end):
@@ -165,7 +165,7 @@ def whole_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequence[
     return joined
 
 
-def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[Span]:
+def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[HighlightedSpan]:
     """The text in spans, those of `marks` (begin, end, kind) pointed out; the first of two that overlap goes before."""
     kinds: list[str | None] = [None] * len(text)
     for begin, end, kind in reversed(marks):
@@ -173,15 +173,17 @@ def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[Span]:
     spans, at = [], 0
     for kind, letters in groupby(kinds):
         end = at + len(list(letters))
-        spans.append(Span(text[at:end], kind=kind))
+        spans.append(HighlightedSpan(text[at:end], kind=kind))
         at = end
     return spans
 
 
-def cut(spans: list[Span], first: int, room: int) -> tuple[list[Span], list[Span], int]:
+def cut(
+    spans: list[HighlightedSpan], first: int, room: int
+) -> tuple[list[HighlightedSpan], list[HighlightedSpan], int]:
     """What is shown at once, what is folded away, and how many characters are left out beyond `room`."""
-    shown: list[Span] = []
-    folded_away: list[Span] = []
+    shown: list[HighlightedSpan] = []
+    folded_away: list[HighlightedSpan] = []
     used = 0
     for span in spans:
         for start, end, part in ((0, first, shown), (first, room, folded_away)):
@@ -192,7 +194,7 @@ def cut(spans: list[Span], first: int, room: int) -> tuple[list[Span], list[Span
     return shown, folded_away, max(0, used - room)
 
 
-def strongest(pieces: Weighted, number: int = 10) -> list[tuple[str, float, int]]:
+def top_words(pieces: Weighted, number: int = 10) -> list[tuple[str, float, int]]:
     """The words that weighed most, with their weight in all and how often they came."""
     totals: dict[str, tuple[float, int]] = {}
     for piece, weight in pieces:
@@ -203,7 +205,7 @@ def strongest(pieces: Weighted, number: int = 10) -> list[tuple[str, float, int]
     return [row for row in ranked[:number] if row[1]]
 
 
-def mark(spans: list[Span], heaviest: float) -> "Markup":
+def mark(spans: list[HighlightedSpan], heaviest: float) -> "Markup":
     """The spans as HTML: towards the predicted class `t1` to `t5`, against it `a1` to `a5`, pointed out by kind."""
     from markupsafe import Markup, escape
 
@@ -233,7 +235,7 @@ class Passage:
     left_out: int
 
 
-def passage(
+def make_passage(
     text: str, pieces: Sequence[tuple[str, float]] = (), *, marks: Sequence = (), first: int = 600, room: int = 4000
 ) -> Passage:
     """The passage of a text, with its pieces marked where there are any, or else what `marks` point out."""

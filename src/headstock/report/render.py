@@ -14,12 +14,12 @@ NONE = "–"
 HYPHEN = re.compile(r"(?<![\w.])-(?=[\d.]*\d|∞)")
 
 
-def is_known(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def percent(value: Any, digits: int = 1) -> str:
-    return minus(f"{100 * value:.{digits}f}%") if is_known(value) else NONE
+    return minus(f"{100 * value:.{digits}f}%") if is_finite(value) else NONE
 
 
 def minus(text: str) -> str:
@@ -32,17 +32,17 @@ def minus(text: str) -> str:
 
 def interval(low: Any, high: Any) -> str:
     """`85.1 to 88.0`, in percent; nothing where there is no interval."""
-    return minus(f"{100 * low:.1f} to {100 * high:.1f}") if is_known(low) and is_known(high) else ""
+    return minus(f"{100 * low:.1f} to {100 * high:.1f}") if is_finite(low) and is_finite(high) else ""
 
 
 def signed(value: Any, digits: int = 2) -> str:
     """A number that may be of either sign, such as a cosine: `+0.41`, `−0.20`."""
-    return minus(f"{value:+.{digits}f}") if is_known(value) else NONE
+    return minus(f"{value:+.{digits}f}") if is_finite(value) else NONE
 
 
 def points(value: Any) -> str:
     """A difference of accuracies, in points and with its sign."""
-    return signed(100 * value, 1) if is_known(value) else NONE
+    return signed(100 * value, 1) if is_finite(value) else NONE
 
 
 def weight(value: float) -> str:
@@ -50,15 +50,15 @@ def weight(value: float) -> str:
 
 
 def whole(value: Any) -> str:
-    return f"{value:,.0f}" if is_known(value) else NONE
+    return f"{value:,.0f}" if is_finite(value) else NONE
 
 
 def decimal(value: Any, digits: int = 3) -> str:
-    return minus(f"{value:,.{digits}f}") if is_known(value) else NONE
+    return minus(f"{value:,.{digits}f}") if is_finite(value) else NONE
 
 
 def duration(seconds: Any) -> str:
-    if not is_known(seconds):
+    if not is_finite(seconds):
         return NONE
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -70,7 +70,7 @@ def duration(seconds: Any) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def pluralize(number: int, one: str, many: str = "") -> str:
     """`1 class`, `12 classes`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
@@ -101,7 +101,7 @@ def environment(package: str) -> "jinja2.Environment":
     )
     filters = (arm_label, percent, points, signed, minus, weight, whole, decimal, duration, setting)
     made.filters |= {function.__name__: function for function in filters}
-    made.globals |= {"interval": interval, "counted": counted, "NONE": NONE}
+    made.globals |= {"interval": interval, "pluralize": pluralize, "NONE": NONE}
     return made
 
 

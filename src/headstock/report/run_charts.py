@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstock.report.charts import reach, shorten
-from headstock.report.theme import NARROW, WIDE, Style, draw, percent_axis, styles
+from headstock.report.theme import NARROW, WIDE, ArmStyle, make_figure, percent_axis, styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 APART = 0.2  # how far the dots of one run stand apart
 
 
-def looks_of(kinds: list[str]) -> dict[str, Style]:
+def looks_of(kinds: list[str]) -> dict[str, ArmStyle]:
     """Colour and mark of each way to begin, as the arms of those names have them."""
     return styles([{"name": kind, "kind": kind} for kind in kinds])
 
@@ -53,4 +53,4 @@ def scores_of_runs(runs: list[dict[str, Any]], kinds: list[str], *, metric: str,
         axes.grid(axis="x")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(looks), frameon=False)
 
-    return draw(paint, WIDE if wide else NARROW, 120 + 56 * len(runs))
+    return make_figure(paint, WIDE if wide else NARROW, 120 + 56 * len(runs))

@@ -9,8 +9,8 @@ from headstock.errors import UserError
 from headstock.experiments.metric_names import METRICS, nouns_of
 from headstock.report import charts
 from headstock.report import error_section as details
-from headstock.report.highlighted_text import passage
-from headstock.report.render import is_known, percent, render
+from headstock.report.highlighted_text import make_passage
+from headstock.report.render import is_finite, percent, render
 from headstock.report.theme import NARROW, WIDE, Gallery, styles
 from headstock.train.metrics import against_majority
 from headstock.train.run_folder import RunFolder
@@ -62,7 +62,7 @@ def shown_samples(samples: Rows) -> list[dict[str, Any]]:
                 given, true = "", given + true
             else:
                 whole, marks = output, [(*span, "said") for span in fills_of(given, output)]
-            rows.append({"given": given, "output": passage(whole, marks=marks, first=len(whole)), "true": true})
+            rows.append({"given": given, "output": make_passage(whole, marks=marks, first=len(whole)), "true": true})
         if rows:
             shown.append({"kind": kind, "title": title, "says": says, "rows": rows})
     return shown
@@ -116,15 +116,15 @@ def settings_of(run: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def loss_charts(rows: Rows, gallery: Gallery) -> dict[str, Any] | None:
-    train = [(row["step"], row["loss"]) for row in rows if is_known(row.get("loss"))]
-    valid = [(row["step"], row["valid_loss"]) for row in rows if is_known(row.get("valid_loss"))]
+    train = [(row["step"], row["loss"]) for row in rows if is_finite(row.get("loss"))]
+    valid = [(row["step"], row["valid_loss"]) for row in rows if is_finite(row.get("valid_loss"))]
     if not train and not valid:
         return None
     last = (valid or train)[-1]
     label = f"Training and validation loss by step; at step {last[0]:,} it is {last[1]:.3f}"
     return {
-        "wide": gallery.show("loss", charts.loss(train, valid, wide=True), label),
-        "narrow": gallery.show("loss-narrow", charts.loss(train, valid, wide=False), label),
+        "wide": gallery.embed("loss", charts.loss(train, valid, wide=True), label),
+        "narrow": gallery.embed("loss-narrow", charts.loss(train, valid, wide=False), label),
     }
 
 
@@ -133,7 +133,7 @@ def accuracy_charts(rows: Rows, style: Any, gallery: Gallery, learned: str) -> d
     by_epoch: dict[float, dict[str, Any]] = {}
     for row in rows:
         epoch = row.get("epoch", row.get("step"))
-        known = {key: row[key] for key in ("train_accuracy", "valid_accuracy") if is_known(row.get(key))}
+        known = {key: row[key] for key in ("train_accuracy", "valid_accuracy") if is_finite(row.get(key))}
         if known and epoch is not None:
             by_epoch.setdefault(epoch, {"epoch": epoch}).update(known)
     epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
@@ -146,7 +146,7 @@ def accuracy_charts(rows: Rows, style: Any, gallery: Gallery, learned: str) -> d
     both = {}
     for width, size in (("wide", WIDE), ("narrow", NARROW)):
         figure = charts.training_alone(style, [epochs], limits, learned=learned, size=size)
-        both[width] = gallery.show(f"accuracy-{width}", figure, label)
+        both[width] = gallery.embed(f"accuracy-{width}", figure, label)
     return both
 
 
@@ -174,7 +174,7 @@ def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
         shares = [
             {"name": METRICS[key], "value": metrics[key], "low": low, "high": high}
             for key in order
-            if is_known(metrics.get(key))
+            if is_finite(metrics.get(key))
             for low, high in [intervals.get(key) or (None, None)]
         ]
         others = {key: value for key, value in flat(metrics).items() if not key.startswith("intervals")}

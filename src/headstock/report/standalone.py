@@ -14,20 +14,20 @@ DARK = {"color": "#e8e6e1", "background": "#15171b", "--paper": "#15171b", "--so
 DARK |= {"--right": "#93a4bd", "--wrong": "#f2789b"}
 
 
-def check_out(path: Path | None) -> None:
+def check_output_path(path: Path | None) -> None:
     """Refuse a file that is neither a page nor a picture, before any work is done for it."""
     if path is not None and path.suffix.lower() not in (".html", ".svg"):
         raise UserError(f"--out {path}: must end in .html (a page) or .svg (its picture)")
 
 
-def write_out(path: Path, page: Callable[[], str], picture: Callable[[], str]) -> None:
+def write_page_or_svg(path: Path, page: Callable[[], str], picture: Callable[[], str]) -> None:
     """Write the page, or its picture alone, as the name of the file asks."""
-    check_out(path)
+    check_output_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page() if path.suffix.lower() == ".html" else picture())
 
 
-def alone(chart: str) -> str:
+def standalone_svg(chart: str) -> str:
     """A chart that was made for a page, with what it took from the page."""
     chart = str(chart)  # else markup would escape what is put into it
     box = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+) ([\d.]+)"', chart)

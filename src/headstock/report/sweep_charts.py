@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstock.experiments.grid import is_number, mark, shown
+from headstock.experiments.grid import canonical, format_value, is_number
 from headstock.experiments.metric_names import METRICS
 from headstock.report.charts import Curve, Rows, plain_log_ticks
-from headstock.report.render import is_known
-from headstock.report.theme import GRID, NARROW, SOFT, WIDE, Style, draw, percent_axis
+from headstock.report.render import is_finite
+from headstock.report.theme import GRID, NARROW, SOFT, WIDE, ArmStyle, make_figure, percent_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,23 +30,23 @@ def scale_of(values: Sequence[Any]) -> str:
 
 
 def by_value(
-    style: Style, key: str, rows: Rows, dots: Sequence[tuple[Any, float]], *, metric: str, called: str, size: int
+    style: ArmStyle, key: str, rows: Rows, dots: Sequence[tuple[Any, float]], *, metric: str, called: str, size: int
 ) -> "Figure":
     """The mean at each value with its interval, over faint `dots` of single points."""
-    known = [row for row in rows if is_known(row.get("mean"))]
+    known = [row for row in rows if is_finite(row.get("mean"))]
     values = [row["value"] for row in rows]
     scale = scale_of([*values, *(value for value, _ in dots)])
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
-        places = {mark(value): place for place, value in enumerate(values)}
+        places = {canonical(value): place for place, value in enumerate(values)}
 
         def at(value: Any) -> Any:
-            return places[mark(value)] if scale == "even" else value
+            return places[canonical(value)] if scale == "even" else value
 
         axes.scatter([at(value) for value, _ in dots], [y for _, y in dots], s=22, color=GRID, alpha=0.7, linewidths=0)
         x, y = [at(row["value"]) for row in known], [row["mean"] for row in known]
-        spans = [row for row in known if is_known(row.get("low")) and is_known(row.get("high"))]
+        spans = [row for row in known if is_finite(row.get("low")) and is_finite(row.get("high"))]
         if spans:
             reach = np.array([[row["mean"] - row["low"], row["high"] - row["mean"]] for row in spans]).T
             axes.errorbar(
@@ -64,14 +64,14 @@ def by_value(
         axes.set_xlabel(key + (" (log scale)" if scale == "log" else ""))
         score_axis(axes, metric, called)
 
-    return draw(paint, size, {WIDE: 350, NARROW: 290}.get(size, 260))
+    return make_figure(paint, size, {WIDE: 350, NARROW: 290}.get(size, 260))
 
 
 def value_axis(axes: "Axes", values: list[Any], scale: str) -> None:
     from matplotlib.ticker import NullFormatter, NullLocator
 
     if scale == "even":
-        axes.set_xticks(range(len(values)), [shown(value)[:16] for value in values])
+        axes.set_xticks(range(len(values)), [format_value(value)[:16] for value in values])
         axes.set_xlim(-0.5, len(values) - 0.5)
         return
     if scale == "log":
@@ -80,7 +80,7 @@ def value_axis(axes: "Axes", values: list[Any], scale: str) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)
     if len(values) <= 6:
-        axes.set_xticks(values, [shown(value) for value in values])
+        axes.set_xticks(values, [format_value(value) for value in values])
     elif scale == "log" and min(values) >= 1:
         plain_log_ticks(axes, min(values), max(values))
 
@@ -93,7 +93,7 @@ def score_axis(axes: "Axes", metric: str, called: str) -> None:
         percent_axis(axes.yaxis)
 
 
-def learning(best: Style, curves: Sequence[Curve], *, called: str, wide: bool) -> "Figure":
+def learning(best: ArmStyle, curves: Sequence[Curve], *, called: str, wide: bool) -> "Figure":
     """All points by step, the first of them, which is the best, in front of the others."""
 
     def paint(figure: "Figure") -> None:
@@ -122,7 +122,7 @@ def learning(best: Style, curves: Sequence[Curve], *, called: str, wide: bool) -
         if len(curves) > 1:
             figure.legend(loc="outside upper left", ncols=2)
 
-    return draw(paint, WIDE if wide else NARROW, 350 if wide else 290)
+    return make_figure(paint, WIDE if wide else NARROW, 350 if wide else 290)
 
 
 def limits(curves: Sequence[Curve]) -> tuple[float, float]:

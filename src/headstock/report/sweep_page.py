@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
-from headstock.experiments.grid import Point, label, mark, values_of
-from headstock.experiments.sweep_summary import CALLED, around, behind, leaves_out_zero, number, spreads
+from headstock.experiments.grid import Point, canonical, label, values_of
+from headstock.experiments.sweep_summary import CALLED, behind, format_interval, format_score, leaves_out_zero, spreads
 from headstock.report import sweep_charts
 from headstock.report.charts import Curve, mean_curve
-from headstock.report.render import is_known, render
-from headstock.report.theme import NARROW, SMALL, WIDE, Gallery, Style, file_name, styles
+from headstock.report.render import is_finite, render
+from headstock.report.theme import NARROW, SMALL, WIDE, ArmStyle, Gallery, file_name, styles
 from headstock.train.run_folder import RunFolder
 
 NEEDED = ("points", "cells", "metric", "better", "marginals")
@@ -38,7 +38,7 @@ def write_sweep_report(folder: Path) -> Path:
         followed=CALLED[results.get("followed") or "loss"],
         keys=list(results["points"][0]["settings"]),
         rows=[describe(results, row) for row in results["points"]],
-        cells=[{**cell, "shown": number(results["metric"], cell["score"])} for cell in results["cells"]],
+        cells=[{**cell, "shown": format_score(results["metric"], cell["score"])} for cell in results["cells"]],
         intervals=any(row["low"] is not None for row in results["points"]),
         heat=heat,
         line=line_charts(results, varied[0], style, gallery) if len(varied) == 1 else None,
@@ -54,8 +54,8 @@ def describe(results: Results, row: dict[str, Any]) -> dict[str, Any]:
     metric, gap = results["metric"], row["from_best"]
     return {
         **row,
-        "score": number(metric, row["mean"]) if not row["failed"] else "failed",
-        "around": around(metric, row).strip(" ()"),
+        "score": format_score(metric, row["mean"]) if not row["failed"] else "failed",
+        "around": format_interval(metric, row).strip(" ()"),
         "behind": behind(results, row).partition(" (")[0],
         "behind_around": behind(results, row).partition(" (")[2].rstrip(")"),
         "sure": gap is not None and leaves_out_zero(gap),
@@ -70,18 +70,21 @@ def heat_map(results: Results, keys: list[str]) -> dict[str, Any] | None:
     if len(points) < FULL * len(values[down]) * len(values[across]):
         return None
     shade = shades(results)
-    rows = [[heat_cell(results, points.get((mark(a), mark(b))), shade) for b in values[across]] for a in values[down]]
+    rows = [
+        [heat_cell(results, points.get((canonical(a), canonical(b))), shade) for b in values[across]]
+        for a in values[down]
+    ]
     return {"down": down, "across": across, "rows": rows, "values": {"down": values[down], "across": values[across]}}
 
 
 def place(point: Point, keys: tuple[str, str]) -> tuple[str, str]:
-    return mark(point[keys[0]]), mark(point[keys[1]])
+    return canonical(point[keys[0]]), canonical(point[keys[1]])
 
 
 def shades(results: Results) -> dict[float, float]:
     """By mean how strong its shade is, 0 to 1; one point that is far off does not make the others look alike."""
     means = sorted(
-        (row["mean"] for row in results["points"] if is_known(row["mean"])), reverse=results["better"] == "higher"
+        (row["mean"] for row in results["points"] if is_finite(row["mean"])), reverse=results["better"] == "higher"
     )
     if not means:
         return {}
@@ -94,10 +97,10 @@ def heat_cell(results: Results, row: dict[str, Any] | None, shade: dict[float, f
         return None
     if row["failed"] or row["mean"] is None:
         return {"score": "failed", "share": 0.0, "title": f"{label(row['settings'])}: failed", "best": False}
-    said = f"{number(results['metric'], row['mean'])}{around(results['metric'], row)}"
+    said = f"{format_score(results['metric'], row['mean'])}{format_interval(results['metric'], row)}"
     best = row is results["points"][0]
     return {
-        "score": number(results["metric"], row["mean"]),
+        "score": format_score(results["metric"], row["mean"]),
         "share": shade[row["mean"]],
         "title": f"{label(row['settings'])}: {said}",
         "best": best,
@@ -105,37 +108,37 @@ def heat_cell(results: Results, row: dict[str, Any] | None, shade: dict[float, f
 
 
 def dots_of(results: Results, key: str) -> list[tuple[Any, float]]:
-    return [(row["settings"][key], row["mean"]) for row in results["points"] if is_known(row["mean"])]
+    return [(row["settings"][key], row["mean"]) for row in results["points"] if is_finite(row["mean"])]
 
 
-def line_charts(results: Results, key: str, style: Style, gallery: Gallery) -> dict[str, Any] | None:
+def line_charts(results: Results, key: str, style: ArmStyle, gallery: Gallery) -> dict[str, Any] | None:
     """The one setting that varies: its points with their own intervals."""
     rows = sorted_by_value(results, key)
-    if not any(is_known(row["mean"]) for row in rows):
+    if not any(is_finite(row["mean"]) for row in rows):
         return None
     both = {}
     for width, size in (("wide", WIDE), ("narrow", NARROW)):
         figure = sweep_charts.by_value(style, key, rows, [], size=size, **names(results))
-        both[width] = gallery.show(
+        both[width] = gallery.embed(
             f"by-{file_name(key)}-{width}", figure, told(results, key, rows), keep=width == "wide"
         )
     return both
 
 
 def sorted_by_value(results: Results, key: str) -> list[dict[str, Any]]:
-    order = [mark(value) for value in values_of([row["settings"] for row in results["points"]])[key]]
+    order = [canonical(value) for value in values_of([row["settings"] for row in results["points"]])[key]]
     rows = [{**row, "value": row["settings"][key]} for row in results["points"]]
-    return sorted(rows, key=lambda row: order.index(mark(row["value"])))
+    return sorted(rows, key=lambda row: order.index(canonical(row["value"])))
 
 
-def marginal_charts(results: Results, style: Style, gallery: Gallery) -> list[Any]:
+def marginal_charts(results: Results, style: ArmStyle, gallery: Gallery) -> list[Any]:
     """One chart a setting, that which moves most first."""
     found, charts = spreads(results), []
     for key in found:
         rows = results["marginals"][key]
         dots = dots_of(results, key)
         figure = sweep_charts.by_value(style, key, rows, dots, size=SMALL, **names(results))
-        charts.append(gallery.show(f"by-{file_name(key)}", figure, told(results, key, rows)))
+        charts.append(gallery.embed(f"by-{file_name(key)}", figure, told(results, key, rows)))
     return charts
 
 
@@ -145,18 +148,18 @@ def names(results: Results) -> dict[str, str]:
 
 def told(results: Results, key: str, rows: list[dict[str, Any]]) -> str:
     """A chart in words."""
-    said = "; ".join(f"{label({key: row['value']})} {number(results['metric'], row['mean'])}" for row in rows)
+    said = "; ".join(f"{label({key: row['value']})} {format_score(results['metric'], row['mean'])}" for row in rows)
     return f"{CALLED[results['metric']]} by {key}: {said}"
 
 
-def learning_charts(results: Results, style: Style, gallery: Gallery) -> dict[str, Any] | None:
+def learning_charts(results: Results, style: ArmStyle, gallery: Gallery) -> dict[str, Any] | None:
     """The mean curve of each point, the best first."""
     curves: list[Curve] = []
     for row in results["points"]:
         own = [
-            [(step, value) for step, value in cell["curve"] if is_known(value)]
+            [(step, value) for step, value in cell["curve"] if is_finite(value)]
             for cell in results["cells"]
-            if mark(cell["settings"]) == mark(row["settings"]) and cell["curve"]
+            if canonical(cell["settings"]) == canonical(row["settings"]) and cell["curve"]
         ]
         if own := [curve for curve in own if curve]:
             curves.append(mean_curve(own))
@@ -165,7 +168,7 @@ def learning_charts(results: Results, style: Style, gallery: Gallery) -> dict[st
     called = CALLED[results.get("followed") or "loss"]
     label_of = f"{called} by step of {len(curves)} points; the best ends at {curves[0][-1][1]:.3f}"
     return {
-        width: gallery.show(
+        width: gallery.embed(
             f"learning-{width}",
             sweep_charts.learning(style, curves, called=called, wide=width == "wide"),
             label_of,

@@ -7,7 +7,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # a braille cel
 Curve = Sequence[tuple[float, float]]
 
 
-def draw(curve: Curve, *, width: int = 60, height: int = 10, name: str = "") -> str:
+def terminal_chart(curve: Curve, *, width: int = 60, height: int = 10, name: str = "") -> str:
     """One falling or rising line with its scale at the left and its range of x below."""
     xs, ys = [x for x, _ in curve], [y for _, y in curve]
     low, high = min(ys), max(ys)

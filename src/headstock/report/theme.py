@@ -37,7 +37,7 @@ PAGE_COLOURS |= {RIGHT: "var(--right)", WRONG: "var(--wrong)"}
 
 
 @dataclass(frozen=True)
-class Style:
+class ArmStyle:
     """How one arm looks wherever it appears."""
 
     name: str
@@ -61,7 +61,7 @@ def arm_label(name: str) -> str:
     return LABELS.get(name, name)
 
 
-def styles(arms: list[dict[str, Any]]) -> dict[str, Style]:
+def styles(arms: list[dict[str, Any]]) -> dict[str, ArmStyle]:
     """The look of each arm by its name."""
     seen: dict[str, int] = {}
     made = {}
@@ -72,7 +72,7 @@ def styles(arms: list[dict[str, Any]]) -> dict[str, Style]:
         marker, shades = ARMS.get(kind, OTHER)
         shade = place % len(shades)
         variable = f"--{kind if kind in ARMS else 'other'}-{shade}"
-        made[arm["name"]] = Style(arm["name"], kind, shades[shade][0], variable, marker, hollow=place % 2 == 1)
+        made[arm["name"]] = ArmStyle(arm["name"], kind, shades[shade][0], variable, marker, hollow=place % 2 == 1)
     return made
 
 
@@ -87,7 +87,7 @@ def colour_variables() -> tuple[dict[str, str], dict[str, str]]:
 
 
 @contextmanager
-def look() -> Iterator[None]:
+def chart_style() -> Iterator[None]:
     import matplotlib
 
     settings: dict[Any, Any] = {
@@ -122,11 +122,11 @@ def look() -> Iterator[None]:
         yield
 
 
-def draw(paint: Callable[["Figure"], None], width: float, height: float) -> "Figure":
+def make_figure(paint: Callable[["Figure"], None], width: float, height: float) -> "Figure":
     """A figure of so many pixels at the size of the page's text; no state is shared with other figures."""
     from matplotlib.figure import Figure
 
-    with look():
+    with chart_style():
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
         paint(figure)
     return figure
@@ -142,7 +142,7 @@ def percent_axis(axis: Any) -> None:
 def svg_of(figure: "Figure") -> str:
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with look():
+    with chart_style():
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     figure.set_layout_engine("none")  # everything has its place now; finding it again for the PNG would take as long
     return out.getvalue()
@@ -183,25 +183,25 @@ class Gallery:
         self.variables = {colour: f"var({name})" for name, colour in light.items()}
         self.names: set[str] = set()
 
-    def show(self, name: str, figure: "Figure", label: str, *, keep: bool = True) -> "Markup":
-        name = self.own(name)
+    def embed(self, name: str, figure: "Figure", label: str, *, keep: bool = True) -> "Markup":
+        name = self.unique_name(name)
         svg = svg_of(figure)
         if keep:
-            self.keep(name, figure, svg)
+            self.save(name, figure, svg)
         return inline(svg, name, label, self.variables)
 
-    def own(self, name: str) -> str:
+    def unique_name(self, name: str) -> str:
         """A name no other chart has: arms in other scripts may all come down to the same plain letters."""
         free = next(n for i in itertools.count(1) if (n := name if i == 1 else f"{name}-{i}") not in self.names)
         self.names.add(free)
         return free
 
-    def keep(self, name: str, figure: "Figure", svg: str | None = None) -> None:
+    def save(self, name: str, figure: "Figure", svg: str | None = None) -> None:
         if self.folder is None:
             return
         write_text(self.folder / f"{name}.svg", svg or svg_of(figure))
         out = io.BytesIO()
-        with look():
+        with chart_style():
             figure.savefig(out, format="png", dpi=200, facecolor="white", metadata={"Software": None})
         write_bytes(self.folder / f"{name}.png", out.getvalue())
 

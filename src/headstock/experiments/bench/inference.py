@@ -10,9 +10,9 @@ import torch
 
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
-from headstock.experiments.bench.measurement import Measured, seconds_of
-from headstock.experiments.bench.synthetic_data import lines, write_rows
-from headstock.experiments.bench.training import QUICK, Shape, settings_of
+from headstock.experiments.bench.measurement import Measurement, median_seconds
+from headstock.experiments.bench.synthetic_data import random_lines, write_labelled_rows
+from headstock.experiments.bench.training import QUICK, Workload, settings_of
 from headstock.inference.pipeline import Loaded, load
 from headstock.train.blueprint import blueprint
 from headstock.train.finetune import finetune
@@ -22,9 +22,9 @@ SPREAD = 0.08  # of random weights: wide enough that the text does not fall into
 SMALL: dict[str, Any] = {"depth": 2, "width": 32, "heads": 2, "hidden": 64}
 
 
-def decoding(device: torch.device, *, quick: bool) -> list[Measured]:
+def bench_decoding(device: torch.device, *, quick: bool) -> list[Measurement]:
     """Greedy, with a cache, one row and 64."""
-    shape = QUICK if quick else Shape("gpt-base" if device.type == "cuda" else "gpt-mini", 1, 256, {})
+    shape = QUICK if quick else Workload("gpt-base" if device.type == "cuda" else "gpt-mini", 1, 256, {})
     torch.manual_seed(0)
     model, _ = blueprint(settings_of(shape), weights=True)
     for name, weight in model.named_parameters():
@@ -35,29 +35,29 @@ def decoding(device: torch.device, *, quick: bool) -> list[Measured]:
     for rows in (1, 4) if quick else (1, 64):
         prompts = [[draw.randrange(10, 200) for _ in range(PROMPT)] for _ in range(rows)]
         write = partial(generate, model, prompts, max_tokens=new, sampling=Sampling(temperature=0.0))
-        taken = seconds_of(write, rounds=1 if quick else 3, device=device)
-        found.append(Measured(f"decoding {shape.preset}, {rows} rows", rows * new / taken, "tokens/s"))
+        taken = median_seconds(write, rounds=1 if quick else 3, device=device)
+        found.append(Measurement(f"decoding {shape.preset}, {rows} rows", rows * new / taken, "tokens/s"))
     return found
 
 
-def reading(device: torch.device, *, quick: bool) -> list[Measured]:
+def bench_finetuned(device: torch.device, *, quick: bool) -> list[Measurement]:
     """A classifier is made, and then reads short texts."""
     preset, texts = ("bert-base", 20_000) if device.type == "cuda" else ("bert-nano", 1000)
     size = {**SMALL, "tokenizer.vocabulary": 400} if quick else {"tokenizer.vocabulary": 4000}
     settings = {"steps": 4 if quick else 30, "length": 128, "batch": 8 if quick else 32} | size
     with tempfile.TemporaryDirectory() as folder:
-        rows = write_rows(Path(folder) / "rows.csv", 60 if quick else 1600)
+        rows = write_labelled_rows(Path(folder) / "rows.csv", 60 if quick else 1600)
         made = finetune(preset=preset, train=rows, out=Path(folder) / "run", settings=settings, device=device.type)
         loaded = load(Path(folder) / "run", device=device.type)
-    some = lines(2)
+    some = random_lines(2)
     shown = [next(some) for _ in range(40 if quick else texts)]
     return [
-        Measured(f"fine-tuning {preset}", made["tokens_per_second"], "tokens/s"),
+        Measurement(f"fine-tuning {preset}", made["tokens_per_second"], "tokens/s"),
         timed(f"classifying with {preset}", lambda: loaded.predict(shown), len(shown), loaded, quick),
         timed(f"embedding with {preset}", lambda: loaded.embed(shown), len(shown), loaded, quick),
     ]
 
 
-def timed(work: str, do: Any, count: int, loaded: Loaded, quick: bool) -> Measured:
-    taken = seconds_of(do, rounds=1 if quick else 3, device=loaded.model.device)
-    return Measured(work, count / taken, "texts/s")
+def timed(work: str, do: Any, count: int, loaded: Loaded, quick: bool) -> Measurement:
+    taken = median_seconds(do, rounds=1 if quick else 3, device=loaded.model.device)
+    return Measurement(work, count / taken, "texts/s")

@@ -15,7 +15,7 @@ from headstock.planner.machine import name_of, wait
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """So much a second, or so many seconds, of one kind of work."""
 
     work: str
@@ -38,7 +38,7 @@ class Measured:
         return told | {"theirs": self.theirs, "peer": self.peer, "ratio": self.ratio}
 
 
-def about(device: torch.device) -> dict[str, Any]:
+def environment_info(device: torch.device) -> dict[str, Any]:
     """When, where and with what."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -47,7 +47,7 @@ def about(device: torch.device) -> dict[str, Any]:
     }
 
 
-def seconds_of(work: Callable[[], object], *, rounds: int, device: torch.device) -> float:
+def median_seconds(work: Callable[[], object], *, rounds: int, device: torch.device) -> float:
     """The middle of several rounds, after one to warm up."""
     work()
     times = []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headstock.errors import UserError
-from headstock.experiments.bench.measurement import Measured
+from headstock.experiments.bench.measurement import Measurement
 
 FOLDER = Path(__file__).parents[4] / "benchmarks"  # in a checkout; an installed package has none
 
@@ -24,7 +24,7 @@ def against_peers(
     folder: Path | None,
     nanogpt: Path | None,
     say: Callable[[str], None],
-) -> list[Measured]:
+) -> list[Measurement]:
     """All that the scripts found; a script whose peer is not installed says so and is left out."""
     if nanogpt is not None and not (nanogpt / "model.py").is_file():
         raise UserError(f"--nanogpt {nanogpt}: there is no model.py in it")
@@ -47,9 +47,9 @@ def against_peers(
 def run(
     script: Path,
     options: list[str],
-    rows_of: Callable[[dict[str, Any]], list[Measured]],
+    rows_of: Callable[[dict[str, Any]], list[Measurement]],
     say: Callable[[str], None],
-) -> list[Measured]:
+) -> list[Measurement]:
     """What a script found; its last option is the one that the name of a file follows, which it writes."""
     say(f"{script.name}: both sides in turns")
     with tempfile.TemporaryDirectory() as folder:
@@ -62,19 +62,20 @@ def run(
         return rows_of(json.loads(out.read_text(encoding="utf-8")))
 
 
-def inference_rows(told: dict[str, Any]) -> list[Measured]:
+def inference_rows(told: dict[str, Any]) -> list[Measurement]:
     return [
-        Measured(named(row), row["ours"], f"{row['unit']}/s", row["theirs"], "transformers") for row in told["results"]
+        Measurement(named(row), row["ours"], f"{row['unit']}/s", row["theirs"], "transformers")
+        for row in told["results"]
     ]
 
 
-def training_rows(told: dict[str, Any]) -> list[Measured]:
+def training_rows(told: dict[str, Any]) -> list[Measurement]:
     """Of each work ours comes first, and then the peers."""
     found, ours = [], dict[str, float]()
     for row in told["rows"]:
         speed = row["tokens_per_second"]
         if row["work"] in ours:
-            found.append(Measured(f"training {row['work']}", ours[row["work"]], "tokens/s", speed, row["how"]))
+            found.append(Measurement(f"training {row['work']}", ours[row["work"]], "tokens/s", speed, row["how"]))
         ours.setdefault(row["work"], speed)
     return found
 

@@ -5,15 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
-from headstock.experiments.bench.inference import decoding, reading
-from headstock.experiments.bench.measurement import Measured, about
+from headstock.experiments.bench.inference import bench_decoding, bench_finetuned
+from headstock.experiments.bench.measurement import Measurement, environment_info
 from headstock.experiments.bench.peers import against_peers
-from headstock.experiments.bench.startup import starting, storing
-from headstock.experiments.bench.training import training
+from headstock.experiments.bench.startup import bench_startup, bench_token_store
+from headstock.experiments.bench.training import bench_training
 from headstock.io import write_json
 from headstock.train.distributed import choose_device
 
-PARTS = {"start": starting, "store": storing, "train": training, "decode": decoding, "read": reading}
+PARTS = {
+    "start": bench_startup,
+    "store": bench_token_store,
+    "train": bench_training,
+    "decode": bench_decoding,
+    "read": bench_finetuned,
+}
 
 
 def bench(
@@ -30,20 +36,20 @@ def bench(
     known = [*PARTS, "peers"]
     if wrong := [name for name in only or [] if name not in known]:
         raise UserError(f"--only {wrong[0]}: must be one of {', '.join(known)}")
-    chosen, found = choose_device(device), list[Measured]()
+    chosen, found = choose_device(device), list[Measurement]()
     for name, part in PARTS.items():
         if not only or name in only:
             say(f"measuring: {name}")
             found += part(chosen, quick=quick)
     if not only or "peers" in only:
         found += against_peers(chosen, quick=quick, folder=peers, nanogpt=nanogpt, say=say)
-    results = about(chosen) | {"quick": quick, "results": [one.plain() for one in found]}
+    results = environment_info(chosen) | {"quick": quick, "results": [one.plain() for one in found]}
     if out is not None:
         write_json(out, results)
     return results
 
 
-def table(results: dict[str, Any]) -> Any:
+def bench_table(results: dict[str, Any]) -> Any:
     from rich.table import Table
 
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())

@@ -11,9 +11,9 @@ import torch
 
 from headstock.cost.training import flops_per_token, parts_of
 from headstock.data.token_store import Stores, open_stores
-from headstock.experiments.bench.measurement import about
-from headstock.experiments.bench.synthetic_data import write_stores
-from headstock.experiments.bench.training import Shape, measure, settings_of
+from headstock.experiments.bench.measurement import environment_info
+from headstock.experiments.bench.synthetic_data import write_token_stores
+from headstock.experiments.bench.training import Workload, measure, settings_of
 from headstock.io import write_json
 from headstock.train.blueprint import blueprint
 from headstock.train.distributed import choose_device
@@ -22,15 +22,15 @@ from headstock.train.settings import RunConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = Shape("gpt-nano", 8, 128, {"model.depth": 2, "model.width": 64, "model.heads": 2, "model.hidden": 256})
-LARGE = Shape("gpt-small", 64, 512, {})
+SMALL = Workload("gpt-nano", 8, 128, {"model.depth": 2, "model.width": 64, "model.heads": 2, "model.hidden": 256})
+LARGE = Workload("gpt-small", 64, 512, {})
 ROWS = (2, 4, 8, 16, 32, 64)
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 TOKENS = 4096  # in a step, when the length of its rows changes
 STEPS, ROUNDS = 20, 3
 
 
-def growth(
+def measure_scaling(
     *,
     device: str = "auto",
     megabytes: float = 300,
@@ -44,7 +44,7 @@ def growth(
     sizes = [size for size in (1.0, 10.0, 100.0, 1000.0, 10_000.0) if size < megabytes] + [float(megabytes)]
     with tempfile.TemporaryDirectory(dir=folder) as place:
         vocabulary = settings_of(shape).model.vocabulary
-        made = [write_stores(Path(place) / f"{size:g}", size, vocabulary=vocabulary).folder for size in sizes]
+        made = [write_token_stores(Path(place) / f"{size:g}", size, vocabulary=vocabulary).folder for size in sizes]
         say(f"stores of {', '.join(f'{size:g}' for size in sizes)} MB are made")
         rounds = [[in_own_process(one, shape, chosen.type, steps) for one in made] for _ in range(ROUNDS)]
         stores = [{"megabytes": size, **best(turns)} for size, *turns in zip(sizes, *rounds, strict=True)]
@@ -56,10 +56,10 @@ def growth(
             best([over_length(shape, each, small, chosen, steps // 2) for _ in range(ROUNDS)]) for each in LENGTHS
         ]
         say("longer rows: done")
-    return about(chosen) | {"shape": named(shape), "stores": stores, "rows": rows, "lengths": lengths}
+    return environment_info(chosen) | {"shape": named(shape), "stores": stores, "rows": rows, "lengths": lengths}
 
 
-def named(shape: Shape) -> str:
+def named(shape: Workload) -> str:
     model = settings_of(shape).model
     return f"{model.depth} layers x {model.width} wide, {shape.rows} rows of {shape.length} tokens"
 
@@ -69,24 +69,24 @@ def best(turns: list[dict[str, Any]]) -> dict[str, Any]:
     return min(turns, key=lambda turn: turn["seconds"])
 
 
-def in_own_process(folder: Path, shape: Shape, device: str, steps: int) -> dict[str, Any]:
+def in_own_process(folder: Path, shape: Workload, device: str, steps: int) -> dict[str, Any]:
     """A process that has done nothing else, so that its memory is that of the run alone."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(read_store, (folder, shape, device, steps, torch.get_num_threads()))
 
 
-def read_store(folder: Path, shape: Shape, device: str, steps: int, threads: int) -> dict[str, Any]:
+def read_store(folder: Path, shape: Workload, device: str, steps: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     found = measure(settings_of(shape), open_stores(folder), choose_device(device), steps=steps)
     return {"seconds": found.seconds, "tokens_per_second": found.speed, "peak_bytes": found.peak}
 
 
-def over_rows(shape: Shape, rows: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
+def over_rows(shape: Workload, rows: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
     found = measure(settings_of(replace(shape, rows=rows)), stores, device, steps=steps)
     return {"tokens": rows * shape.length, "seconds": found.seconds}
 
 
-def over_length(shape: Shape, length: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
+def over_length(shape: Workload, length: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
     """The same number of tokens in fewer, longer rows; and the share of its arithmetic that is attention's."""
     longer = replace(
         shape,
@@ -109,12 +109,12 @@ def attention_share(chosen: RunConfig, length: int) -> float:
     return float(1 - none / whole)
 
 
-def draw_growth(found: dict[str, Any], out: Path) -> None:
+def write_scaling_chart(found: dict[str, Any], out: Path) -> None:
     """Four small charts in one picture, and the numbers beside it."""
-    from headstock.report.theme import draw, look
+    from headstock.report.theme import chart_style, make_figure
 
-    figure = draw(lambda figure: paint(figure, found), 1000, 620)
-    with look():
+    figure = make_figure(lambda figure: paint(figure, found), 1000, 620)
+    with chart_style():
         figure.savefig(out, format="svg", facecolor="#fdfcfa")
     write_json(out.with_suffix(".json"), found)
 

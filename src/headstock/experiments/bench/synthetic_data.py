@@ -20,7 +20,7 @@ FIRST = 16  # token numbers below are left to marks
 CHUNK = 1 << 20  # tokens that are made at a time
 
 
-def lines(seed: int = 0) -> Iterator[str]:
+def random_lines(seed: int = 0) -> Iterator[str]:
     """Lines of about 130 bytes of words whose frequencies fall as they do in real text, without end."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10))) for _ in range(WORDS)]
@@ -30,19 +30,19 @@ def lines(seed: int = 0) -> Iterator[str]:
         yield from (" ".join(drawn[i : i + LINE]) for i in range(0, len(drawn), LINE))
 
 
-def write_text(path: Path, megabytes: float) -> Path:
+def write_corpus(path: Path, megabytes: float) -> Path:
     size = 0
     with path.open("w", encoding="utf-8") as file:
-        for line in lines():
+        for line in random_lines():
             size += file.write(line + "\n")
             if size >= megabytes * 1e6:
                 return path
     raise AssertionError("the lines have no end")
 
 
-def write_rows(path: Path, count: int) -> Path:
+def write_labelled_rows(path: Path, count: int) -> Path:
     """Labelled texts of 4 to 60 words, as a table."""
-    draw, some = random.Random(1), lines(1)
+    draw, some = random.Random(1), random_lines(1)
     rows = ["text,label"]
     for number in range(count):
         words = (next(some) + " " + next(some) + " " + next(some) + " " + next(some)).split()
@@ -51,7 +51,7 @@ def write_rows(path: Path, count: int) -> Path:
     return path
 
 
-def write_stores(folder: Path, megabytes: float, *, vocabulary: int) -> Stores:
+def write_token_stores(folder: Path, megabytes: float, *, vocabulary: int) -> Stores:
     """A token store of so many megabytes on disk, two bytes a token; a small one for validation beside it."""
     folder.mkdir(parents=True)
     end = placeholder_tokenizer().end or 0

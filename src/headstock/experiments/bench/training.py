@@ -12,8 +12,8 @@ import torch
 
 from headstock import config
 from headstock.data.token_store import Stores
-from headstock.experiments.bench.measurement import Measured
-from headstock.experiments.bench.synthetic_data import write_stores
+from headstock.experiments.bench.measurement import Measurement
+from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.kernels.fp8 import has_eight_bits
 from headstock.planner.machine import wait
 from headstock.train.blueprint import blueprint
@@ -28,7 +28,7 @@ ALONE = 10**9  # so that neither a validation nor a checkpoint falls between two
 
 
 @dataclass(frozen=True)
-class Shape:
+class Workload:
     """What is trained, and in what steps."""
 
     preset: str
@@ -47,24 +47,24 @@ class Shape:
 
 SHAPES = {
     "cpu": (
-        Shape("gpt-nano", 8, 256, {}),
-        Shape("modern-nano", 8, 256, {}),
-        Shape("bert-nano", 16, 128, {}),
-        Shape("lstm-nano", 8, 256, {}),
+        Workload("gpt-nano", 8, 256, {}),
+        Workload("modern-nano", 8, 256, {}),
+        Workload("bert-nano", 16, 128, {}),
+        Workload("lstm-nano", 8, 256, {}),
     ),
     "cuda": (
-        Shape("gpt-base", 64, 1024, {"train.compile": True}),
-        Shape("bert-base", 256, 128, {"train.compile": True}),
-        Shape("modern-small", 128, 512, {"train.compile": True}),
-        Shape("gpt-nano", 64, 256, {}),
-        Shape("gpt-base", 64, 1024, {"train.compile": True, "train.dtype": "float8"}),
+        Workload("gpt-base", 64, 1024, {"train.compile": True}),
+        Workload("bert-base", 256, 128, {"train.compile": True}),
+        Workload("modern-small", 128, 512, {"train.compile": True}),
+        Workload("gpt-nano", 64, 256, {}),
+        Workload("gpt-base", 64, 1024, {"train.compile": True, "train.dtype": "float8"}),
     ),
 }
-QUICK = Shape("gpt-nano", 2, 64, {"model.depth": 2, "model.width": 32, "model.hidden": 64})
+QUICK = Workload("gpt-nano", 2, 64, {"model.depth": 2, "model.width": 32, "model.hidden": 64})
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepTiming:
     seconds: float  # of the middle step, by the clock
     tokens: float  # in a step
     peak: int  # bytes
@@ -74,7 +74,7 @@ class Steps:
         return self.tokens / self.seconds
 
 
-def shapes(device: torch.device, *, quick: bool) -> tuple[Shape, ...]:
+def shapes(device: torch.device, *, quick: bool) -> tuple[Workload, ...]:
     """Those that are worth measuring there, and can be."""
     if quick:
         return (QUICK,)
@@ -82,19 +82,21 @@ def shapes(device: torch.device, *, quick: bool) -> tuple[Shape, ...]:
     return tuple(shape for shape in every if not shape.small or has_eight_bits(device))
 
 
-def training(device: torch.device, *, quick: bool) -> list[Measured]:
+def bench_training(device: torch.device, *, quick: bool) -> list[Measurement]:
     """One line a shape."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for number, shape in enumerate(shapes(device, quick=quick)):
             chosen = settings_of(shape)
-            stores = write_stores(Path(folder) / str(number), 0.2 if quick else 20, vocabulary=chosen.model.vocabulary)
+            stores = write_token_stores(
+                Path(folder) / str(number), 0.2 if quick else 20, vocabulary=chosen.model.vocabulary
+            )
             steps = measure(chosen, stores, device, steps=6 if quick else 20)
-            found.append(Measured(f"training {shape.named}", steps.speed, "tokens/s"))
+            found.append(Measurement(f"training {shape.named}", steps.speed, "tokens/s"))
     return found
 
 
-def settings_of(shape: Shape) -> RunConfig:
+def settings_of(shape: Workload) -> RunConfig:
     tree = read_preset(shape.preset)
     for key, value in shape.settings.items():
         section, _, name = key.partition(".")
@@ -104,7 +106,7 @@ def settings_of(shape: Shape) -> RunConfig:
     return make_config(with_direction(tree))
 
 
-def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: int) -> Steps:
+def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: int) -> StepTiming:
     """The middle of the steps after the first few."""
     model, task = blueprint(chosen, weights=True)
     settings = replace(
@@ -127,4 +129,4 @@ def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: i
     train(model, task, stores, settings, run=None, distributed=DistributedContext(device), callbacks=[hear])
     kept = moments[WARM - 1 :]
     clock = statistics.median(after[0] - before[0] for before, after in pairwise(kept))
-    return Steps(clock, (kept[-1][1] - kept[0][1]) / (len(kept) - 1), peak.bytes())
+    return StepTiming(clock, (kept[-1][1] - kept[0][1]) / (len(kept) - 1), peak.bytes())

@@ -34,7 +34,7 @@ from peers import huggingface_inference as peer
 import headstock
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
-from headstock.inference.pipeline import Loaded
+from headstock.inference.pipeline import Pipeline
 from headstock.interop import export_run
 from headstock.train.run_folder import open_run
 
@@ -86,7 +86,7 @@ def class_run(folder: Path, given: argparse.Namespace) -> Path:
     return out
 
 
-def opened(run: Path, given: argparse.Namespace) -> Loaded:
+def opened(run: Path, given: argparse.Namespace) -> Pipeline:
     """Our side in the precision that was asked for; it would choose its own."""
     loaded = headstock.load(run, device=given.device, int8=given.int8)
     loaded.config = replace(loaded.config, train=replace(loaded.config.train, dtype=given.dtype))

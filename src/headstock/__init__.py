@@ -18,7 +18,7 @@ _HOMES = {
     "export_run": "headstock.interop",
     "import_run": "headstock.interop",
     "load": "headstock.inference.pipeline",
-    "Loaded": "headstock.inference.pipeline",
+    "Pipeline": "headstock.inference.pipeline",
     "read_corpus": "headstock.data.corpus",
     "train_tokenizer": "headstock.data.tokenizer",
     "open_tokenizer": "headstock.data.tokenizer",

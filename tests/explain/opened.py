@@ -5,7 +5,7 @@ from typing import Any
 
 from headstock.data.corpus import read_corpus
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
-from headstock.inference.pipeline import Loaded
+from headstock.inference.pipeline import Pipeline
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
@@ -19,7 +19,7 @@ def learned(corpus: Path) -> Tokenizer:
     return train_tokenizer((d.text for d in read_corpus(corpus)), TokenizerSettings(vocabulary=300))
 
 
-def opened(tokenizer: Tokenizer, task: str = "causal", *, family: str = "transformer", **settings: Any) -> Loaded:
+def opened(tokenizer: Tokenizer, task: str = "causal", *, family: str = "transformer", **settings: Any) -> Pipeline:
     """A run of a tiny model; settings of the task are those that start with `task_`."""
     own = {key.removeprefix("task_"): value for key, value in settings.items() if key.startswith("task_")}
     sizes = CELLS if family in ("recurrent", "elmo") else SIZES
@@ -30,8 +30,8 @@ def opened(tokenizer: Tokenizer, task: str = "causal", *, family: str = "transfo
     config = make_config({"model": model, "task": {"name": task, **own}})
     made, its_task = build_model(config, tokenizer)
     stir(made, spread=0.2)
-    return Loaded(RunFolder(Path("runs/tiny")), config, tokenizer, [made.eval()], its_task)
+    return Pipeline(RunFolder(Path("runs/tiny")), config, tokenizer, [made.eval()], its_task)
 
 
-def classifier(tokenizer: Tokenizer, **settings: Any) -> Loaded:
+def classifier(tokenizer: Tokenizer, **settings: Any) -> Pipeline:
     return opened(tokenizer, "classify", **{"task_classes": ("bad", "fair", "good"), "task_pool": "mean"} | settings)

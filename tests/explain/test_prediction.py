@@ -85,7 +85,7 @@ def test_the_next_token(tokenizer):
         run.model(Batch(torch.tensor([[tokenizer.start, *tokenizer.encode("Anne likes the")]]))).hidden
     )
     chances = logits[0, -1].softmax(-1)
-    chances[run.unspoken()] = 0
+    chances[run.suppressed_tokens()] = 0
     assert found.kind == "next token" and found.probability == pytest.approx(float(chances.max()), abs=1e-6)
     assert len(found.tokens) == len(tokenizer.encode("Anne likes the"))
     bare = run.model(Batch(torch.tensor([[tokenizer.start, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
@@ -112,7 +112,7 @@ def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypa
         return logits, logits - logits.mean()
 
     logits, whole = score(ids)
-    logits[[*run.unspoken(), tokenizer.end]] = -torch.inf
+    logits[[*run.suppressed_tokens(), tokenizer.end]] = -torch.inf
     target = int(logits.argmax())
     _, empty = score([tokenizer.cls] + [tokenizer.mask] * (len(ids) - 1))
     added = sum(token.weight for token in found.tokens)

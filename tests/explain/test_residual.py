@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from headstock.errors import UserError
 from headstock.explain.residual import residuals
 from headstock.explain.residual_charts import page
-from headstock.inference.translate import spelled
+from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
 from tests.explain.opened import classifier, learned, opened
 
@@ -33,7 +33,7 @@ def test_lengths_angles_and_moves(tokenizer, norm):
     assert [step.norm for step in found.steps[1::2]] == pytest.approx([float(x.norm(dim=1).mean()) for x in layers[1:]])
     assert found.embedding["stack"] == pytest.approx(float(layers[0].norm(dim=1).mean()))
     paths = found.tokens["stack"]
-    assert [path.token for path in paths][1:] == spelled(tokenizer, batch.tokens[0, 1:].tolist())
+    assert [path.token for path in paths][1:] == display_tokens(tokenizer, batch.tokens[0, 1:].tolist())
     for at, path in enumerate(paths):
         assert path.norms == pytest.approx([float(layer[at].norm()) for layer in layers], rel=1e-5)
         moved = [float((b[at] - a[at]).norm() / a[at].norm()) for a, b in pairwise(layers)]
@@ -75,7 +75,8 @@ def test_the_lens_ends_with_what_the_model_says(tokenizer, norm):
     final = run.model.heads["token"](output.hidden)[0].argmax(-1).tolist()
     said = [guess.layers[-1][0][0] for guess in found.lens]
     assert said == [
-        name if name.isprintable() else name.encode("unicode_escape").decode() for name in spelled(tokenizer, final)
+        name if name.isprintable() else name.encode("unicode_escape").decode()
+        for name in display_tokens(tokenizer, final)
     ]
     assert all(guess.ranks[-1] == 1 for guess in found.lens)
     assert [guess.wanted for guess in found.lens][-1] is None

@@ -7,7 +7,7 @@ from torch import nn
 from headstock.data.corpus import read_corpus
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.inference import attribution
-from headstock.inference.attribution import blank_embedding, token_weights
+from headstock.inference.attribution import baseline_embedding, token_attributions
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Output
@@ -91,10 +91,10 @@ def moved(place, vector):
 @pytest.mark.parametrize("kind", ["causal", "masked"])
 def test_in_a_linear_model_a_weight_is_what_the_score_loses_without_the_token(tokenizer, kind):
     model, task, data = make(tokenizer, kind, bag=True, pool="mean")
-    blank = blank_embedding(model, task)
+    blank = baseline_embedding(model, task)
     for row in range(3):
         for target in range(3):
-            weighed = token_weights(model, task, data, row, target=target, length=LENGTH)
+            weighed = token_attributions(model, task, data, row, target=target, length=LENGTH)
             whole = score(model, task, data, row, target)
             lost = [
                 whole - score(model, task, data, row, target, moved(place + 1, blank)) for place in range(len(weighed))
@@ -107,7 +107,7 @@ def test_in_a_linear_model_a_weight_is_what_the_score_loses_without_the_token(to
 
 def test_without_a_token_means_masked_where_the_model_knows_a_mask(tokenizer):
     model, task, data = make(tokenizer, "masked", bag=True)
-    weighed = token_weights(model, task, data, 0, target=2, length=LENGTH)
+    weighed = token_attributions(model, task, data, 0, target=2, length=LENGTH)
     for place, (_, weight) in enumerate(weighed):
         hidden = list(data.tokens[0])
         hidden[place] = tokenizer.mask
@@ -117,7 +117,7 @@ def test_without_a_token_means_masked_where_the_model_knows_a_mask(tokenizer):
 
 def test_the_weights_for_all_classes_cancel(tokenizer):
     model, task, data = make(tokenizer, "masked", bag=True)
-    of = [token_weights(model, task, data, 1, target=target, length=LENGTH) for target in range(3)]
+    of = [token_attributions(model, task, data, 1, target=target, length=LENGTH) for target in range(3)]
     for place in range(len(of[0])):
         assert sum(weighed[place][1] for weighed in of) == pytest.approx(0, abs=1e-12)
 
@@ -131,9 +131,9 @@ KINDS = [("causal", "last"), ("causal", "mean"), ("masked", "mean"), ("masked", 
 def test_finite_differences_agree(tokenizer, kind, pool):
     """On every step of the way, move one token a little further and a little back, and look at the score."""
     model, task, data = make(tokenizer, kind, pool=pool)
-    blank, steps, tiny = blank_embedding(model, task), attribution.STEPS, 1e-5
+    blank, steps, tiny = baseline_embedding(model, task), attribution.STEPS, 1e-5
     for row, target in ((0, 2), (2, 0)):
-        weighed = token_weights(model, task, data, row, target=target, length=LENGTH)
+        weighed = token_attributions(model, task, data, row, target=target, length=LENGTH)
         for place, (_, weight) in enumerate(weighed, 1):
             slopes = []
             for step in range(steps):
@@ -156,11 +156,11 @@ def test_finite_differences_agree(tokenizer, kind, pool):
 @pytest.mark.parametrize(("kind", "pool"), KINDS)
 def test_the_weights_add_up_to_what_the_text_says(tokenizer, kind, pool, monkeypatch):
     model, task, data = make(tokenizer, kind, pool=pool)
-    blank = blank_embedding(model, task)
+    blank = baseline_embedding(model, task)
     errors = []
     for steps in (2, 512):
         monkeypatch.setattr(attribution, "STEPS", steps)
-        weighed = token_weights(model, task, data, 1, target=0, length=LENGTH)
+        weighed = token_attributions(model, task, data, 1, target=0, length=LENGTH)
         whole = score(model, task, data, 1, 0) - score(model, task, data, 1, 0, moved(slice(1, None), blank))
         errors.append(abs(sum(weight for _, weight in weighed) - whole))
     assert errors[1] < 1e-4 < abs(whole)
@@ -169,8 +169,8 @@ def test_the_weights_add_up_to_what_the_text_says(tokenizer, kind, pool, monkeyp
 
 def test_single_precision_and_frozen_weights_will_do(tokenizer):
     model, task, data = make(tokenizer, "causal")
-    exact = token_weights(model, task, data, 1, target=1, length=LENGTH)
-    rough = token_weights(model.float().requires_grad_(False), task, data, 1, target=1, length=LENGTH)
+    exact = token_attributions(model, task, data, 1, target=1, length=LENGTH)
+    rough = token_attributions(model.float().requires_grad_(False), task, data, 1, target=1, length=LENGTH)
     assert [weight for _, weight in rough] == pytest.approx([weight for _, weight in exact], abs=1e-4)
 
 
@@ -181,7 +181,7 @@ def test_single_precision_and_frozen_weights_will_do(tokenizer):
 def test_all_tokens_are_told_in_their_order_but_not_the_opening_mark(tokenizer, kind):
     model, task, data = make(tokenizer, kind)
     for row, text in enumerate(TEXTS):
-        weighed = token_weights(model, task, data, row, target=0, length=LENGTH)
+        weighed = token_attributions(model, task, data, row, target=0, length=LENGTH)
         assert [token for token, _ in weighed] == [tokenizer.token(number) for number in tokenizer.encode(text)]
         assert all(isinstance(weight, float) for _, weight in weighed)
 
@@ -189,7 +189,7 @@ def test_all_tokens_are_told_in_their_order_but_not_the_opening_mark(tokenizer, 
 def test_the_other_texts_do_not_matter(tokenizer):
     model, task, data = make(tokenizer, "masked")
     alone = Labelled([data.tokens[2]], None, ["2"], 0)
-    assert token_weights(model, task, data, 2, target=1, length=LENGTH) == token_weights(
+    assert token_attributions(model, task, data, 2, target=1, length=LENGTH) == token_attributions(
         model, task, alone, 0, target=1, length=LENGTH
     )
 
@@ -201,7 +201,7 @@ LONG = " ".join(["Anne likes the sea.", "Ben finds Paris.", "Zoë sees home."] *
 def test_only_what_was_read_is_told(tokenizer, long):
     model, task, data = make(tokenizer, "masked", texts=[LONG], long=long)
     (row,) = task.rows(data.tokens[0], LENGTH)
-    weighed = token_weights(model, task, data, 0, target=0, length=LENGTH)
+    weighed = token_attributions(model, task, data, 0, target=0, length=LENGTH)
     assert len(data.tokens[0]) > LENGTH == len(row)
     assert [token for token, _ in weighed] == [tokenizer.token(number) for number in row[1:]]
 
@@ -209,12 +209,12 @@ def test_only_what_was_read_is_told(tokenizer, long):
 @pytest.mark.parametrize("length", [24, 25, 2])
 def test_a_text_read_in_windows_is_told_once_and_padding_not_at_all(tokenizer, length):
     model, task, data = make(tokenizer, "masked", bag=True, texts=[LONG], long="windows")
-    weighed = token_weights(model, task, data, 0, target=2, length=length)
+    weighed = token_attributions(model, task, data, 0, target=2, length=length)
     assert [token for token, _ in weighed] == [tokenizer.token(number) for number in data.tokens[0]]
     batch = task.examples(data, length=length).batch([0])
     assert len(batch.tokens) > 2
     assert length == 2 or batch.padding is not None  # the last window is shorter
-    blank = blank_embedding(model, task)
+    blank = baseline_embedding(model, task)
     empty = score(model, task, data, 0, 2, moved(slice(1, None), blank), length)
     whole = score(model, task, data, 0, 2, length=length)
     assert sum(weight for _, weight in weighed) == pytest.approx(whole - empty, abs=1e-12)
@@ -229,10 +229,10 @@ def test_the_model_is_left_as_it_was(tokenizer, target):
     before = {name: tensor.clone() for name, tensor in model.tensors().items()}
     said = score(model, task, data, 0, 1)
     if target < len(CLASSES):
-        token_weights(model, task, data, 0, target=target, length=LENGTH)
+        token_attributions(model, task, data, 0, target=target, length=LENGTH)
     else:  # also when it fails
         with pytest.raises(IndexError):
-            token_weights(model, task, data, 0, target=target, length=LENGTH)
+            token_attributions(model, task, data, 0, target=target, length=LENGTH)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())
     assert not model.backbone.tokens._forward_hooks
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())

@@ -10,8 +10,8 @@ import torch
 import headstock
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
-from headstock.inference.embed import align, by_word, check_pool, embed, read, write_vectors
-from headstock.inference.windowing import Marks, parts
+from headstock.inference.embed import align_tokens, embed, layer_vectors, resolve_pooling, word_vectors, write_vectors
+from headstock.inference.windowing import SpecialTokens, windows
 from headstock.model.batch import Batch
 from headstock.model.heads import ClassHead
 from headstock.model.layer_features import Mix
@@ -19,7 +19,7 @@ from tests.model.small import small_backbone, small_model
 
 TEXTS = [[5, 6, 7, 5], [9], [], [4, 8, 12, 3, 3, 10, 11], [6, 6, 9]]
 LONG = [3 + (7 * i + i // 5) % 10 for i in range(41)]
-MARKS = Marks((1,), (), 0)
+MARKS = SpecialTokens((1,), (), 0)
 
 
 @torch.inference_mode()
@@ -32,7 +32,7 @@ def vectors(model, row, layer=-1):
 @pytest.mark.parametrize("pool", ["mean", "last", "cls"])
 def test_pooled_vectors_are_those_of_each_text_alone(causal, pool):
     model = small_model(causal=causal)
-    found = embed(model, TEXTS, marks=MARKS, length=16, layers="last", pool=pool)
+    found = embed(model, TEXTS, special=MARKS, length=16, layers="last", pool=pool)
     for text, vector in zip(TEXTS, found, strict=True):
         alone = vectors(model, [1, *text])
         wanted = {"mean": alone.mean(0), "last": alone[-1], "cls": alone[0]}[pool]
@@ -42,14 +42,14 @@ def test_pooled_vectors_are_those_of_each_text_alone(causal, pool):
 @pytest.mark.parametrize(("causal", "pool"), [(True, "last"), (False, "last"), (False, "cls")])
 def test_what_nobody_reads_changes_nothing(causal, pool):
     model, given = small_model(causal=causal, positions="rotary"), [*TEXTS, LONG]  # a long one is read in rows
-    less = embed(model, given, marks=MARKS, length=16, layers="last", pool=pool)
+    less = embed(model, given, special=MARKS, length=16, layers="last", pool=pool)
     hook = model.backbone.blocks[-1].register_forward_hook(lambda *_: None)  # who listens is told of all places
-    whole = embed(model, given, marks=MARKS, length=16, layers="last", pool=pool)
+    whole = embed(model, given, special=MARKS, length=16, layers="last", pool=pool)
     hook.remove()
     np.testing.assert_allclose(less, whole, rtol=1e-6, atol=1e-6)
-    by_number = embed(model, given, marks=MARKS, length=16, layers="2", pool=pool)  # of layers that are kept
+    by_number = embed(model, given, special=MARKS, length=16, layers="2", pool=pool)  # of layers that are kept
     np.testing.assert_allclose(less, by_number, rtol=1e-6, atol=1e-6)
-    shifted = embed(model, [text[:-1] for text in given], marks=MARKS, length=16, layers="last", pool=pool)
+    shifted = embed(model, [text[:-1] for text in given], special=MARKS, length=16, layers="last", pool=pool)
     assert np.abs(np.array(less[3]) - shifted[3]).max() > 1e-3
 
 
@@ -67,22 +67,22 @@ def test_layers_have_the_sizes_and_values_they_should(layers, width):
         "concat4": np.concatenate(every[2:], -1),
         "mix": np.mean(every, 0),
     }[layers]
-    found = embed(model, TEXTS, marks=MARKS, length=16, layers=layers, pool="none")
+    found = embed(model, TEXTS, special=MARKS, length=16, layers=layers, pool="none")
     assert [one.shape for one in found] == [(len(text), width) for text in TEXTS]
     np.testing.assert_allclose(found[3], wanted, atol=1e-5)
-    assert embed(model, TEXTS, marks=MARKS, length=16, layers=layers, pool="mean")[0].shape == (width,)
+    assert embed(model, TEXTS, special=MARKS, length=16, layers=layers, pool="mean")[0].shape == (width,)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_long_text_is_read_in_overlapping_rows(causal):
     model = small_model(causal=causal)
-    (found,) = embed(model, [LONG], marks=MARKS, length=16, layers="last", pool="none")
-    cut = parts(len(LONG), 15, ahead=not causal)
-    rows = [vectors(model, [1, *LONG[part.begin : part.end]]) for part in cut]
+    (found,) = embed(model, [LONG], special=MARKS, length=16, layers="last", pool="none")
+    cut = windows(len(LONG), 15, ahead=not causal)
+    rows = [vectors(model, [1, *LONG[part.start : part.end]]) for part in cut]
     for part, row in zip(cut, rows, strict=True):
-        for place in range(part.first, part.last):
-            np.testing.assert_allclose(found[place], row[1 + place - part.begin], atol=1e-5)
-    (pooled,) = embed(model, [LONG], marks=MARKS, length=16, layers="last", pool="mean")
+        for place in range(part.keep_start, part.keep_end):
+            np.testing.assert_allclose(found[place], row[1 + place - part.start], atol=1e-5)
+    (pooled,) = embed(model, [LONG], special=MARKS, length=16, layers="last", pool="mean")
     np.testing.assert_allclose(pooled, np.mean([row.mean(0) for row in rows], 0), atol=1e-5)
 
 
@@ -95,19 +95,19 @@ def test_a_mix_that_was_learned_is_used():
     from headstock.model.model import Model
 
     model, batch = Model(backbone, {"label": head}).eval(), Batch(torch.tensor([[1, 5, 6]]))
-    np.testing.assert_allclose(read(model, batch, "mix")[0].numpy(), vectors(model, [1, 5, 6], 1), atol=1e-5)
+    np.testing.assert_allclose(layer_vectors(model, batch, "mix")[0].numpy(), vectors(model, [1, 5, 6], 1), atol=1e-5)
     plain = Model(backbone, {}).eval()
-    assert not torch.allclose(read(plain, batch, "mix"), read(model, batch, "mix"), atol=1e-3)
+    assert not torch.allclose(layer_vectors(plain, batch, "mix"), layer_vectors(model, batch, "mix"), atol=1e-3)
 
 
 def test_how_texts_can_be_pooled():
     causal, both = small_backbone(causal=True), small_backbone(causal=False)
-    assert (check_pool(None, causal), check_pool(None, both)) == ("last", "mean")
-    assert check_pool("cls", both) == "cls"
+    assert (resolve_pooling(None, causal), resolve_pooling(None, both)) == ("last", "mean")
+    assert resolve_pooling("cls", both) == "cls"
     with pytest.raises(UserError, match="first mark sees no text"):
-        check_pool("cls", causal)
+        resolve_pooling("cls", causal)
     with pytest.raises(UserError, match="must be one of none, mean, cls, last, not 'maen'; did you mean 'mean'"):
-        check_pool("maen", both)
+        resolve_pooling("maen", both)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
@@ -115,7 +115,7 @@ def test_every_token_knows_its_word_and_its_characters(kind):
     text = "Anne's café isn't far:  2 well-known streets (really)."
     settings = TokenizerSettings(kind=kind, vocabulary=320, min_frequency=1)
     tokenizer = train_tokenizer([text, "Ben likes le café."] * 9, settings)
-    found = align(tokenizer, text)
+    found = align_tokens(tokenizer, text)
     assert len(found.tokens) == len(found.words) == len(found.offsets) == len(tokenizer.encode(text))
     words = ["Anne's", "café", "isn't", "far", ":", "2", "well-known", "streets", "(", "really", ")."]
     for (begin, end), word in zip(found.offsets, found.words, strict=True):
@@ -123,7 +123,7 @@ def test_every_token_knows_its_word_and_its_characters(kind):
         assert (word is None) == (piece == "")
         assert word is None or piece in words[word]
     grid = np.arange(2.0 * len(found.tokens)).reshape(-1, 2).astype(np.float32)
-    whose, means = by_word(found, grid)
+    whose, means = word_vectors(found, grid)
     assert whose.tokens == [text[slice(*span)] for span in whose.offsets] == words
     assert len(means) == len(words)
     for word, mean in enumerate(means):

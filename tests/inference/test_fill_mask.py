@@ -9,8 +9,8 @@ import torch
 import headstock
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
-from headstock.inference.fill_mask import Fill, Filler, with_shares
-from headstock.inference.windowing import Marks
+from headstock.inference.fill_mask import FillCandidate, MaskFiller, normalize_candidates
+from headstock.inference.windowing import SpecialTokens
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.heads import TokenHead
@@ -21,7 +21,7 @@ TEXTS = ["Ana sees the sea. Ben saw a bee.", "A bee sees Ben, the sea and Ana."]
 KINDS = ["bpe", "unigram", "wordpiece", "word", "char"]
 
 
-def filler(kind: str = "wordpiece", *, shift: int = 0, length: int = 32, closing: bool = False) -> Filler:
+def filler(kind: str = "wordpiece", *, shift: int = 0, length: int = 32, closing: bool = False) -> MaskFiller:
     """A model that has learned nothing, so that no answer comes by chance from what is usual."""
     settings = TokenizerSettings(kind=kind, vocabulary=330, min_frequency=1)  # type: ignore[arg-type]
     tokenizer = train_tokenizer(TEXTS, settings)
@@ -29,20 +29,20 @@ def filler(kind: str = "wordpiece", *, shift: int = 0, length: int = 32, closing
     sizes = {"context": 32, "depth": 2, "width": 16, "heads": 2, "hidden": 16, "causal": False}
     backbone = Transformer(TransformerConfig(vocabulary=tokenizer.vocabulary, **sizes))
     stir(backbone)
-    marks = Marks((tokenizer.cls,), (tokenizer.separator,) if closing else (), tokenizer.padding)
-    return Filler(
-        Model(backbone, {"token": TokenHead(backbone)}).eval(), tokenizer, marks=marks, length=length, shift=shift
+    special = SpecialTokens((tokenizer.cls,), (tokenizer.separator,) if closing else (), tokenizer.padding)
+    return MaskFiller(
+        Model(backbone, {"token": TokenHead(backbone)}).eval(), tokenizer, special=special, length=length, shift=shift
     )
 
 
 @torch.inference_mode()
-def chain(one: Filler, left: list[int], pieces: list[int], right: list[int]) -> float:
+def chain(one: MaskFiller, left: list[int], pieces: list[int], right: list[int]) -> float:
     """The probability of some pieces between two stretches of tokens, each given those before it."""
     found, mask = 1.0, one.tokenizer.mask
     for step, piece in enumerate(pieces):
         hidden = [mask] * (len(pieces) - step)
-        row = [*one.marks.before, *left, *pieces[:step], *hidden, *right, *one.marks.after]
-        at = len(one.marks.before) + len(left) + step - one.shift
+        row = [*one.special.prefix, *left, *pieces[:step], *hidden, *right, *one.special.suffix]
+        at = len(one.special.prefix) + len(left) + step - one.shift
         vectors = one.model(Batch(torch.tensor([row]))).hidden[0, at]
         found *= float(one.model.heads["token"](vectors).softmax(-1)[piece])
     return found
@@ -74,7 +74,7 @@ def test_words_of_several_pieces_are_found_as_by_trying_all():
         if tuple(one.tokenizer.encode(word)) == pieces:  # as the tokenizer itself would cut it
             every[word] = chain(one, ids[: gap.place], list(pieces), ids[gap.place + 1 :])
     assert len(every) > 50
-    found = {word: math.exp(beam.score) for word, beam in one.words_of(ids, gap, 2, beams=10**6)}
+    found = {word: math.exp(beam.score) for word, beam in one.search_words(ids, gap, 2, beams=10**6)}
     assert found == pytest.approx(every, rel=1e-3)
     best = sorted(every, key=every.__getitem__)[-1]
     (fills,) = one.fill("Ben saw [MASK].", top=10**4, pieces=2).fills
@@ -102,9 +102,12 @@ def test_given_words_are_ranked_whatever_their_pieces(kind):
 
 
 def test_shares_of_candidates_survive_probabilities_that_underflow():
-    tiny = [Fill(word, math.exp(score), 200, score) for word, score in (("a", -1000.0), ("b", -1000.0 - math.log(3)))]
+    tiny = [
+        FillCandidate(word, math.exp(score), 200, score)
+        for word, score in (("a", -1000.0), ("b", -1000.0 - math.log(3)))
+    ]
     assert [fill.probability for fill in tiny] == [0.0, 0.0]
-    assert [fill.share for fill in with_shares(tiny)] == pytest.approx([0.75, 0.25])
+    assert [fill.share for fill in normalize_candidates(tiny)] == pytest.approx([0.75, 0.25])
 
 
 def test_a_candidate_longer_than_a_row_is_refused():
@@ -143,12 +146,12 @@ def test_a_long_text_is_read_around_its_mask():
     long = " ".join(["Ana sees the sea."] * 30)
     for text in (f"{long} Ben [MASK] a bee. {long}", f"[MASK] {long}", f"{long} [MASK]"):
         ids, (gap,) = one.spelling.cut(text)
-        shown, place = one.row(ids, gap, [], 1)
+        shown, place = one.masked_row(ids, gap, [], 1)
         assert len(shown) == 12
         assert shown[place] == one.tokenizer.mask
         assert one.fill(text, top=2, pieces=2).fills[0]
     ids, (gap,) = one.spelling.cut(f"{long} [MASK] {long}")
-    assert 4 <= one.row(ids, gap, [], 1)[1] <= 8  # in the middle
+    assert 4 <= one.masked_row(ids, gap, [], 1)[1] <= 8  # in the middle
 
 
 def test_a_word_that_cannot_be_written_is_refused():

@@ -5,8 +5,8 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.inference.likelihood import token_likelihoods
-from headstock.inference.windowing import Marks, parts
+from headstock.inference.likelihood import token_log_probabilities
+from headstock.inference.windowing import SpecialTokens, windows
 from headstock.model.batch import Batch
 from tests.model.small import small_model
 
@@ -25,7 +25,7 @@ def told(model, row, place, token, *, causal):
 @pytest.mark.parametrize("backbone_is_causal", [True, False])
 def test_left_to_right_is_the_chain_of_next_tokens(backbone_is_causal):
     model = small_model(causal=backbone_is_causal)  # one that looks both ways can be asked to look back only
-    found = token_likelihoods(model, TEXTS, marks=Marks((1,), (), 0), length=16)
+    found = token_log_probabilities(model, TEXTS, special=SpecialTokens((1,), (), 0), length=16)
     for text, values in zip(TEXTS, found, strict=True):
         slow = [told(model, [1, *text[:at]], at, token, causal=True) for at, token in enumerate(text)]
         assert values.tolist() == pytest.approx(slow, abs=1e-5)
@@ -34,7 +34,9 @@ def test_left_to_right_is_the_chain_of_next_tokens(backbone_is_causal):
 @pytest.mark.parametrize(("after", "shift"), [((), 0), ((3,), 0), ((), 1)])
 def test_pseudo_likelihood_hides_each_token_alone(after, shift):
     model = small_model(causal=False)
-    found = token_likelihoods(model, TEXTS, marks=Marks((1,), after, 0), length=16, mask=MASK, shift=shift)
+    found = token_log_probabilities(
+        model, TEXTS, special=SpecialTokens((1,), after, 0), length=16, mask=MASK, shift=shift
+    )
     for text, values in zip(TEXTS, found, strict=True):
         slow = [
             told(model, [1, *text[:at], MASK, *text[at + 1 :], *after], at + 1 - shift, token, causal=False)
@@ -46,24 +48,24 @@ def test_pseudo_likelihood_hides_each_token_alone(after, shift):
 @pytest.mark.parametrize("mask", [None, MASK])
 def test_order_and_company_change_nothing(mask):
     model = small_model(causal=False)
-    settings = {"marks": Marks((1,), (), 0), "length": 16, "mask": mask}
-    together = token_likelihoods(model, [*TEXTS, LONG], **settings)
-    backwards = token_likelihoods(model, [LONG, *TEXTS[::-1]], **settings)
+    settings = {"special": SpecialTokens((1,), (), 0), "length": 16, "mask": mask}
+    together = token_log_probabilities(model, [*TEXTS, LONG], **settings)
+    backwards = token_log_probabilities(model, [LONG, *TEXTS[::-1]], **settings)
     for one, other in zip(together, [*backwards[:0:-1], backwards[0]], strict=True):
         assert one.tolist() == pytest.approx(other.tolist(), abs=1e-5)
-    alone = [token_likelihoods(model, [text], **settings)[0] for text in [*TEXTS, LONG]]
+    alone = [token_log_probabilities(model, [text], **settings)[0] for text in [*TEXTS, LONG]]
     for one, other in zip(together, alone, strict=True):
         assert one.tolist() == pytest.approx(other.tolist(), abs=1e-5)
 
 
 def test_a_long_text_is_read_in_windows():
     model = small_model(causal=False)
-    (values,) = token_likelihoods(model, [LONG], marks=Marks((1,), (), 0), length=16, mask=MASK)
-    for part in parts(len(LONG), 15, ahead=True):
-        for at in range(part.first, part.last):
-            row = [1, *LONG[part.begin : at], MASK, *LONG[at + 1 : part.end]]
-            assert values[at] == pytest.approx(told(model, row, at - part.begin + 1, LONG[at], causal=False), abs=1e-5)
-    (values,) = token_likelihoods(model, [LONG], marks=Marks((1,), (), 0), length=16)
+    (values,) = token_log_probabilities(model, [LONG], special=SpecialTokens((1,), (), 0), length=16, mask=MASK)
+    for part in windows(len(LONG), 15, ahead=True):
+        for at in range(part.keep_start, part.keep_end):
+            row = [1, *LONG[part.start : at], MASK, *LONG[at + 1 : part.end]]
+            assert values[at] == pytest.approx(told(model, row, at - part.start + 1, LONG[at], causal=False), abs=1e-5)
+    (values,) = token_log_probabilities(model, [LONG], special=SpecialTokens((1,), (), 0), length=16)
     for at in (0, 15, 16, 40):
         begin = 0 if at < 16 else 8 * ((at - 16) // 8 + 1)
         row = [1, *LONG][begin : at + 1]

@@ -8,7 +8,7 @@ import pytest
 
 import headstock
 from headstock.data.minimal_pairs import Pair
-from headstock.inference.minimal_pairs import measure_pairs
+from headstock.inference.minimal_pairs import score_minimal_pairs
 
 
 def by_letters(texts):
@@ -17,7 +17,7 @@ def by_letters(texts):
 
 
 def measured(pairs):
-    return measure_pairs(
+    return score_minimal_pairs(
         pairs,
         lambda texts: [[ord(letter) - ord("a") for letter in text] for text in texts],
         lambda text: [(i, i + 1) for i in range(len(text))],
@@ -59,7 +59,7 @@ def test_texts_of_the_same_tokens_are_read_once():
         return by_letters(texts)
 
     pairs = [Pair("ab", "ab", "here"), Pair("ab", "b", "here")]
-    found = measure_pairs(pairs, lambda texts: [list(map(ord, text)) for text in texts], lambda text: [], watch)
+    found = score_minimal_pairs(pairs, lambda texts: [list(map(ord, text)) for text in texts], lambda text: [], watch)
     assert sorted(map(len, asked)) == [1, 2]
     assert found["ties"] == 1
 

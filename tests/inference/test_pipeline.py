@@ -6,7 +6,7 @@ import torch
 import headstock
 from headstock.data.corpus import read_corpus
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.inference.pipeline import Writer
+from headstock.inference.pipeline import TextStreamer
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
@@ -16,10 +16,10 @@ def test_what_is_added_to_a_prompt_keeps_its_space(corpus, kind):
     prompt, whole = tokenizer.encode("Anne likes"), tokenizer.encode("Anne likes Paris. Ben")
     assert whole[: len(prompt)] == prompt
     told: list[str] = []
-    writer = Writer(tokenizer, prompt, ["Ben"], told.append)
+    writer = TextStreamer(tokenizer, prompt, ["Ben"], told.append)
     for count in range(1, len(whole) - len(prompt)):
-        writer.done(whole[len(prompt) : len(prompt) + count])
-    assert writer.done(whole[len(prompt) :])
+        writer.update(whole[len(prompt) : len(prompt) + count])
+    assert writer.update(whole[len(prompt) :])
     assert writer.finish(whole[len(prompt) :]) == "".join(told) == " Paris. "
 
 

@@ -21,7 +21,7 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.inference import embed, predict
 from headstock.inference import pipeline as loaded
-from headstock.inference.predict import as_arrays, by_size, together
+from headstock.inference.predict import as_arrays, ensemble_mean, length_batches
 from headstock.model.batch import Batch
 from headstock.train.finetune import finetune
 from tests.conftest import TINY
@@ -175,7 +175,7 @@ def test_an_empty_text_is_told_from_the_opening_mark_alone(run):
 
 @given(st.lists(st.integers(1, 3000), max_size=200))
 def test_parts_hold_every_text_once_and_not_too_many_tokens(lengths):
-    parts = list(by_size(np.array(lengths, dtype=np.int64), 1000))
+    parts = list(length_batches(np.array(lengths, dtype=np.int64), 1000))
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     longest = [max(lengths[index] for index in part) for part in parts]
     assert longest == sorted(longest, reverse=True)
@@ -209,11 +209,11 @@ def test_what_is_done_to_tensors_does_not_grow_with_the_texts_of_a_batch(run):
 def test_an_ensemble_is_the_mean_of_its_models_to_the_last_bit(models):
     draw = np.random.default_rng(0)
     rows = [[draw.random((1 + i % 3, 4), dtype=np.float32) for i in range(40)] for _ in range(models)]
-    found = together(rows)
+    found = ensemble_mean(rows)
     assert {one.dtype for one in found} == {np.dtype(np.float32)}
     for one, row in zip(found, zip(*rows, strict=True), strict=True):
         np.testing.assert_array_equal(one, np.mean(row, axis=0))
-    assert together(rows[:1]) is rows[0]
+    assert ensemble_mean(rows[:1]) is rows[0]
 
 
 MEMORY = """

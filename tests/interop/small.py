@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer, train_tokenizer
 from headstock.data.tokenizer_training import TokenizerSettings
-from headstock.inference.pipeline import Loaded
+from headstock.inference.pipeline import Pipeline
 from headstock.interop.imported_run import complete, make_run
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
@@ -66,7 +66,7 @@ def small_run(
 
 
 @torch.no_grad()
-def scores(opened: Loaded, given: dict[str, Tensor], targets: Tensor | None = None) -> Tensor:
+def scores(opened: Pipeline, given: dict[str, Tensor], targets: Tensor | None = None) -> Tensor:
     """What a run's head says of tokens that transformers' tokenizer cut, padded on the right."""
     tokens, padding = given["input_ids"], given["attention_mask"] == 0
     batch = Batch(tokens, padding if bool(padding.any()) else None, segments=given.get("token_type_ids"))

@@ -12,7 +12,7 @@ from torch import nn
 from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import features, outputs, together
+from headstock.inference.predict import cache_features, ensemble_mean, model_outputs
 from headstock.model.batch import IGNORE
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, AnswerConfig, Passage, best_spans
@@ -368,13 +368,13 @@ def test_outputs_are_of_every_context_token_in_every_window(causal):
     model = model_for(task, causal=causal)
     context = "abcdefghij" * 2 + "abc"
     data = task.prepare(records((context, "ab?", None), ("ab", "c?", None)))
-    found = outputs(model, task, data, length=16)
+    found = model_outputs(model, task, data, length=16)
     assert [one.shape for one in found] == [(4, 11, 2), (1, 3, 2)]
     assert np.isneginf(found[0][3, 9:]).all()  # the last window reads 8 tokens
     assert np.isfinite(found[0][:3]).all()
     for one in found:
         assert np.exp(one).sum(1) == pytest.approx(np.ones((len(one), 2)), abs=1e-5)
-    alone = outputs(model, task, data.select([0]), length=16)
+    alone = model_outputs(model, task, data.select([0]), length=16)
     assert alone[0] == pytest.approx(found[0], abs=1e-4)
     for row in task.predictions(data, found):
         assert row["answer"] == (context if row["id"] == "q0" else "ab")[row["start"] : row["end"]]
@@ -384,8 +384,8 @@ def test_outputs_are_of_every_context_token_in_every_window(causal):
 def test_several_models_are_averaged_token_by_token():
     task = make()
     data = task.prepare(records(("abcdefghij" * 2 + "abc", "ab?", None), ("ab", "c?", None)))
-    several = [outputs(model_for(task, seed=seed), task, data, length=16) for seed in (0, 1)]
-    mean = together(several)
+    several = [model_outputs(model_for(task, seed=seed), task, data, length=16) for seed in (0, 1)]
+    mean = ensemble_mean(several)
     assert [one.shape for one in mean] == [one.shape for one in several[0]]
     assert mean[1] == pytest.approx((several[0][1] + several[1][1]) / 2)
     assert all(0 < row["score"] <= 1 for row in task.predictions(data, mean))
@@ -405,7 +405,7 @@ def test_what_a_frozen_backbone_saw_gives_the_same_answers(layers):
     task = make(layers=layers, dropout=0.0)
     model = model_for(task, depth=4)
     data = task.prepare(records(("abcdefghij" * 2, "ab?", ["c"]), ("ab", "c?", ["b"]), ("abcd", "c?", ["d"])))
-    kept = features(model, task, data, length=16)
+    kept = cache_features(model, task, data, length=16)
     fresh, known = (task.examples(rows, length=16).batch([2, 0]) for rows in (data, kept))
     for one, other in zip(task.losses(model, fresh).values(), task.losses(model, known).values(), strict=True):
         assert float(one) == pytest.approx(float(other), rel=1e-4)

@@ -15,7 +15,7 @@ from torch import nn
 from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import features
+from headstock.inference.predict import cache_features
 from headstock.model.batch import IGNORE, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
@@ -211,7 +211,7 @@ def test_features_of_a_frozen_backbone_stand_for_the_texts():
         task = make(long=long, pool="mean")
         model = model_for(task)
         data = labelled("abc" * 9, "j", "fedcba", labels=[2, 0, 1])
-        fixed = features(model, task, data, length=8)
+        fixed = cache_features(model, task, data, length=8)
         batch = task.examples(fixed, length=8).batch([2, 0])
         whole = task.examples(data, length=8).batch([2, 0])
         assert torch.equal(batch.labels["label"], torch.tensor([1, 2]))

@@ -10,7 +10,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.data.word_joining import join_words
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import features, outputs
+from headstock.inference.predict import cache_features, model_outputs
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
@@ -142,7 +142,7 @@ def test_outputs_are_those_of_the_words_own_places(length):
             row = torch.tensor([[task.start, *data.pieces[index]]])
             hidden = model(Batch(row)).hidden[0, [1 + at for at in data.starts[index]]]
             assert torch.allclose(likely, model.heads["tag"](hidden).softmax(-1), atol=1e-5)
-    whole = outputs(model, task, data, length=length)
+    whole = model_outputs(model, task, data, length=length)
     for index, likely in zip([2, 0, 1], found, strict=True):
         assert np.allclose(whole[index], likely.detach().numpy(), atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_only_a_backbone_that_looks_both_ways_sees_what_follows(causal):
     task = make()
     model = model_for(task, causal=causal)
     one, other = (
-        outputs(model, task, task.prepare(records([["Anne", "voit", last]]), labelled=False), length=32)[0]
+        model_outputs(model, task, task.prepare(records([["Anne", "voit", last]]), labelled=False), length=32)[0]
         for last in ("eau", "sea")
     )
     assert np.allclose(one[:2], other[:2], atol=1e-6) == causal
@@ -213,7 +213,7 @@ def test_what_a_frozen_backbone_saw_is_as_good_as_running_it(layers, length):
     task = make(layers=layers)
     model = model_for(task, causal=False)
     data = task.prepare(records())
-    kept = features(model, task, data, length=length)
+    kept = cache_features(model, task, data, length=length)
     assert isinstance(kept, Features)
     head = Model(Fixed(model.backbone), dict(model.heads.items()))
     live, recalled = task.examples(data, length=length), task.examples(kept, length=length)
@@ -247,7 +247,7 @@ def test_entities_decide_where_tags_name_them():
 
     batch = examples.batch([0, 1, 2])
     sums = {name: float(value) for name, value in task.losses(model, batch).items()}
-    hits, either = task.tallies(data, outputs(model, task, data, length=9))["f1"]
+    hits, either = task.tallies(data, model_outputs(model, task, data, length=9))["f1"]
     scored = task.score(sums, task.counts(batch), size=0)
     assert (sums["found"], sums["either"]) == (hits.sum(), either.sum())
     assert scored["f1"] == pytest.approx(hits.sum() / either.sum())
@@ -279,7 +279,7 @@ def test_a_text_is_split_and_a_list_of_words_taken_as_it_is():
     columns = task.columns_of(["Anne  voit l'eau.", ["Anne", "voit", "l'", "eau", "."], ["l'eau ."], ""])
     assert columns["tokens"] == [SENTENCES[0], SENTENCES[0], ["l'eau ."], []]
     data = task.prepare(Records("row", [1, 2, 3, 4], columns), labelled=False)
-    found = outputs(model_for(task), task, data, length=32)
+    found = model_outputs(model_for(task), task, data, length=32)
     assert [len(likely) for likely in found] == [5, 5, 1, 0]
     assert data.pieces[0] == CHARS.encode("Anne  voit l'eau.")  # as it was written, not as we would
     assert data.pieces[1] == CHARS.encode("Anne voit l'eau.")

@@ -9,7 +9,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import outputs
+from headstock.inference.predict import model_outputs
 from headstock.model.batch import IGNORE
 from headstock.tasks.base import filled
 from headstock.tasks.labelled import share
@@ -88,9 +88,9 @@ def test_a_batch_is_translated_as_its_rows_alone(task):
     model = model_for(task)
     data = task.prepare(records(), labelled=False)
     assert data.targets is None
-    together = outputs(model, task, data, length=32)
+    together = model_outputs(model, task, data, length=32)
     for row in (0, 7, 19):
-        (alone,) = outputs(model, task, data.select([row]), length=32)
+        (alone,) = model_outputs(model, task, data.select([row]), length=32)
         assert np.array_equal(alone, together[row])
 
 
@@ -102,7 +102,7 @@ def test_one_beam_is_greedy_and_more_find_no_worse(tokenizer):
     rules = {"end": tokenizer.end, "forbidden": greedy.unspoken(tokenizer.vocabulary), "sources": source}
     scores = []
     for task, beams in ((greedy, 1), (wide, 4)):
-        found = outputs(model, task, data, length=32)
+        found = model_outputs(model, task, data, length=32)
         assert max(map(len, found)) <= 9
         best = beam_search(model, [[tokenizer.start]], beams=beams, max_tokens=9, **rules)[0][0]
         assert found[0].astype(int).tolist() == best.tokens
@@ -133,7 +133,7 @@ def test_the_best_weights_may_be_chosen_by_bleu(tokenizer):
         sums = task.losses(model, batch)
     metrics = task.score({name: float(value) for name, value in sums.items()}, task.counts(batch), size=0)
     greedy = Translate(TranslateConfig(beams=1), tokenizer)
-    said = [row["text"] for row in greedy.predictions(data, outputs(model, greedy, data, length=32))]
+    said = [row["text"] for row in greedy.predictions(data, model_outputs(model, greedy, data, length=32))]
     assert metrics["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[row[1] for row in ROWS[:5]]]).score / 100)
     assert task.merit({"bleu": 0.3, "loss": 9.0}) < task.merit({"bleu": 0.2, "loss": 1.0})
     assert "bleu 0" not in task.losses(model.train(), batch)  # nothing is decoded while it learns
@@ -149,7 +149,7 @@ def test_two_tokenizers_cut_each_side_their_own_way():
     data = task.prepare(records())
     assert data.sources[0] == mine.source.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
     model = model_for(task, source=mine.source.vocabulary)
-    assert len(outputs(model, task, data, length=32)) == len(ROWS)
+    assert len(model_outputs(model, task, data, length=32)) == len(ROWS)
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -186,7 +186,7 @@ def embed(
     from headstock.cli.loading import load
     from headstock.data.records import stream_texts
     from headstock.errors import UserError
-    from headstock.inference.embed import align, by_word, write_vectors
+    from headstock.inference.embed import align_tokens, word_vectors, write_vectors
 
     if text and file:
         raise UserError("give texts or --file, not both")
@@ -209,15 +209,15 @@ def embed(
                 read.append(one)
                 yield one
 
-        for vectors in loaded.embeddings(noted(), layers=layers, pool=how):
+        for vectors in loaded.iter_embeddings(noted(), layers=layers, pool=how):
             one = read.popleft()
             if vectors.ndim == 1:
                 yield {"text": one}, vectors
                 continue
-            whose = align(loaded.tokenizer, one)
+            whose = align_tokens(loaded.tokenizer, one)
             if words:
-                whose, vectors = by_word(whose, vectors)
-            yield whose.as_dict(), vectors
+                whose, vectors = word_vectors(whose, vectors)
+            yield whose.to_dict(), vectors
 
     if out is not None:
         made = write_vectors(out, rows())

@@ -39,7 +39,7 @@ def predict(
     from headstock.cli.loading import load
     from headstock.data.records import Records
     from headstock.errors import UserError
-    from headstock.inference.prediction_files import Carried, check_suffix, prediction_file
+    from headstock.inference.prediction_files import InputColumns, check_suffix, open_prediction_file
 
     if text and file:
         raise UserError("give texts or --file, not both")
@@ -48,27 +48,29 @@ def predict(
     check_suffix(out)
     carried_names = [name.strip() for name in with_.split(",") if name.strip()] if with_ else []
     loaded = load(run, device=common.device, int8=int8)
-    named = named_columns(columns, column, main=loaded.labelled().input_column)
+    named = named_columns(columns, column, main=loaded.labelled_task().input_column)
     where = file or "-"
-    carried = Carried(carried_names, None if text else where, None if text else loaded.columns_for(where, named))
+    carried = InputColumns(
+        carried_names, None if text else where, None if text else loaded.resolve_columns(where, named)
+    )
     skipped: list[int] | None = [] if skip_blank else None
     rows: Any
     if text:
-        rows = carried.note(enumerate(text, 1))
+        rows = carried.track(enumerate(text, 1))
     else:
-        found = loaded.numbered_rows(where, columns=named, skipped=skipped)
-        rows = carried.note_records(found) if isinstance(found, Records) else carried.note(found)
+        found = loaded.read_numbered_rows(where, columns=named, skipped=skipped)
+        rows = carried.track_records(found) if isinstance(found, Records) else carried.track(found)
     made, count = [], 0
     with ExitStack() as stack:
-        write = stack.enter_context(prediction_file(out)) if out else None
-        for prediction in loaded.predictions(rows):
-            row = carried.beside(prediction)
+        write = stack.enter_context(open_prediction_file(out)) if out else None
+        for prediction in loaded.iter_predictions(rows):
+            row = carried.merge(prediction)
             count += 1
             if write is not None:
                 write(row)
             else:
                 before = [str(value) for value in list(row.values())[: len(carried_names)]]
-                common.show("\t".join([*before, loaded.labelled().as_text(prediction)]))
+                common.show("\t".join([*before, loaded.labelled_task().as_text(prediction)]))
             if common.json:
                 made.append(row)
     left_out = rows.skipped if isinstance(rows, Records) else len(skipped or ())

@@ -51,15 +51,15 @@ def translate(
         raise UserError("--alignment draws one translation: give one text")
     options = {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat, "max_tokens": max_tokens}
     loaded = load(run, device=common.device, int8=int8)
-    task = loaded.translator(**options)
+    task = loaded.translation_task(**options)
     named = named_columns(columns, column, main=task.input_column)
     if file is not None and is_table(file):  # of other files, the run's own columns are how pairs of them end
-        named = loaded.columns_for(file, named)
+        named = loaded.resolve_columns(file, named)
     made, count = [], 0
     with ExitStack() as stack:
         lines = stack.enter_context(stack.enter_context(whole_file(out)).open("w", encoding="utf-8")) if out else None
         for part in parts_of(text or sentences(file or "-", named)):
-            for line in loaded.remarks(part):
+            for line in loaded.translation_notes(part):
                 common.say(line)
             for one in loaded.translate(part, **options):
                 count += 1

@@ -9,7 +9,7 @@ from headstock.data.records import Records
 from headstock.data.word_joining import join_words
 from headstock.experiments import error_analysis as mistakes
 from headstock.experiments.metric_names import nouns_of
-from headstock.inference.attribution import token_weights
+from headstock.inference.attribution import token_attributions
 from headstock.inference.pipeline import load
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, Questions
@@ -105,7 +105,7 @@ def explain_mistakes(model: Model, task: Classify, data: Labelled, found: np.nda
     assert data.labels is not None
     explained = {}
     for row in mistakes.surest_mistakes(found, data.labels, limit=EXPLAINED):
-        weighed = token_weights(model, task, data, row, target=int(found[row].argmax()), length=length)
+        weighed = token_attributions(model, task, data, row, target=int(found[row].argmax()), length=length)
         explained[str(row)] = [(token, round(weight, 5)) for token, weight in weighed]
     return explained
 
@@ -240,7 +240,7 @@ def worst_translations(
 def add_error_analysis(run: RunFolder, *, device: str = "auto") -> None:
     """Add to a fine-tuned run's results what it gets wrong, on its test rows or else its validation rows."""
     loaded = load(run.path, device=device)
-    task, rows = loaded.labelled(), loaded.held_out()
+    task, rows = loaded.labelled_task(), loaded.held_out()
     data = task.prepare(rows)
     length = sequence_length(loaded.model, loaded.config.train)
     told = analyze_errors(task, rows, data, loaded.outputs(data), model=loaded.model, length=length)

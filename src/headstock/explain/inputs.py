@@ -19,10 +19,10 @@ from headstock.errors import UserError
 from headstock.explain.attention_patterns import need_attention
 from headstock.explain.subject import open_subject
 from headstock.explain.targets import ENDLESS, check_length, check_texts, open_one, row_of
-from headstock.inference.pipeline import Loaded
-from headstock.inference.predict import outputs
-from headstock.inference.translate import spelled
-from headstock.inference.windowing import batch_of, marks_of
+from headstock.inference.pipeline import Pipeline
+from headstock.inference.predict import model_outputs
+from headstock.inference.translate import display_tokens
+from headstock.inference.windowing import padded_batch, special_tokens_for
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
@@ -43,7 +43,7 @@ class Shown:
     notes: list[str] = field(default_factory=list)  # what a reader should know of how the text was read
 
 
-def show(loaded: Loaded, texts: Sequence[str], *, target: str | None = None, left_to_right: bool = False) -> Shown:
+def show(loaded: Pipeline, texts: Sequence[str], *, target: str | None = None, left_to_right: bool = False) -> Shown:
     """One text, whole; an encoder-decoder's beside what it writes, or beside `target`."""
     check_texts(loaded, texts)
     task, backbone = loaded.task, loaded.model.backbone
@@ -58,14 +58,14 @@ def show(loaded: Loaded, texts: Sequence[str], *, target: str | None = None, lef
     elif backbone.reads_source:
         batch, notes = repaired(loaded, texts[0], target)
     else:
-        around = marks_of(task, loaded.tokenizer, left_to_right=left_to_right or backbone.causal)
-        batch, notes = Batch(torch.tensor([around.around(cut(loaded, texts[0]))])), []
+        around = special_tokens_for(task, loaded.tokenizer, left_to_right=left_to_right or backbone.causal)
+        batch, notes = Batch(torch.tensor([around.wrap(cut(loaded, texts[0]))])), []
     if left_to_right and not backbone.causal:
         batch = replace(batch, causal=True)
     for part in filter(None, (batch.source, batch)):
         check_length(loaded, part.tokens.size(1))
-    named = spelled(loaded.tokenizer, batch.tokens[0].tolist())
-    source = [] if batch.source is None else spelled(reader(loaded), batch.source.tokens[0].tolist())
+    named = display_tokens(loaded.tokenizer, batch.tokens[0].tolist())
+    source = [] if batch.source is None else display_tokens(reader(loaded), batch.source.tokens[0].tolist())
     return Shown(batch.to(loaded.model.device), named, source, notes)
 
 
@@ -98,12 +98,12 @@ def open_input(
     return subject.model, Shown(batch, list(names), list(names) if source else []), subject.name
 
 
-def reader(loaded: Loaded) -> Tokenizer:
+def reader(loaded: Pipeline) -> Tokenizer:
     """What cuts the texts that an encoder-decoder reads."""
     return loaded.tokenizer.source or loaded.tokenizer
 
 
-def cut(loaded: Loaded, text: str) -> list[int]:
+def cut(loaded: Pipeline, text: str) -> list[int]:
     """A text as tokens; [MASK] is one where the run learned to fill it."""
     tokenizer = reader(loaded)
     if tokenizer.mask is not None and MASK in text and (loaded.task.fills or loaded.task.needs_source):
@@ -113,18 +113,18 @@ def cut(loaded: Loaded, text: str) -> list[int]:
     return ids
 
 
-def written(loaded: Loaded, task: Translate, data: Sentences, target: str | None) -> list[str]:
+def written(loaded: Pipeline, task: Translate, data: Sentences, target: str | None) -> list[str]:
     """Put beside a source what is to be written: as given, or as the run itself translates it."""
     check_length(loaded, len(data.sources[0]) + 1)
     if target is not None:
         data.targets = [loaded.tokenizer.encode(target)]
         return ["the target was given, so the decoder reads it as if it had written it"]
-    (found,) = outputs(loaded.model, task, data, length=sequence_length(loaded.model, loaded.config.train))
+    (found,) = model_outputs(loaded.model, task, data, length=sequence_length(loaded.model, loaded.config.train))
     data.targets = [[int(token) for token in found]]
     return [f"its translation: {task.predictions(data, [found])[0]['text']}"]
 
 
-def repaired(loaded: Loaded, text: str, target: str | None) -> tuple[Batch, list[str]]:
+def repaired(loaded: Pipeline, text: str, target: str | None) -> tuple[Batch, list[str]]:
     """A text to be repaired beside the whole one, for an encoder-decoder that learned nothing else yet."""
     task: Any = loaded.task
     if target is None and MASK in text:
@@ -138,7 +138,7 @@ def repaired(loaded: Loaded, text: str, target: str | None) -> tuple[Batch, list
 # A whole file
 
 
-def show_file(loaded: Loaded, file: str, *, rows: int | None = None) -> Iterator[Batch]:
+def show_file(loaded: Pipeline, file: str, *, rows: int | None = None) -> Iterator[Batch]:
     """The rows of a file, some at a time; of a text that does not fit into a row, what the run reads of it."""
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     if isinstance(task, LabelledTask):
@@ -146,7 +146,7 @@ def show_file(loaded: Loaded, file: str, *, rows: int | None = None) -> Iterator
             translated = isinstance(task, Translate) and task.target in records.columns
             data = task.prepare(records, labelled=translated)
             if isinstance(task, Translate) and data.targets is None:
-                found = outputs(loaded.model, task, data, length=length)
+                found = model_outputs(loaded.model, task, data, length=length)
                 data.targets = [[int(token) for token in row] for row in found]
             yield task.examples(data, length=length).batch(range(len(records))).to(loaded.model.device)
         return
@@ -154,11 +154,11 @@ def show_file(loaded: Loaded, file: str, *, rows: int | None = None) -> Iterator
         yield together(loaded, texts, loaded.model.backbone.context or length)
 
 
-def labelled_rows(loaded: Loaded, file: str, rows: int | None) -> Iterator[Records]:
+def labelled_rows(loaded: Pipeline, file: str, rows: int | None) -> Iterator[Records]:
     """The rows of a file as the run's task has them; sentences to be translated may stand there one a line."""
-    task, known = loaded.labelled(), source_of(Path(file))
+    task, known = loaded.labelled_task(), source_of(Path(file))
     lines = isinstance(task, Translate) and (file == "-" or (known is not None and known.format == PLAIN))
-    found = (text for _, text in stream_texts(file)) if lines else loaded.rows_of(file)
+    found = (text for _, text in stream_texts(file)) if lines else loaded.read_rows(file)
     if isinstance(found, Records):
         some = range(len(found))[:rows]
         yield from (found.select(some[at : at + AT_ONCE]) for at in range(0, len(some), AT_ONCE))
@@ -173,13 +173,13 @@ def in_parts(texts: Iterable[Any]) -> Iterator[list[Any]]:
         yield part
 
 
-def together(loaded: Loaded, texts: Sequence[str], length: int) -> Batch:
+def together(loaded: Pipeline, texts: Sequence[str], length: int) -> Batch:
     """Texts of a language model as one batch, each cut to what fits."""
     task: Any = loaded.task
     cuts = loaded.tokenizer.encode_batch(texts)
     if loaded.model.backbone.reads_source:
         marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
         return forced([(ids, ids) for ids in cuts], **marks, length=length).to(loaded.model.device)
-    marks_around = marks_of(task, loaded.tokenizer, left_to_right=loaded.model.backbone.causal)
-    room = marks_around.room(length)
-    return batch_of([marks_around.around(ids[:room]) for ids in cuts], marks_around.filler, loaded.model.device)
+    marks_around = special_tokens_for(task, loaded.tokenizer, left_to_right=loaded.model.backbone.causal)
+    room = marks_around.capacity(length)
+    return padded_batch([marks_around.wrap(ids[:room]) for ids in cuts], marks_around.pad, loaded.model.device)

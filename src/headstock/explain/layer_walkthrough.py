@@ -17,8 +17,8 @@ from headstock.errors import UserError, did_you_mean
 from headstock.explain.gradients import doubled
 from headstock.explain.hooks import need_stacks
 from headstock.explain.targets import Asked, lesson, place_of
-from headstock.inference.pipeline import Loaded
-from headstock.inference.translate import spelled
+from headstock.inference.pipeline import Pipeline
+from headstock.inference.translate import display_tokens
 from headstock.model.attention_mask import Mask
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
@@ -70,7 +70,7 @@ class Walk:
 
 
 def walk(
-    loaded: Loaded,
+    loaded: Pipeline,
     texts: Sequence[str],
     *,
     layer: int = 1,
@@ -99,16 +99,16 @@ def walk(
     return follow(doubled(loaded.model), asked, name, layer, head, place, tokens, source)
 
 
-def check_number(option: str, given: int, most: int, what: str, loaded: Loaded) -> None:
+def check_number(option: str, given: int, most: int, what: str, loaded: Pipeline) -> None:
     if not 1 <= given <= most:
         raise UserError(f"{option} {given}: {loaded.run} has {most} {what}, counted from 1")
 
 
-def names_of(loaded: Loaded, row: Batch | None, read: bool) -> list[str]:
+def names_of(loaded: Pipeline, row: Batch | None, read: bool) -> list[str]:
     if row is None:
         return []
     tokenizer = loaded.tokenizer.source or loaded.tokenizer if read else loaded.tokenizer
-    return spelled(tokenizer, row.tokens[0].tolist())
+    return display_tokens(tokenizer, row.tokens[0].tolist())
 
 
 # What the layer is given, and what becomes of it

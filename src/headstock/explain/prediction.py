@@ -8,7 +8,7 @@ from typing import Any
 from headstock.data.word_joining import word_spans
 from headstock.explain.prediction_cases import Case, case_of
 from headstock.explain.targets import check_texts
-from headstock.inference.pipeline import Loaded
+from headstock.inference.pipeline import Pipeline
 from headstock.report.highlighted_text import decode_tokens, locate_tokens, merge_spaces
 
 TOP = 5  # answers that are told beside the one that is explained
@@ -56,7 +56,7 @@ class Prediction:
         return asdict(self) | {"answers": answers}
 
 
-def predict(loaded: Loaded, texts: Sequence[str], *, label: str | None = None, at: int | None = None) -> Prediction:
+def predict(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, at: int | None = None) -> Prediction:
     """Explain what a run says of a text: its class, its next token, or the word behind its mask number `at`."""
     check_texts(loaded, texts)
     case = case_of(loaded, list(texts), at, label)

@@ -16,11 +16,11 @@ from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.explain.targets import check_fits, check_length, class_number, masks_in, row_of
 from headstock.inference import attribution
-from headstock.inference.attribution import blank_embedding, path_weights, token_weights
-from headstock.inference.pipeline import Loaded
-from headstock.inference.predict import outputs
-from headstock.inference.translate import spelled
-from headstock.inference.windowing import Marks, batch_of, in_batches, marks_of
+from headstock.inference.attribution import baseline_embedding, integrated_gradients, token_attributions
+from headstock.inference.pipeline import Pipeline
+from headstock.inference.predict import model_outputs
+from headstock.inference.translate import display_tokens
+from headstock.inference.windowing import SpecialTokens, padded_batch, special_tokens_for, token_batches
 from headstock.model.backbones.encoder_decoder import Seq2Seq
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.model import Model
@@ -60,7 +60,7 @@ class Case(ABC):
         return []
 
 
-def case_of(loaded: Loaded, texts: list[str], at: int | None, label: str | None) -> Case:
+def case_of(loaded: Pipeline, texts: list[str], at: int | None, label: str | None) -> Case:
     task = loaded.task
     if at is not None and not (task.fills and MASK in texts[0]):
         raise UserError(f"{loaded.run}: --at says which {MASK} is explained, and there is none to fill in")
@@ -77,7 +77,7 @@ def case_of(loaded: Loaded, texts: list[str], at: int | None, label: str | None)
         return Next(loaded, texts[0])
     if task.fills:
         raise UserError(f'{loaded.run}: tells hidden words; write {MASK} for one, as in "It was {MASK}."')
-    loaded.need("generates", "tell the next token")
+    loaded.require("generates", "tell the next token")
     raise AssertionError("what does not generate was refused")
 
 
@@ -86,8 +86,8 @@ class Classes(Case):
 
     kind = "class"
 
-    def __init__(self, loaded: Loaded, texts: list[str]):
-        self.loaded, self.task, self.notes = loaded, loaded.classifier(), []
+    def __init__(self, loaded: Pipeline, texts: list[str]):
+        self.loaded, self.task, self.notes = loaded, loaded.classification_task(), []
         self.length = sequence_length(loaded.model, loaded.config.train)
         self.data = self.prepared([texts])
         check_fits(loaded, self.task, self.data)
@@ -98,7 +98,7 @@ class Classes(Case):
 
     def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
         model, dtype = self.loaded.model, self.loaded.config.train.dtype
-        return np.stack(outputs(model, self.task, self.prepared(variants), length=self.length, dtype=dtype))
+        return np.stack(model_outputs(model, self.task, self.prepared(variants), length=self.length, dtype=dtype))
 
     def choose(self, label: str | None, chances: np.ndarray) -> int:
         return int(chances.argmax()) if label is None else class_number(self.loaded, label)
@@ -108,7 +108,7 @@ class Classes(Case):
 
     def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
         model, task = self.loaded.model, self.task
-        return token_weights(model, task, self.data, 0, target=target, length=self.length, averaged=averaged)
+        return token_attributions(model, task, self.data, 0, target=target, length=self.length, averaged=averaged)
 
 
 class OfTokens(Case):
@@ -116,11 +116,11 @@ class OfTokens(Case):
 
     causal: bool
     text: str
-    marks: Marks
+    marks: SpecialTokens
 
-    def __init__(self, loaded: Loaded):
+    def __init__(self, loaded: Pipeline):
         self.loaded, self.model, self.tokenizer, self.notes = loaded, loaded.model, loaded.tokenizer, []
-        self.unspoken = loaded.unspoken()  # entries that are no answer
+        self.unspoken = loaded.suppressed_tokens()  # entries that are no answer
 
     @abstractmethod
     def row(self, text: str) -> tuple[list[int], int]:
@@ -130,8 +130,8 @@ class OfTokens(Case):
     def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
         rows = [self.row(text) for (text,) in variants]
         found = []
-        for part in in_batches(rows, lambda row: len(row[0]), self.model.device):
-            batch = batch_of([shown for shown, _ in part], self.marks.filler, self.model.device, causal=self.causal)
+        for part in token_batches(rows, lambda row: len(row[0]), self.model.device):
+            batch = padded_batch([shown for shown, _ in part], self.marks.pad, self.model.device, causal=self.causal)
             places = torch.tensor([place for _, place in part], device=self.model.device)
             hidden = self.model(batch).hidden[torch.arange(len(part), device=self.model.device), places]
             found.append(self.model.heads["token"](hidden).float().softmax(-1).cpu().numpy())  # (n, V)
@@ -149,7 +149,7 @@ class OfTokens(Case):
         if not pieces or self.tokenizer.unknown in pieces:
             raise UserError(f"{self.loaded.run}: --label {label!r}: this tokenizer cannot write it")
         if len(pieces) > 1:
-            first = spelled(self.tokenizer, pieces[:1])[0]
+            first = display_tokens(self.tokenizer, pieces[:1])[0]
             self.notes.append(f"{label!r} is {len(pieces)} tokens; what is explained is the first, {first!r}")
         return pieces[0]
 
@@ -158,22 +158,24 @@ class OfTokens(Case):
         """A word as the tokens that would stand at the place."""
 
     def name(self, number: int) -> str:
-        return spelled(self.tokenizer, [number])[0]
+        return display_tokens(self.tokenizer, [number])[0]
 
     def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
         steps = attribution.STEPS if averaged else 1
         shown, place = self.row(self.text)
-        batch = batch_of([shown] * steps, self.marks.filler, self.model.device, causal=self.causal)
+        batch = padded_batch([shown] * steps, self.marks.pad, self.model.device, causal=self.causal)
         fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)
-        first, last = len(self.marks.before), len(shown) - len(self.marks.after)
+        first, last = len(self.marks.prefix), len(shown) - len(self.marks.suffix)
         fixed[:, :first] = fixed[:, last:] = True
 
         def score(model: Model, batch: Batch) -> Tensor:
             logits = model.heads["token"](model(batch).hidden[:, place])  # (steps, V)
             return logits[:, target] - logits.mean(1)
 
-        blank = blank_embedding(self.model, self.loaded.task, left_to_right=self.causal)
-        (found,) = path_weights(self.model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged)
+        blank = baseline_embedding(self.model, self.loaded.task, left_to_right=self.causal)
+        (found,) = integrated_gradients(
+            self.model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged
+        )
         values = found[first:last].tolist()
         return [(self.tokenizer.token(token), value) for token, value in zip(shown[first:last], values, strict=True)]
 
@@ -184,13 +186,13 @@ class Next(OfTokens):
     kind = "next token"
     causal = True
 
-    def __init__(self, loaded: Loaded, text: str):
+    def __init__(self, loaded: Pipeline, text: str):
         super().__init__(loaded)
-        self.text, self.marks = text, marks_of(loaded.task, loaded.tokenizer, left_to_right=True)
+        self.text, self.marks = text, special_tokens_for(loaded.task, loaded.tokenizer, left_to_right=True)
         check_length(loaded, len(self.row(text)[0]))
 
     def row(self, text: str) -> tuple[list[int], int]:
-        shown = self.marks.around(self.tokenizer.encode(text))
+        shown = self.marks.wrap(self.tokenizer.encode(text))
         return shown, len(shown) - 1
 
     def pieces_of(self, word: str) -> list[int]:
@@ -206,9 +208,13 @@ class Masked(OfTokens):
     kind = "masked word"
     causal = False
 
-    def __init__(self, loaded: Loaded, text: str, at: int):
+    def __init__(self, loaded: Pipeline, text: str, at: int):
         super().__init__(loaded)
-        self.text, self.marks, self.spelling = text, marks_of(loaded.task, loaded.tokenizer), Spelling(loaded.tokenizer)
+        self.text, self.marks, self.spelling = (
+            text,
+            special_tokens_for(loaded.task, loaded.tokenizer),
+            Spelling(loaded.tokenizer),
+        )
         if self.tokenizer.end is not None:
             self.unspoken = [*self.unspoken, self.tokenizer.end]
         masks = len(masks_in(text, self.spelling.masks))
@@ -225,7 +231,7 @@ class Masked(OfTokens):
 
     def row(self, text: str) -> tuple[list[int], int]:
         ids, gap = self.gap(text)
-        return self.marks.around(ids), gap.place + len(self.marks.before) - self.loaded.task.shift
+        return self.marks.wrap(ids), gap.place + len(self.marks.prefix) - self.loaded.task.shift
 
     def pieces_of(self, word: str) -> list[int]:
         return self.spelling.in_place(self.gap(self.text)[1], word)
@@ -239,8 +245,8 @@ class Translation(Case):
 
     kind = "translation"
 
-    def __init__(self, loaded: Loaded, texts: list[str], label: str | None):
-        self.loaded, self.task, self.model = loaded, loaded.translator(), loaded.model
+    def __init__(self, loaded: Pipeline, texts: list[str], label: str | None):
+        self.loaded, self.task, self.model = loaded, loaded.translation_task(), loaded.model
         self.length = sequence_length(loaded.model, loaded.config.train)
         self.target = loaded.translate(texts[0])[0] if label is None else label
         if not self.target.strip():
@@ -264,7 +270,7 @@ class Translation(Case):
     def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
         examples = self.task.examples(self.prepared(variants), length=self.length)
         found = []
-        for part in in_batches(range(len(variants)), lambda row: self.length, self.model.device):
+        for part in token_batches(range(len(variants)), lambda row: self.length, self.model.device):
             batch = examples.batch(part).to(self.model.device)
             count = (batch.labels["token"] != IGNORE).sum(1)
             found.append((self.likelihoods(self.model, batch) / count).exp().cpu().numpy()[:, None])
@@ -284,7 +290,7 @@ class Translation(Case):
         fixed = torch.zeros_like(tokens, dtype=torch.bool)
         fixed[:, -1] = True  # the end mark
         blank = cast(Seq2Seq, self.model.backbone).encoder.tokens.weight.detach().mean(0)
-        (found,) = path_weights(
+        (found,) = integrated_gradients(
             self.model, batch, self.likelihoods, blank=blank, steps=steps, fixed=fixed, averaged=averaged
         )
         return [

@@ -16,9 +16,9 @@ from headstock.data.mask_gaps import MASK, Spelling
 from headstock.errors import UserError
 from headstock.explain.hooks import AFTER, Connection, Seen, need_stacks, watching
 from headstock.explain.targets import check_length, check_texts, labelled_lesson, lesson
-from headstock.inference.pipeline import Loaded
-from headstock.inference.translate import spelled
-from headstock.inference.windowing import batch_of, marks_of
+from headstock.inference.pipeline import Pipeline
+from headstock.inference.translate import display_tokens
+from headstock.inference.windowing import padded_batch, special_tokens_for
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.heads import pool
 from headstock.tasks.base import Task
@@ -97,7 +97,7 @@ class Reading:
 
 
 @torch.no_grad()
-def residuals(loaded: Loaded, texts: Sequence[str], *, label: str | None = None) -> Residuals:
+def residuals(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None) -> Residuals:
     """What happens to a text between its embedding and the run's heads."""
     stacks = need_stacks(loaded.model.backbone, loaded.run)
     read = reading(loaded, texts, label)
@@ -110,7 +110,7 @@ def residuals(loaded: Loaded, texts: Sequence[str], *, label: str | None = None)
         row = rows[stack]
         assert row is not None
         reader = loaded.tokenizer.source or loaded.tokenizer if stack == "encoder" else loaded.tokenizer
-        tokens[stack] = paths(seen, stack, spelled(reader, row.tokens[0].tolist()))
+        tokens[stack] = paths(seen, stack, display_tokens(reader, row.tokens[0].tolist()))
         embedding[stack] = lengths(seen.point(stack, 1, "resid_pre"))
     lens, notes = look_through(loaded, read, seen)
     steps = [step(one) for one in seen.connections]
@@ -152,7 +152,7 @@ def paths(seen: Seen, stack: str, names: Sequence[str]) -> list[TokenPath]:
 # What is read, and where the model says something
 
 
-def reading(loaded: Loaded, texts: Sequence[str], label: str | None) -> Reading:
+def reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Reading:
     """A text with the marks its task puts around it."""
     check_texts(loaded, texts)
     task, tokenizer = loaded.task, loaded.tokenizer
@@ -167,25 +167,25 @@ def reading(loaded: Loaded, texts: Sequence[str], label: str | None) -> Reading:
     notes, wanted = [], list[str | None]()
     if task.fills and MASK in texts[0]:
         ids, gaps = Spelling(tokenizer).cut(texts[0])
-        marks = marks_of(task, tokenizer)
-        places, says, causal = [gap.place + len(marks.before) - task.shift for gap in gaps], "masked token", False
+        marks = special_tokens_for(task, tokenizer)
+        places, says, causal = [gap.place + len(marks.prefix) - task.shift for gap in gaps], "masked token", False
     elif task.generates:
-        ids, marks = tokenizer.encode(texts[0]), marks_of(task, tokenizer, left_to_right=True)
-        row = marks.around(ids)
+        ids, marks = tokenizer.encode(texts[0]), special_tokens_for(task, tokenizer, left_to_right=True)
+        row = marks.wrap(ids)
         places, says, causal = list(range(len(row))), "next token", True
-        wanted = [*spelled(tokenizer, row[1:]), None]
+        wanted = [*display_tokens(tokenizer, row[1:]), None]
     else:
-        ids, marks = tokenizer.encode(texts[0]), marks_of(task, tokenizer)
-        first = len(marks.before)
+        ids, marks = tokenizer.encode(texts[0]), special_tokens_for(task, tokenizer)
+        first = len(marks.prefix)
         places, says, causal = list(range(first, first + len(ids))), "token", False
         notes.append(f"nothing is hidden, so each token is told though it is seen; write {MASK} to hide a word")
-    row = marks.around(ids)
+    row = marks.wrap(ids)
     check_length(loaded, len(row))
-    batch = batch_of([row], marks.filler, loaded.model.device, causal=causal)
+    batch = padded_batch([row], marks.pad, loaded.model.device, causal=causal)
     return Reading(batch, task, places, says, wanted or [None] * len(places), notes)
 
 
-def labelled_reading(loaded: Loaded, texts: Sequence[str], label: str | None) -> Reading:
+def labelled_reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Reading:
     """A text as a fine-tuned run reads it."""
     asked = labelled_lesson(loaded, texts, label)
     task, batch = asked.task, asked.batch
@@ -196,20 +196,22 @@ def labelled_reading(loaded: Loaded, texts: Sequence[str], label: str | None) ->
         return Reading(batch, task, places, "tag", [None] * len(places), [])
     if batch.source is not None:
         return forced_reading(task, batch, loaded.tokenizer, asked.notes)
-    return Reading(batch, task, [], "nothing", [], [f"a {loaded.labelled().title} has no lens: its answer is a span"])
+    return Reading(
+        batch, task, [], "nothing", [], [f"a {loaded.labelled_task().title} has no lens: its answer is a span"]
+    )
 
 
 def forced_reading(task: Task, batch: Batch, tokenizer: Any, notes: list[str]) -> Reading:
     """A source beside its target, each token of which must give the next."""
     labels = batch.labels["token"][0].tolist()
-    wanted: list[str | None] = [None if one == IGNORE else spelled(tokenizer, [one])[0] for one in labels]
+    wanted: list[str | None] = [None if one == IGNORE else display_tokens(tokenizer, [one])[0] for one in labels]
     return Reading(batch, task, list(range(len(labels))), "next token", wanted, notes)
 
 
 # The lens
 
 
-def look_through(loaded: Loaded, read: Reading, seen: Seen) -> tuple[list[Guess], list[str]]:
+def look_through(loaded: Pipeline, read: Reading, seen: Seen) -> tuple[list[Guess], list[str]]:
     """What the model's own head would say of the stream as it leaves each layer, the final norm applied."""
     if not read.places:
         return [], []
@@ -232,12 +234,12 @@ def look_through(loaded: Loaded, read: Reading, seen: Seen) -> tuple[list[Guess]
         ]
         final = here[last].argmax()
         ranks = (1 + (here > here[:, final, None]).sum(1)).tolist()
-        token = "" if read.says == "class" else spelled(loaded.tokenizer, [row[place]])[0]
+        token = "" if read.says == "class" else display_tokens(loaded.tokenizer, [row[place]])[0]
         guesses.append(Guess(place, token, read.wanted[at], told, ranks))
     return guesses, []
 
 
-def chances_of(loaded: Loaded, read: Reading, vectors: Tensor) -> Tensor:
+def chances_of(loaded: Pipeline, read: Reading, vectors: Tensor) -> Tensor:
     """(places, C): the probability of every answer at every place, from (1, T, D) vectors."""
     heads, task = loaded.model.heads, read.task
     if isinstance(task, Classify):
@@ -246,7 +248,7 @@ def chances_of(loaded: Loaded, read: Reading, vectors: Tensor) -> Tensor:
     return heads["tag" if isinstance(task, Tag) else "token"](vectors[0, read.places]).float().softmax(-1)
 
 
-def answers_of(loaded: Loaded, read: Reading) -> Any:
+def answers_of(loaded: Pipeline, read: Reading) -> Any:
     """The name of an answer by its number."""
     if isinstance(read.task, Classify | Tag):
         return read.task.config.classes.__getitem__
@@ -255,7 +257,7 @@ def answers_of(loaded: Loaded, read: Reading) -> Any:
     def name(number: int) -> str:
         if number >= vocabulary:
             return f"#{number}"
-        (text,) = spelled(loaded.tokenizer, [number])
+        (text,) = display_tokens(loaded.tokenizer, [number])
         return text if text.isprintable() else text.encode("unicode_escape").decode()
 
     return name

@@ -18,9 +18,9 @@ from headstock.data.mask_gaps import MASK
 from headstock.data.records import Records
 from headstock.data.token_store import build_store
 from headstock.errors import UserError, did_you_mean
-from headstock.inference.pipeline import Loaded, load
-from headstock.inference.translate import spelled
-from headstock.inference.windowing import marks_of
+from headstock.inference.pipeline import Pipeline, load
+from headstock.inference.translate import display_tokens
+from headstock.inference.windowing import special_tokens_for
 from headstock.model.batch import IGNORE, Batch
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer
@@ -56,7 +56,7 @@ class Asked:
         return torch.stack([self.task.weight(head) * sums[head] / max(1, n) for head, n in counts.items()]).sum()
 
 
-def open_one(run: str | Path, *, device: str = "auto") -> Loaded:
+def open_one(run: str | Path, *, device: str = "auto") -> Pipeline:
     """A run that is one model; what is looked into cannot be several at once."""
     loaded = load(run, device=device)
     if len(loaded.models) > 1:
@@ -64,7 +64,7 @@ def open_one(run: str | Path, *, device: str = "auto") -> Loaded:
     return loaded
 
 
-def limit_of(loaded: Loaded) -> int | None:
+def limit_of(loaded: Pipeline) -> int | None:
     """How many tokens with its marks a text may have."""
     if isinstance(loaded.task, LabelledTask):
         return sequence_length(loaded.model, loaded.config.train)
@@ -78,13 +78,13 @@ def place_of(tokens: Sequence[str], word: str) -> int | None:
     return int(word) - 1 if word.isdecimal() and 1 <= int(word) <= len(tokens) else None
 
 
-def check_length(loaded: Loaded, count: int) -> None:
+def check_length(loaded: Pipeline, count: int) -> None:
     limit = limit_of(loaded)
     if limit is not None and count > limit:
         raise UserError(f"{loaded.run}: the text is {count:,} tokens with its marks, and this run reads {limit:,}")
 
 
-def check_texts(loaded: Loaded, texts: Sequence[str]) -> None:
+def check_texts(loaded: Pipeline, texts: Sequence[str]) -> None:
     """As many texts as the run's task reads together, and none of them empty."""
     parts = {Pair: ("two texts", 2), Answer: ("a question and its context", 2)}
     wanted, count = parts.get(type(loaded.task), ("one text", 1))
@@ -97,7 +97,7 @@ def check_texts(loaded: Loaded, texts: Sequence[str]) -> None:
 # A text or a file to learn from
 
 
-def lesson(loaded: Loaded, texts: Sequence[str], *, label: str | None = None, shown: str | None = None) -> Asked:
+def lesson(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, shown: str | None = None) -> Asked:
     """One text with what the run's objective or its labels ask of it; a run with labels takes its own unless given.
 
     `shown` is a word, or its place from 1, that a masked objective must not mask.
@@ -125,13 +125,13 @@ def lesson(loaded: Loaded, texts: Sequence[str], *, label: str | None = None, sh
     return Asked(loaded.task, batch.to(loaded.model.device), *told(loaded.task, batch))
 
 
-def hidden_lesson(loaded: Loaded, task: Masked, ids: Sequence[int], word: str | None = None) -> Asked:
+def hidden_lesson(loaded: Pipeline, task: Masked, ids: Sequence[int], word: str | None = None) -> Asked:
     """One text of which the objective hides some tokens but not `word`, drawn again until there is one."""
-    row = marks_of(task, loaded.tokenizer).around(ids)
+    row = special_tokens_for(task, loaded.tokenizer).wrap(ids)
     check_length(loaded, len(row))
     shown = torch.tensor([row]).numpy()
     allowed = ((shown != task.start) & (shown != loaded.tokenizer.separator)).astype(bool)
-    if word is not None and (place := place_of(spelled(loaded.tokenizer, row), word)) is not None:
+    if word is not None and (place := place_of(display_tokens(loaded.tokenizer, row), word)) is not None:
         allowed[0, place] = False
         if not allowed.any():
             raise UserError(f"{loaded.run}: nothing but --word {word} could be masked; give a longer text")
@@ -152,8 +152,8 @@ def hidden_lesson(loaded: Loaded, task: Masked, ids: Sequence[int], word: str | 
     return Asked(task, batch.to(loaded.model.device), wanted, notes)
 
 
-def labelled_lesson(loaded: Loaded, texts: Sequence[str], label: str | None) -> Asked:
-    task = loaded.labelled()
+def labelled_lesson(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Asked:
+    task = loaded.labelled_task()
     row = row_of(task, texts)
     notes = []
     if label is None:
@@ -170,7 +170,7 @@ def labelled_lesson(loaded: Loaded, texts: Sequence[str], label: str | None) -> 
     return Asked(task, batch.to(loaded.model.device), wanted, [*notes, *more])
 
 
-def lesson_of_file(loaded: Loaded, file: str | Path, *, columns: Mapping[str, str] | None = None) -> Asked:
+def lesson_of_file(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None) -> Asked:
     """The first rows of a file as the run reads them: labelled rows, or text in windows; what is too long is cut."""
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     examples: Examples
@@ -220,9 +220,9 @@ def own_label(task: LabelledTask, said: Mapping[str, Any]) -> dict[str, list[Any
     return {task.target: [said["text" if isinstance(task, Translate) else "label"]]}
 
 
-def checked_label(loaded: Loaded, label: str) -> str:
+def checked_label(loaded: Pipeline, label: str) -> str:
     """A label the run knows, or a translation to be learned."""
-    task = loaded.labelled()
+    task = loaded.labelled_task()
     if isinstance(task, Translate):
         return label
     if not isinstance(task, Classify):
@@ -231,15 +231,15 @@ def checked_label(loaded: Loaded, label: str) -> str:
     return label
 
 
-def class_number(loaded: Loaded, label: str) -> int:
-    classes = loaded.classifier().config.classes
+def class_number(loaded: Pipeline, label: str) -> int:
+    classes = loaded.classification_task().config.classes
     if label not in classes:
         known = f"this run knows {listed(classes)}{did_you_mean(label, classes)}"
         raise UserError(f"{loaded.run}: --label {label!r} is no class; {known}")
     return classes.index(label)
 
 
-def check_fits(loaded: Loaded, task: LabelledTask, data: Any) -> None:
+def check_fits(loaded: Pipeline, task: LabelledTask, data: Any) -> None:
     """Refuse what the run would read only in part."""
     limit = sequence_length(loaded.model, loaded.config.train)
     if isinstance(task, Translate):

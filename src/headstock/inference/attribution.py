@@ -19,14 +19,14 @@ from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.tasks.classify import Classify, Labelled
 
-Weighed = list[tuple[str, float]]
+TokenAttributions = list[tuple[str, float]]
 Scores = Callable[[Model, Batch], Tensor]  # a score for each example of a batch, (N,)
 STEPS = 16  # on the way
 
 
-def token_weights(
+def token_attributions(
     model: Model, task: Classify, data: Labelled, row: int, *, target: int, length: int, averaged: bool = True
-) -> Weighed:
+) -> TokenAttributions:
     """Each token of the part of a text that was read, and how far it moved the score of class `target`.
 
     Positive speaks for the class, against the mean of all. The weights add up to the score of the text less that of
@@ -36,14 +36,14 @@ def token_weights(
     batch = task.examples(data, length=length).batch([row] * steps).to(model.device)
     opening = torch.zeros_like(batch.tokens, dtype=torch.bool)
     opening[:, 0] = True
-    blank = blank_embedding(model, task)
+    blank = baseline_embedding(model, task)
 
     def score(model: Model, batch: Batch) -> Tensor:
         scores = model.heads["label"](task.read(model, batch))  # (steps, C)
         return scores[:, target] if task.several else scores[:, target] - scores.mean(1)
 
-    weights = path_weights(model, batch, score, blank=blank, steps=steps, fixed=opening, averaged=averaged)
-    weighed: Weighed = []
+    weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=opening, averaged=averaged)
+    weighed: TokenAttributions = []
     for part in range(len(weights)):
         real = batch.tokens.size(1) if batch.padding is None else int((~batch.padding[part]).sum())
         ids, values = batch.tokens[part, 1:real].tolist(), weights[part, 1:real].tolist()
@@ -55,7 +55,7 @@ def token_weights(
     return weighed
 
 
-def path_weights(
+def integrated_gradients(
     model: Model,
     batch: Batch,
     score: Scores,
@@ -99,7 +99,7 @@ def path_weights(
     return products.view(steps, rows // steps, -1).mean(0)
 
 
-def blank_embedding(model: Model, task: Task, *, left_to_right: bool = False) -> Tensor:
+def baseline_embedding(model: Model, task: Task, *, left_to_right: bool = False) -> Tensor:
     """What stands for no word in particular: [MASK] where the model was taught it, else the mean of all words."""
     table = model.backbone.tokens.weight.detach()
     marked = getattr(task.config, "opening", task.opening) == "cls"

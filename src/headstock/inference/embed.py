@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
-from headstock.inference.windowing import Marks, Part, brought, in_batches, parts
+from headstock.inference.windowing import SpecialTokens, Window, to_device, token_batches, windows
 from headstock.io import whole_file
 from headstock.kernels.backends import any_shape, fast_products
 from headstock.model.backbone import Backbone
@@ -34,7 +34,7 @@ WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # letters with hyphens and ap
 
 
 @dataclass(frozen=True)
-class Aligned:
+class TokenAlignment:
     """Where a text's vectors belong: to its tokens, or to its words."""
 
     text: str
@@ -42,11 +42,11 @@ class Aligned:
     words: list[int | None]  # the number of the word that each token is of; None for white space
     offsets: list[tuple[int, int]]  # the characters of each
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"text": self.text, "tokens": self.tokens, "words": self.words, "offsets": self.offsets}
 
 
-def check_pool(pool: str | None, backbone: Backbone) -> Pool:
+def resolve_pooling(pool: str | None, backbone: Backbone) -> Pool:
     """The way asked for, or the one that suits the model."""
     if pool is None:
         return "last" if backbone.causal else "mean"
@@ -59,7 +59,7 @@ def check_pool(pool: str | None, backbone: Backbone) -> Pool:
 
 
 def embed(
-    model: Model, texts: Sequence[Sequence[int]], *, marks: Marks, length: int, layers: str, pool: Pool
+    model: Model, texts: Sequence[Sequence[int]], *, special: SpecialTokens, length: int, layers: str, pool: Pool
 ) -> list[np.ndarray]:
     """For each text (D,), or with pool none (T, D): one vector a token, without those of the marks around the text.
 
@@ -69,24 +69,24 @@ def embed(
     """
     check_layers(layers, model.backbone.depth)
     width = feature_width(model.backbone.width, layers)
-    room, ahead, device = marks.room(length), not model.backbone.causal, model.device
-    rows = [(i, part) for i, text in enumerate(texts) for part in parts(len(text), room, ahead=ahead)]
-    rows.sort(key=lambda row: row[1].begin - row[1].end)  # the longest first; rows of one text stay in order
+    room, ahead, device = special.capacity(length), not model.backbone.causal, model.device
+    rows = [(i, part) for i, text in enumerate(texts) for part in windows(len(text), room, ahead=ahead)]
+    rows.sort(key=lambda row: row[1].start - row[1].end)  # the longest first; rows of one text stay in order
     found = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
     whole: list[Tensor] = []  # of each batch (B, D), left where the model is until all are there
-    for held in in_batches(rows, lambda row: marks.length(row[1]), device):
-        shown = [texts[i] if part.whole(texts[i]) else texts[i][part.begin : part.end] for i, part in held]
-        batch = brought(Batch(*framed(shown, marks.before, marks.after, marks.filler)), device)
+    for held in token_batches(rows, lambda row: special.row_length(row[1]), device):
+        shown = [texts[i] if part.covers(texts[i]) else texts[i][part.start : part.end] for i, part in held]
+        batch = to_device(Batch(*framed(shown, special.prefix, special.suffix, special.pad)), device)
         if pool != "none":
-            whole.append(read_pooled(model, batch, layers, pool))
+            whole.append(pooled_vectors(model, batch, layers, pool))
             continue
-        vectors = read(model, batch, layers)  # (B, T, D)
+        vectors = layer_vectors(model, batch, layers)  # (B, T, D)
         for (i, part), row in zip(held, vectors.cpu().numpy(), strict=True):
-            found[i][part.first : part.last] = row[taken(part, marks)]
-    return found if pool == "none" else averaged(whole, [i for i, _ in rows], len(texts))
+            found[i][part.keep_start : part.keep_end] = row[kept_positions(part, special)]
+    return found if pool == "none" else mean_by_text(whole, [i for i, _ in rows], len(texts))
 
 
-def averaged(whole: list[Tensor], owners: list[int], count: int) -> list[np.ndarray]:
+def mean_by_text(whole: list[Tensor], owners: list[int], count: int) -> list[np.ndarray]:
     """The mean of the rows of each of `count` texts."""
     if not whole:
         return []
@@ -100,15 +100,15 @@ def averaged(whole: list[Tensor], owners: list[int], count: int) -> list[np.ndar
     return list(sums / np.bincount(owners, minlength=count).astype(np.float32)[:, None])
 
 
-def taken(part: Part, marks: Marks) -> slice:
+def kept_positions(part: Window, special: SpecialTokens) -> slice:
     """Where in a row the tokens stand that are taken from it."""
-    lead = len(marks.before) - part.begin
-    return slice(part.first + lead, part.last + lead)
+    lead = len(special.prefix) - part.start
+    return slice(part.keep_start + lead, part.keep_end + lead)
 
 
 @torch.inference_mode()
 @fast_products()
-def read(model: Model, batch: Batch, layers: str) -> Tensor:
+def layer_vectors(model: Model, batch: Batch, layers: str) -> Tensor:
     """(B, T, D) of the chosen layers; a mix has equal shares of all unless the model's own head has learned others."""
     with any_shape(batch.tokens.device):
         output = model(batch, keep_layers=layers != "last")
@@ -121,11 +121,11 @@ def read(model: Model, batch: Batch, layers: str) -> Tensor:
 
 @torch.inference_mode()
 @fast_products()
-def read_pooled(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
+def pooled_vectors(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
     """(B, D) the same, pooled."""
     places = place_of(batch, how) if layers == "last" else None
     if places is None:
-        return pooled(read(model, batch, layers), batch.padding, how)
+        return pooled(layer_vectors(model, batch, layers), batch.padding, how)
     with any_shape(batch.tokens.device):
         return model.at(batch, places).float()
 
@@ -149,7 +149,7 @@ def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) 
                 lines.write(json.dumps(whose | {name: numbers}, ensure_ascii=False) + "\n")
                 count, size, width = count + 1, size + len(np.atleast_2d(vectors)), vectors.shape[-1]
             return {"texts": count, "shape": [size, width]}
-        table = Table(stack.enter_context(stack.enter_context(whole_file(out)).open("wb")))
+        table = NpyWriter(stack.enter_context(stack.enter_context(whole_file(out)).open("wb")))
         count, index = 0, None
         for whose, vectors in rows:
             if vectors.ndim == 2:
@@ -164,7 +164,7 @@ def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) 
         return {"texts": count, "shape": table.close()}
 
 
-class Table:
+class NpyWriter:
     """A .npy file that grows row by row; how many there are is written into its head in the end."""
 
     def __init__(self, file: BinaryIO):
@@ -192,31 +192,31 @@ class Table:
 # Which vector is whose
 
 
-def align(tokenizer: Tokenizer, text: str) -> Aligned:
+def align_tokens(tokenizer: Tokenizer, text: str) -> TokenAlignment:
     """A text's tokens with their characters and the words they are of."""
     offsets = tokenizer.offsets(text)
-    touched = words_touched(offsets, words_in(text))
-    return Aligned(text, tokenizer.pieces(text), [next(iter(words), None) for words in touched], offsets)
+    touched = overlapping_words(offsets, word_spans(text))
+    return TokenAlignment(text, tokenizer.pieces(text), [next(iter(words), None) for words in touched], offsets)
 
 
-def by_word(aligned: Aligned, vectors: np.ndarray) -> tuple[Aligned, np.ndarray]:
+def word_vectors(aligned: TokenAlignment, vectors: np.ndarray) -> tuple[TokenAlignment, np.ndarray]:
     """The mean of the pieces of each word, (T, D) -> (words, D); a piece across two words counts for both."""
-    spans = words_in(aligned.text)
+    spans = word_spans(aligned.text)
     pieces: list[list[int]] = [[] for _ in spans]
-    for token, words in enumerate(words_touched(aligned.offsets, spans)):
+    for token, words in enumerate(overlapping_words(aligned.offsets, spans)):
         for word in words:
             pieces[word].append(token)
     kept = [word for word in range(len(spans)) if pieces[word]]  # a tokenizer may leave out what it takes for no text
     found = np.stack([vectors[pieces[word]].mean(0) for word in kept]) if kept else vectors[:0]
     texts = [aligned.text[slice(*spans[word])] for word in kept]
-    return Aligned(aligned.text, texts, list(range(len(kept))), [spans[word] for word in kept]), found
+    return TokenAlignment(aligned.text, texts, list(range(len(kept))), [spans[word] for word in kept]), found
 
 
-def words_in(text: str) -> list[tuple[int, int]]:
+def word_spans(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in WORD.finditer(text)]
 
 
-def words_touched(offsets: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[range]:
+def overlapping_words(offsets: Sequence[tuple[int, int]], words: Sequence[tuple[int, int]]) -> list[range]:
     """For each token the numbers of the words that it has characters of; both come in the order of the text."""
     begins, ends = [begin for begin, _ in words], [end for _, end in words]
     return [range(bisect_right(ends, begin), bisect_left(begins, end)) for begin, end in offsets]

@@ -14,7 +14,7 @@ from headstock.data.mask_gaps import MASK, Gap, Spelling
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.sampling import check_scores
 from headstock.errors import UserError
-from headstock.inference.windowing import Marks, batch_of, in_batches
+from headstock.inference.windowing import SpecialTokens, padded_batch, token_batches
 from headstock.kernels.backends import fast_products
 from headstock.model.model import Model
 
@@ -23,7 +23,7 @@ SCORES = 2**25  # that are held at once at the most, one for each entry of the v
 
 
 @dataclass(frozen=True)
-class Fill:
+class FillCandidate:
     """A word for a mask, as a person reads it."""
 
     token: str
@@ -34,28 +34,28 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledText:
     text: str
-    fills: list[list[Fill]]  # for each mask, the likeliest first
+    fills: list[list[FillCandidate]]  # for each mask, the likeliest first
     filled: str  # the text with the likeliest word at every mask
 
 
 @dataclass(frozen=True)
-class Beginning:
+class WordPrefix:
     """Some pieces of a word and the logarithm of their probability."""
 
     pieces: tuple[int, ...] = ()
     score: float = 0.0
 
 
-class Filler:
+class MaskFiller:
     """A model that tells hidden tokens from both sides, at work on texts with masks."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, *, marks: Marks, length: int, shift: int):
+    def __init__(self, model: Model, tokenizer: Tokenizer, *, special: SpecialTokens, length: int, shift: int):
         self.model, self.tokenizer, self.spelling = model, tokenizer, Spelling(tokenizer)
-        self.marks, self.room, self.shift = marks, marks.room(length), shift
+        self.special, self.room, self.shift = special, special.capacity(length), shift
 
-    def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> Filled:
+    def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> FilledText:
         """The likeliest words for each mask, while all other masks stay masks."""
         most = SCORES // self.tokenizer.vocabulary // 2
         if top > most and pieces > 1 and not among:
@@ -66,31 +66,33 @@ class Filler:
         fills = []
         for gap in gaps:
             if among:
-                fills.append(with_shares(ranked(self.given(ids, gap, among))))
+                fills.append(normalize_candidates(rank_candidates(self.score_words(ids, gap, among))))
             else:
                 words = [
                     word
                     for count in range(1, pieces + 1)
-                    for word in self.words_of(ids, gap, count, beams=max(BEAMS, 2 * top))
+                    for word in self.search_words(ids, gap, count, beams=max(BEAMS, 2 * top))
                 ]
-                fills.append(ranked(words)[:top])
+                fills.append(rank_candidates(words)[:top])
         best = [row[0].token if row else MASK for row in fills]
-        return Filled(text, fills, self.spelling.put(text, best))
+        return FilledText(text, fills, self.spelling.put(text, best))
 
-    def words_of(self, ids: list[int], gap: Gap, count: int, *, beams: int) -> list[tuple[str, Beginning]]:
+    def search_words(self, ids: list[int], gap: Gap, count: int, *, beams: int) -> list[tuple[str, WordPrefix]]:
         """The likeliest words of `count` pieces, found left to right with so many masks in the place of one."""
         spelling = self.spelling
         fits = spelling.spaced == gap.spaced  # (V,)
         fits &= spelling.whole if count == 1 else spelling.begins
         goes_on = spelling.lettered & ~spelling.spaced
-        held = [Beginning()]
+        held = [WordPrefix()]
         for step in range(count):
-            scores = self.told([self.row(ids, gap, one.pieces, count) for one in held])  # (N, V)
+            scores = self.mask_log_probabilities(
+                [self.masked_row(ids, gap, one.pieces, count) for one in held]
+            )  # (N, V)
             scores[:, ~(goes_on if step else fits)] = -math.inf
             longer = np.array([one.score for one in held])[:, None] + scores
             best = np.argpartition(-longer, min(beams, longer.size) - 1, axis=None)[:beams]
             held = [
-                Beginning((*held[row].pieces, int(piece)), float(longer[row, piece]))
+                WordPrefix((*held[row].pieces, int(piece)), float(longer[row, piece]))
                 for row, piece in zip(*np.unravel_index(np.sort(best), longer.shape), strict=True)
                 if longer[row, piece] > -math.inf
             ]
@@ -104,7 +106,7 @@ class Filler:
             if count == 1 or ("\ufffd" not in word and tuple(spelling.in_place(gap, word)) == one.pieces)
         ]
 
-    def given(self, ids: list[int], gap: Gap, words: Sequence[str]) -> list[tuple[str, Beginning]]:
+    def score_words(self, ids: list[int], gap: Gap, words: Sequence[str]) -> list[tuple[str, WordPrefix]]:
         """How likely each of the given words is, of however many pieces."""
         cut = [self.spelling.in_place(gap, word) for word in words]
         for word, pieces in zip(words, cut, strict=True):
@@ -112,32 +114,32 @@ class Filler:
                 raise UserError(f"{word!r}: this tokenizer cannot write it, so it has no probability")
             if len(pieces) > self.room:
                 raise UserError(f"{word!r}: is {len(pieces):,} tokens; this run reads rows of {self.room:,}")
-        rows = [self.row(ids, gap, pieces[:step], len(pieces)) for pieces in cut for step in range(len(pieces))]
-        scores = self.told(rows)  # (N, V)
+        rows = [self.masked_row(ids, gap, pieces[:step], len(pieces)) for pieces in cut for step in range(len(pieces))]
+        scores = self.mask_log_probabilities(rows)  # (N, V)
         found, at = [], 0
         for word, pieces in zip(words, cut, strict=True):
             score = float(sum(scores[at + step, piece] for step, piece in enumerate(pieces)))
-            found.append((word, Beginning(tuple(pieces), score)))
+            found.append((word, WordPrefix(tuple(pieces), score)))
             at += len(pieces)
         return found
 
-    def row(self, ids: list[int], gap: Gap, pieces: Sequence[int], count: int) -> tuple[list[int], int]:
+    def masked_row(self, ids: list[int], gap: Gap, pieces: Sequence[int], count: int) -> tuple[list[int], int]:
         """What the model is shown, a word's first pieces being known and the others hidden, and where the next is."""
         hidden = [self.spelling.mask] * (count - len(pieces))
         text = [*ids[: gap.place], *pieces, *hidden, *ids[gap.place + 1 :]]
         next_one = gap.place + len(pieces)
         # a text too long for a row is read around the word
         begin = max(0, min(gap.place + count // 2 - self.room // 2, len(text) - self.room))
-        shown = self.marks.around(text[begin : begin + self.room])
-        return shown, next_one - begin + len(self.marks.before)
+        shown = self.special.wrap(text[begin : begin + self.room])
+        return shown, next_one - begin + len(self.special.prefix)
 
     @torch.inference_mode()
     @fast_products()
-    def told(self, rows: Sequence[tuple[list[int], int]]) -> np.ndarray:
+    def mask_log_probabilities(self, rows: Sequence[tuple[list[int], int]]) -> np.ndarray:
         """(N, V) the logarithm of each entry's probability at the hidden place of each row."""
         device, found = self.model.device, []
-        for part in in_batches(rows, lambda row: len(row[0]), device):
-            batch = batch_of([shown for shown, _ in part], self.marks.filler, device, causal=False)
+        for part in token_batches(rows, lambda row: len(row[0]), device):
+            batch = padded_batch([shown for shown, _ in part], self.special.pad, device, causal=False)
             places = torch.tensor([place - self.shift for _, place in part], device=device)
             scores = self.model.heads["token"](self.model.at(batch, places)).float().log_softmax(-1)
             check_scores(scores)
@@ -145,15 +147,15 @@ class Filler:
         return np.concatenate(found)
 
 
-def ranked(words: Sequence[tuple[str, Beginning]]) -> list[Fill]:
+def rank_candidates(words: Sequence[tuple[str, WordPrefix]]) -> list[FillCandidate]:
     """The likeliest first, a word that can be written in several ways once."""
-    found: dict[str, Fill] = {}
+    found: dict[str, FillCandidate] = {}
     for word, one in sorted(words, key=lambda pair: -pair[1].score):
-        found.setdefault(word, Fill(word, math.exp(one.score), len(one.pieces), one.score))
+        found.setdefault(word, FillCandidate(word, math.exp(one.score), len(one.pieces), one.score))
     return list(found.values())
 
 
-def with_shares(fills: Sequence[Fill]) -> list[Fill]:
+def normalize_candidates(fills: Sequence[FillCandidate]) -> list[FillCandidate]:
     """The same candidates with their probabilities normalised over them: a softmax of the log-probabilities.
 
     The probabilities themselves may all be too small for a float, as those of long words are.

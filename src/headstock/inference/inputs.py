@@ -7,23 +7,23 @@ from headstock.errors import UserError
 from headstock.tasks.labelled import LabelledTask
 
 
-def each_text(texts: str | Iterable[Any], name: str = "texts") -> Iterator[str]:
+def iter_texts(texts: str | Iterable[Any], name: str = "texts") -> Iterator[str]:
     """The texts one by one: a single str is one text, else any iterable of str (list, Series, array, generator)."""
     for index, text in enumerate([texts] if isinstance(texts, str) else iterable(texts, name)):
         if not isinstance(text, str):
-            raise UserError(f"{name}[{index}] is {described(text)}, wanted a text (str)")
+            raise UserError(f"{name}[{index}] is {describe_value(text)}, wanted a text (str)")
         yield str(text)  # a plain str also where numpy has its own
 
 
-def all_texts(texts: str | Iterable[Any], name: str = "texts") -> list[str]:
-    return list(each_text(texts, name))
+def list_texts(texts: str | Iterable[Any], name: str = "texts") -> list[str]:
+    return list(iter_texts(texts, name))
 
 
-def each_row(rows: str | Iterable[Any], task: LabelledTask) -> Iterator[Any]:
+def iter_rows(rows: str | Iterable[Any], task: LabelledTask) -> Iterator[Any]:
     """The rows one by one, each of the form that the task reads."""
     for index, row in enumerate([rows] if isinstance(rows, str) else iterable(rows, "rows")):
         if not task.is_row(row):
-            raise UserError(f"rows[{index}] is {described(row)}, wanted {task.row_form}")
+            raise UserError(f"rows[{index}] is {describe_value(row)}, wanted {task.row_form}")
         yield row
 
 
@@ -35,11 +35,11 @@ def iterable(values: Any, name: str) -> Iterable[Any]:
         have = ", ".join(map(repr, columns[:8])) + (", ..." if len(columns) > 8 else "")
         raise UserError(f"{name}: a DataFrame came; pass one of its columns, such as df[{example!r}] (columns: {have})")
     if isinstance(values, Mapping | bytes | bytearray) or not isinstance(values, Iterable):
-        raise UserError(f"{name}: {described(values)} came, wanted a text or an iterable of texts")
+        raise UserError(f"{name}: {describe_value(values)} came, wanted a text or an iterable of texts")
     return values
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """`None`, `nan (float)`, `3 (int)`, `a list of 4`: what came in place of a text."""
     if value is None:
         return "None"

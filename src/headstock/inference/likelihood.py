@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.inference.windowing import Marks, batch_of, in_batches, parts
+from headstock.inference.windowing import SpecialTokens, padded_batch, token_batches, windows
 from headstock.kernels.backends import fast_products
 from headstock.model.model import Model
 
-Kind = Literal["log-likelihood", "pseudo-log-likelihood"]
+LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]
 SCORES = 1 << 24  # numbers that the widest layer makes at once
 
 
 @dataclass(frozen=True)
-class Score:
+class TextScore:
     """How likely a text is; natural logarithms."""
 
     text: str
@@ -30,7 +30,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoredPositions:
     """A row as the model is shown it, where in it tokens are told, and which ones are asked for there."""
 
     shown: list[int]
@@ -40,11 +40,11 @@ class Asked:
     first: int  # where in that text the asked tokens begin
 
 
-def token_likelihoods(
+def token_log_probabilities(
     model: Model,
     texts: Sequence[Sequence[int]],
     *,
-    marks: Marks,
+    special: SpecialTokens,
     length: int,
     mask: int | None = None,
     shift: int = 0,
@@ -62,14 +62,14 @@ def token_likelihoods(
         row
         for i in order
         for row in (
-            left_to_right(i, texts[i], marks, length)
+            causal_rows(i, texts[i], special, length)
             if mask is None
-            else one_hidden(i, texts[i], marks, length, mask=mask, shift=shift)
+            else masked_rows(i, texts[i], special, length, mask=mask, shift=shift)
         )
     )
     done, total = 0, sum(map(len, texts))
-    for batch in in_batches(rows, lambda row: len(row.shown), model.device):
-        values = asked_likelihoods(model, batch, filler=marks.filler, causal=mask is None)
+    for batch in token_batches(rows, lambda row: len(row.shown), model.device):
+        values = score_rows(model, batch, filler=special.pad, causal=mask is None)
         for row, told in zip(batch, values, strict=True):
             found[row.text][row.first : row.first + len(told)] = told
             done += len(told)
@@ -78,42 +78,48 @@ def token_likelihoods(
     return found
 
 
-def left_to_right(number: int, text: Sequence[int], marks: Marks, length: int) -> Iterator[Asked]:
+def causal_rows(number: int, text: Sequence[int], special: SpecialTokens, length: int) -> Iterator[ScoredPositions]:
     """A text after its opening mark; a long one in overlapping rows, each token after half a row at least."""
-    shown = [*marks.before, *text]
-    lead = len(marks.before)
-    for part in parts(len(text), length - lead + 1, ahead=False):
-        places = range(part.first - part.begin + lead - 1, part.last - part.begin + lead - 1)
+    shown = [*special.prefix, *text]
+    lead = len(special.prefix)
+    for part in windows(len(text), length - lead + 1, ahead=False):
+        places = range(part.keep_start - part.start + lead - 1, part.keep_end - part.start + lead - 1)
         # a row that begins inside the text has no opening mark, but as many of the text's tokens in its place
-        yield Asked(shown[part.begin : part.end + lead - 1], places, text[part.first : part.last], number, part.first)
+        yield ScoredPositions(
+            shown[part.start : part.end + lead - 1],
+            places,
+            text[part.keep_start : part.keep_end],
+            number,
+            part.keep_start,
+        )
 
 
-def one_hidden(
-    number: int, text: Sequence[int], marks: Marks, length: int, *, mask: int, shift: int
-) -> Iterator[Asked]:
+def masked_rows(
+    number: int, text: Sequence[int], special: SpecialTokens, length: int, *, mask: int, shift: int
+) -> Iterator[ScoredPositions]:
     """One row for each token of a text, in which it alone is hidden; made as they are asked for, for they are many."""
-    for part in parts(len(text), marks.room(length), ahead=True):
-        row = marks.around(text[part.begin : part.end])
-        for place in range(part.first, part.last):
-            at = place - part.begin + len(marks.before)
-            yield Asked([*row[:at], mask, *row[at + 1 :]], [at - shift], [text[place]], number, place)
+    for part in windows(len(text), special.capacity(length), ahead=True):
+        row = special.wrap(text[part.start : part.end])
+        for place in range(part.keep_start, part.keep_end):
+            at = place - part.start + len(special.prefix)
+            yield ScoredPositions([*row[:at], mask, *row[at + 1 :]], [at - shift], [text[place]], number, place)
 
 
 @torch.inference_mode()
 @fast_products()
-def asked_likelihoods(model: Model, rows: Sequence[Asked], *, filler: int, causal: bool) -> list[np.ndarray]:
+def score_rows(model: Model, rows: Sequence[ScoredPositions], *, filler: int, causal: bool) -> list[np.ndarray]:
     """The log-probability of each asked token, row by row; only the places that are asked pass through the head."""
-    batch = batch_of([row.shown for row in rows], filler, model.device, causal=causal)
+    batch = padded_batch([row.shown for row in rows], filler, model.device, causal=causal)
     counts = [len(row.places) for row in rows]
     owners = torch.repeat_interleave(torch.tensor(counts)).to(model.device)
     places = torch.tensor([place for row in rows for place in row.places], dtype=torch.long, device=model.device)
     wanted = torch.tensor([token for row in rows for token in row.wanted], dtype=torch.long, device=model.device)
     hidden = model(batch).hidden[owners, places]  # (B, T, D) -> (N, D)
-    told = likelihoods(model, hidden, wanted).cpu().double().numpy()
+    told = target_log_probabilities(model, hidden, wanted).cpu().double().numpy()
     return np.split(told, np.cumsum(counts)[:-1])
 
 
-def likelihoods(model: Model, hidden: Tensor, wanted: Tensor) -> Tensor:
+def target_log_probabilities(model: Model, hidden: Tensor, wanted: Tensor) -> Tensor:
     """(N, D) vectors and (N,) tokens -> (N,) how likely those tokens are there."""
     head = model.heads["token"]
     step = max(1, SCORES // model.backbone.config.vocabulary)

@@ -11,7 +11,7 @@ from headstock.intervals import item_interval
 Likelihoods = Callable[[list[list[int]]], list[np.ndarray]]  # of every token of every text
 
 
-def measure_pairs(
+def score_minimal_pairs(
     pairs: Sequence[Pair],
     encode: Callable[[list[str]], list[list[int]]],
     offsets: Callable[[str], list[tuple[int, int]]],

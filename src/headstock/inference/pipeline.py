@@ -18,15 +18,15 @@ from headstock.decoding.beam_search import Hypothesis, beam_search, check_beams
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import UserError, WorkError
-from headstock.inference.embed import check_pool, embed
-from headstock.inference.fill_mask import Filled, Filler
-from headstock.inference.inputs import all_texts, described, each_row, each_text
-from headstock.inference.likelihood import Kind, Score, token_likelihoods
-from headstock.inference.minimal_pairs import measure_pairs
-from headstock.inference.predict import outputs, prepared_ahead, together
-from headstock.inference.text_streamer import Writer
-from headstock.inference.translate import Alignment, align, prepared, translations
-from headstock.inference.windowing import cutters, marks_of
+from headstock.inference.embed import embed, resolve_pooling
+from headstock.inference.fill_mask import FilledText, MaskFiller
+from headstock.inference.inputs import describe_value, iter_rows, iter_texts, list_texts
+from headstock.inference.likelihood import LikelihoodKind, TextScore, token_log_probabilities
+from headstock.inference.minimal_pairs import score_minimal_pairs
+from headstock.inference.predict import ensemble_mean, model_outputs, prepare_ahead
+from headstock.inference.text_streamer import TextStreamer
+from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
+from headstock.inference.windowing import special_tokens_for, tokenizer_threads
 from headstock.kernels.int8 import make_small
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
@@ -49,7 +49,7 @@ from headstock.train.stream_prefetch import AT_ONCE, FIRST, growing, worked_ahea
 ROWS = 16  # texts read at once
 
 
-def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Loaded":
+def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipeline":
     """Open a finished run; everything it can do is a method of what comes back.
 
     With `int8` large products are made in 8 bits, on a CPU: nearly the same answers in about half the time.
@@ -60,15 +60,15 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Loade
     check_tokenizers(found, tokenizer)
     where = choose_device(device)
     models = []
-    for part in members(found, chosen):
+    for part in member_runs(found, chosen):
         model, task = load_run_model(part, chosen, tokenizer)
         models.append(model.to(where).eval())
         if int8:
             make_small(model)
-    return Loaded(found, chosen, tokenizer, models, task)
+    return Pipeline(found, chosen, tokenizer, models, task)
 
 
-def members(run: RunFolder, chosen: RunConfig) -> list[RunFolder]:
+def member_runs(run: RunFolder, chosen: RunConfig) -> list[RunFolder]:
     """The runs whose weights make up a run: itself, or the models of an ensemble."""
     count = chosen.transfer.ensemble if chosen.transfer else 1
     return [run] if count == 1 else [run.member(number) for number in range(count)]
@@ -81,7 +81,7 @@ class Generated:
     slid: bool  # it outgrew the model's context, so that the model no longer saw its beginning
 
 
-class Loaded:
+class Pipeline:
     """What a run can do: generate, fill and score as a language model, predict as what it was fine-tuned for, embed."""
 
     def __init__(self, run: RunFolder, config: RunConfig, tokenizer: Tokenizer, models: list[Model], task: Task):
@@ -112,22 +112,26 @@ class Loaded:
         With `beams` it is the likeliest text that so many rows side by side find, its log-probability divided by its
         length to the power of `length_penalty`, in which no `no_repeat` tokens come twice in the same order.
         """
-        self.need("generates", "generate text")
+        self.require("generates", "generate text")
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         if max_tokens < 0 or samples < 1:
             raise UserError(f"max_tokens must be 0 or more and samples 1 or more, not {max_tokens} and {samples}")
-        texts = [prompt for prompt in all_texts(prompts, "prompts") for _ in range(samples)]
+        texts = [prompt for prompt in list_texts(prompts, "prompts") for _ in range(samples)]
         prompted = self.tokenizer.encode_batch(texts)
-        marks = marks_of(self.task, self.tokenizer, left_to_right=True)
-        writers = [Writer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)]
-        rows = [marks.around(ids) for ids in prompted]
+        special = special_tokens_for(self.task, self.tokenizer, left_to_right=True)
+        writers = [
+            TextStreamer(self.tokenizer, ids, stop, stream if i == 0 else None) for i, ids in enumerate(prompted)
+        ]
+        rows = [special.wrap(ids) for ids in prompted]
         if beams is not None:
             check_beams(sampling, samples=samples, stream=stream, cache=cache)
-            found = self.likeliest(
+            found = self.beam_search(
                 rows, beams=beams, max_tokens=max_tokens, length_penalty=length_penalty, no_repeat=no_repeat
             )
             return [
-                Generated(text + writer.finish(best.tokens), "stop" if writer.stops(best.tokens) else best.ended, False)
+                Generated(
+                    text + writer.finish(best.tokens), "stop" if writer.has_stop(best.tokens) else best.ended, False
+                )
                 for text, writer, best in zip(texts, writers, found, strict=True)
             ]
         if length_penalty != 1.0 or no_repeat:
@@ -139,8 +143,8 @@ class Loaded:
             sampling=sampling,
             end=self.tokenizer.end,
             seeds=[number(seed, i % samples, "sample") for i in range(len(texts))],
-            forbidden=self.unspoken(),
-            stop=(lambda row, tokens: writers[row].done(tokens)) if stop or stream else None,
+            forbidden=self.suppressed_tokens(),
+            stop=(lambda row, tokens: writers[row].update(tokens)) if stop or stream else None,
             cache=cache,
         )
         return [
@@ -148,43 +152,43 @@ class Loaded:
             for text, writer, row in zip(texts, writers, made, strict=True)
         ]
 
-    def likeliest(self, rows: Sequence[Sequence[int]], **options: Any) -> list[Hypothesis]:
+    def beam_search(self, rows: Sequence[Sequence[int]], **options: Any) -> list[Hypothesis]:
         """The best continuation that beam search finds for each row."""
-        end, forbidden, parts = self.tokenizer.end, self.unspoken(), range(0, len(rows), ROWS)
+        end, forbidden, parts = self.tokenizer.end, self.suppressed_tokens(), range(0, len(rows), ROWS)
         return [
             found[0]
             for at in parts
             for found in beam_search(self.model, rows[at : at + ROWS], end=end, forbidden=forbidden, **options)
         ]
 
-    def unspoken(self) -> list[int]:
+    def suppressed_tokens(self) -> list[int]:
         """Entries that are never part of a text: special ones, and those the tokenizer does not have."""
         t = self.tokenizer
         special = {t.start, t.padding, t.unknown, t.cls, t.separator, t.mask} - {None, t.end}
         return [*(i for i in special if i is not None), *range(t.vocabulary, self.config.model.vocabulary)]
 
-    def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[Score]:
+    def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[TextScore]:
         """How likely each text is, and each of its tokens: see `likelihood_kind` for what that means."""
-        wanted = all_texts(texts)
-        found = self.finite(self.token_likelihoods(self.tokenizer.encode_batch(wanted), pseudo=pseudo))
+        wanted = list_texts(texts)
+        found = self.check_finite(self.token_log_probabilities(self.tokenizer.encode_batch(wanted), pseudo=pseudo))
         return [
-            Score(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
+            TextScore(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
             for text, values in zip(wanted, found, strict=True)
         ]
 
-    def likelihood_kind(self, pseudo: bool | None = None) -> Kind:
+    def likelihood_kind(self, pseudo: bool | None = None) -> LikelihoodKind:
         """How this run scores text: left to right where it can; `pseudo` asks for each token given all others."""
         if pseudo:
-            self.need("fills", "tell a token from both its sides, which --pseudo asks for")
+            self.require("fills", "tell a token from both its sides, which --pseudo asks for")
         elif pseudo is False:
-            self.need("generates", "score text from left to right")
+            self.require("generates", "score text from left to right")
         elif not (self.task.generates or self.task.fills):
             if not isinstance(self.task, LabelledTask):
-                self.need("generates", "score text from left to right")
+                self.require("generates", "score text from left to right")
             raise UserError(f"{self.run}: is no language model, so it cannot score text; name the run it was made from")
         return "pseudo-log-likelihood" if pseudo or not self.task.generates else "log-likelihood"
 
-    def token_likelihoods(
+    def token_log_probabilities(
         self,
         rows: Sequence[Sequence[int]],
         *,
@@ -193,10 +197,10 @@ class Loaded:
     ) -> list[np.ndarray]:
         """The log-probability of every token of every row; `watch` hears the share that is done."""
         ahead = self.likelihood_kind(pseudo) == "pseudo-log-likelihood"
-        return token_likelihoods(
+        return token_log_probabilities(
             self.model,
             rows,
-            marks=marks_of(self.task, self.tokenizer, left_to_right=not ahead),
+            special=special_tokens_for(self.task, self.tokenizer, left_to_right=not ahead),
             length=sequence_length(self.model, self.config.train),
             mask=self.tokenizer.mask if ahead else None,
             shift=self.task.shift,
@@ -205,14 +209,14 @@ class Loaded:
 
     def fill(
         self, texts: str | Sequence[str], *, top: int = 5, pieces: int = 3, among: Sequence[str] = ()
-    ) -> list[Filled]:
+    ) -> list[FilledText]:
         """Words for every [MASK]: the `top` likeliest of up to `pieces` tokens each, or those given as `among`."""
-        self.need("fills", "fill in words")
+        self.require("fills", "fill in words")
         if top < 1 or pieces < 1:
             raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
-        marks, length = marks_of(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
-        filler = Filler(self.model, self.tokenizer, marks=marks, length=length, shift=self.task.shift)
-        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in all_texts(texts)]
+        special, length = special_tokens_for(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
+        filler = MaskFiller(self.model, self.tokenizer, special=special, length=length, shift=self.task.shift)
+        return [filler.fill(text, top=top, pieces=pieces, among=among) for text in list_texts(texts)]
 
     def embed(
         self, texts: str | Sequence[str], *, layers: str = "last", pool: str | None = None
@@ -221,13 +225,13 @@ class Loaded:
 
         Without `pool` it is the mean where the model looks both ways, the last token where it looks back only.
         """
-        found = list(self.embeddings(texts, layers=layers, pool=pool))
-        if check_pool(pool, self.model.backbone) == "none":
+        found = list(self.iter_embeddings(texts, layers=layers, pool=pool))
+        if resolve_pooling(pool, self.model.backbone) == "none":
             return found
         width = feature_width(self.model.backbone.width, layers)
         return np.stack(found) if found else np.zeros((0, width), dtype=np.float32)
 
-    def embeddings(
+    def iter_embeddings(
         self, texts: str | Iterable[str], *, layers: str = "last", pool: str | None = None
     ) -> Iterator[np.ndarray]:
         """The same one by one, in the order of the texts, however many come."""
@@ -235,12 +239,14 @@ class Loaded:
             raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
         if self.model.backbone.reads_source:
             raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
-        how, most = check_pool(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
+        how, most = resolve_pooling(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
         check_layers(layers, self.model.backbone.depth)
-        marks, length = marks_of(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
-        cut, threads = self.tokenizer.encode_batch, cutters(self.model.device)
-        for rows in worked_ahead(cut, growing(each_text(texts), most=most), threads=threads):
-            yield from self.finite(embed(self.model, rows, marks=marks, length=length, layers=layers, pool=how))
+        special, length = special_tokens_for(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
+        cut, threads = self.tokenizer.encode_batch, tokenizer_threads(self.model.device)
+        for rows in worked_ahead(cut, growing(iter_texts(texts), most=most), threads=threads):
+            yield from self.check_finite(
+                embed(self.model, rows, special=special, length=length, layers=layers, pool=how)
+            )
 
     def predict(self, rows: str | Iterable[Any]) -> list[dict[str, Any]]:
         """What the run's task says of each row: the class of a text, the tags of its words, the answer to a question.
@@ -248,41 +254,41 @@ class Loaded:
         A row is a text, for pairs `(text, text_b)`, for tags a list of words or a text, for answers
         `{"question": ..., "context": ...}`.
         """
-        return list(self.predictions(rows))
+        return list(self.iter_predictions(rows))
 
-    def predictions(self, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def iter_predictions(self, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
         """The same one by one, in the order of the rows, however many come: a few thousand are read at a time.
 
         While the model reads some, the next ones are cut into tokens.
         """
-        return self.predicted_by(self.labelled(), rows)
+        return self.predict_with(self.labelled_task(), rows)
 
-    def predicted_by(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
+    def predict_with(self, task: LabelledTask, rows: str | Iterable[Any] | Records) -> Iterator[dict[str, Any]]:
         """The same as a task of the run's kind says it, whose settings may be others."""
-        rows = rows if isinstance(rows, Records) else each_row(rows, task)
-        for data in prepared_ahead(rows, task, self.model.device):
+        rows = rows if isinstance(rows, Records) else iter_rows(rows, task)
+        for data in prepare_ahead(rows, task, self.model.device):
             yield from task.predictions(data, self.outputs(data))
 
-    def rows_of(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:
+    def read_rows(self, file: str | Path, *, columns: dict[str, str] | None = None) -> Iterable[Any] | Records:
         """What `predictions` takes, from a file such as the run was trained on or from standard input (`-`)."""
-        rows = self.numbered_rows(file, columns=columns)
+        rows = self.read_numbered_rows(file, columns=columns)
         return rows if isinstance(rows, Records) else (text for _, text in rows)
 
-    def numbered_rows(
+    def read_numbered_rows(
         self, file: str | Path, *, columns: dict[str, str] | None = None, skipped: list[int] | None = None
     ) -> Iterator[tuple[int, str]] | Records:
         """The rows of a file as texts with their lines, or as records where a row is more than a text.
 
         Where `skipped` is a list, blank rows are left out; of texts, their lines are added to it.
         """
-        task, named = self.labelled(), self.columns_for(file, columns)
+        task, named = self.labelled_task(), self.resolve_columns(file, columns)
         if task.of_texts or str(file) == "-":
             known = {name: column for name, column in (named or {}).items() if name != LABEL}
             return stream_texts(file, columns=known, skipped=skipped)
         skip = skipped is not None
         return task.read_file(file, config=task.config, columns=named, insist=False, skip_blank=skip)
 
-    def columns_for(self, file: str | Path, columns: dict[str, str] | None = None) -> dict[str, str] | None:
+    def resolve_columns(self, file: str | Path, columns: dict[str, str] | None = None) -> dict[str, str] | None:
         """What a file calls the run's columns: as `columns` says, and else as the training file called them.
 
         The run's own names hold for files of the same kind, and in a table where it has such a column.
@@ -317,29 +323,29 @@ class Loaded:
                 raise UserError(f"{self.run}: all its training questions had an answer, so a threshold has no meaning")
             task = Answer(replace(task.config, threshold=threshold), self.tokenizer)  # for this call only
         if not isinstance(context, str):
-            raise UserError(f"context is {described(context)}, wanted a text (str)")
-        asked = [{"question": question, "context": context} for question in all_texts(questions, "questions")]
-        found = self.predicted_by(task, asked)
+            raise UserError(f"context is {describe_value(context)}, wanted a text (str)")
+        asked = [{"question": question, "context": context} for question in list_texts(questions, "questions")]
+        found = self.predict_with(task, asked)
         return [{name: value for name, value in row.items() if name != "id"} for row in found]
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The translation of each text; options are `beams`, `length_penalty`, `no_repeat`, `max_tokens`, `long`."""
-        task, wanted = self.translator(**options), all_texts(texts)
+        task, wanted = self.translation_task(**options), list_texts(texts)
         length = sequence_length(self.model, self.config.train)
-        return translations(self.model, task, wanted, length=length, dtype=self.config.train.dtype)
+        return translate_texts(self.model, task, wanted, length=length, dtype=self.config.train.dtype)
 
-    def remarks(self, texts: Sequence[str]) -> list[str]:
+    def translation_notes(self, texts: Sequence[str]) -> list[str]:
         """What should be known of how texts to be translated are read, such as that some are cut."""
-        task = self.translator()
-        return task.remarks(prepared(task, texts), length=sequence_length(self.model, self.config.train))
+        task = self.translation_task()
+        return task.remarks(prepare_texts(task, texts), length=sequence_length(self.model, self.config.train))
 
     def align(self, text: str, **options: Any) -> Alignment:
         """What each token of a text's translation looked at."""
-        return align(
-            self.model, self.translator(**options), text, length=sequence_length(self.model, self.config.train)
+        return align_translation(
+            self.model, self.translation_task(**options), text, length=sequence_length(self.model, self.config.train)
         )
 
-    def translator(self, **options: Any) -> Translate:
+    def translation_task(self, **options: Any) -> Translate:
         """The run's task, if it translates, with other options than its own."""
         if not isinstance(self.task, Translate):
             is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
@@ -350,10 +356,10 @@ class Loaded:
     def outputs(self, data: Any) -> list[np.ndarray]:
         """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
         length, dtype = sequence_length(self.model, self.config.train), self.config.train.dtype
-        found = [outputs(model, self.labelled(), data, length=length, dtype=dtype) for model in self.models]
-        return self.finite(together(found))
+        found = [model_outputs(model, self.labelled_task(), data, length=length, dtype=dtype) for model in self.models]
+        return self.check_finite(ensemble_mean(found))
 
-    def finite(self, found: Iterable[np.ndarray]) -> list[np.ndarray]:
+    def check_finite(self, found: Iterable[np.ndarray]) -> list[np.ndarray]:
         """The same, without NaN and infinity, which are refused; minus infinity is the score of what is ruled out."""
         rows = list(found)
         if not all((row < np.inf).all() for row in rows):
@@ -362,20 +368,20 @@ class Loaded:
 
     def probabilities(self, texts: Iterable[Any] | Records) -> np.ndarray:
         """(N, C) the probability of every class."""
-        task = self.classifier()
+        task = self.classification_task()
         if isinstance(texts, Records):
             rows = texts
         else:
-            given = list(each_row(texts, task))
+            given = list(iter_rows(texts, task))
             rows = Records("text", list(range(len(given))), task.columns_of(given))
         return np.stack(self.outputs(task.prepare(rows, labelled=False)))
 
-    def classifier(self) -> Classify:
+    def classification_task(self) -> Classify:
         if not isinstance(self.task, Classify):
             raise UserError(f"{self.run}: has no head to classify with; make one with headstock finetune")
         return self.task
 
-    def labelled(self) -> LabelledTask:
+    def labelled_task(self) -> LabelledTask:
         """The run's task, if it was learned from labels."""
         if not isinstance(self.task, LabelledTask):
             raise UserError(f"{self.run}: has no head to predict with; make one with headstock finetune")
@@ -402,11 +408,11 @@ class Loaded:
         self, files: Sequence[str | Path], columns: dict[str, str] | None, *, skip_blank: bool = False
     ) -> dict[str, Any]:
         """The metrics with their intervals."""
-        task = self.labelled()
+        task = self.labelled_task()
         if len(files) > 1:
             raise UserError(f"a {task.title} is measured on one labelled file at a time, {len(files)} came")
         if files:
-            named = self.columns_for(files[0], columns)
+            named = self.resolve_columns(files[0], columns)
             rows = task.read_file(files[0], config=task.config, columns=named, skip_blank=skip_blank)
             records = with_labels(rows, task.target, "to measure by")
         else:
@@ -418,7 +424,7 @@ class Loaded:
 
     def held_out(self) -> Records:
         """The labelled rows the run was not trained on: its test rows, or else those it was validated on."""
-        task, settings = self.labelled(), self.config.data
+        task, settings = self.labelled_task(), self.config.data
         splits = read_splits(settings, type(task), task.config, seed=self.config.train.seed, say=lambda line: None)
         if splits.fingerprint() != self.run.data()["fingerprint"]:
             changed = "its labelled files are not what they were when it was made"
@@ -447,7 +453,7 @@ class Loaded:
             dtype=self.config.train.dtype,
             unknown=store.unknown,
         )
-        self.finite([np.array([metrics["loss"]])])
+        self.check_finite([np.array([metrics["loss"]])])
         sizes = {"tokens": store.tokens, "documents": store.documents, "bytes": store.bytes}
         if store.unknown is not None and store.unknown.tokens:
             sizes |= {"unknown_tokens": store.unknown.tokens, "unknown_bytes": store.unknown.bytes}
@@ -463,15 +469,15 @@ class Loaded:
     ) -> dict[str, Any]:
         """In how many minimal pairs the right text is the likelier one."""
         kind = self.likelihood_kind(pseudo)
-        metrics = measure_pairs(
+        metrics = score_minimal_pairs(
             read_pairs(files, rows=rows),
             self.tokenizer.encode_batch,
             self.tokenizer.offsets,
-            lambda texts: self.token_likelihoods(texts, pseudo=pseudo, watch=watch),
+            lambda texts: self.token_log_probabilities(texts, pseudo=pseudo, watch=watch),
         )
         return metrics | {"kind": kind}
 
-    def need(self, ability: str, what: str) -> None:
+    def require(self, ability: str, what: str) -> None:
         """Refuse what the run's objective did not teach it, and say which ones do."""
         if not getattr(self.task, ability):
             able = ", ".join(name for name in TASKS.names() if getattr(TASKS.get(name), ability))

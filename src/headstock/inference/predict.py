@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headstock.data.records import Records
-from headstock.inference.windowing import brought, cutters, tokens_at_once
+from headstock.inference.windowing import max_batch_tokens, to_device, tokenizer_threads
 from headstock.kernels.backends import any_shape, fast_products
 from headstock.model.batch import Batch
 from headstock.model.model import Model
@@ -22,13 +22,13 @@ Made = TypeVar("Made")
 Row = TypeVar("Row")
 
 
-def prepared_ahead(rows: Iterable[Any] | Records, task: LabelledTask, device: torch.device) -> Iterator[Any]:
+def prepare_ahead(rows: Iterable[Any] | Records, task: LabelledTask, device: torch.device) -> Iterator[Any]:
     """Rows as their task reads them, in parts; those to come are cut into tokens while a model reads others."""
     prepare = partial(task.prepare, labelled=False)
-    return worked_ahead(prepare, in_parts(rows, task), threads=cutters(device))
+    return worked_ahead(prepare, record_batches(rows, task), threads=tokenizer_threads(device))
 
 
-def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
+def record_batches(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
     """Rows as their task has them, up to a few thousand at a time: those are sorted by length together."""
     if isinstance(rows, Records):
         yield from (rows.select(part) for part in growing(range(len(rows)), most=AT_ONCE))
@@ -37,10 +37,10 @@ def in_parts(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Reco
         yield Records("row", list(range(1, len(part) + 1)), task.columns_of(part))
 
 
-def outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> list[np.ndarray]:
+def model_outputs(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> list[np.ndarray]:
     """What the predictions of all rows are made from, in their order."""
-    order, made = read(model, task, data, task.outputs, length=length, dtype=dtype)
-    return in_order(order, as_arrays(made))
+    order, made = run_batches(model, task, data, task.outputs, length=length, dtype=dtype)
+    return restore_order(order, as_arrays(made))
 
 
 def as_arrays(batches: Sequence[Tensor | list[Tensor]]) -> list[np.ndarray]:
@@ -58,20 +58,20 @@ def as_arrays(batches: Sequence[Tensor | list[Tensor]]) -> list[np.ndarray]:
     return [row for made in batches for row in (next(cut) if isinstance(made, Tensor) else islice(cut, len(made)))]
 
 
-def together(models: list[list[np.ndarray]]) -> list[np.ndarray]:
+def ensemble_mean(models: list[list[np.ndarray]]) -> list[np.ndarray]:
     """The mean of what several models give, row by row."""
     return models[0] if len(models) == 1 else [reduce(np.add, row) / len(row) for row in zip(*models, strict=True)]
 
 
-def features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> Features:
+def cache_features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> Features:
     """What the backbone makes of each row, computed once: all that the head of a frozen model ever sees."""
-    order, made = read(model, task, data, task.remember, length=length, dtype=dtype)
-    return Features.of(data, in_order(order, [parts for batch in made for parts in batch]))
+    order, made = run_batches(model, task, data, task.remember, length=length, dtype=dtype)
+    return Features.of(data, restore_order(order, [parts for batch in made for parts in batch]))
 
 
 @torch.no_grad()
 @fast_products()
-def read(
+def run_batches(
     model: Model,
     task: LabelledTask,
     data: Any,
@@ -86,19 +86,19 @@ def read(
     order, made = [], []
     lengths = getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))
     with any_shape(device), precision(device, dtype):
-        for part in by_size(lengths, tokens_at_once(device)):
-            made.append(what(model, brought(examples.batch(part), device)))
+        for part in length_batches(lengths, max_batch_tokens(device)):
+            made.append(what(model, to_device(examples.batch(part), device)))
             order += part
     return order, made
 
 
-def in_order(order: list[int], found: list[Row]) -> list[Row]:
+def restore_order(order: list[int], found: list[Row]) -> list[Row]:
     """What was found in this order of the rows, in that of the rows themselves."""
     assert len(order) == len(found), "each row has its own"
     return [found[place] for place in np.argsort(order).tolist()]
 
 
-def by_size(lengths: np.ndarray, most: int) -> Iterator[list[int]]:
+def length_batches(lengths: np.ndarray, most: int) -> Iterator[list[int]]:
     """All indices in parts of like length and up to `most` tokens; the longest first, so that memory peaks early."""
     order = np.argsort(-lengths, kind="stable").tolist()
     at = 0

@@ -25,7 +25,7 @@ def check_suffix(out: Path | None) -> None:
 
 
 @contextmanager
-def prediction_file(out: Path) -> Iterator[Callable[[Row], None]]:
+def open_prediction_file(out: Path) -> Iterator[Callable[[Row], None]]:
     """Writes one prediction at a time; the name of the file says how. In a table, nested values are flattened:
     `probabilities` become columns such as `probabilities.good`, and lists are JSON."""
     check_suffix(out)
@@ -37,7 +37,7 @@ def prediction_file(out: Path) -> Iterator[Callable[[Row], None]]:
         writer: list[csv.DictWriter] = []
 
         def write(row: Row) -> None:
-            flat = flattened(row)
+            flat = flatten(row)
             if not writer:
                 writer.append(csv.DictWriter(file, list(flat), delimiter=delimiter, lineterminator="\n"))
                 writer[0].writeheader()
@@ -46,17 +46,17 @@ def prediction_file(out: Path) -> Iterator[Callable[[Row], None]]:
         yield write
 
 
-def flattened(row: Mapping[str, Any], above: str = "") -> Row:
+def flatten(row: Mapping[str, Any], above: str = "") -> Row:
     found: Row = {}
     for key, value in row.items():
         if isinstance(value, Mapping):
-            found |= flattened(value, f"{above}{key}.")
+            found |= flatten(value, f"{above}{key}.")
         else:
             found[f"{above}{key}"] = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
     return found
 
 
-class Carried:
+class InputColumns:
     """Columns of the input that stand beside each prediction, such as its id and text.
 
     Predictions come behind their rows, as rows are read ahead: `note` remembers where each row is and `beside` gives
@@ -81,18 +81,18 @@ class Carried:
                 raise formats.no_column(f"--with {name}: {file}", name, there)
         return table_rows(source, list(dict.fromkeys(self.called.values())))
 
-    def note(self, rows: Iterable[tuple[int, str]]) -> Iterator[str]:
+    def track(self, rows: Iterable[tuple[int, str]]) -> Iterator[str]:
         for line, text in rows:
             if self.names:
                 self.waiting.append((line, text))
             yield text
 
-    def note_records(self, records: Records) -> Records:
+    def track_records(self, records: Records) -> Records:
         if self.names:
             self.waiting.extend(zip(records.lines, records.plain, strict=True))
         return records
 
-    def beside(self, prediction: Row) -> Row:
+    def merge(self, prediction: Row) -> Row:
         """The prediction with what is carried in front of it."""
         if not self.names:
             return prediction

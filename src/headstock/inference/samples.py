@@ -16,9 +16,9 @@ from headstock.data.token_store import Store
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
-from headstock.inference.fill_mask import Filler
-from headstock.inference.text_streamer import Writer
-from headstock.inference.windowing import marks_of
+from headstock.inference.fill_mask import MaskFiller
+from headstock.inference.text_streamer import TextStreamer
+from headstock.inference.windowing import special_tokens_for
 from headstock.model.model import Model
 from headstock.rng import number
 from headstock.tasks.base import Task
@@ -52,38 +52,40 @@ def sample_outputs(
     """Samples of all that the task's objective teaches, as plain data; none where it teaches nothing of the kind."""
     found: list[Sample] = []
     if task.generates:
-        found += continued(model, task, tokenizer, store, seed=seed)
+        found += sample_continuations(model, task, tokenizer, store, seed=seed)
     if task.fills:
-        found += filled(model, task, tokenizer, store, length=length, seed=seed)
+        found += sample_fills(model, task, tokenizer, store, length=length, seed=seed)
     if isinstance(task, Denoise):
-        found += denoised(model, task, tokenizer, store, length=length, seed=seed)
+        found += sample_denoised(model, task, tokenizer, store, length=length, seed=seed)
     return [asdict(sample) for sample in found]
 
 
-def continued(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, seed: int) -> list[Sample]:
+def sample_continuations(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, seed: int) -> list[Sample]:
     """The first words of held-out texts, and how the model goes on."""
     texts = texts_of(store, tokenizer, seed=seed, least=2 * PROMPT_WORDS)
     cuts = [first_words(text, min(PROMPT_WORDS, max(1, len(text.split()) // 2))) for text in texts]
     prompts = tokenizer.encode_batch([given for given, _ in cuts])
-    marks = marks_of(task, tokenizer, left_to_right=True)
+    special = special_tokens_for(task, tokenizer, left_to_right=True)
     made = generate(
         model,
-        [marks.around(prompt) for prompt in prompts],
+        [special.wrap(prompt) for prompt in prompts],
         max_tokens=NEW_TOKENS,
         sampling=SAMPLING,
         end=tokenizer.end,
         seeds=[number(seed, row, "sample") for row in range(len(prompts))],
-        forbidden=unspoken(tokenizer, model.backbone.config.vocabulary),
+        forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
     )
     return [
-        Sample("continued", given, Writer(tokenizer, prompt, (), None).finish(row.tokens), rest[:MOST_CHARACTERS])
+        Sample("continued", given, TextStreamer(tokenizer, prompt, (), None).finish(row.tokens), rest[:MOST_CHARACTERS])
         for (given, rest), prompt, row in zip(cuts, prompts, made, strict=True)
     ]
 
 
-def filled(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, length: int, seed: int) -> list[Sample]:
+def sample_fills(
+    model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
+) -> list[Sample]:
     """Held-out texts in which some words are masked, and the likeliest word for each mask."""
-    filler = Filler(model, tokenizer, marks=marks_of(task, tokenizer), length=length, shift=task.shift)
+    filler = MaskFiller(model, tokenizer, special=special_tokens_for(task, tokenizer), length=length, shift=task.shift)
     draw = np.random.default_rng(number(seed, "sample masks"))
     model.eval()
     samples = []
@@ -100,7 +102,7 @@ def filled(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, leng
     return samples
 
 
-def denoised(
+def sample_denoised(
     model: Model, task: Denoise, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
 ) -> list[Sample]:
     """Held-out texts with spans taken out, and the whole texts that the model writes."""
@@ -117,7 +119,7 @@ def denoised(
         max_tokens=DENOISED_TOKENS,
         sampling=Sampling(temperature=0.0),
         end=task.end,
-        forbidden=unspoken(tokenizer, model.backbone.config.vocabulary),
+        forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
         sources=sources,
     )
     return [
@@ -171,7 +173,7 @@ def first_words(text: str, count: int) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
-def unspoken(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
+def suppressed_tokens(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
     """Entries that are never part of a text: special ones but the end, and those the tokenizer does not have."""
     special = (entry for entry in tokenizer.engine.special if entry != tokenizer.end)
     return [*special, *range(tokenizer.vocabulary, vocabulary)]

@@ -12,25 +12,27 @@ import torch
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.inference.predict import outputs
+from headstock.inference.predict import model_outputs
 from headstock.model.attention_weights import Look, looking
 from headstock.model.model import Model
 from headstock.tasks.translate import Sentences, Translate
 
 
-def translations(model: Model, task: Translate, texts: Sequence[str], *, length: int, dtype: str = "auto") -> list[str]:
+def translate_texts(
+    model: Model, task: Translate, texts: Sequence[str], *, length: int, dtype: str = "auto"
+) -> list[str]:
     """The translation of each text; of what is blank, nothing."""
     rows = [row for row, text in enumerate(texts) if text and not text.isspace()]
     made = [""] * len(texts)
     if rows:
-        data = prepared(task, [texts[row] for row in rows])
-        found = outputs(model, task, data, length=length, dtype=dtype)
+        data = prepare_texts(task, [texts[row] for row in rows])
+        found = model_outputs(model, task, data, length=length, dtype=dtype)
         for row, prediction in zip(rows, task.predictions(data, found), strict=True):
             made[row] = prediction["text"]
     return made
 
 
-def prepared(task: Translate, texts: Sequence[str]) -> Sentences:
+def prepare_texts(task: Translate, texts: Sequence[str]) -> Sentences:
     records = Records("text", list(range(1, len(texts) + 1)), task.columns_of(texts))
     return task.prepare(records, labelled=False)
 
@@ -46,12 +48,12 @@ class Alignment:
 
 
 @torch.no_grad()
-def align(model: Model, task: Translate, text: str, *, length: int) -> Alignment:
+def align_translation(model: Model, task: Translate, text: str, *, length: int) -> Alignment:
     """Translate one text and see what its tokens looked at: the mean over the heads of the decoder's last layer."""
     if not text.strip():
         raise UserError("no text to translate")
-    data = prepared(task, [text])
-    (found,) = outputs(model, task, data, length=length)
+    data = prepare_texts(task, [text])
+    (found,) = model_outputs(model, task, data, length=length)
     data.targets = [[int(token) for token in found]]
     batch = task.examples(data, length=length).batch([0]).to(model.device)
     assert batch.source is not None
@@ -63,13 +65,13 @@ def align(model: Model, task: Translate, text: str, *, length: int) -> Alignment
     written = batch.labels["token"][0].tolist()
     return Alignment(
         task.predictions(data, [found])[0]["text"],
-        spelled(task.reader, batch.source.tokens[0].tolist()),
-        spelled(task.tokenizer, written),
+        display_tokens(task.reader, batch.source.tokens[0].tolist()),
+        display_tokens(task.tokenizer, written),
         last.weights[0].mean(0).cpu().numpy(),
     )
 
 
-def spelled(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+def display_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Tokens as a person reads them; marks and parts of a character as the vocabulary spells them."""
     plain = [tokenizer.decode([token]) for token in tokens]
     return [

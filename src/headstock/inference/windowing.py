@@ -16,92 +16,92 @@ from headstock.tasks.base import Task, closing, opening
 
 # About so many are read at once. On a CPU more are slower: what a layer makes then no longer fits into the processor's
 # own memory, and is asked from the system anew each time.
-TOKENS = {"cpu": 1024, "mps": 16_384, "cuda": 65_536}
-CUTTERS = 4  # threads that cut texts at the most while a GPU reads others
+MAX_BATCH_TOKENS = {"cpu": 1024, "mps": 16_384, "cuda": 65_536}
+TOKENIZER_THREADS = 4  # threads that cut texts at the most while a GPU reads others
 
 Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Marks:
+class SpecialTokens:
     """What stands before and after every text that a model reads, as it did when the model was trained."""
 
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    filler: int
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    pad: int
 
-    def around(self, tokens: Sequence[int]) -> list[int]:
-        return [*self.before, *tokens, *self.after]
+    def wrap(self, tokens: Sequence[int]) -> list[int]:
+        return [*self.prefix, *tokens, *self.suffix]
 
-    def length(self, part: "Part") -> int:
+    def row_length(self, part: "Window") -> int:
         """How long the row of a part is."""
-        return part.end - part.begin + len(self.before) + len(self.after)
+        return part.end - part.start + len(self.prefix) + len(self.suffix)
 
-    def room(self, length: int) -> int:
+    def capacity(self, length: int) -> int:
         """How many of a text's own tokens fit into a row of `length`."""
-        return max(1, length - len(self.before) - len(self.after))
+        return max(1, length - len(self.prefix) - len(self.suffix))
 
 
-def marks_of(task: Task, tokenizer: Tokenizer, *, left_to_right: bool = False) -> Marks:
+def special_tokens_for(task: Task, tokenizer: Tokenizer, *, left_to_right: bool = False) -> SpecialTokens:
     """The marks a task puts around a text; where it learned pairs of texts, one text alone is closed too.
 
     Whatever reads left to right begins with the start mark and closes nothing: the text may go on.
     """
     filler = tokenizer.padding or 0
     if left_to_right:
-        return Marks((opening(tokenizer, "start"),), (), filler)
+        return SpecialTokens((opening(tokenizer, "start"),), (), filler)
     start = opening(tokenizer, getattr(task.config, "opening", task.opening))
     closed = task.sentences or getattr(task.config, "closed", False)
-    return Marks((start,), closing(tokenizer) if closed else (), filler)
+    return SpecialTokens((start,), closing(tokenizer) if closed else (), filler)
 
 
-class Part(NamedTuple):
+class Window(NamedTuple):
     """A stretch of a text that is read in one row, and the tokens of it that are taken from this row."""
 
-    begin: int
+    start: int
     end: int
-    first: int
-    last: int  # one past the last token that is taken
+    keep_start: int
+    keep_end: int  # one past the last token that is taken
 
-    def whole(self, text: Sequence[int]) -> bool:
+    def covers(self, text: Sequence[int]) -> bool:
         """Whether it is all of its text."""
-        return self.end - self.begin == len(text)
+        return self.end - self.start == len(text)
 
 
-def parts(length: int, room: int, *, ahead: bool) -> list[Part]:
+def windows(length: int, room: int, *, ahead: bool) -> list[Window]:
     """A text of `length` tokens in rows of at most `room` that overlap by half; every token is taken once.
 
     It is taken where it has most context: `ahead`, the model looks to both sides, so that is the row in whose middle
     it stands; otherwise the row that reaches back furthest.
     """
     if length <= room:
-        return [Part(0, length, 0, length)]
+        return [Window(0, length, 0, length)]
     step = max(1, room // 2)
     rows = -(-(length - room) // step) + 1
     begins = [min(row * step, length - room) if ahead else row * step for row in range(rows)]
     ends = [min(begin + room, length) for begin in begins]
     # where a token could be taken from either of two rows, it is taken from the earlier up to here
     turns = [(begins[row + 1] + ends[row]) // 2 if ahead else ends[row] for row in range(rows - 1)]
-    return [Part(*part) for part in zip(begins, ends, [0, *turns], [*turns, length], strict=True)]
+    return [Window(*part) for part in zip(begins, ends, [0, *turns], [*turns, length], strict=True)]
 
 
-def tokens_at_once(device: torch.device) -> int:
-    return TOKENS.get(device.type, TOKENS["cpu"])
+def max_batch_tokens(device: torch.device) -> int:
+    return MAX_BATCH_TOKENS.get(device.type, MAX_BATCH_TOKENS["cpu"])
 
 
-def cutters(device: torch.device) -> int:
+def tokenizer_threads(device: torch.device) -> int:
     """How many threads cut texts while a model reads others: on a CPU it needs the processors itself."""
-    return 1 if device.type == "cpu" else min(CUTTERS, os.cpu_count() or 1)
+    return 1 if device.type == "cpu" else min(TOKENIZER_THREADS, os.cpu_count() or 1)
 
 
-def brought(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """A batch on the device; a GPU fetches it by itself, so that the next can be made while it still reads."""
     return (batch.pinned() if device.type == "cuda" else batch).to(device)
 
 
-def in_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:
+def token_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:
     """Rows as they come, as many at once as a device reads well; of like length if they come sorted."""
-    most = tokens_at_once(device)
+    most = max_batch_tokens(device)
     held: list[Row] = []
     longest = 0
     for row in rows:
@@ -114,7 +114,7 @@ def in_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.
         yield held
 
 
-def batch_of(shown: Sequence[Sequence[int]], filler: int, device: torch.device, **more: Any) -> Batch:
+def padded_batch(shown: Sequence[Sequence[int]], filler: int, device: torch.device, **more: Any) -> Batch:
     """Rows of tokens as one batch on the device."""
     tokens, padding = pad(shown, filler)
-    return brought(Batch(tokens, padding, **more), device)
+    return to_device(Batch(tokens, padding, **more), device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headstock.data.sentencepiece_tokenizer import SentencePieces
 from headstock.errors import UserError, WorkError
-from headstock.inference.pipeline import Loaded, load
+from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT, needs_extra
 from headstock.interop.onnx_card import card_of, describe_reading
 from headstock.interop.onnx_graph import Graph, graph_of, write_graph
@@ -83,7 +83,7 @@ def export_onnx(
     return result
 
 
-def open_single(run: RunFolder) -> Loaded:
+def open_single(run: RunFolder) -> Pipeline:
     loaded = load(run.path, device="cpu")
     if len(loaded.models) > 1:
         raise UserError(f"{run}: is several models; export one of them, such as {run.member(0)}")
@@ -103,7 +103,7 @@ def open_session(file: Path, *, threads: int | None = None) -> Session:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def keep_tokenizer(loaded: Loaded, folder: Path) -> None:
+def keep_tokenizer(loaded: Pipeline, folder: Path) -> None:
     """As the library it belongs to reads it."""
     engine = loaded.tokenizer.engine
     if not isinstance(engine, SentencePieces):
@@ -162,13 +162,13 @@ def without_warnings() -> Iterator[None]:
         logging.disable(before)
 
 
-def measured(loaded: Loaded, file: Path, sessions: dict[str, Session], say: Say) -> dict[str, Any]:
+def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session], say: Say) -> dict[str, Any]:
     """The run's metrics on labelled rows as each graph gets them, and how many predictions differ between graphs.
 
     Rows are read one by one: the scales of 8-bit activations are taken over all that is read together, so that a
     neighbour would change a row's answer.
     """
-    task = loaded.labelled()
+    task = loaded.labelled_task()
     records = with_labels(task.read_file(file, config=task.config), task.target, "to measure by")
     task.check(records)
     data = task.prepare(records)
@@ -190,9 +190,9 @@ def said_of(prediction: dict[str, Any]) -> Any:
 
 
 @torch.inference_mode()
-def outputs(loaded: Loaded, session: Session, data: Any) -> list[np.ndarray]:
+def outputs(loaded: Pipeline, session: Session, data: Any) -> list[np.ndarray]:
     """What the task's predictions are made from, with the graph in the place of backbone and head."""
-    task = loaded.labelled()
+    task = loaded.labelled_task()
     heads = {name: nn.Identity() for name in loaded.model.heads}
     stand_in = Model(Fixed(loaded.model.backbone), heads)
     examples = task.examples(data, length=sequence_length(loaded.model, loaded.config.train))

@@ -6,8 +6,8 @@ from typing import Any
 from headstock.data.sentencepiece_tokenizer import SentencePieces
 from headstock.data.word_joining import WORD
 from headstock.errors import UserError
-from headstock.inference.pipeline import Loaded
-from headstock.inference.windowing import marks_of
+from headstock.inference.pipeline import Pipeline
+from headstock.inference.windowing import special_tokens_for
 from headstock.interop.onnx_graph import Answering, Continuing, Embedding, Graph, Tagging
 from headstock.report.markdown import escape_markdown
 from headstock.tasks.answer import Answer
@@ -153,7 +153,7 @@ print({text})
 """
 
 
-def describe_reading(loaded: Loaded, graph: Graph) -> dict[str, Any]:
+def describe_reading(loaded: Pipeline, graph: Graph) -> dict[str, Any]:
     """What model.json says: all that a program without Headstock must know to show the model a text."""
     task, tokenizer = loaded.task, loaded.tokenizer
     about: dict[str, Any] = {"kind": graph.kind, "length": sequence_length(loaded.model, loaded.config.train)}
@@ -166,14 +166,14 @@ def describe_reading(loaded: Loaded, graph: Graph) -> dict[str, Any]:
         about["unknown"] = tokenizer.unknown
         about["pieces"] = [None if i in engine.special else piece for i, piece in enumerate(engine.pieces)]
     if isinstance(graph, Embedding):
-        marks = marks_of(task, tokenizer)
-        return about | around(marks.before, marks.after, about["length"]) | {"pool": graph.pool}
+        marks = special_tokens_for(task, tokenizer)
+        return about | around(marks.prefix, marks.suffix, about["length"]) | {"pool": graph.pool}
     if isinstance(graph, Continuing):
         config = loaded.model.backbone.config
-        start = marks_of(task, tokenizer, left_to_right=True).before[0]
+        start = special_tokens_for(task, tokenizer, left_to_right=True).prefix[0]
         past = [1, config.heads, 0, config.width // config.heads]
         context = loaded.model.backbone.context
-        told = {"start": start, "end": tokenizer.end, "never": sorted(loaded.unspoken()), "past": past}
+        told = {"start": start, "end": tokenizer.end, "never": sorted(loaded.suppressed_tokens()), "past": past}
         return about | told | {"length": context}
     assert isinstance(task, LabelledTask)
     if isinstance(task, Pair | Answer):
@@ -196,7 +196,7 @@ def around(before: Sequence[int], after: Sequence[int], length: int) -> dict[str
     return {"before": list(before), "after": list(after), "room": max(1, length - len(before) - len(after))}
 
 
-def script_of(loaded: Loaded, graph: Graph) -> str:
+def script_of(loaded: Pipeline, graph: Graph) -> str:
     """The program of the card, which needs neither torch nor Headstock."""
     task, pieces = loaded.task, isinstance(loaded.tokenizer.engine, SentencePieces)
     cut = (PIECES_CUT if pieces else LIBRARY_CUT).format("text")
@@ -222,7 +222,7 @@ def script_of(loaded: Loaded, graph: Graph) -> str:
     return script if isinstance(graph, Tagging) else script.replace("json, re, sys", "json, sys", 1)
 
 
-def card_of(loaded: Loaded, graph: Graph, about: dict[str, Any], result: dict[str, Any]) -> str:
+def card_of(loaded: Pipeline, graph: Graph, about: dict[str, Any], result: dict[str, Any]) -> str:
     task, run = loaded.task, loaded.run
     what = {
         "classification": "Which class a text is of.",

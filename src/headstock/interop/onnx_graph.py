@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
-from headstock.inference.embed import check_pool
+from headstock.inference.embed import resolve_pooling
 from headstock.model.attention_mask import Mask
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
@@ -114,7 +114,7 @@ class Embedding(Graph):
     def __init__(self, model: Model, task: Task):
         super().__init__(model, task)
         self.inputs = self.inputs[:2]
-        self.pool = check_pool(None, model.backbone)
+        self.pool = resolve_pooling(None, model.backbone)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
         assert self.pool != "none"

@@ -15,7 +15,7 @@ from headstock import __version__, config
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
-from headstock.inference.predict import together
+from headstock.inference.predict import ensemble_mean
 from headstock.io import write_text
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
@@ -330,7 +330,7 @@ def save_fit(
 
 def all_outputs(fitted: list[FitResult], data: Any, chosen: RunConfig) -> list[np.ndarray]:
     """What all models together give."""
-    return together([f.outputs(data, dtype=chosen.train.dtype) for f in fitted])
+    return ensemble_mean([f.outputs(data, dtype=chosen.train.dtype) for f in fitted])
 
 
 def sizes(model: Model, *, frozen: bool) -> dict[str, int]:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
-from headstock.inference.predict import features, outputs
+from headstock.inference.predict import cache_features, model_outputs
 from headstock.model.cached_backbone import Fixed
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
@@ -45,7 +45,7 @@ class FitResult:
 
     def outputs(self, data: Any, *, dtype: str = "auto") -> list[np.ndarray]:
         """What the predictions of all rows are made from."""
-        return outputs(self.model, self.task, data, length=self.length, dtype=dtype)
+        return model_outputs(self.model, self.task, data, length=self.length, dtype=dtype)
 
     @property
     def best_epoch(self) -> int | None:
@@ -96,7 +96,7 @@ def fit(
     callbacks = [*callbacks, remember(epochs)]
     if chosen.transfer.freeze:
         say(f"the frozen backbone reads {len(data.train) + len(data.valid):,} rows, once")
-        look = partial(features, model, task, length=length, dtype=settings.dtype)
+        look = partial(cache_features, model, task, length=length, dtype=settings.dtype)
         seen = LabelledData(look(data.train), look(data.valid))
         head = Model(Fixed(model.backbone), dict(model.heads.items()))
         progress = train(head, task, seen, settings, run=run, distributed=distributed, callbacks=callbacks, say=say)

@@ -13,7 +13,7 @@ from headstock.decoding.sampling import Sampling
 from headstock.experiments.bench.measurement import Measurement, median_seconds
 from headstock.experiments.bench.synthetic_data import random_lines, write_labelled_rows
 from headstock.experiments.bench.training import QUICK, Workload, settings_of
-from headstock.inference.pipeline import Loaded, load
+from headstock.inference.pipeline import Pipeline, load
 from headstock.train.blueprint import blueprint
 from headstock.train.finetune import finetune
 
@@ -58,6 +58,6 @@ def bench_finetuned(device: torch.device, *, quick: bool) -> list[Measurement]:
     ]
 
 
-def timed(work: str, do: Any, count: int, loaded: Loaded, quick: bool) -> Measurement:
+def timed(work: str, do: Any, count: int, loaded: Pipeline, quick: bool) -> Measurement:
     taken = median_seconds(do, rounds=1 if quick else 3, device=loaded.model.device)
     return Measurement(work, count / taken, "texts/s")

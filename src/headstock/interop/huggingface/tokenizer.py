@@ -13,7 +13,7 @@ from headstock.data.sentencepiece_tokenizer import SentencePieces
 from headstock.data.special_tokens import SPECIALS
 from headstock.data.tokenizer import Library, Tokenizer, clean_panics, open_tokenizer
 from headstock.errors import UserError
-from headstock.inference.windowing import marks_of
+from headstock.inference.windowing import special_tokens_for
 from headstock.tasks.base import Task
 from headstock.tasks.labelled import separator_of
 
@@ -76,9 +76,9 @@ def template(tokenizer: Tokenizer, task: Task) -> processors.PostProcessor:
         assert tokenizer.end is not None
         single, pair, used = ["$A", tokenizer.end], ["$A", "$B", tokenizer.end], {tokenizer.end}
     else:
-        marks = marks_of(task, tokenizer, left_to_right=task.generates)
-        opening = getattr(task, "start", marks.before[0]) if not task.generates else marks.before[0]
-        closing = getattr(task, "closing", marks.after)
+        marks = special_tokens_for(task, tokenizer, left_to_right=task.generates)
+        opening = getattr(task, "start", marks.prefix[0]) if not task.generates else marks.prefix[0]
+        closing = getattr(task, "closing", marks.suffix)
         separator = separator_of(tokenizer)
         single = [opening, "$A", *closing]
         pair = [opening, "$A:0", separator, "$B:1", f"{tokenizer.token(separator)}:1"]

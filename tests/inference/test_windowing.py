@@ -25,7 +25,7 @@ def test_every_token_is_taken_once_from_where_it_has_most_context(length, room, 
 
     def context(part, place):
         """What the model sees on the poorer side of a token; where the text itself ends, nothing is missing."""
-        left = place - part.begin if part.begin else length
+        left = place - part.start if part.start else length
         right = part.end - 1 - place if part.end < length and ahead else length
         return min(left, right)
 

@@ -48,7 +48,7 @@ def test_no_repeat_and_stop(run):
         (["--beams", 2, "--temperature", 0.5, "--top-k", 3], "temperature, top_k cannot be set together with beams"),
         (["--beams", 2, "--repetition-penalty", 1.2], "so none is drawn: repetition_penalty cannot"),
         (["--beams", 2, "--samples", 3], "samples cannot be set together with beams"),
-        (["--beams", 2, "--stream"], "--beams know theirs only in the end"),
+        (["--beams", 2, "--stream"], "--stream does not work with --beams"),
         (["--beams", 2, "--no-cache"], "cannot do without the cache"),
         (["--length-penalty", 0.6], "are for a search with beams"),
         (["--no-repeat", 3], "are for a search with beams"),

@@ -4,19 +4,21 @@ import json
 
 import typer
 
-from headstock.cli.app import GROUPS, app
+from headstock.cli.app import find_verbs
+from headstock.cli.command import SECTIONS, app
 from headstock.train.settings import preset_names
 
 
-def test_every_verb_is_in_one_group_of_the_help(call):
+def test_every_verb_is_in_one_section_of_the_help(call):
+    find_verbs()
     verbs = list(typer.main.get_command(app).commands)
-    grouped = [name for names in GROUPS.values() for name in names]
+    grouped = [name for names in SECTIONS.values() for name in names]
     assert sorted(grouped) == sorted(verbs)
     for words in ([], ["--help"]):
         out, _ = call(*words, code=0 if words else 2)
         listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.split()[0] in verbs]
         assert listed == grouped
-        assert all(f"\n{heading}:\n" in out for heading in GROUPS)
+        assert all(f"\n{heading}:\n" in out for heading in SECTIONS)
 
 
 def test_presets_are_listed_with_their_sizes(call):

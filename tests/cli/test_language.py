@@ -138,7 +138,7 @@ def test_embed_writes_vectors(runs, result, call, tmp_path):
 def test_wrong_calls_of_embed(runs, refused, tmp_path):
     assert "must end in .npy or .jsonl" in refused("embed", runs / "masked", "x", "--out", tmp_path / "v.txt")
     assert "first mark sees no text" in refused("embed", runs / "causal", "x", "--pool", "cls")
-    assert "--words gives one vector a word" in refused("embed", runs / "masked", "x", "--words", "--pool", "mean")
+    assert "--words gives one vector per word" in refused("embed", runs / "masked", "x", "--words", "--pool", "mean")
     line = refused("embed", runs / "masked", "x", "--layers", "concat4", "--out", tmp_path / "v.npy")
     assert "concat4 needs 4 layers, this model has 2" in line
 
@@ -157,10 +157,10 @@ def test_evaluate_measures_minimal_pairs(runs, result, call, refused, tmp_path):
         assert {name: group["rows"] for name, group in metrics["by"]["UID"].items()} == {"order_0": 6, "order_1": 6}
     assert result("evaluate", runs / "causal", file, "--minimal-pairs", "--rows", 5)["metrics"]["rows"] == 5
     out, said = call("evaluate", runs / "hybrid", "--minimal-pairs", file, "--pseudo")
-    assert "by UID, the worst first:" in out
+    assert "by UID, worst first:" in out
     assert "95%" in out
     assert "100% scored" in said
-    assert "--rows is for --minimal-pairs" in refused("evaluate", runs / "causal", file, "--rows", 5)
+    assert "--rows is only for --minimal-pairs" in refused("evaluate", runs / "causal", file, "--rows", 5)
     assert "--columns is for labelled rows" in refused(
         "evaluate", runs / "causal", file, "--minimal-pairs", "--columns", "text=x"
     )

@@ -1,72 +1,24 @@
-"""All verbs under one name."""
+"""The `headstock` program: finds the verbs and runs the one on the command line."""
 
 import os
+import pkgutil
 import sys
+from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
-from headstock.cli import (
-    answer,
-    bench,
-    compare,
-    data,
-    demo,
-    explain,
-    export,
-    finetune,
-    import_,
-    language,
-    plan,
-    predict,
-    presets,
-    pretrain,
-    report,
-    sweep,
-    tokenizer,
-    translate,
-)
-from headstock.cli.command import Common, fail, leads
+from headstock import cli
+from headstock.cli.command import Common, app, fail, is_printing
 from headstock.cli.terminal import discard, set_up, write_out, writing
 from headstock.errors import HeadstockError, did_you_mean
 
-GROUPS = {  # of the verbs, as the help lists them
-    "Start": ("demo", "data", "presets", "plan"),
-    "Train": ("tokenizer", "pretrain", "finetune"),
-    "Compare and measure": ("compare", "sweep", "evaluate", "report", "bench"),
-    "Use a run": ("generate", "fill", "score", "predict", "answer", "translate", "embed"),
-    "Look inside": ("explain",),
-    "Exchange": ("export", "import"),
-}
-
-
-class GroupedVerbs(TyperGroup):
-    """The verbs under headings in the help."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, self.commands))
-        for heading, names in GROUPS.items():
-            with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (name.ljust(width), self.commands[name].get_short_help_str(formatter.width - 6 - width))
-                        for name in names
-                    ]
-                )
-
-
-app = typer.Typer(
-    name="headstock",
-    cls=GroupedVerbs,
-    help="Grow a language model from raw text, graft task heads onto it, and say with numbers whether that paid.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
-)
+# newer versions of typer contain their own copy of click; the base of its parameter error tells which is in use
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 @app.callback(invoke_without_command=True)
-def about(version: bool = typer.Option(False, "--version", help="Show the version and leave.")) -> None:
+def show_version(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
     if version:
         from headstock import __version__
 
@@ -74,71 +26,54 @@ def about(version: bool = typer.Option(False, "--version", help="Show the versio
         raise typer.Exit
 
 
-verbs = (
-    demo,
-    data,
-    presets,
-    tokenizer,
-    plan,
-    pretrain,
-    finetune,
-    compare,
-    sweep,
-    language,
-    predict,
-    answer,
-    translate,
-    report,
-)
-for part in (*verbs, explain, export, import_, bench):
-    part.add_to(app)
-
-
-# typer carries a click of its own in newer versions; its parameter error tells which one is in use
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+def find_verbs() -> None:
+    """Import every module of `headstock.cli`, so that its verbs register themselves."""
+    for module in pkgutil.iter_modules(cli.__path__):
+        import_module(f"headstock.cli.{module.name}")
 
 
 def main() -> None:
-    # torch's threads wait for each other by spinning; where another program wants the cores too, that makes each of
-    # them many times slower, and a short spin costs nothing measurable. Read when torch is imported, so set before.
+    # OpenMP threads spin while they wait, which slows every program on a shared machine; a short spin costs nothing
+    # measurable. The variable is read when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     set_up()
+    find_verbs()
     if sys.argv[1:] in ([], ["--help"], ["-h"]):
-        app.rich_markup_mode = None  # what draws the frames takes as long to import as all the rest
+        app.rich_markup_mode = None  # importing rich would double the time that the help takes
     try:
-        with writing():  # the help; verbs look after themselves
-            code = called()
-    except HeadstockError as wrong:
-        code = fail(str(wrong), wrong.exit_code, Common())
+        with writing():  # for the help; verbs handle their own output
+            code = run()
+    except HeadstockError as error:
+        code = fail(str(error), error.exit_code, Common())
     except BrokenPipeError:
         discard(sys.stdout)
         code = 0
     sys.exit(code)
 
 
-def called() -> Any:
-    """The exit code of what the command line asks for."""
+def run() -> Any:
+    """Run the command line; returns the exit code."""
     try:
         return app(standalone_mode=False)
-    except UsageError as wrong:
-        return misspelled(wrong)
+    except UsageError as error:
+        return report_usage_error(error)
     except typer.Abort:
         return 130
-    except typer.Exit as leaving:
-        return leaving.exit_code
+    except typer.Exit as error:
+        return error.exit_code
 
 
-def misspelled(wrong: Any) -> int:
-    """A call that was spelled wrong, in one line; a call of nothing at all gets the help it needs."""
-    message = wrong.format_message()
-    if type(wrong).__name__ == "NoArgsIsHelpError":
+def report_usage_error(error: Any) -> int:
+    """Print what is wrong with the command line in one line, or the help if the command line is empty."""
+    message = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
         write_out(message)
         return 2
-    named = wrong.ctx.command_path.rpartition("headstock")[2].strip() if wrong.ctx else ""
-    missed = getattr(wrong, "option_name", None)
-    if missed and wrong.ctx and not getattr(wrong, "possibilities", None):
-        message += did_you_mean(missed, [name for option in wrong.ctx.command.params for name in option.opts])
+    verb = error.ctx.command_path.rpartition("headstock")[2].strip() if error.ctx else ""
+    option = getattr(error, "option_name", None)
+    if option and error.ctx and not getattr(error, "possibilities", None):
+        message += did_you_mean(option, [name for parameter in error.ctx.command.params for name in parameter.opts])
     message = " ".join(message.split()).removesuffix(".")
-    said, verb = (f"{named}: {message}", f"headstock {named}") if named else (message, "headstock")
-    return fail(f"{said} (see {verb} --help)", 2, Common(json="--json" in sys.argv, leads=leads(named)))
+    message = f"{verb}: {message} (see headstock {verb} --help)" if verb else f"{message} (see headstock --help)"
+    return fail(message, 2, Common(json="--json" in sys.argv, prints=is_printing(verb)))

@@ -1,4 +1,16 @@
-"""What all verbs share: their common options, how they speak, and how they fail."""
+"""The `@command` decorator: turns a function into a verb of the command line.
+
+A verb is a function in any module of this package. Its signature declares its options:
+
+    @command("Train")
+    def finetune(common: Common, out: RunOut, columns: Columns, **options: Unpack[FinetuneOptions]) -> dict[str, Any]:
+
+- an `Annotated[..., typer.Option(...)]` parameter is one option;
+- a dataclass parameter, such as `Common` or `Columns`, stands for one option per annotated field;
+- `**options: Unpack[SomeTypedDict]` stands for one option per key, for options that are only passed on.
+
+The decorator adds the common options, prints the returned dict with --json, and turns errors into exit codes.
+"""
 
 import inspect
 import json
@@ -6,186 +18,252 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from headstock.cli.output import check_outputs
+from headstock.cli.files import check_outputs
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError
 from headstock.logs import messages_to
 from headstock.ranks import rank_and_size
 
+# verbs per section of `headstock --help`, filled by the decorator
+SECTIONS: dict[str, list[str]] = {
+    "Start": [],
+    "Train": [],
+    "Compare and measure": [],
+    "Use a run": [],
+    "Look inside": [],
+    "Exchange": [],
+}
+DISTRIBUTED: set[str] = set()  # verbs that run under torchrun, where only rank 0 prints
+PATH_PARAMETERS = ("corpus", "file", "run", "runs", "start", "valid")  # paths, globs or URLs, typed as text
 COMMON = "Common options"
-PATHS = ("corpus", "file", "run", "runs", "start", "valid")  # parameters that name files, though typed as text
-TRAINS = ("pretrain", "finetune", "compare", "sweep", "demo")  # of torchrun's processes the first alone speaks here
+
+
+class SectionedGroup(TyperGroup):
+    """Lists the verbs by section in the help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for section, names in SECTIONS.items():
+            with formatter.section(section):
+                limit = formatter.width - 6 - width
+                verbs = [(name.ljust(width), self.commands[name]) for name in names]
+                formatter.write_dl([(name, verb.get_short_help_str(limit)) for name, verb in verbs])
+
+
+app = typer.Typer(
+    name="headstock",
+    cls=SectionedGroup,
+    help="Pretrain a language model on your own text, fine-tune it, and measure whether pretraining was worth it.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
+)
 
 
 @dataclass(frozen=True)
 class Common:
-    """The options every verb takes, and where its words go: results to stdout, progress to stderr."""
+    """The options that every verb takes. Results go to stdout, log messages to stderr."""
 
-    json: bool = False
-    quiet: bool = False
-    seed: int | None = None
-    device: str = "auto"
-    debug: bool = False
-    leads: bool = True  # False in all but the first of the processes that torchrun started, which say nothing
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.", rich_help_panel=COMMON)
+    ] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress or messages.", rich_help_panel=COMMON)
+    ] = False
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.", rich_help_panel=COMMON)] = None
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=COMMON)] = "auto"
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=COMMON)] = (
+        False
+    )
+    prints: bool = True  # False on all ranks but the first, which print nothing
 
-    def say(self, line: str) -> None:
-        """Progress, for a person who waits."""
-        if not self.quiet and self.leads:
-            write_error(wrapped(line, sys.stderr))
+    def log(self, message: str) -> None:
+        """Write a log message to stderr."""
+        if not self.quiet and self.prints:
+            write_error(wrapped(message, sys.stderr))
+
+    say = log
 
     def show(self, result: Any = "") -> None:
-        """A result as it is, for a person; with --json the JSON object says it instead."""
-        if not self.json and self.leads:
-            if isinstance(result, str):
-                write_out(result)
-            else:
-                from rich.console import Console
+        """Print a result unchanged: text or anything rich can render. With --json, the JSON object replaces it."""
+        if self.json or not self.prints:
+            return
+        if isinstance(result, str):
+            write_out(result)
+        else:
+            from rich.console import Console
 
-                with writing():
-                    Console(highlight=False).print(result)
+            with writing():
+                Console(highlight=False).print(result)
 
-    def tell(self, result: Any = "") -> None:
-        """The same of a result in prose, which is wrapped at the width of a terminal."""
+    def show_prose(self, result: Any) -> None:
+        """Print a result; text is wrapped to the width of a terminal."""
         self.show(wrapped(result, sys.stdout) if isinstance(result, str) else result)
 
+    tell = show_prose
 
-def leads(verb: str) -> bool:
-    """Whether this process speaks: of those that torchrun started for a training verb, only the first."""
-    return verb not in TRAINS or rank_and_size()[0] == 0
+
+def is_printing(verb: str) -> bool:
+    """Whether this process prints: under torchrun, only rank 0 of a distributed verb does."""
+    return verb not in DISTRIBUTED or rank_and_size()[0] == 0
 
 
 class VerbCommand(TyperCommand):
     """A command that refuses an empty path, which would otherwise mean the current folder."""
 
-    paths: frozenset[str] = frozenset()  # the parameters that name files or folders
+    paths: frozenset[str] = frozenset()  # names of parameters that are files or folders
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        parsed, _, _ = self.make_parser(ctx).parse_args(list(args))
         for parameter in self.params:
-            values = given.get(parameter.name)
+            values = parsed.get(parameter.name)
             if parameter.name in self.paths and "" in (values if isinstance(values, list | tuple) else [values]):
                 raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)  # type: ignore[arg-type]
         return super().parse_args(ctx, args)
 
 
-def names_paths(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter of a verb names files or folders."""
-    return parameter.name in PATHS or "Path" in str(get_args(parameter.annotation)[:1])
+def is_path(parameter: Parameter) -> bool:
+    return parameter.name in PATH_PARAMETERS or "Path" in str(get_args(parameter.annotation)[:1])
 
 
-OPTIONS = {
-    "json": (bool, typer.Option("--json", help="One JSON object as the last line of stdout.", rich_help_panel=COMMON)),
-    "quiet": (bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=COMMON)),
-    "seed": (int | None, typer.Option("--seed", min=0, help="Seed of everything random.", rich_help_panel=COMMON)),
-    "device": (str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=COMMON)),
-    "debug": (bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=COMMON)),
-}
-
-
-OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace the output file if it exists.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output file if it exists.")]
 Writes = Callable[[dict[str, Any]], Iterable[Path | None]]
 
 
-def verb(
-    app: typer.Typer, name: str | None = None, *, writes: Writes | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a verb. Its first parameter is Common; the dict it returns is what --json prints.
+def command_group(name: str, section: str, help: str) -> typer.Typer:
+    """A verb with subcommands of its own, such as `headstock data list`."""
+    group = typer.Typer(help=help, no_args_is_help=True)
+    app.add_typer(group, name=name)
+    SECTIONS.setdefault(section, []).append(name)
+    return group
 
-    `writes` gives the files that a call with these arguments writes under names the user chose: the verb then takes
-    --overwrite, and they are checked before any work is done.
+
+def command(
+    parent: str | typer.Typer, name: str | None = None, *, writes: Writes | None = None, distributed: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function a verb, in a section of the help or in a command group.
+
+    `writes` returns the files that a call with these options writes under names the user chose: the verb then takes
+    --overwrite, and the files are checked before any work starts. `distributed` verbs run under torchrun.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        called = name or function.__name__
+        verb = name or function.__name__.rstrip("_")
+        declared = list(inspect.signature(function).parameters.values())
+        options = [option for parameter in declared[1:] for option in expand(parameter)]
+        if writes:
+            options.append(Parameter("overwrite", Parameter.KEYWORD_ONLY, default=False, annotation=Overwrite))
+        options += expand(declared[0])
 
-        def command(**given: Any) -> None:
-            common = Common(**{option: given.pop(option) for option in OPTIONS}, leads=leads(called))
-            overwrite = given.pop("overwrite") if writes else False
+        def run(**values: Any) -> None:
+            common = replace(bind(declared[:1], values)["common"], prints=is_printing(verb))
+            overwrite = values.pop("overwrite") if writes else False
 
             def work() -> Any:
                 if writes:
-                    outputs = [path for path in writes(given) if path is not None]
-                    inputs = [value for value in given.values() if all(value is not path for path in outputs)]
+                    outputs = [path for path in writes(values) if path is not None]
+                    inputs = [value for value in values.values() if all(value is not path for path in outputs)]
                     check_outputs(outputs, inputs, overwrite=overwrite)
-                return function(common, **given)
+                return function(common, **bind(declared[1:], values))
 
             raise SystemExit(attempt(work, common))
 
-        own = list(inspect.signature(function).parameters.values())[1:]
-        shared = [
-            inspect.Parameter(
-                option,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=getattr(Common, option),
-                annotation=Annotated[kind, setting],
-            )
-            for option, (kind, setting) in OPTIONS.items()
-        ]
-        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-        if writes:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            keyword.append(inspect.Parameter("overwrite", kind, default=False, annotation=OVERWRITE))
-        command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
-        command.__doc__ = function.__doc__
-        paths = frozenset(parameter.name for parameter in own if names_paths(parameter))
-        app.command(called, cls=type("VerbCommand", (VerbCommand,), {"paths": paths}))(command)
+        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        run.__doc__ = function.__doc__
+        paths = frozenset(option.name for option in options if is_path(option))
+        target = app if isinstance(parent, str) else parent
+        target.command(verb, cls=type("VerbCommand", (VerbCommand,), {"paths": paths}))(run)
+        if isinstance(parent, str):
+            SECTIONS.setdefault(parent, []).append(verb)
+        if distributed:
+            DISTRIBUTED.add(verb)
         return function
 
     return register
 
 
+def expand(parameter: Parameter) -> list[Parameter]:
+    """The options that a parameter of a verb stands for."""
+    annotation = parameter.annotation
+    if is_dataclass(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        defaults = {field.name: field.default for field in fields(annotation)}
+        hints = {name: hint for name, hint in hints.items() if name in defaults and get_origin(hint) is Annotated}
+    elif parameter.kind is Parameter.VAR_KEYWORD:
+        hints = get_type_hints(get_args(annotation)[0], include_extras=True)
+        defaults = {name: False if get_args(hint)[0] is bool else None for name, hint in hints.items()}
+    else:
+        return [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+    return [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint) for name, hint in hints.items()
+    ]
+
+
+def bind(parameters: list[Parameter], values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a verb: the values of its options, which are removed, with option groups rebuilt."""
+    arguments: dict[str, Any] = {}
+    for parameter in parameters:
+        group = {option.name: values.pop(option.name) for option in expand(parameter)}
+        if is_dataclass(parameter.annotation):
+            group = {parameter.name: cast(type, parameter.annotation)(**group)}
+        arguments |= group
+    return arguments
+
+
 def attempt(work: Callable[[], Any], common: Common) -> int:
-    """Do the work; the exit code says how it went: 0 done, 1 failed while working, 2 the user's input was wrong."""
+    """Run a verb; returns its exit code: 0 done, 1 failed while working, 2 the user's input was wrong."""
     try:
-        with messages_to(common.say):
+        with messages_to(common.log):
             result = work()
-        if common.json and common.leads:
-            write_out(as_json(result if result is not None else {}))
-    except HeadstockError as wrong:
-        return fail(str(wrong), wrong.exit_code, replace(common, leads=common.leads or wrong.from_any_rank))
+        if common.json and common.prints:
+            write_out(to_json(result if result is not None else {}))
+    except HeadstockError as error:
+        return fail(str(error), error.exit_code, replace(common, prints=common.prints or error.from_any_rank))
     except KeyboardInterrupt:
         return fail("interrupted", 130, common)
-    except BrokenPipeError:
-        for stream in (sys.stdout, sys.stderr):  # the reader left; nobody is to be told
+    except BrokenPipeError:  # the reader of our output has exited
+        for stream in (sys.stdout, sys.stderr):
             discard(stream)
         return 0
-    except OSError as wrong:
-        where = f"{wrong.filename}: " if wrong.filename else ""
-        return fail(f"{where}{wrong.strerror or wrong}", 1, common)
-    except Exception as wrong:
-        return fail(f"internal error (please report): {type(wrong).__name__}: {wrong} (--debug shows where)", 1, common)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(f"{where}{error.strerror or error}", 1, common)
+    except Exception as error:
+        hint = "" if common.debug else " (--debug shows the traceback)"
+        return fail(f"internal error (please report): {type(error).__name__}: {error}{hint}", 1, common)
     return 0
 
 
-def as_json(value: Any) -> str:
-    """One line of JSON, escaped where standard output cannot write every character."""
+def to_json(value: Any) -> str:
+    """One line of JSON, escaped where standard output cannot encode every character."""
     return json.dumps(finite(value), ensure_ascii=not takes_unicode())
 
 
 def finite(value: Any) -> Any:
-    """The same with None for each number that is not finite: JSON has no word for those, and strict readers stop."""
+    """The value with None for NaN and infinity, which JSON does not have and strict parsers refuse."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def fail(message: str, code: int, common: Common) -> int:
+    """Print an error as one line, and as JSON with --json; returns the exit code."""
     if common.debug:
         traceback.print_exc()
-    if common.leads:
+    if common.prints:
         write_error(f"headstock: {message}")
         if common.json:
             try:
-                write_out(as_json({"error": message}))
-            except (HeadstockError, BrokenPipeError):  # it may be standard output itself that cannot be written to
+                write_out(to_json({"error": message}))
+            except (HeadstockError, BrokenPipeError):  # standard output itself may be what failed
                 discard(sys.stdout)
     return code

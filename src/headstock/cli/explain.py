@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headstock.cli import explain_attention, explain_flow, explain_layer
-from headstock.cli.command import Common, verb
+from headstock.cli.command import Common, command, command_group
 from headstock.cli.options import Preset, RunName, Settings
 
 if TYPE_CHECKING:
     from headstock.explain.document import Document
 
-explain = typer.Typer(help="Show what a run or a preset consists of and what it computes.", no_args_is_help=True)
+explain = command_group("explain", "Look inside", "Show what a run or a preset consists of and what it computes.")
 
 TaskName = Annotated[str | None, typer.Option("--task", help="Use the heads of this task: classify, tag, answer, …")]
 Classes = Annotated[int | None, typer.Option("--classes", help="Number of classes of a classification head.", min=1)]
@@ -52,7 +52,7 @@ def one_of(value: str | None, known: tuple[str, ...], option: str) -> Any:
 
 def explains(function: Any) -> Any:
     """Register a verb that may write the file named by --out, which must be a page or a picture."""
-    return verb(explain, writes=lambda arguments: [checked_out(arguments["out"])])(function)
+    return command(explain, writes=lambda arguments: [checked_out(arguments["out"])])(function)
 
 
 def checked_out(out: Path | None) -> Path | None:
@@ -248,7 +248,3 @@ def positions(
 
 for part in (explain_layer, explain_attention, explain_flow):
     part.add_to(explain)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(explain, name="explain")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.command import Common, verb
+from headstock.cli.command import Common, command
 
 Out = Annotated[Path | None, typer.Option("--out", help="A page (.html) or its picture alone (.svg).")]
 Place = Annotated[
@@ -101,4 +101,4 @@ def cells(head: Any, names: list[str], told: Any) -> list[str]:
 
 def add_to(app: typer.Typer) -> None:
     for function in (attention,):
-        verb(app, writes=lambda given: [given["out"]])(function)
+        command(app, writes=lambda given: [given["out"]])(function)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headstock.cli.command import Common, verb
+from headstock.cli.command import Common, command
 from headstock.cli.options import Columns, RunPath
 
 Texts = Annotated[
@@ -18,6 +18,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="A page (.html), or its 
 def gradients(
     common: Common,
     run: RunPath,
+    columns: Columns,
     text: Texts = None,
     file: Annotated[
         str | None, typer.Option("--file", help="Text, or labelled rows as the run was trained on.")
@@ -26,7 +27,6 @@ def gradients(
         str | None, typer.Option("--label", help="What is true of the text; else the run's own word.")
     ] = None,
     depths: Annotated[bool, typer.Option("--depths/--no-depths", help="Fresh models of 2 to 48 layers too.")] = True,
-    columns: Columns = None,
     out: Out = None,
 ) -> dict[str, Any]:
     """One backward pass of a run's own loss: what every layer, residual connection and parameter receives.
@@ -35,7 +35,6 @@ def gradients(
     """
     from dataclasses import replace
 
-    from headstock.data.records import parse_columns
     from headstock.errors import UserError
     from headstock.explain import gradient_charts
     from headstock.explain.depth_study import depth_study, settings_like
@@ -52,7 +51,7 @@ def gradients(
     loaded = open_one(run, device=common.device)
     if loaded.model.device.type == "mps":  # which has no double precision
         loaded.model.to("cpu")
-    named = parse_columns(columns) if columns else None
+    named = columns.names()
     asked = lesson_of_file(loaded, file, columns=named) if file else lesson(loaded, text or [], label=label)
     shown = {"name": str(run), "text": " / ".join(text or [])}
     if stacks_of_cells(loaded.model.backbone):
@@ -286,4 +285,4 @@ def prediction_tables(found: Any) -> list[Any]:
 
 def add_to(app: typer.Typer) -> None:
     for function in (gradients, residual, prediction):
-        verb(app, writes=lambda given: [given["out"]])(function)
+        command(app, writes=lambda given: [given["out"]])(function)

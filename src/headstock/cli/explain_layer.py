@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headstock.cli.command import Common, verb
+from headstock.cli.command import Common, command
 from headstock.cli.options import RunPath
 
 
@@ -70,4 +70,4 @@ def layer(
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app, writes=lambda given: [given["out"]])(layer)
+    command(app, writes=lambda given: [given["out"]])(layer)

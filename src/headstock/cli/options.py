@@ -1,55 +1,126 @@
-"""Options that several verbs take, each spelled and explained once."""
+"""Options that several verbs share, each declared once."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypedDict, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-A_RUN = "A run folder, a checkpoint in one (RUN/checkpoints/step-N), or a stock that ships (reviews-en)."
-RunPath = Annotated[Path, typer.Argument(help=A_RUN, show_default=False)]
-RunName = Annotated[str | None, typer.Argument(help=A_RUN, show_default=False)]
-Preset = Annotated[str | None, typer.Option("--preset", help="A preset instead of a run, with fresh weights.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; may be repeated.")
+from headstock.errors import UserError, did_you_mean
+
+RUN_HELP = "A run folder, a checkpoint in one (RUN/checkpoints/step-N), or a bundled model (reviews-en)."
+DOCUMENTS_HELP = "What a document is: line, block, file, or auto to guess."
+TASK_HELP = "classify, pair, tag, answer or translate."
+
+RunPath = Annotated[Path, typer.Argument(help=RUN_HELP, show_default=False)]
+RunName = Annotated[str | None, typer.Argument(help=RUN_HELP, show_default=False)]
+RunOut = Annotated[Path, typer.Option("--out", help="Run folder to create, such as runs/mine.")]
+ExperimentOut = Annotated[Path, typer.Option("--out", help="Folder for all results; rerun to resume.")]
+Corpus = Annotated[list[str] | None, typer.Argument(help="Text to pretrain on: files, folders, globs, or - for stdin.")]
+Preset = Annotated[str | None, typer.Option("--preset", help="A preset instead of a run, with new weights.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; repeatable.")]
+Documents = Annotated[str, typer.Option("--documents", help=DOCUMENTS_HELP)]
+SkipBlank = Annotated[bool, typer.Option("--skip-blank", help="Skip rows with a blank text or label.")]
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="Use int8 linear layers on the CPU (about 2x faster, slightly less accurate).")
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings: a TOML file or a run's config.json.")]
-Columns = Annotated[str | None, typer.Option("--columns", help="Their names, such as text=review,label=stars.")]
-Column = Annotated[
-    str | None, typer.Option("--column", help="The text's column in tables; the same as --columns text=NAME.")
-]
-SkipBlank = Annotated[bool, typer.Option("--skip-blank", help="Leave out rows with a blank text or label.")]
-Documents = Annotated[str | None, typer.Option("--documents", help="line, block, file, or auto to guess.")]
-Train = Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl, .parquet.")]
-Valid = Annotated[Path | None, typer.Option("--valid", help="More of them, to choose the best epoch by.")]
-Test = Annotated[Path | None, typer.Option("--test", help="Measured at the end; predicted if unlabelled.")]
-Int8 = Annotated[bool, typer.Option("--int8", help="On a CPU: large products in 8 bits, nearly the same and sooner.")]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Go on where the run stopped. Refused where there is no run: one that was killed before its folder "
-        "was written begins without --resume.",
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it exists.")]
+Task = Annotated[str | None, typer.Option("--task", help=TASK_HELP)]
 
 
-def named_columns(columns: str | None, column: str | None, *, main: str = "text") -> dict[str, str] | None:
-    """What --columns and --column say together: `main` is the column that --column names."""
-    from headstock.data.records import parse_columns
-    from headstock.errors import UserError
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in tables, by --columns and --column together."""
 
-    named = parse_columns(columns) if columns else {}
-    if column is not None and named.get(main, column) != column:
-        raise UserError(f"--column {column}: --columns says {main}={named[main]}; give one of the two")
-    return (named | ({main: column} if column is not None else {})) or None
+    columns: Annotated[str | None, typer.Option("--columns", help="Column names, such as text=review,label=stars.")] = (
+        None
+    )
+    column: Annotated[
+        str | None, typer.Option("--column", help="Column that holds the text; short for --columns text=NAME.")
+    ] = None
+
+    def names(self, *, main: str = "text") -> dict[str, str] | None:
+        """Our column names to those of the table; `main` is the column that --column names."""
+        from headstock.data.records import parse_columns
+
+        names = parse_columns(self.columns) if self.columns else {}
+        if self.column is not None and names.get(main, self.column) != self.column:
+            raise UserError(f"--column {self.column}: contradicts --columns {main}={names[main]}; give one of the two")
+        return (names | ({main: self.column} if self.column is not None else {})) or None
+
+    def text(self) -> str | None:
+        """The column that holds the text, for verbs that read no other."""
+        names = self.names() or {}
+        if other := next((name for name in names if name != "text"), None):
+            hint = did_you_mean(other, ["text"])
+            raise UserError(f"--columns {other}={names[other]}: only the text column is read here{hint}")
+        return names.get("text")
 
 
-def text_column(columns: str | None, column: str | None) -> str | None:
-    """The column that holds the text, for verbs that read no other."""
-    from headstock.errors import UserError, did_you_mean
+class Setting(OptionInfo):
+    """An option that sets the setting `path`: train.layer_decay becomes --layer-decay, unless `flags` name it."""
 
-    named = named_columns(columns, column) or {}
-    if other := next((name for name in named if name != "text"), None):
-        raise UserError(f"--columns {other}={named[other]}: only the text is read here{did_you_mean(other, ['text'])}")
-    return named.get("text")
+    def __init__(self, path: str, *flags: str, help: str) -> None:
+        name = path.rpartition(".")[2].replace("_", "-")
+        super().__init__(default=..., param_decls=flags or (f"--{name}",), help=help)
+        self.path = path
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Options that set a setting of the run: --set, and the fields of a subclass that are marked with `Setting`."""
+
+    set_: Settings = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by their paths; an option of its own wins over --set."""
+        from headstock.config import parse_setting
+
+        settings = dict(parse_setting(text) for text in self.set_ or [])
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            if value is not None:
+                settings |= {mark.path: value for mark in get_args(hint) if isinstance(mark, Setting)}
+        return settings
+
+
+@dataclass(frozen=True)
+class LengthOptions(SettingOptions):
+    """How long to train."""
+
+    steps: Annotated[int | None, Setting("train.steps", help="Train for this many steps,")] = None
+    epochs: Annotated[float | None, Setting("train.epochs", help="or this many epochs,")] = None
+    minutes: Annotated[float | None, Setting("train.minutes", help="or this many minutes.")] = None
+
+
+@dataclass(frozen=True)
+class PretrainSettings(LengthOptions):
+    documents: Annotated[str | None, Setting("data.documents", help=DOCUMENTS_HELP)] = None
+
+
+class ConfigOptions(TypedDict):
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="Settings from a TOML file or a run's config.json.")
+    ]
+
+
+class ModelOptions(ConfigOptions):
+    """Options of verbs that create a model."""
+
+    preset: Annotated[str | None, typer.Option("--preset", help="Preset to start from, such as gpt-nano.")]
+    objective: Annotated[str | None, typer.Option("--objective", help="causal, masked, hybrid, both-ways or denoise.")]
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Use this tokenizer instead of training one.")]
+
+
+class FolderOptions(TypedDict):
+    """Options of verbs that create a run folder."""
+
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run; fails if there is none.")]
+    overwrite: Overwrite
+
+
+class LabelledFiles(TypedDict):
+    train: Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl or .parquet.")]
+    valid: Annotated[Path | None, typer.Option("--valid", help="Validation rows, to select the best epoch.")]
+    test: Annotated[Path | None, typer.Option("--test", help="Test rows: measured at the end, or predicted.")]

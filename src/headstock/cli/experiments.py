@@ -1,0 +1,282 @@
+"""`headstock demo`, `compare`, `sweep`, `report` and `bench`."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any, Unpack
+
+import typer
+
+from headstock.cli.command import Common, command
+from headstock.cli.options import (
+    Columns,
+    ConfigOptions,
+    Corpus,
+    ExperimentOut,
+    LabelledFiles,
+    ModelOptions,
+    PretrainSettings,
+    SettingOptions,
+    Task,
+)
+from headstock.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@command("Start", distributed=True)
+def demo(
+    common: Common,
+    sentences: Annotated[list[str] | None, typer.Argument(help="Your own sentences to classify at the end.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for all results.")] = Path("runs/demo"),
+    minutes: Annotated[float, typer.Option("--minutes", help="Approximate duration.")] = 5.5,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again if the folder exists.")] = False,
+) -> dict[str, Any]:
+    """See what pretraining is worth, on film reviews, in minutes."""
+    from headstock.experiments.demo import run_demo
+
+    if minutes <= 0:
+        raise UserError(f"--minutes {minutes}: must be above 0")
+    return run_demo(
+        out,
+        minutes=minutes,
+        sentences=sentences or [],
+        overwrite=overwrite,
+        device=common.device,
+        seed=common.seed or 0,
+        quiet=common.quiet,
+        say=logger.info,
+        show=common.show_prose,
+    )
+
+
+class CompareOptions(LabelledFiles, ConfigOptions):
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Repetitions of every cell, each with its own seed; 5.")]
+    skip_blank: Annotated[bool | None, typer.Option("--skip-blank", help="Skip rows with a blank text or label.")]
+    leakage: Annotated[
+        str | None, typer.Option("--leakage", help="Test texts found in the pretraining text: exclude, keep or skip.")
+    ]
+    rows: Annotated[int | None, typer.Option("--rows", help="Measure on at most this many test rows.")]
+
+
+@command("Compare and measure", distributed=True)
+def compare(
+    common: Common,
+    out: ExperimentOut,
+    settings: SettingOptions,
+    columns: Columns,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Pretrained runs, or the bundled reviews-en.")] = None,
+    task: Task = None,
+    arms: Annotated[str | None, typer.Option("--arms", help="Default: scratch,pretrained,frozen,tfidf.")] = None,
+    features: Annotated[
+        str | None, typer.Option("--features", help="Frozen arms by layers: last,sum4,concat4,mix or layer numbers.")
+    ] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help="Training set sizes, such as 100,400,1600.")] = None,
+    **options: Unpack[CompareOptions],
+) -> dict[str, Any]:
+    """Compare pretraining with training from scratch and TF-IDF.
+
+    The report has confidence intervals for every difference between the arms: pretrained, frozen, scratch and tfidf.
+
+    Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
+    """
+    from headstock.experiments import compare as experiment
+    from headstock.experiments.compare_table import comparison_table, runs_table
+    from headstock.report.pages import write_report
+    from headstock.train.callbacks import one_line
+    from headstock.train.finetune_config import labelled_task
+
+    with one_line(quiet=common.quiet) as callbacks:
+        results = experiment.compare(
+            [str(run) for run in runs or []],
+            out=out,
+            task=task,
+            arms=split_names(arms),
+            features=split_names(features),
+            labels=split_counts(labels),
+            seed=common.seed,
+            columns=columns.names(main=labelled_task(task or "classify").input_column),
+            settings=settings.to_dict(),
+            device=common.device,
+            callbacks=callbacks,
+            say=logger.info,
+            **options,
+        )
+    page = write_report(out)
+    common.show(comparison_table(results))
+    if results["runs"]:
+        common.show(runs_table(results["runs"]))
+    for line in [*results["verdicts"], *results["notes"]]:
+        common.show_prose(line)
+    common.show(f"report: {page}")
+    return results | {"report": str(page)}
+
+
+def split_names(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",")] if text else None
+
+
+def split_counts(text: str | None) -> list[int] | None:
+    try:
+        return [int(part.replace("_", "")) for part in text.split(",")] if text else None
+    except ValueError:
+        raise UserError(f"--labels {text}: expected numbers separated by commas, such as 100,400,1600") from None
+
+
+class SweepOptions(ModelOptions):
+    run: Annotated[str | None, typer.Option("--run", help="Fine-tune this run instead of pretraining.")]
+    task: Annotated[str | None, typer.Option("--task", help="With --run: classify, pair, tag, answer or translate.")]
+    train: Annotated[Path | None, typer.Option("--train", help="With --run: labelled texts.")]
+    valid: Annotated[list[str] | None, typer.Option("--valid", help="Rows or text by which points are ranked.")]
+    sample: Annotated[
+        int | None, typer.Option("--sample", help="Draw this many random points; lr=1e-4..1e-2 is then a range.")
+    ]
+    seeds: Annotated[int | None, typer.Option("--seeds", help="Repetitions of each point, each with its own seed; 3.")]
+    by: Annotated[str | None, typer.Option("--by", help="Rank pretraining by loss or bits_per_byte.")]
+    keep: Annotated[bool | None, typer.Option("--keep", help="Keep every run, not only the best.")]
+
+
+@command("Compare and measure", distributed=True)
+def sweep(
+    common: Common,
+    out: ExperimentOut,
+    settings: PretrainSettings,
+    columns: Columns,
+    corpus: Corpus = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="A setting and its values: lr=1e-3,3e-3; repeatable.")
+    ] = None,
+    **options: Unpack[SweepOptions],
+) -> dict[str, Any]:
+    """Search a grid of settings and rank the points.
+
+    Points are compared with confidence intervals over seeds. Pretraining is ranked by validation loss, fine-tuning by
+    the task's metric on the validation rows. Run the same command again to resume an interrupted sweep.
+
+    Example: headstock sweep corpus.txt --grid depth=2,4 --grid lr=1e-3,3e-3 --steps 500 --out sweeps/mine
+    """
+    from headstock.data.records import parse_columns
+    from headstock.experiments import sweep as experiment
+    from headstock.experiments.sweep_summary import ranked_table
+    from headstock.report.pages import write_report
+    from headstock.train.callbacks import one_line
+    from headstock.train.finetune_config import labelled_task
+
+    names, column = parse_columns(columns.columns) if columns.columns else None, columns.column
+    if options["run"] is not None:
+        names, column = columns.names(main=labelled_task(options["task"] or "classify").input_column), None
+    elif options["config_file"] is None and names and set(names) == {"text"}:
+        names, column = None, columns.text()
+    with one_line(quiet=common.quiet) as callbacks:
+        results = experiment.sweep(
+            corpus or (),
+            grid=merged_grid(grid or []),
+            out=out,
+            columns=names,
+            seed=common.seed,
+            settings=settings.to_dict() | ({"data.column": column} if column is not None else {}),
+            device=common.device,
+            callbacks=callbacks,
+            say=logger.info,
+            **options,
+        )
+    page = write_report(out)
+    common.show(ranked_table(results))
+    for line in [results["verdict"], *results["notes"]]:
+        common.show_prose(line)
+    if results["best"]:
+        common.show(f"best run: {results['best']['run']}")
+    common.show(f"report: {page}")
+    return results | {"report": str(page)}
+
+
+def merged_grid(texts: list[str]) -> dict[str, str]:
+    """All --grid options as one mapping from settings to values."""
+    from headstock.experiments.grid import parse_grid
+
+    pairs = [parse_grid(text) for text in texts]
+    keys = [key for key, _ in pairs]
+    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
+        raise UserError(f"--grid {', '.join(repeated)}: given twice; list all values at once: --grid lr=1e-3,3e-3")
+    return dict(pairs)
+
+
+@command("Compare and measure")
+def report(
+    common: Common,
+    folder: Annotated[Path, typer.Argument(help="A run, a comparison or a sweep.", show_default=False)],
+    samples: Annotated[
+        int | None, typer.Option("--samples", help="Texts to generate for the page; default 3 if the run has none.")
+    ] = None,
+) -> dict[str, Any]:
+    """Write report.html: results and charts on one page."""
+    from headstock.report.pages import write_report
+    from headstock.train.run_folder import RunFolder
+
+    run, texts, count = RunFolder(folder), [], 0
+    if run.is_finished() and run.exists() and is_generator(run):
+        count = samples if samples is not None else 0 if run.results().get("samples") else 3
+    if count > 0:
+        from headstock.cli.files import load
+
+        logger.info("generating %d texts from %s", count, folder)
+        pipeline = load(folder, device=common.device)
+        texts = [row.text for row in pipeline.generate([""], samples=count, seed=common.seed or 0)]
+    page = write_report(folder, texts)
+    common.show(str(page))
+    return {"report": str(page)}
+
+
+def is_generator(run: Any) -> bool:
+    """Whether a run is a pretrained left-to-right language model."""
+    from headstock.tasks.base import TASKS
+
+    objective = run.config().get("task", {}).get("name")
+    return run.results().get("kind") in (None, "pretrain") and objective is not None and TASKS.get(objective).generates
+
+
+def bench_files(options: dict[str, Any]) -> list[Path]:
+    """The files of an --out; those of the default name are always replaced."""
+    out = options["out"]
+    return [] if out is None else [out, *([out.with_suffix(".json")] if options["growth"] else [])]
+
+
+@command("Compare and measure", writes=bench_files)
+def bench(
+    common: Common,
+    quick: Annotated[bool, typer.Option("--quick", help="Take seconds: a check that everything runs.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="start, store, train, decode, read or peers; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the results to this .json file.")] = None,
+    growth: Annotated[bool, typer.Option("--growth", help="Measure how cost grows with size, as a chart.")] = False,
+    megabytes: Annotated[float, typer.Option("--megabytes", help="With --growth: size of the largest store.")] = 300,
+    peers: Annotated[Path | None, typer.Option("--peers", help="Folder of peer scripts; default benchmarks/.")] = None,
+    nanogpt: Annotated[Path | None, typer.Option("--nanogpt", help="Folder with nanoGPT's model.py.")] = None,
+) -> dict[str, Any]:
+    """Measure the speed of this machine.
+
+    Covers training, fine-tuning, decoding, prediction, embedding, start-up and the token store.
+
+    Example: headstock bench --out bench.json
+    Example: headstock bench --growth --out growth.svg
+    """
+    from headstock.experiments.bench import runner, scaling
+
+    suffix = ".svg" if growth else ".json"
+    out = out or Path(f"{'growth' if growth else 'bench'}{suffix}")
+    if out.suffix != suffix:
+        raise UserError(f"--out {out}: must end in {suffix}")
+    if growth:
+        if megabytes < 1:
+            raise UserError(f"--megabytes {megabytes}: must be 1 or more")
+        steps = 4 if quick else scaling.STEPS
+        results = scaling.measure_scaling(device=common.device, megabytes=megabytes, steps=steps, say=logger.info)
+        scaling.write_scaling_chart(results, out)
+        common.show(f"{out} and {out.with_suffix('.json')}")
+        return results | {"chart": str(out)}
+    results = runner.bench(
+        device=common.device, quick=quick, only=only, peers=peers, nanogpt=nanogpt, out=out, say=logger.info
+    )
+    common.show(runner.bench_table(results))
+    common.show(str(out))
+    return results | {"file": str(out)}

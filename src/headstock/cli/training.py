@@ -1,0 +1,214 @@
+"""`headstock pretrain` and `headstock finetune`."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Unpack
+
+import typer
+
+from headstock.cli.command import Common, command
+from headstock.cli.options import (
+    TASK_HELP,
+    Columns,
+    ConfigOptions,
+    Corpus,
+    FolderOptions,
+    LabelledFiles,
+    ModelOptions,
+    PretrainSettings,
+    RunOut,
+    Setting,
+    SettingOptions,
+    SkipBlank,
+)
+
+logger = logging.getLogger(__name__)
+
+# settings that fix the size of a model, which then is not planned
+SIZES = ("vocabulary", "depth", "width", "context", "heads", "hidden", "family")
+SIZE_SETTINGS = ("model.", "tokenizer.", "task.", *SIZES)
+
+
+@dataclass(frozen=True)
+class PretrainRunSettings(PretrainSettings):
+    nsp: Annotated[
+        bool | None, Setting("task.nsp", "--nsp/--no-nsp", help="Masked: also learn next-sentence prediction.")
+    ] = None
+    valid: Annotated[list[str] | None, Setting("data.valid", help="Held-out text for validation.")] = None
+
+
+class PretrainOptions(ModelOptions, FolderOptions):
+    start: Annotated[str | None, typer.Option("--start", help="Continue from the model and weights of this run.")]
+
+
+@command("Train", distributed=True)
+def pretrain(
+    common: Common,
+    out: RunOut,
+    settings: PretrainRunSettings,
+    columns: Columns,
+    corpus: Corpus = None,
+    **options: Unpack[PretrainOptions],
+) -> dict[str, Any]:
+    """Pretrain a language model on text.
+
+    Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
+    """
+    from headstock.errors import quoted
+    from headstock.inference.samples import sample_lines
+    from headstock.report.pages import write_report
+    from headstock.tasks.base import TASKS
+    from headstock.train import pretrain as training
+    from headstock.train.callbacks import on_screen, summary
+    from headstock.train.run_folder import RunFolder, check_resumable, open_run
+
+    values = settings.to_dict()
+    values |= {"train.seed": common.seed} if common.seed is not None else {}
+    values |= {"data.column": column} if (column := columns.text()) is not None else {}
+    if options["resume"]:
+        check_resumable(RunFolder(out))
+    model_is_named = any(options[name] for name in ("preset", "config_file", "start", "tokenizer"))
+    if settings.minutes and corpus and not model_is_named and not (options["resume"] and out.exists()):
+        values = planned_settings(common, corpus, settings.minutes, values, out, options)
+    with on_screen(quiet=common.quiet) as callbacks:
+        results = training.pretrain(
+            corpus or (),
+            out=out,
+            settings=values,
+            device=common.device,
+            callbacks=callbacks,
+            say=logger.info,
+            **options,
+        )
+    results |= {"run": str(out)}  # a run that was copied here after training records its old path
+    if common.prints:
+        write_report(out)
+    common.show_prose(
+        f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
+        f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"
+    )
+    for line in sample_lines(results.get("samples", [])):
+        common.show(f"  {line}")
+    task = TASKS.get(open_run(out).config()["task"]["name"])
+    if task.generates:
+        common.show(f'try: headstock generate {quoted(out)} "Once"')
+    if task.fills:
+        common.show(f'try: headstock fill {quoted(out)} "Once [MASK] a time"')
+    return results
+
+
+def planned_settings(
+    common: Common,
+    corpus: list[str],
+    minutes: float,
+    settings: dict[str, Any],
+    out: Path,
+    options: PretrainOptions,
+) -> dict[str, Any]:
+    """Add the planner's model size to the settings, unless they already name one."""
+    from headstock import config
+    from headstock.planner.planner import flat, plan
+    from headstock.planner.summary import why
+    from headstock.train.run_folder import RunFolder, check_folder
+    from headstock.train.settings import TrainSettings
+
+    # report wrong settings before the plan, which takes seconds and prints a message
+    check_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
+    train_settings = {key.removeprefix("train."): value for key, value in settings.items()}
+    known = TrainSettings.__dataclass_fields__
+    config.build(TrainSettings, {name: value for name, value in train_settings.items() if name in known}, at="train")
+    if "-" in corpus or any(key.startswith(SIZE_SETTINGS) for key in settings) or not common.prints:
+        return settings
+    proposal = plan(
+        corpus,
+        device=common.device,
+        minutes=minutes,
+        objective=options["objective"],
+        documents=settings.get("data.documents"),
+        column=settings.get("data.column"),
+    )
+    logger.info(why(proposal))
+    named = {key.rpartition(".")[2] for key in settings} | {"steps", "corpus"}
+    return {key: value for key, value in flat(proposal.tree).items() if key.rpartition(".")[2] not in named} | settings
+
+
+@dataclass(frozen=True)
+class FinetuneSettings(SettingOptions):
+    pool: Annotated[str | None, Setting("task.pool", help="Pooling: last, cls, mean, max or concat.")] = None
+    epochs: Annotated[float | None, Setting("train.epochs", help="Epochs over the training rows.")] = None
+    lr: Annotated[float | None, Setting("train.lr", help="Peak learning rate.")] = None
+    layer_decay: Annotated[
+        float | None, Setting("train.layer_decay", help="Learning rate of each layer relative to the one above.")
+    ] = None
+    adapt_steps: Annotated[
+        int | None, Setting("transfer.adapt_steps", help="First pretrain this many steps on the task's own texts.")
+    ] = None
+    ensemble: Annotated[
+        int | None, Setting("transfer.ensemble", help="Average the predictions of this many models.")
+    ] = None
+
+
+class FinetuneOptions(LabelledFiles, ConfigOptions, FolderOptions):
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="Without a run: preset of a new model, such as seq2seq-mini.")
+    ]
+    init: Annotated[str | None, typer.Option("--init", help="Start from pretrained weights or from scratch.")]
+    freeze: Annotated[bool | None, typer.Option("--freeze", help="Train only the head.")]
+    skip_blank: SkipBlank
+
+
+@command("Train", distributed=True)
+def finetune(
+    common: Common,
+    out: RunOut,
+    settings: FinetuneSettings,
+    columns: Columns,
+    run: Annotated[Path | None, typer.Argument(help="Pretrained run, or the bundled reviews-en.")] = None,
+    task: Annotated[str, typer.Option("--task", help=TASK_HELP)] = "classify",
+    **options: Unpack[FinetuneOptions],
+) -> dict[str, Any]:
+    """Fine-tune a pretrained run on labelled texts.
+
+    Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
+    """
+    from headstock.errors import quoted
+    from headstock.experiments.error_report import add_error_analysis
+    from headstock.report.pages import write_report
+    from headstock.train import finetune as training
+    from headstock.train.callbacks import on_screen
+    from headstock.train.finetune_config import labelled_task
+    from headstock.train.model_card import measured_lines
+    from headstock.train.run_folder import RunFolder, check_resumable
+
+    values = settings.to_dict() | ({"train.seed": common.seed} if common.seed is not None else {})
+    if options["resume"]:
+        check_resumable(RunFolder(out))
+    with on_screen(quiet=common.quiet) as callbacks:
+        results = training.finetune(
+            run,
+            out=out,
+            task=task,
+            columns=columns.names(main=labelled_task(task).input_column),
+            settings=values,
+            device=common.device,
+            callbacks=callbacks,
+            say=logger.info,
+            **options,
+        )
+    results |= {"run": str(out)}  # a run that was copied here after training records its old path
+    if common.prints:
+        add_error_analysis(RunFolder(out), device=common.device)
+        write_report(out)
+    common.show_prose(
+        f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
+        f"best epoch {results['best_epoch']}"
+    )
+    for split in ("valid", "test"):
+        if split in results:
+            for line in measured_lines(split, results[split]):
+                common.show_prose(line)
+    head = labelled_task(results["task"])
+    common.show(f"report: {RunFolder(out).report}")
+    common.show(f"try: headstock {head.use} {quoted(out)} {head.example}")
+    return results

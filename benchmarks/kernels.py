@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from headstock.kernels import fp8 as eight
 from headstock.kernels import ops as kernels
-from headstock.model.batch import bounds_of
+from headstock.model.batch import make_cu_seqlens
 
 HEADS, WIDTH = 12, 64
 REPEATS = 20
@@ -48,7 +48,7 @@ def documents(mean: int, rows: int, length: int) -> tuple[list[Tensor], Tensor, 
     packed = torch.randn(rows, length, 3, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16)
     toward = torch.randn(rows, length, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     inputs = [x.detach().requires_grad_() for x in packed.transpose(1, 3).unbind(2)]
-    return inputs, bounds_of(fresh.int().cumsum(1)).cuda(), toward
+    return inputs, make_cu_seqlens(fresh.int().cumsum(1)).cuda(), toward
 
 
 def there_and_back(way: Way, inputs: list[Tensor], bounds: Tensor, toward: Tensor, causal: bool, drop: float) -> object:
@@ -124,7 +124,7 @@ def main() -> int:
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; milliseconds")
     attention(given)
-    if eight.has_eight_bits(torch.device("cuda")):
+    if eight.supports_fp8(torch.device("cuda")):
         products()
         gradients()
     return 0

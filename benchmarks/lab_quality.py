@@ -242,7 +242,7 @@ def trained(way: Way, work: Work, tokenizer: Tokenizer, stores: Stores, given: a
         **speeds,
     }
     last: dict[str, Any] = {"perplexity": clock.curve[-1].perplexity, "targets": targets, "curve": clock.curve}
-    return Told(way.name, seed, way.rows, way.train, parameters=model.sizes()["total"], **facts, **last)
+    return Told(way.name, seed, way.rows, way.train, parameters=model.parameter_counts()["total"], **facts, **last)
 
 
 def compare(rows: list[Told]) -> None:

@@ -111,7 +111,7 @@ def main() -> None:
         task, texts = loaded.classifier(), some_texts(given.texts, longest=given.words, seed=1)
         rows = [np.array(task.rows(ids, 256)) for ids in loaded.tokenizer.encode_batch(texts)]
         seconds, apart = measure(ways, rows)
-        parameters = loaded.model.sizes()["total"]
+        parameters = loaded.model.parameter_counts()["total"]
         files = {name: (Path(folder) / "onnx" / file).stat().st_size for name, file in FILES.items()}
     lengths = [row.shape[1] for row in rows]
     print(

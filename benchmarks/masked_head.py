@@ -16,8 +16,8 @@ import torch
 
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.batch import IGNORE, Batch
-from headstock.model.heads import TokenHead
+from headstock.model.batch import IGNORE_INDEX, Batch
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.base import cross_entropy
 from headstock.tasks.masked import Masked, MaskedConfig
@@ -49,7 +49,7 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = {"depth": given.depth, "width": given.width, "heads": 4, "hidden": 4 * given.width}
     backbone = Transformer(TransformerConfig(vocabulary=given.vocabulary, context=given.length, causal=False, **sizes))
-    model = Model(backbone, {"token": TokenHead(backbone)})
+    model = Model(backbone, {"token": LMHead(backbone)})
     ways = {"all places": everywhere, "hidden places": lambda model, batch: task.losses(model, batch)["token"]}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     losses: dict[str, float] = {}
@@ -63,7 +63,7 @@ def main() -> None:
             if number:  # the first is only to warm up
                 seconds[name].append(time.perf_counter() - began)
             losses[name] = loss.item()
-    hidden = int((batch.labels["token"] != IGNORE).sum())
+    hidden = int((batch.labels["token"] != IGNORE_INDEX).sum())
     print(
         f"depth {given.depth}, width {given.width}, vocabulary {given.vocabulary:,}, "
         f"{given.batch} x {given.length} tokens, {hidden} of them hidden, "

@@ -142,8 +142,8 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "fused loss": (kernels, "FEW", float("inf")),
     "documents apart": (transformer, "reads_apart", lambda x, width: False),
     "batches ahead": (loop, "Prefetcher", InTurn),
-    "known places": (Batch, "at", found_out),
-    "half stream": (transformer, "working_type", lambda x: torch.float32),  # where blocks norm first
+    "known places": (Batch, "gather_labelled", found_out),
+    "half stream": (transformer, "compute_dtype", lambda x: torch.float32),  # where blocks norm first
 }
 WITHOUT = [*PATCHES, "padded vocabulary", "compiling"]
 WITH = ["replay", "both", "eight bits", "eight bits, both", "eight bits, exact gelu"]  # what is not on by itself

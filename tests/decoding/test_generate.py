@@ -175,7 +175,7 @@ MANY = [some_tokens(1 + n % 6, seed=n).tolist() for n in range(13)]
 
 def held_fast(backbone, state, steps):
     """What a GPU does with a state before it records a step; on a CPU the step is then simply done again."""
-    return state is not None and state.fix()
+    return state is not None and state.make_static()
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -193,8 +193,8 @@ def test_looking_seldom_as_for_a_gpu_changes_no_text(monkeypatch, recorded, posi
     assert [c.tokens for c in often] == [c.tokens for c in alone]
     monkeypatch.setattr(generation, "STRETCH", {})
     if recorded:
-        monkeypatch.setattr(generation, "can_record", held_fast)
-        monkeypatch.setattr(generation, "record", lambda step, tokens: step)
+        monkeypatch.setattr(generation, "can_capture", held_fast)
+        monkeypatch.setattr(generation, "capture_step", lambda step, tokens: step)
     assert generate(model, MANY, **options) == often
     assert len({len(c.tokens) for c in often}) > 3
     assert any(c.slid for c in often)

@@ -44,7 +44,7 @@ def test_every_shape_can_be_built(shape):
 
 @pytest.mark.parametrize(("has", "count"), [(True, 1), (False, 0)])
 def test_eight_bits_are_measured_where_a_gpu_has_them(monkeypatch, has, count):
-    monkeypatch.setattr("headstock.experiments.bench.training.has_eight_bits", lambda device: has)
+    monkeypatch.setattr("headstock.experiments.bench.training.supports_fp8", lambda device: has)
     names = [shape.named for shape in shapes(torch.device("cuda"), quick=False)]
     assert sum("in 8 bits" in name for name in names) == count and len(names) > 3
 

@@ -15,8 +15,8 @@ from headstock.explain.attention import Heads, explain_attention, explain_file_a
 from headstock.explain.attention_page import STEPS, packed, page, picture
 from headstock.explain.attention_patterns import patterns
 from headstock.explain.inputs import Shown, show, show_file
-from headstock.model.attention_mask import Mask
-from headstock.model.attention_weights import Look, attentions_of, looking, watcher
+from headstock.model.attention_mask import AttentionMask
+from headstock.model.attention_weights import AttentionRecord, attention_hook, attention_modules, record_attention
 from headstock.model.batch import Batch
 from headstock.train.finetune import finetune
 from tests.conftest import TINY
@@ -92,33 +92,33 @@ def test_looking_changes_no_bit_and_the_weights_give_what_the_fused_product_gave
     tokens, padding = some_tokens(3, 9), torch.arange(9)[None] >= torch.tensor([9, 4, 7])[:, None]
     batch = Batch(tokens, padding)
     before = model(batch).hidden
-    with looking(model, seen.append):
+    with record_attention(model, seen.append):
         during = model(batch).hidden
     assert torch.equal(before, during) and torch.equal(before, model(batch).hidden)
     assert len(seen) == 2 and all(look.error < 1e-5 for look in seen)
-    assert all(attention.watch is None for _, _, attention in attentions_of(model))
+    assert all(attention.hook is None for _, _, attention in attention_modules(model))
     with (
         pytest.raises(ValueError, match="stop"),
-        looking(model, lambda look: (_ for _ in ()).throw(ValueError("stop"))),
+        record_attention(model, lambda look: (_ for _ in ()).throw(ValueError("stop"))),
     ):
         model(batch)
-    assert all(attention.watch is None for _, _, attention in attentions_of(model))
+    assert all(attention.hook is None for _, _, attention in attention_modules(model))
 
 
 def test_an_attention_that_saw_more_than_it_says_is_found_out():
     generator, heard = torch.Generator().manual_seed(0), []
     query, key, value = (torch.randn(1, 2, 5, 4, generator=generator) for _ in range(3))
     everywhere = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    watcher("decoder", 1, heard.append)(query, key, value, Mask(causal=True), everywhere)
-    watcher("encoder", 1, heard.append)(query, key, value, Mask(), everywhere)
+    attention_hook("decoder", 1, heard.append)(query, key, value, AttentionMask(causal=True), everywhere)
+    attention_hook("encoder", 1, heard.append)(query, key, value, AttentionMask(), everywhere)
     assert heard[0].error > 0.1 and heard[1].error < 1e-6
     real, liar, ahead = torch.ones(1, 5, dtype=torch.bool), Heads(), Heads()
     liar.take(heard[0], real)
     assert liar.future == liar.masked == 0 and liar.fused_error > 0.1
     full = torch.full((1, 2, 5, 5), 0.2)
-    ahead.take(Look("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
+    ahead.take(AttentionRecord("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
     assert ahead.future == ahead.masked == pytest.approx(0.2)
-    ahead.take(Look("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
+    ahead.take(AttentionRecord("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
     assert ahead.sum_error == pytest.approx(0.1, abs=1e-6)
 
 

@@ -10,7 +10,7 @@ from headstock.explain.gradients import backward, doubled, gradients, terms_of
 from headstock.explain.recurrence import recurrence
 from headstock.explain.targets import lesson, lesson_of_file
 from headstock.explain.vectors import cosine, size
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from tests.explain.opened import classifier, learned, opened
 
 TEXT = "Anne likes Paris. Ben finds the sea."
@@ -72,7 +72,7 @@ def test_the_terms_add_up_in_every_family(tokenizer, task, settings):
     run = opened(tokenizer, task, **settings)
     asked = lesson(run, [TEXT])
     found = gradients(run.model, asked)
-    stacks = 2 if run.model.backbone.reads_source else 1
+    stacks = 2 if run.model.backbone.is_encoder_decoder else 1
     assert len(found.layers) == 2 * stacks and len(found.connections) == (10 if stacks == 2 else 4)
     assert found.error < 1e-12 and all(terms.through > 0 for terms in found.connections)
     assert found.loss == pytest.approx(float(asked.loss(run.model).detach()), rel=1e-5)
@@ -187,7 +187,7 @@ def test_a_short_text_is_drawn_again_until_something_is_hidden(tokenizer):
     run = opened(tokenizer, "masked")
     asked = lesson(run, ["Anne"])
     labels = asked.batch.labels["token"]
-    assert (labels != IGNORE).any() and labels[0, 0] == IGNORE  # never the opening mark
+    assert (labels != IGNORE_INDEX).any() and labels[0, 0] == IGNORE_INDEX  # never the opening mark
     with pytest.raises(UserError, match=r"what stands behind \[MASK\] is not known"):
         lesson(run, ["Anne [MASK] Paris."])
 

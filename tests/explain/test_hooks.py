@@ -7,19 +7,19 @@ from torch import nn
 from headstock.errors import UserError
 from headstock.explain.ablation import without_residuals
 from headstock.explain.hooks import need_stacks, watching
-from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.batch import Batch
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from tests.model.small import SIZES, small_model, some_tokens, stir
 
 
 def seq2seq() -> Model:
     torch.manual_seed(0)
-    backbone = Seq2Seq(Seq2SeqConfig(**(SIZES | {"encoder_depth": 3})))
+    backbone = EncoderDecoder(EncoderDecoderConfig(**(SIZES | {"encoder_depth": 3})))
     stir(backbone)
-    return Model(backbone, {"token": TokenHead(backbone)}).eval()
+    return Model(backbone, {"token": LMHead(backbone)}).eval()
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -109,7 +109,7 @@ def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
     assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the way back is closed
     assert not torch.allclose(bare(batch).hidden, model(batch).hidden)
     for one in (bare, held):  # also where the vector of one place is all that is asked for
-        torch.testing.assert_close(one.at(batch, torch.tensor([3, 6])), one(batch).hidden[[0, 1], [3, 6]])
+        torch.testing.assert_close(one.hidden_at(batch, torch.tensor([3, 6])), one(batch).hidden[[0, 1], [3, 6]])
     mine, theirs = dict(model.named_parameters()), dict(bare.named_parameters())
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) and mine[name] is not theirs[name] for name in mine)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headstock.errors import UserError
 from headstock.explain.masks import MASK_KINDS, explain_mask, explain_model_masks, mask_document
 from headstock.explain.render_document import page, terminal
-from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
@@ -79,7 +79,7 @@ def test_a_model_feels_through_the_mask_and_nothing_else():
     for kind in ("causal", "none", "document"):
         documents = torch.tensor([[0, 0, 1, 1, 1, 1]]) if kind == "document" else None
         stack = stacks[kind != "none"]
-        found = felt(lambda given, s=stack, d=documents: s(Batch(given, documents=d)).hidden[0], tokens)
+        found = felt(lambda given, s=stack, d=documents: s(Batch(given, document_ids=d)).hidden[0], tokens)
         wanted = explain_mask(kind, ["x"] * 6, documents=(2, 4))
         assert found.tolist() == wanted.allowed, kind
 
@@ -87,7 +87,7 @@ def test_a_model_feels_through_the_mask_and_nothing_else():
 @torch.no_grad()
 def test_the_prefix_mask_is_what_an_encoder_decoder_does_with_source_and_target():
     torch.manual_seed(0)
-    both = Seq2Seq(Seq2SeqConfig(**SIZES)).double().eval()
+    both = EncoderDecoder(EncoderDecoderConfig(**SIZES)).double().eval()
 
     def read(row):
         source, target = Batch(row[:, :2]), row[:, 2:]
@@ -110,7 +110,7 @@ def test_a_models_own_masks_are_those_its_attention_was_given():
     assert own.attention == "encoder" and own.masked == own.expected == 0
     (own,) = explain_model_masks(either, Batch(row, causal=True), "hybrid", tokens=words)
     assert own.attention == "decoder" and own.masked == own.expected == 6
-    pair = Model(Seq2Seq(Seq2SeqConfig(**SIZES)), {})
+    pair = Model(EncoderDecoder(EncoderDecoderConfig(**SIZES)), {})
     batch = Batch(row, source=Batch(torch.zeros(1, 3, dtype=torch.long)))
     masks = explain_model_masks(pair, batch, "pair", tokens=words, source=list("xyz"))
     found = {own.attention: own for own in masks}

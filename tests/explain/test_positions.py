@@ -18,7 +18,7 @@ from headstock.explain.positions import (
 )
 from headstock.explain.render_document import page
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
-from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.model import Model
 from tests.conftest import TINY
 from tests.model.small import small_model
@@ -105,10 +105,14 @@ def test_learned_positions_come_from_a_run_and_say_what_was_not_learned(run):
 
 def test_two_stacks_that_learn_have_two_tables_and_a_formula_has_one():
     sizes = {"vocabulary": 20, "context": 8, "depth": 1, "width": 8, "heads": 2, "hidden": 8}
-    learned = explain_model_positions(Model(Seq2Seq(Seq2SeqConfig(**sizes, positions="learned")), {}), "pair")
+    learned = explain_model_positions(
+        Model(EncoderDecoder(EncoderDecoderConfig(**sizes, positions="learned")), {}), "pair"
+    )
     assert [found.where for found in learned] == ["encoder", "decoder"]
     assert not torch.equal(learned[0].table, learned[1].table)
-    (one,) = explain_model_positions(Model(Seq2Seq(Seq2SeqConfig(**sizes, positions="sinusoidal")), {}), "pair")
+    (one,) = explain_model_positions(
+        Model(EncoderDecoder(EncoderDecoderConfig(**sizes, positions="sinusoidal")), {}), "pair"
+    )
     assert one.where is None
     with pytest.raises(UserError, match="reads in order and has no position encodings"):
         explain_model_positions(Model(Elmo(ElmoConfig(vocabulary=20, width=8, hidden=8)), {}), "elmo")

@@ -13,8 +13,8 @@ from headstock.errors import UserError
 from headstock.inference.embed import align_tokens, embed, layer_vectors, resolve_pooling, word_vectors, write_vectors
 from headstock.inference.windowing import SpecialTokens, windows
 from headstock.model.batch import Batch
-from headstock.model.heads import ClassHead
-from headstock.model.layer_features import Mix
+from headstock.model.heads import ClassificationHead
+from headstock.model.layer_features import ScalarMix
 from tests.model.small import small_backbone, small_model
 
 TEXTS = [[5, 6, 7, 5], [9], [], [4, 8, 12, 3, 3, 10, 11], [6, 6, 9]]
@@ -88,8 +88,8 @@ def test_a_long_text_is_read_in_overlapping_rows(causal):
 
 def test_a_mix_that_was_learned_is_used():
     backbone = small_backbone(depth=3, causal=False)
-    head = ClassHead(8, 2, mixed=4)
-    assert isinstance(head.mix, Mix)
+    head = ClassificationHead(8, 2, mixed=4)
+    assert isinstance(head.mix, ScalarMix)
     with torch.no_grad():
         head.mix.weights[1] = 60.0
     from headstock.model.model import Model

@@ -13,7 +13,7 @@ from headstock.inference.fill_mask import FillCandidate, MaskFiller, normalize_c
 from headstock.inference.windowing import SpecialTokens
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from tests.model.small import stir
 
@@ -31,7 +31,7 @@ def filler(kind: str = "wordpiece", *, shift: int = 0, length: int = 32, closing
     stir(backbone)
     special = SpecialTokens((tokenizer.cls,), (tokenizer.separator,) if closing else (), tokenizer.padding)
     return MaskFiller(
-        Model(backbone, {"token": TokenHead(backbone)}).eval(), tokenizer, special=special, length=length, shift=shift
+        Model(backbone, {"token": LMHead(backbone)}).eval(), tokenizer, special=special, length=length, shift=shift
     )
 
 

@@ -154,8 +154,8 @@ def test_texts_are_read_by_kernels_that_take_any_shape(run, monkeypatch):
         inside.pop()
 
     model = headstock.load(run, device="cpu")
-    monkeypatch.setattr(predict, "any_shape", noted)
-    monkeypatch.setattr(embed, "any_shape", noted)
+    monkeypatch.setattr(predict, "without_cudnn_attention", noted)
+    monkeypatch.setattr(embed, "without_cudnn_attention", noted)
     model.model.backbone.register_forward_pre_hook(lambda *_: seen.append(len(inside)))
     model.predict(texts(5))
     model.embed(texts(5), pool="mean")

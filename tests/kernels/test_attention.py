@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headstock.kernels import ops as kernels
-from headstock.model.batch import bounds_of
+from headstock.model.batch import make_cu_seqlens
 from tests.kernels.interpreter import interpret
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -158,7 +158,7 @@ def test_pairs_are_dropped_as_if_by_chance(dropout):
 def several(rows=8, length=512, heads=12, width=64, kind=torch.bfloat16, often=0.02):
     """Rows of documents of fifty tokens on average, as they come from the data side."""
     draw = torch.Generator().manual_seed(0)
-    bounds = bounds_of((torch.rand(rows, length, generator=draw) < often).int().cumsum(1))
+    bounds = make_cu_seqlens((torch.rand(rows, length, generator=draw) < often).int().cumsum(1))
     packed = torch.randn(rows, length, 3, heads, width, generator=draw).to("cuda", kind).requires_grad_()
     return packed, bounds.cuda(), torch.randn(rows, heads, length, width, generator=draw).to("cuda", kind)
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import headstock
 from headstock.kernels import backends as aside
-from headstock.kernels.backends import any_shape
+from headstock.kernels.backends import without_cudnn_attention
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def onednn(monkeypatch):
 
 def test_a_slow_library_is_set_aside_until_the_last_has_left(onednn, monkeypatch):
     x, weight = torch.randn(64, 32), torch.randn(48, 32)
-    plain, first, second = F.linear(x, weight), aside.fast_products(), aside.fast_products()
-    with suppress(KeyError), aside.fast_products():
+    plain, first, second = F.linear(x, weight), aside.fast_cpu_kernels(), aside.fast_cpu_kernels()
+    with suppress(KeyError), aside.fast_cpu_kernels():
         assert not onednn.enabled
         torch.testing.assert_close(F.linear(x, weight), plain)
         raise KeyError
@@ -36,7 +36,7 @@ def test_a_slow_library_is_set_aside_until_the_last_has_left(onednn, monkeypatch
     second.__exit__(None, None, None)
     assert onednn.enabled
     monkeypatch.setattr(aside, "onednn_is_slow", lambda: False)
-    with aside.fast_products():
+    with aside.fast_cpu_kernels():
         assert onednn.enabled
 
 
@@ -63,8 +63,8 @@ def test_cudnn_is_set_aside_until_the_last_has_left(before):
     was = cuda.cudnn_sdp_enabled()
     try:
         cuda.enable_cudnn_sdp(before)
-        first, second = any_shape(torch.device("cuda")), any_shape(torch.device("cuda", 0))
-        with any_shape(torch.device("cpu")):
+        first, second = without_cudnn_attention(torch.device("cuda")), without_cudnn_attention(torch.device("cuda", 0))
+        with without_cudnn_attention(torch.device("cpu")):
             assert cuda.cudnn_sdp_enabled() == before  # it concerns no other device
         first.__enter__()
         second.__enter__()

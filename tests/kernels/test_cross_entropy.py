@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from headstock.kernels import ops as kernels
-from headstock.kernels.capability import runs_triton
+from headstock.kernels.capability import triton_works
 from headstock.kernels.fp8 import WRONG
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from tests.kernels.interpreter import interpret
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -22,14 +22,14 @@ def problem(rows, vocabulary, kind=torch.float32, device="cpu"):
     scores = (torch.randn(rows, vocabulary, generator=draw) * 4).to(kind)
     labels = torch.randint(vocabulary, (rows,), generator=draw)
     labels[::5] = scores.argmax(-1)[::5]
-    labels[1::3] = IGNORE
+    labels[1::3] = IGNORE_INDEX
     return scores.to(device), labels.to(device)
 
 
 def plain(scores, labels, smoothing):
     """(N,) what torch's own loss is, whether the best is right, and the gradient."""
     exact = scores.double().requires_grad_()
-    lost = F.cross_entropy(exact, labels, ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
+    lost = F.cross_entropy(exact, labels, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)
     best = scores.cpu().argmax(-1).to(labels.device)  # a CPU's is the first
     return lost.detach().float(), best == labels, torch.autograd.grad(lost.sum(), exact)[0]
 
@@ -43,7 +43,7 @@ def check(scores, labels, smoothing, lose_, rounds=True):
     assert torch.equal(hits, right)
     again, hits = lose_(kept, labels, smoothing, True)
     assert torch.equal(again, found) and torch.equal(hits, right)
-    assert (kept[labels == IGNORE] == 0).all()
+    assert (kept[labels == IGNORE_INDEX] == 0).all()
     near = torch.finfo(scores.dtype).eps * (0.51 if rounds else 1)  # half a step, or a whole one
     torch.testing.assert_close(kept.double(), slope, rtol=max(near, 5e-6), atol=2e-6)
 
@@ -117,7 +117,7 @@ def interpreted():
 
     calls, run = [], fused.lose
     fused.lose = lose
-    kernels.runs_triton = lambda device: True
+    kernels.triton_works = lambda device: True
     for kind in KINDS:
         for smoothing in (0.0, 0.1):
             for size in ((16, 50), (3, 50_257)):  # the interpreter cuts bfloat16 off instead of rounding it
@@ -172,7 +172,7 @@ def test_the_kernel_in_the_interpreter():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_on_a_gpu(kind, smoothing):
-    assert kernels.runs_triton(torch.device("cuda", 0))
+    assert kernels.triton_works(torch.device("cuda", 0))
     for rows, vocabulary in ((64, 50), (40, 50_257), (40, 50_304), (4, 300_000)):
         check(*problem(rows, vocabulary, kind, "cuda"), smoothing, kernels.lose_)
     check_ties(kernels.lose_, "cuda")
@@ -199,7 +199,7 @@ def test_the_whole_loss_on_a_gpu_compiled(most):
 def test_the_answer_whether_triton_runs_is_marked_constant_as_torch_marks_it():
     marked = torch.compiler.assume_constant_result(lambda: True)
     assert vars(marked)
-    assert vars(marked).items() <= vars(runs_triton).items()
+    assert vars(marked).items() <= vars(triton_works).items()
 
 
 @pytest.mark.gpu

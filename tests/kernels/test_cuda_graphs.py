@@ -6,7 +6,7 @@ import torch
 from headstock.decoding import generate as generation
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
-from headstock.kernels.cuda_graphs import LEAST, can_record
+from headstock.kernels.cuda_graphs import LEAST, can_capture
 from tests.model.small import small_backbone, small_model, some_tokens
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -15,8 +15,8 @@ PROMPTS = [some_tokens(1 + n % 6, seed=n).tolist() for n in range(9)]
 
 def test_nothing_is_recorded_on_a_cpu():
     backbone = small_backbone()
-    assert not can_record(object(), backbone.new_state(2, 8), LEAST)
-    assert not can_record(object(), None, LEAST)
+    assert not can_capture(object(), backbone.new_state(2, 8), LEAST)
+    assert not can_capture(object(), None, LEAST)
 
 
 @pytest.mark.gpu
@@ -29,11 +29,13 @@ def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
     model = small_model(positions=positions, context=24).cuda()
     options = {"max_tokens": 60, "sampling": sampling, "end": end, "seeds": list(range(9))}
     recorded = []
-    record = generation.record
-    monkeypatch.setattr(generation, "record", lambda step, tokens: recorded.append(1) or record(step, tokens))
+    capture_step = generation.capture_step
+    monkeypatch.setattr(
+        generation, "capture_step", lambda step, tokens: recorded.append(1) or capture_step(step, tokens)
+    )
     replayed = generate(model, PROMPTS, **options)
     assert recorded
-    monkeypatch.setattr(generation, "can_record", lambda *_: False)
+    monkeypatch.setattr(generation, "can_capture", lambda *_: False)
     assert generate(model, PROMPTS, **options) == replayed
     assert generate(model, PROMPTS, cache=False, **options) == replayed
 
@@ -42,6 +44,6 @@ def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
 @CUDA
 def test_a_short_text_is_not_worth_it():
     state = small_backbone().cuda().new_state(2, 8)
-    assert not can_record(object(), state, LEAST - 1)
-    assert can_record(object(), state, LEAST)
-    assert not can_record(small_backbone(), state, LEAST)  # a module may be listened to
+    assert not can_capture(object(), state, LEAST - 1)
+    assert can_capture(object(), state, LEAST)
+    assert not can_capture(small_backbone(), state, LEAST)  # a module may be listened to

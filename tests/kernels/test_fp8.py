@@ -8,7 +8,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.kernels import fp8 as eight
 from headstock.kernels import ops as kernels
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
 from headstock.train.loop import check_possible
@@ -42,7 +42,7 @@ def layer(device, rows=(4, 64), features=48, outputs=80):
 
 
 def in_eight(inputs, function=kernels.linear):
-    with torch.autocast(inputs[0].device.type, torch.bfloat16), eight.eight_bits():
+    with torch.autocast(inputs[0].device.type, torch.bfloat16), eight.fp8_matmuls():
         return function(*inputs)
 
 
@@ -83,7 +83,7 @@ def test_what_is_too_large_is_cut_off_and_stays_a_number():
 
 def test_who_only_looks_is_not_served_nor_are_odd_sizes():
     x, weight = torch.randn(64, 32), torch.randn(48, 32)
-    with torch.autocast("cpu", torch.bfloat16), eight.eight_bits():
+    with torch.autocast("cpu", torch.bfloat16), eight.fp8_matmuls():
         assert eight.serves(x, weight)
         assert not eight.serves(x[:63], weight)
         assert not eight.serves(x, torch.randn(47, 32)) and not eight.serves(x[:, :31], weight[:, :31])
@@ -97,7 +97,7 @@ def head(device, bias):
     hidden = F.layer_norm(torch.randn(300, 32, generator=draw), (32,)).to(device).requires_grad_()
     weight = (torch.randn(160, 32, generator=draw) * 0.3).to(device).requires_grad_()
     labels = torch.randint(160, (300,), generator=draw).to(device)
-    labels[::7] = IGNORE
+    labels[::7] = IGNORE_INDEX
     shift = (torch.randn(160, generator=draw)).to(device).requires_grad_() if bias else None
     return hidden, weight, shift, labels
 
@@ -109,14 +109,14 @@ def head(device, bias):
 def test_the_loss_of_a_head_and_its_gradients_are_near(device, bias, most, smoothing):
     *inputs, labels = head(device, bias)
     wanted, hits = kernels.linear_cross_entropy(*inputs, labels, most=most, smoothing=smoothing)
-    with torch.autocast(device, torch.bfloat16), eight.eight_bits():
+    with torch.autocast(device, torch.bfloat16), eight.fp8_matmuls():
         found, found_hits = kernels.linear_cross_entropy(*inputs, labels, most=most, smoothing=smoothing)
     assert found.item() == pytest.approx(wanted.item(), rel=0.01) and found.item() != wanted.item()
     assert abs(int(found_hits - hits)) <= 3
     inputs = inputs if bias else inputs[:2]
     theirs, mine = (torch.autograd.grad(loss / 300, inputs) for loss in (wanted, found))
     assert all(apart(m, t) < 0.06 for m, t in zip(mine, theirs, strict=True))
-    assert (mine[0][labels == IGNORE] == 0).all()
+    assert (mine[0][labels == IGNORE_INDEX] == 0).all()
 
 
 def test_they_are_operations_as_torch_wants_them():
@@ -126,7 +126,7 @@ def test_they_are_operations_as_torch_wants_them():
     torch.library.opcheck(eight.turn, (scores.to(torch.int8),))  # it cannot compare numbers of 8 bits itself
 
 
-def parts_of(kind=torch.float32, device="cpu", rows=70):
+def model_cost(kind=torch.float32, device="cpu", rows=70):
     """Three gradients: of rows that stand apart, of rows that lie together, and turned round in memory."""
     draw = torch.Generator().manual_seed(2)
     one, two, three = (torch.randn(*size, generator=draw) for size in ((rows, 300), (rows, 48), (32, rows)))
@@ -156,14 +156,14 @@ def check_turn(device="cpu"):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_are_gathered_and_turned(device):
-    check_gather(parts_of(torch.bfloat16 if device == "cuda" else torch.float32, device))
+    check_gather(model_cost(torch.bfloat16 if device == "cuda" else torch.float32, device))
     check_turn(device)
 
 
 def interpreted():
     """The kernels on a CPU, where Triton only pretends; see interpreter.py."""
-    eight.runs_triton = lambda device: True
-    check_gather(parts_of(), 0.2)  # it cuts bits off instead of rounding them
+    eight.triton_works = lambda device: True
+    check_gather(model_cost(), 0.2)  # it cuts bits off instead of rounding them
     check_turn()
 
 
@@ -195,14 +195,14 @@ def test_a_run_learns_what_it_learns_in_sixteen_bits(corpus, tmp_path, tiny, dev
 
 
 def test_a_device_without_them_is_told(monkeypatch):
-    monkeypatch.setattr("headstock.train.loop.has_eight_bits", lambda device: False)
+    monkeypatch.setattr("headstock.train.loop.supports_fp8", lambda device: False)
     with pytest.raises(UserError, match="float8 needs a GPU"):
         check_possible(TrainSettings(dtype="float8"), DistributedContext(torch.device("cpu")))
     check_possible(TrainSettings(dtype="bfloat16"), DistributedContext(torch.device("cpu")))
 
 
 def test_it_ends_with_the_last_who_wants_it_and_not_before():
-    first, second = eight.eight_bits(), eight.eight_bits()
+    first, second = eight.fp8_matmuls(), eight.fp8_matmuls()
     first.__enter__()
     with precision(CPU, "auto"):
         assert eight._wanted

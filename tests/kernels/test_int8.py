@@ -12,9 +12,9 @@ import headstock
 from headstock.decoding.fast_modules import light
 from headstock.errors import UserError
 from headstock.kernels import int8
-from headstock.kernels.int8 import SmallLinear, engine, make_small
+from headstock.kernels.int8 import Int8Linear, engine, quantize_int8
 from headstock.model.batch import Batch
-from headstock.model.heads import ClassHead
+from headstock.model.heads import ClassificationHead
 from headstock.model.model import Model
 from tests.model.small import small_model, some_tokens
 
@@ -36,7 +36,7 @@ def apart(found, wanted):
 def test_a_layer_is_near_for_any_number_of_rows(bias):
     torch.manual_seed(0)
     layer = nn.Linear(96, 80, bias=bias)
-    small = SmallLinear(layer.weight, layer.bias)
+    small = Int8Linear(layer.weight, layer.bias)
     for shape in [(64, 96), (9, 96), (200, 96), (3, 7, 96), (64, 96)]:
         x = torch.randn(shape) + 0.5
         assert 0 < apart(small(x), layer(x)) < 0.03
@@ -52,7 +52,7 @@ def test_a_loud_output_does_not_drown_the_others():
     layer = nn.Linear(64, 16, bias=False)
     layer.weight[3] *= 1000
     x = torch.randn(32, 64)
-    found, wanted = SmallLinear(layer.weight, None)(x), layer(x)
+    found, wanted = Int8Linear(layer.weight, None)(x), layer(x)
     assert max(apart(found[:, i], wanted[:, i]) for i in range(16)) < 0.05
 
 
@@ -61,10 +61,10 @@ def test_a_model_and_its_light_twin_are_near_and_its_weights_stay(everything_sma
     model, batch = small_model().eval(), Batch(some_tokens(4, 12))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     wanted = model.heads["token"](model(batch).hidden)
-    make_small(model)
+    quantize_int8(model)
     found = model.heads["token"](model(batch).hidden)
     assert 0 < apart(found, wanted) < 0.05
-    assert sum(isinstance(part, SmallLinear) for part in model.modules()) >= 8
+    assert sum(isinstance(part, Int8Linear) for part in model.modules()) >= 8
     backbone, head = light(model.backbone), light(model.heads["token"])
     torch.testing.assert_close(head(backbone(batch).hidden), found)
     assert before.keys() == model.state_dict().keys()
@@ -89,10 +89,10 @@ def test_a_run_predicts_embeds_and_generates_nearly_the_same(corpus, tmp_path, t
 
 def test_elsewhere_it_is_refused_in_words(monkeypatch):
     with pytest.raises(UserError, match="--device cpu"):
-        make_small(small_model().to("meta"))
+        quantize_int8(small_model().to("meta"))
     monkeypatch.setattr(int8, "engine", lambda: None)
     with pytest.raises(UserError, match="this build of torch"):
-        make_small(small_model())
+        quantize_int8(small_model())
 
 
 def test_two_threads_may_use_the_same_layer():
@@ -100,9 +100,9 @@ def test_two_threads_may_use_the_same_layer():
     script = """
 import torch
 from concurrent.futures import ThreadPoolExecutor
-from headstock.kernels.int8 import SmallLinear
+from headstock.kernels.int8 import Int8Linear
 torch.set_num_threads(1)
-layer, x = SmallLinear(torch.randn(128, 256), None), torch.randn(64, 256)
+layer, x = Int8Linear(torch.randn(128, 256), None), torch.randn(64, 256)
 with torch.inference_mode():
     wanted = layer(x)
 def use(_):
@@ -116,8 +116,8 @@ with ThreadPoolExecutor(2) as pool:
 
 
 def test_a_small_classifier_still_tells_its_sizes():
-    model = Model(small_model(width=64, heads=2).backbone, {"label": ClassHead(64, 100)}).eval()
+    model = Model(small_model(width=64, heads=2).backbone, {"label": ClassificationHead(64, 100)}).eval()
     wanted = model.dimensions()
-    make_small(model)
-    assert isinstance(model.heads["label"].linear, SmallLinear)
+    quantize_int8(model)
+    assert isinstance(model.heads["label"].linear, Int8Linear)
     assert model.dimensions() == wanted

@@ -12,7 +12,7 @@ import headstock
 from headstock.kernels import ops as kernels
 from headstock.kernels.ops import attend_apart, linear_cross_entropy
 from headstock.model.backbones import transformer
-from headstock.model.batch import IGNORE, Batch, bounds_of, places_of
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, make_cu_seqlens
 from headstock.train.run_folder import RunFolder
 from tests.model.small import small_model, some_tokens
 
@@ -22,14 +22,16 @@ def problem(count=30, width=6, vocabulary=11, *, bias=True, seed=0, device="cpu"
     hidden, weight = (torch.randn(n, width, generator=draw) for n in (count, vocabulary))
     shift = torch.randn(vocabulary, generator=draw) if bias else None
     labels = torch.randint(vocabulary, (count,), generator=draw)
-    labels[torch.rand(count, generator=draw) < 0.3] = IGNORE
+    labels[torch.rand(count, generator=draw) < 0.3] = IGNORE_INDEX
     inputs = [x.to(device).requires_grad_() for x in (hidden, weight, shift) if x is not None]
     return inputs, labels.to(device)
 
 
 def plain(inputs, labels, smoothing):
     scores = F.linear(*inputs)
-    loss = F.cross_entropy(scores.float(), labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(
+        scores.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
+    )
     return loss, (scores.argmax(-1) == labels).sum()
 
 
@@ -51,7 +53,7 @@ def test_the_fused_loss_is_the_plain_one_with_its_gradient(count, bias, smoothin
 
 def test_where_nothing_is_asked_nothing_is_lost():
     inputs, labels = problem()
-    loss, hits = fused(inputs, torch.full_like(labels, IGNORE), 0.1)
+    loss, hits = fused(inputs, torch.full_like(labels, IGNORE_INDEX), 0.1)
     assert loss == 0 and hits == 0
     assert all((part == 0).all() for part in torch.autograd.grad(loss, inputs))
 
@@ -104,17 +106,17 @@ def test_it_can_be_compiled_whole():
 @given(st.integers(1, 9), st.integers(1, 60), st.floats(0, 1), st.integers(0, 99))
 def test_places_are_those_of_the_labels_and_a_few_that_have_none(rows, length, share, seed):
     draw = torch.Generator().manual_seed(seed)
-    labels = torch.where(torch.rand(rows, length, generator=draw) < share, 1, IGNORE)
-    places = places_of(labels)
-    wanted = (labels.flatten() != IGNORE).nonzero().squeeze(1)
+    labels = torch.where(torch.rand(rows, length, generator=draw) < share, 1, IGNORE_INDEX)
+    places = find_label_positions(labels)
+    wanted = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
     assert torch.equal(places[: len(wanted)], wanted)
-    assert (labels.flatten()[places[len(wanted) :]] == IGNORE).all()
+    assert (labels.flatten()[places[len(wanted) :]] == IGNORE_INDEX).all()
     assert len(places) - len(wanted) <= max(8, labels.numel() // 64)
     hidden = torch.randn(rows, length, 3, generator=draw)
-    batch = Batch(labels, labels={"token": labels}, places={"token": places})
-    vectors, told = batch.at("token", hidden)
-    theirs, all_told = Batch(labels, labels={"token": labels}).at("token", hidden)
-    assert torch.equal(vectors[told != IGNORE], theirs) and torch.equal(told[told != IGNORE], all_told)
+    batch = Batch(labels, labels={"token": labels}, label_positions={"token": places})
+    vectors, told = batch.gather_labelled("token", hidden)
+    theirs, all_told = Batch(labels, labels={"token": labels}).gather_labelled("token", hidden)
+    assert torch.equal(vectors[told != IGNORE_INDEX], theirs) and torch.equal(told[told != IGNORE_INDEX], all_told)
 
 
 @settings(max_examples=50, deadline=None)
@@ -124,7 +126,7 @@ def test_bounds_cut_rows_into_their_documents(sizes):
     documents = torch.full((len(sizes), length), -1)
     for row, counts in enumerate(sizes):
         documents[row, : sum(counts)] = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    bounds = bounds_of(documents)
+    bounds = make_cu_seqlens(documents)
     assert bounds.dtype == torch.int32 and len(bounds) & (len(bounds) - 1) == 0
     assert bounds[0] == 0 and bounds[-1] == documents.numel()
     parts = [documents.flatten()[begin:end] for begin, end in pairwise(bounds) if begin < end]
@@ -155,7 +157,7 @@ def kernel(monkeypatch):
 def packed_batch():
     documents = torch.tensor([[0] * 3 + [1] * 5 + [2] * 4, [0] * 10 + [-1] * 2])
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 3], [*range(10), 0, 1]])
-    return Batch(some_tokens(2, 12), documents=documents, positions=positions, cu_seqlens=bounds_of(documents))
+    return Batch(some_tokens(2, 12), document_ids=documents, positions=positions, cu_seqlens=make_cu_seqlens(documents))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -170,15 +172,15 @@ def test_documents_read_apart_give_what_the_mask_gives(causal, positions, kernel
     masked = model(batch).hidden
     assert len(calls) == 2
     torch.testing.assert_close(apart, masked, rtol=1e-5, atol=1e-5)
-    batch.cu_seqlens = bounds_of(torch.zeros_like(batch.documents))
+    batch.cu_seqlens = make_cu_seqlens(torch.zeros_like(batch.document_ids))
     assert not torch.allclose(model(batch).hidden, masked, atol=1e-3)  # other bounds, other vectors
 
 
 def test_whoever_watches_attention_sees_a_mask(kernel):
     model, batch, seen = small_model(), packed_batch(), []
-    model.backbone.blocks[0].attention.watch = lambda *told: seen.append(told[3])
+    model.backbone.blocks[0].attention.hook = lambda *told: seen.append(told[3])
     model(batch)
-    assert seen[0].bounds is None and seen[0].allowed is not None
+    assert seen[0].cu_seqlens is None and seen[0].allowed is not None
 
 
 # Equal work: short runs
@@ -216,7 +218,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 @pytest.mark.parametrize("width", [32, 100])  # heads that are no multiple of eight wide
 def test_the_kernel_reads_apart_as_the_mask_does(causal, width):
     documents = torch.randint(0, 2, (4, 96)).cumsum(1)
-    bounds, seen = bounds_of(documents).cuda(), documents[:, :, None] == documents[:, None]
+    bounds, seen = make_cu_seqlens(documents).cuda(), documents[:, :, None] == documents[:, None]
     seen = (seen.tril() if causal else seen)[:, None].cuda()
     inputs = [torch.randn(4, 2, 96, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     assert kernels.reads_apart(inputs[0], width)

@@ -70,7 +70,7 @@ def test_compiled_on_a_gpu_both_are_taken():
     """Dropout draws again what it drew, and GELU is torch's, inside one kernel."""
 
     def way(x):
-        return pointwise.drop(pointwise.gelu(x), 0.25)
+        return pointwise.dropout(pointwise.gelu(x), 0.25)
 
     x = (torch.rand(512, 768, device="cuda") + 0.5).bfloat16().requires_grad_()
     compiled = torch.compile(way, fullgraph=True)

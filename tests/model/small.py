@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 
 SIZES = {"vocabulary": 13, "context": 16, "depth": 2, "width": 8, "heads": 2, "hidden": 12}
@@ -27,7 +27,7 @@ def small_backbone(seed: int = 0, **settings: Any) -> Transformer:
 
 def small_model(seed: int = 0, **settings: Any) -> Model:
     backbone = small_backbone(seed, **settings)
-    return Model(backbone, {"token": TokenHead(backbone)}).eval()
+    return Model(backbone, {"token": LMHead(backbone)}).eval()
 
 
 def some_tokens(*shape: int, seed: int = 1, vocabulary: int = SIZES["vocabulary"]) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.model.attention_mask import subsequent
+from headstock.model.attention_mask import causal_mask
 from headstock.model.batch import Batch
 from tests.model.small import small_backbone, some_tokens
 
@@ -31,7 +31,7 @@ def rows(tokens: torch.Tensor, *, padded: bool, packed: bool) -> Batch:
     if padded:
         batch.padding = torch.arange(LENGTH)[None] >= torch.tensor([9, 7, 5])[:, None]
     if packed:
-        batch.documents, batch.positions = DOCUMENTS, PLACES
+        batch.document_ids, batch.positions = DOCUMENTS, PLACES
     return batch
 
 
@@ -105,7 +105,7 @@ def test_segments_and_their_absence():
 
 def test_the_subsequent_mask_ends_at_the_last_key():
     expected = [[True, True, True, False], [True, True, True, True]]
-    assert subsequent(2, 4).tolist() == expected
+    assert causal_mask(2, 4).tolist() == expected
 
 
 @given(
@@ -153,5 +153,5 @@ def test_the_last_layer_leaves_through_the_outlet(norm):
     output = backbone(Batch(some_tokens(2, 5)), keep_layers=True)
     assert backbone.depth == 3
     assert len(output.layers) == 4
-    assert torch.equal(backbone.outlet(output.layers[-1]), output.hidden)
+    assert torch.equal(backbone.output_norm(output.layers[-1]), output.hidden)
     assert torch.equal(output.layers[-1], output.hidden) == (norm == "post")

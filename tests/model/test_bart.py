@@ -10,7 +10,7 @@ from headstock.config import plain
 from headstock.interop.huggingface.architectures.bart import Bart
 from headstock.interop.huggingface.tensor_names import to_theirs
 from headstock.interop.imported_run import complete
-from headstock.model.backbones.encoder_decoder import Seq2Seq
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from tests.model.test_encoder_decoder import PADDING, SOURCE_PADDING, distance, small_seq2seq, some_batch
 
 bart = pytest.importorskip("transformers.models.bart.modeling_bart")
@@ -18,7 +18,7 @@ bart = pytest.importorskip("transformers.models.bart.modeling_bart")
 BART = {"width": 16, "depth": 2, "encoder_depth": 3, "heads": 4, "hidden": 24, "context": 12, "vocabulary": 40}
 
 
-def as_barts(ours: Seq2Seq) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Our weights under BART's names, and its settings."""
     model = {"family": "seq2seq", **plain(ours.config)}
     chosen = complete(model, {"name": "translate"}, source="a test")

@@ -10,7 +10,7 @@ from headstock.interop.huggingface.architectures.bert import Bert
 from headstock.interop.huggingface.tensor_names import to_theirs
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
-from headstock.model.heads import NextHead, TokenHead
+from headstock.model.heads import LMHead, NextSentenceHead
 from headstock.model.model import Model
 from headstock.train.pretrain import gather_config
 from headstock.train.settings import RunConfig
@@ -31,7 +31,7 @@ def settings_of(preset: str, **settings: int) -> RunConfig:
 def make_model(chosen: RunConfig) -> Model:
     torch.manual_seed(0)
     backbone = Transformer(chosen.model)
-    heads = {"token": TokenHead(backbone, transform=chosen.task.transform), "next": NextHead(backbone.width)}
+    heads = {"token": LMHead(backbone, transform=chosen.task.transform), "next": NextSentenceHead(backbone.width)}
     return Model(backbone, heads).eval()
 
 
@@ -136,13 +136,13 @@ def test_training_leaves_out_what_berts_does(ours):
 @pytest.mark.parametrize("shape", [{}, {"bias": False, "norm_kind": "rms", "activation": "swiglu"}])
 def test_a_head_that_transforms_has_a_bias_for_every_entry(tied, shape):
     backbone = small_backbone(tied=tied, **shape)
-    model = Model(backbone, {"token": TokenHead(backbone, transform=True)})
+    model = Model(backbone, {"token": LMHead(backbone, transform=True)})
     names = {name.removeprefix("heads.token.") for name in model.tensors() if name.startswith("heads.")}
     biases = set() if shape else {"transform.dense.bias", "transform.norm.bias"}  # as the backbone's own layers
     assert names == {"transform.dense.weight", "transform.norm.weight", "bias", *biases, *([] if tied else ["weight"])}
     assert (model.heads["token"].weight is backbone.tokens.weight) == tied
     hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
-    head, straight = model.heads["token"], TokenHead(backbone)
+    head, straight = model.heads["token"], LMHead(backbone)
     # normed before the scores, so that their size does not follow that of the vectors
     torch.testing.assert_close(head(1e4 * hidden), head(1e5 * hidden), atol=1e-3, rtol=0)
     assert not torch.allclose(straight(1e4 * hidden), straight(1e5 * hidden), atol=1.0)
@@ -152,4 +152,4 @@ def test_the_base_preset_has_berts_size():
     with torch.device("meta"):  # sizes only, no numbers
         mine = make_model(settings_of("bert-base"))
         theirs = bert.BertForPreTraining(BertConfig())
-    assert mine.sizes()["total"] == sum(p.numel() for p in theirs.parameters()) == 110_106_428
+    assert mine.parameter_counts()["total"] == sum(p.numel() for p in theirs.parameters()) == 110_106_428

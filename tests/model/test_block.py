@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headstock.model.attention_mask import Mask, hide, mask_for
+from headstock.model.attention_mask import AttentionMask, make_attention_mask, padding_mask
 from headstock.model.batch import Batch
 from headstock.model.layers import Block, gelu_tanh
 from tests.model.small import small_backbone, some_tokens, stir
@@ -61,19 +61,19 @@ def pair(kind: type, norm: str, activation: str, bias: bool) -> tuple[nn.Module,
     return theirs, ours
 
 
-def masks(kind: str) -> tuple[Mask, dict[str, Tensor | None]]:
+def masks(kind: str) -> tuple[AttentionMask, dict[str, Tensor | None]]:
     """Ours, and the same in torch's words: there True is where nobody may look."""
     batch = Batch(torch.zeros(ROWS, LENGTH, dtype=torch.long))
     forbidden = torch.zeros(ROWS, LENGTH, LENGTH, dtype=torch.bool)
     if "causal" in kind:
         forbidden = forbidden | torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     if "document" in kind:
-        batch.documents = DOCUMENTS
+        batch.document_ids = DOCUMENTS
         forbidden = forbidden | (DOCUMENTS[:, :, None] != DOCUMENTS[:, None, :])
     if "padding" in kind:
         batch.padding = PADDING
     theirs = {"mask": forbidden.repeat_interleave(HEADS, 0), "padding": batch.padding}
-    return mask_for(batch, causal="causal" in kind), theirs
+    return make_attention_mask(batch, causal="causal" in kind), theirs
 
 
 def assert_same(ours: Tensor, theirs: Tensor, padding: Tensor | None) -> None:
@@ -106,7 +106,9 @@ def test_a_block_with_a_memory_is_torchs_decoder_layer(norm, activation, bias, k
         memory_key_padding_mask=memory_padding,
     )
     kept = ours.cross.remember(memory)
-    assert_same(ours(x, mask, memory=kept, memory_mask=Mask(hide(memory_padding))), expected, words["padding"])
+    assert_same(
+        ours(x, mask, memory=kept, memory_mask=AttentionMask(padding_mask(memory_padding))), expected, words["padding"]
+    )
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -120,7 +122,7 @@ def test_every_weight_moves_the_result(norm):
         with torch.no_grad():
             before = parameter.flatten()[0].clone()
             parameter.view(-1)[0] += 0.05
-            moved = ours(x, mask, memory=ours.cross.remember(memory), memory_mask=Mask())
+            moved = ours(x, mask, memory=ours.cross.remember(memory), memory_mask=AttentionMask())
             parameter.view(-1)[0] = before
         assert (moved - expected).abs().max() > 1e-4, name
 
@@ -182,9 +184,9 @@ def test_dropout_acts_in_training_only_and_everywhere_torch_has_it():
             part.p = 0.5
     x = numbers(ROWS, LENGTH, WIDTH)
     ours.eval()
-    assert torch.equal(ours(x, Mask()), ours(x, Mask()))
+    assert torch.equal(ours(x, AttentionMask()), ours(x, AttentionMask()))
     ours.train()
-    assert not torch.equal(ours(x, Mask()), ours(x, Mask()))
+    assert not torch.equal(ours(x, AttentionMask()), ours(x, AttentionMask()))
     assert sum(isinstance(part, nn.Dropout) for part in ours.modules()) == 3  # after attention, inside and after feed
     assert Block(WIDTH, HEADS, HIDDEN, dropout=0.25).attention.dropout == 0.25  # and on the attention itself
 
@@ -197,7 +199,9 @@ def test_the_feed_forward_part_drops_out_inside_only_where_it_is_told_to(activat
     x = numbers(ROWS, LENGTH, WIDTH)
     assert torch.equal(block.feed(x), block.feed(x)) == (not inner)
     assert torch.equal(block.feed(x), block.eval().feed(x)) == (not inner)
-    assert not torch.equal(block.train()(x, Mask()), block(x, Mask()))  # after it and around attention it always does
+    assert not torch.equal(
+        block.train()(x, AttentionMask()), block(x, AttentionMask())
+    )  # after it and around attention it always does
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")

@@ -7,7 +7,7 @@ from torch import Tensor
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.batch import Batch, pad
-from headstock.model.layer_features import Mix, take_layers
+from headstock.model.layer_features import ScalarMix, select_layers
 from tests.model.small import some_tokens, stir
 
 SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 9}
@@ -38,7 +38,7 @@ def test_a_token_changes_no_forward_state_before_it_and_no_backward_state_after_
     backbone, tokens = small(), some_tokens(1, 9)
     other = tokens.clone()
     other[0, place] = (other[0, place] + 1) % 13
-    one, two = (backbone(Batch(t, documents=documents), keep_layers=True).layers for t in (tokens, other))
+    one, two = (backbone(Batch(t, document_ids=documents), keep_layers=True).layers for t in (tokens, other))
     first, last = (0, 9) if documents is None else (0, 4) if place < 4 else (4, 9)
     for before, after in zip(one[1:], two[1:], strict=True):
         moved = (before - after)[0].abs().view(9, 2, -1).amax(-1) > 0  # (T, way)
@@ -73,8 +73,8 @@ def test_layers_are_twice_as_wide_and_can_be_mixed():
     assert backbone.width == 12
     assert not backbone.causal
     assert [layer.shape for layer in output.layers] == [(2, 5, 12)] * 3
-    assert torch.equal(take_layers(backbone, output, "2"), output.hidden)
-    mixed = Mix(3)(take_layers(backbone, output, "mix"))
+    assert torch.equal(select_layers(backbone, output, "2"), output.hidden)
+    mixed = ScalarMix(3)(select_layers(backbone, output, "mix"))
     close(mixed, sum(output.layers) / 3)
 
 
@@ -85,6 +85,6 @@ def test_it_has_no_state_to_go_on_from():
 
 def test_every_weight_is_in_exactly_one_stage():
     backbone = small()
-    stages = [id(p) for stage in backbone.stages() for p in stage]
+    stages = [id(p) for stage in backbone.parameters_by_layer() for p in stage]
     assert sorted(stages) == sorted(id(p) for p in backbone.parameters())
-    assert [len(stage) for stage in backbone.stages()] == [1, 12, 12]
+    assert [len(stage) for stage in backbone.parameters_by_layer()] == [1, 12, 12]

@@ -18,10 +18,10 @@ from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES
-from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch, pad
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.model.layers import Attention
 from headstock.model.model import Model
 from headstock.train.settings import read_preset
@@ -37,16 +37,16 @@ PROMPTS = [some_tokens(n, seed=n).tolist() for n in (3, 1, 2, 5)]
 SOURCES = [some_tokens(n, seed=10 + n).tolist() for n in (2, 6, 1, 4)]
 
 
-def small_seq2seq(seed: int = 0, **settings: Any) -> Seq2Seq:
+def small_seq2seq(seed: int = 0, **settings: Any) -> EncoderDecoder:
     torch.manual_seed(seed)
-    backbone = Seq2Seq(Seq2SeqConfig(**(SIZES | {"encoder_depth": 3} | settings)))
+    backbone = EncoderDecoder(EncoderDecoderConfig(**(SIZES | {"encoder_depth": 3} | settings)))
     stir(backbone, seed=seed)
     return backbone.eval()
 
 
 def small_translator(seed: int = 0, **settings: Any) -> Model:
     backbone = small_seq2seq(seed, **settings)
-    return Model(backbone, {"token": TokenHead(backbone)}).eval()
+    return Model(backbone, {"token": LMHead(backbone)}).eval()
 
 
 def some_batch(*, padding: Tensor | None = None, source_padding: Tensor | None = SOURCE_PADDING) -> Batch:
@@ -147,7 +147,7 @@ def test_it_is_torchs_transformer(norm, activation, monkeypatch):
     # the controls: each of them is another model
     unpadded = both.expected(batch, source_padding=None)
     assert distance(both.ours(batch).hidden, unpadded, PADDING) > 1e-3
-    monkeypatch.setattr(Seq2Seq, "encode", lambda self, source: self.tokens(batch.tokens)[:, :SOURCE])
+    monkeypatch.setattr(EncoderDecoder, "encode", lambda self, source: self.tokens(batch.tokens)[:, :SOURCE])
     assert distance(both.ours(batch).hidden, expected, PADDING) > 1e-3
 
 
@@ -210,10 +210,10 @@ def test_what_lies_ahead_in_a_state_is_never_read():
 def test_the_source_is_read_once():
     calls = []
 
-    class Counting(Seq2Seq):
+    class Counting(EncoderDecoder):
         def encode(self, source):
             calls.append("source")
-            return Seq2Seq.encode(self, source)
+            return EncoderDecoder.encode(self, source)
 
     class Noting(Attention):
         def remember(self, memory):
@@ -265,10 +265,10 @@ def test_embeddings_are_shared_tied_or_separate(shared, tied):
     model = small_translator(shared=shared, tied=tied)
     assert (model.backbone.encoder.tokens is model.backbone.decoder.tokens) == shared
     assert (model.heads["token"].weight is model.backbone.decoder.tokens.weight) == tied
-    least = small_translator(shared=True, tied=True).sizes()
-    assert model.sizes()["base"] == least["base"] + (0 if shared else 13 * 8)
-    assert model.sizes()["token"] == (0 if tied else 13 * 8 + 13)
-    assert sum(tensor.numel() for tensor in model.tensors().values()) == model.sizes()["total"]
+    least = small_translator(shared=True, tied=True).parameter_counts()
+    assert model.parameter_counts()["base"] == least["base"] + (0 if shared else 13 * 8)
+    assert model.parameter_counts()["token"] == (0 if tied else 13 * 8 + 13)
+    assert sum(tensor.numel() for tensor in model.tensors().values()) == model.parameter_counts()["total"]
     again = small_translator(seed=7, shared=shared, tied=tied)
     assert not torch.equal(again(some_batch()).hidden, model(some_batch()).hidden)
     again.load_tensors({name: tensor.clone() for name, tensor in model.tensors().items()}, source="a test")
@@ -286,7 +286,7 @@ def test_two_vocabularies():
 @pytest.mark.parametrize("settings", [{}, {"shared": False}, {"source_vocabulary": 29}, {"positions": "sinusoidal"}])
 def test_stages_have_every_parameter_once_from_the_source_up(norm, settings):
     backbone = small_seq2seq(norm=norm, **settings)
-    stages = [[id(parameter) for parameter in stage] for stage in backbone.stages()]
+    stages = [[id(parameter) for parameter in stage] for stage in backbone.parameters_by_layer()]
     assert len(stages) == 1 + 3 + 2
     everything = [parameter for stage in stages for parameter in stage]
     assert len(everything) == len(set(everything))
@@ -303,9 +303,9 @@ def test_layers_are_the_decoders(norm):
     backbone, batch = small_seq2seq(norm=norm), some_batch()
     output = backbone(batch, keep_layers=True)
     assert len(output.layers) == backbone.depth + 1 == 3
-    assert torch.equal(backbone.outlet(output.layers[-1]), output.hidden)
+    assert torch.equal(backbone.output_norm(output.layers[-1]), output.hidden)
     assert backbone(batch).layers == []
-    assert backbone.causal and backbone.reads_source and not Transformer.reads_source
+    assert backbone.causal and backbone.is_encoder_decoder and not Transformer.is_encoder_decoder
 
 
 @torch.inference_mode()
@@ -316,10 +316,10 @@ def test_a_light_twin_gives_the_same():
 
 def test_every_wrong_setting_is_named():
     with pytest.raises(ConfigError) as wrong:
-        Seq2SeqConfig(vocabulary=0, source_vocabulary=0, encoder_depth=-1, dropout=1.0)
+        EncoderDecoderConfig(vocabulary=0, source_vocabulary=0, encoder_depth=-1, dropout=1.0)
     assert [name for name, _ in wrong.value.problems] == ["source_vocabulary", "encoder_depth", "vocabulary", "dropout"]
     with pytest.raises(ConfigError, match="width: 10 must be a multiple of heads 4"):
-        Seq2SeqConfig(vocabulary=9, width=10, heads=4)
+        EncoderDecoderConfig(vocabulary=9, width=10, heads=4)
 
 
 @pytest.mark.parametrize("size", ["nano", "mini", "small", "base"])
@@ -330,17 +330,20 @@ def test_presets_have_the_sizes_of_the_textbook(size):
     c = build(family.Config, tree["model"] | {"vocabulary": tree["tokenizer"]["vocabulary"]})
     with torch.device("meta"):  # sizes only, no numbers
         backbone = family(c)
-        model = Model(backbone, {"token": TokenHead(backbone)})
+        model = Model(backbone, {"token": LMHead(backbone)})
     attention, feed, norm = 4 * (c.width + 1) * c.width, 2 * c.width * c.hidden + c.hidden + c.width, 2 * c.width
     reads, writes = attention + feed + 2 * norm, 2 * attention + feed + 3 * norm
-    assert model.sizes()["total"] == c.vocabulary * c.width + c.encoder_depth * reads + c.depth * writes + 2 * norm
+    assert (
+        model.parameter_counts()["total"]
+        == c.vocabulary * c.width + c.encoder_depth * reads + c.depth * writes + 2 * norm
+    )
 
 
 def test_it_learns_to_turn_a_row_round():
     """A source backwards is what no model can give that does not look across."""
     torch.manual_seed(0)
-    backbone = Seq2Seq(Seq2SeqConfig(vocabulary=10, context=8, depth=2, width=32, heads=2, hidden=64))
-    model = Model(backbone, {"token": TokenHead(backbone)})
+    backbone = EncoderDecoder(EncoderDecoderConfig(vocabulary=10, context=8, depth=2, width=32, heads=2, hidden=64))
+    model = Model(backbone, {"token": LMHead(backbone)})
     optimizer, draw = torch.optim.AdamW(model.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
     for _ in range(250):
         source = torch.randint(1, 10, (64, 5), generator=draw)

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.model.backbone import BACKBONES
-from headstock.model.cached_backbone import Fixed
-from headstock.model.formulas import Part
-from headstock.model.heads import ClassHead, NextHead, SpanHead, TokenHead
+from headstock.model.cached_backbone import CachedBackbone
+from headstock.model.formulas import ModuleCost
+from headstock.model.heads import ClassificationHead, LMHead, NextSentenceHead, SpanHead
 from headstock.model.model import Model
 
 SMALL = st.integers(1, 5)
@@ -60,9 +60,9 @@ def models(draw):
     mixed = backbone.depth + 1 if draw(st.booleans()) else None
     wide = backbone.width * draw(st.sampled_from([1, 3, 4, 12]))  # last, concat, concat4, both
     every = {
-        "token": lambda: TokenHead(backbone, transform=transforms),
-        "next": lambda: NextHead(backbone.width),
-        "label": lambda: ClassHead(wide, draw(SMALL), mixed=mixed),
+        "token": lambda: LMHead(backbone, transform=transforms),
+        "next": lambda: NextSentenceHead(backbone.width),
+        "label": lambda: ClassificationHead(wide, draw(SMALL), mixed=mixed),
         "span": lambda: SpanHead(wide, mixed=mixed),
     }
     if family != "transformer":
@@ -73,7 +73,7 @@ def models(draw):
     return Model(backbone, {name: every[name]() for name in names})
 
 
-def written_out(part: Part) -> dict[str, tuple]:
+def written_out(part: ModuleCost) -> dict[str, tuple]:
     """Every tensor by its own name, numbers in the place of stars."""
     found = {}
     for tensor in part.weights():
@@ -89,7 +89,7 @@ def test_every_tensor_is_where_and_as_large_as_its_form_says(model):
     part = model.counted(model.dimensions())
     assert written_out(part) == {name: tuple(p.shape) for name, p in model.named_parameters()}
     assert part.count == sum(p.numel() for p in model.parameters())
-    sizes = model.sizes()
+    sizes = model.parameter_counts()
     assert part.parts[0].count == sizes["base"]
     assert {head.name: head.count for head in part.parts[1].parts} == {name: sizes[name] for name in model.heads}
     assert part.fixed == sum(buffer.numel() for buffer in model.buffers())
@@ -105,4 +105,4 @@ def test_a_wrong_form_would_be_noticed():
 
 def test_what_stands_for_a_frozen_backbone_has_nothing():
     backbone = BACKBONES.get("transformer")(BACKBONES.get("transformer").Config(vocabulary=7, width=8, heads=2))
-    assert Fixed(backbone).counted(Model(backbone, {}).dimensions(), None).count == 0
+    assert CachedBackbone(backbone).counted(Model(backbone, {}).dimensions(), None).count == 0

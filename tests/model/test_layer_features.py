@@ -5,7 +5,7 @@ import torch
 
 from headstock.errors import UserError
 from headstock.model.batch import Batch
-from headstock.model.layer_features import Mix, check_layers, feature_width, take_layers
+from headstock.model.layer_features import ScalarMix, check_layers, feature_width, select_layers
 from tests.model.small import small_backbone, some_tokens
 
 
@@ -14,8 +14,8 @@ def test_layers_are_what_their_names_say(norm):
     backbone = small_backbone(depth=5, norm=norm)
     with torch.inference_mode():
         output = backbone(Batch(some_tokens(2, 7)), keep_layers=True)
-        every = [take_layers(backbone, output, str(number)) for number in range(6)]
-        found = {layers: take_layers(backbone, output, layers) for layers in ("last", "sum4", "concat4", "mix")}
+        every = [select_layers(backbone, output, str(number)) for number in range(6)]
+        found = {layers: select_layers(backbone, output, layers) for layers in ("last", "sum4", "concat4", "mix")}
     assert torch.equal(found["last"], every[5])
     assert torch.equal(found["last"], output.hidden)
     torch.testing.assert_close(found["sum4"], every[2] + every[3] + every[4] + every[5])
@@ -27,7 +27,7 @@ def test_layers_are_what_their_names_say(norm):
 
 
 def test_a_mix_begins_as_the_mean_and_learns_its_shares():
-    mix, vectors = Mix(3), torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
+    mix, vectors = ScalarMix(3), torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(mix(vectors), vectors.mean(-2))
     with torch.no_grad():
         mix.weights[1], mix.gamma[()] = 50.0, 2.0

@@ -4,7 +4,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headstock.model.batch import IGNORE, pad
+from headstock.model.batch import IGNORE_INDEX, pad
 
 
 @given(st.lists(st.lists(st.integers(-100, 60_000), max_size=9), min_size=1, max_size=9))
@@ -12,11 +12,11 @@ from headstock.model.batch import IGNORE, pad
 @example([[], [1]])
 @example([[1, 2], [3, 4]])
 def test_rows_are_padded_on_the_right_and_only_where_they_must_be(rows):
-    tokens, padding = pad(rows, IGNORE)
+    tokens, padding = pad(rows, IGNORE_INDEX)
     longest = max(map(len, rows))
     assert tokens.dtype == torch.long
     assert tokens.shape == (len(rows), longest)
-    assert tokens.tolist() == [row + [IGNORE] * (longest - len(row)) for row in rows]
+    assert tokens.tolist() == [row + [IGNORE_INDEX] * (longest - len(row)) for row in rows]
     if padding is None:
         assert all(len(row) == longest for row in rows)
     else:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headstock.model.batch import Batch
-from headstock.model.layers import rotate
+from headstock.model.layers import apply_rotary
 from headstock.model.positions import rotary_angles, sinusoids
 from tests.model.small import small_backbone, some_tokens
 
@@ -66,7 +66,7 @@ def scores_at(places: torch.Tensor) -> torch.Tensor:
     draw = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, 1, 8, 8, generator=draw)
     rotation = backbone.rotation(places, int(places.max()) + 1)
-    return rotate(query, rotation) @ rotate(key, rotation).transpose(-1, -2)
+    return apply_rotary(query, rotation) @ apply_rotary(key, rotation).transpose(-1, -2)
 
 
 @pytest.mark.parametrize("shift", [1, 7, 500, 4000])
@@ -90,7 +90,7 @@ def test_rotation_keeps_lengths_and_turns_by_the_angle():
     angles = rotary_angles(10, 4)
     rotation = (angles.cos().float(), angles.sin().float())
     x = torch.randn(1, 1, 10, 4, generator=torch.Generator().manual_seed(0))
-    turned = rotate(x, rotation)
+    turned = apply_rotary(x, rotation)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     first, third = x[0, 0, 3, 0].item(), x[0, 0, 3, 2].item()  # the pair (0, K/2), turned by 3 radians at position 3
     assert turned[0, 0, 3, 0].item() == pytest.approx(first * math.cos(3) - third * math.sin(3), abs=1e-6)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.decoding.fast_modules import light
-from headstock.model.attention_mask import Mask, subsequent
-from headstock.model.attention_weights import looking
+from headstock.model.attention_mask import AttentionMask, causal_mask
+from headstock.model.attention_weights import record_attention
 from headstock.model.batch import Batch
-from headstock.model.heads import place_of, pool
+from headstock.model.heads import pool, pooled_positions
 from headstock.model.model import Model
 from tests.model.small import small_backbone, small_model, some_tokens
 
@@ -61,7 +61,7 @@ SHAPES = st.fixed_dictionaries(
 def test_one_place_is_that_of_the_whole(how, causal, positions, qk_norm, shape):
     model = small_model(causal=causal, positions=positions, qk_norm=qk_norm, **shape)
     for batch in (padded(), whole()):
-        close(model.at(batch, place_of(batch, how)), pool(model(batch).hidden, batch.padding, how))
+        close(model.hidden_at(batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -70,7 +70,7 @@ def test_it_is_that_place_and_no_other(causal, positions):
     model, batch = small_model(causal=causal, positions=positions), whole()
     every = model(batch).hidden
     for place in range(1, max(LENGTHS)):
-        found = model.at(batch, torch.full((len(LENGTHS),), place))
+        found = model.hidden_at(batch, torch.full((len(LENGTHS),), place))
         close(found, every[:, place])
         assert apart(found, every[:, place - 1]) > 1e-3  # had the place been shifted by one, it would be seen
 
@@ -78,10 +78,12 @@ def test_it_is_that_place_and_no_other(causal, positions):
 def test_every_row_has_a_place_of_its_own():
     model, batch = small_model(positions="rotary", qk_norm=True), padded()
     places = torch.tensor([3, 0, 6, 0])
-    close(model.at(batch, places), model(batch).hidden[torch.arange(4), places])
-    assert place_of(batch, "last").tolist() == [length - 1 for length in LENGTHS]
-    assert place_of(batch, "cls").tolist() == [0, 0, 0, 0]
-    assert place_of(batch, "mean") is place_of(batch, "max") is place_of(batch, "concat") is None
+    close(model.hidden_at(batch, places), model(batch).hidden[torch.arange(4), places])
+    assert pooled_positions(batch, "last").tolist() == [length - 1 for length in LENGTHS]
+    assert pooled_positions(batch, "cls").tolist() == [0, 0, 0, 0]
+    assert (
+        pooled_positions(batch, "mean") is pooled_positions(batch, "max") is pooled_positions(batch, "concat") is None
+    )
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
@@ -93,50 +95,56 @@ def test_masks_and_places_that_a_batch_brings(positions):
     for more in (
         {"causal": torch.tensor([True, False, False, True])},
         {"causal": False},
-        {"documents": DOCUMENTS},
-        {"documents": DOCUMENTS, "causal": False},
+        {"document_ids": DOCUMENTS},
+        {"document_ids": DOCUMENTS, "causal": False},
         {"positions": own},
         {"segments": kinds},
     ):
         batch = padded(**more)
-        close(model.at(batch, places), model(batch).hidden[torch.arange(4), places])
+        close(model.hidden_at(batch, places), model(batch).hidden[torch.arange(4), places])
 
 
 @pytest.mark.parametrize(
-    "mask", [Mask(), Mask(causal=True), Mask(subsequent(5, 5)), Mask(~torch.eye(5).bool()[None, None])]
+    "mask",
+    [
+        AttentionMask(),
+        AttentionMask(causal=True),
+        AttentionMask(causal_mask(5, 5)),
+        AttentionMask(~torch.eye(5).bool()[None, None]),
+    ],
 )
 def test_a_lone_query_may_look_where_it_might_among_all(mask):
     places = torch.tensor([0, 4, 2])
-    table = mask.table(5, 5).expand(3, 1, 5, 5)
-    found = mask.at(places, 5).table(1, 5).expand(3, 1, 1, 5)
+    table = mask.dense(5, 5).expand(3, 1, 5, 5)
+    found = mask.select_queries(places, 5).dense(1, 5).expand(3, 1, 1, 5)
     assert torch.equal(found[:, 0, 0], table[torch.arange(3), 0, places])
 
 
 def test_less_is_computed():
     backbone, batch = small_backbone(causal=False), whole()
-    assert backbone(replace(batch, only=torch.zeros(4, dtype=torch.long))).hidden.shape == (4, 1, 8)
+    assert backbone(replace(batch, query_positions=torch.zeros(4, dtype=torch.long))).hidden.shape == (4, 1, 8)
     rows = []
     feed = backbone.blocks[-1].feed
     hook = feed.register_forward_hook(lambda module, given, made: rows.append(given[0].shape[:2]))
-    backbone(replace(batch, only=torch.zeros(4, dtype=torch.long)))
+    backbone(replace(batch, query_positions=torch.zeros(4, dtype=torch.long)))
     hook.remove()
     assert rows == [(4, 1)]
 
 
 def test_who_listens_hears_of_all_places():
     model, batch, places, heard, seen = small_model(), whole(), torch.tensor([3, 0, 6, 0]), [], []
-    wanted = model.at(batch, places)
+    wanted = model.hidden_at(batch, places)
     hook = model.backbone.blocks[-1].register_forward_hook(lambda module, given, made: heard.append(made.shape))
-    close(model.at(batch, places), wanted)
+    close(model.hidden_at(batch, places), wanted)
     hook.remove()
-    with looking(model, seen.append):
-        close(model.at(batch, places), wanted)
+    with record_attention(model, seen.append):
+        close(model.hidden_at(batch, places), wanted)
     assert heard == [(4, 9, 8)]
     assert [look.weights.shape for look in seen] == [(4, 2, 9, 9)] * 2
 
 
 def test_layers_that_are_kept_and_states_want_all_places():
-    backbone, batch = small_backbone(), replace(whole(), only=torch.zeros(4, dtype=torch.long))
+    backbone, batch = small_backbone(), replace(whole(), query_positions=torch.zeros(4, dtype=torch.long))
     with pytest.raises(AssertionError, match="the other places are wanted too"):
         backbone(batch, keep_layers=True)
     with pytest.raises(AssertionError, match="the other places are wanted too"):
@@ -148,7 +156,7 @@ def test_a_decoder_that_looks_across():
     places = torch.tensor([3, 0, 6, 0])
     every = backbone(batch, memory=memory).hidden[torch.arange(4), places]
     for one in (backbone, light(backbone)):
-        close(one(replace(batch, only=places), memory=memory).hidden[:, 0], every)
+        close(one(replace(batch, query_positions=places), memory=memory).hidden[:, 0], every)
 
 
 @pytest.mark.parametrize("family", ["recurrent", "elmo"])
@@ -158,16 +166,19 @@ def test_families_that_read_all_give_the_same(family):
     found = BACKBONES.get(family)
     backbone = found(found.Config(vocabulary=13, depth=1, width=8, hidden=8)).eval()
     model, batch = Model(backbone, {}), padded()
-    assert not backbone.reads_one
+    assert not backbone.supports_query_positions
     for how in ("cls", "last"):
-        close(model.at(batch, place_of(batch, how)), pool(model(batch).hidden, batch.padding, how))
+        close(model.hidden_at(batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
 
 
 def test_gradients_through_one_place_are_right_too():
     with torch.inference_mode(False), torch.enable_grad():
         model, places = small_model(positions="rotary"), torch.tensor([3, 0, 6, 0])
         found = []
-        for make in (lambda: model.at(padded(), places), lambda: model(padded()).hidden[torch.arange(4), places]):
+        for make in (
+            lambda: model.hidden_at(padded(), places),
+            lambda: model(padded()).hidden[torch.arange(4), places],
+        ):
             model.zero_grad()
             make().square().sum().backward()
             found.append(model.backbone.tokens.weight.grad.clone())

@@ -14,8 +14,8 @@ from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig, alike, cut
 from headstock.model.batch import Batch, pad
-from headstock.model.heads import TokenHead
-from headstock.model.layer_features import take_layers
+from headstock.model.heads import LMHead
+from headstock.model.layer_features import select_layers
 from headstock.model.model import Model
 from tests.model.small import some_tokens, stir
 
@@ -31,7 +31,7 @@ def small(cell="lstm", **given) -> Recurrent:
 
 
 def model_of(backbone: Recurrent) -> Model:
-    return Model(backbone, {"token": TokenHead(backbone)}).eval()
+    return Model(backbone, {"token": LMHead(backbone)}).eval()
 
 
 def close(one: Tensor, other: Tensor) -> None:
@@ -69,7 +69,7 @@ def test_packed_documents_are_what_the_plain_model_makes_of_each(cell):
     model, sizes = model_of(small(cell)), [[4, 1, 6], [11], [2, 9]]
     plain, tokens = Plain(model.backbone), some_tokens(3, 11)
     documents = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in sizes])
-    scores = model.heads["token"](model(Batch(tokens, documents=documents)).hidden)
+    scores = model.heads["token"](model(Batch(tokens, document_ids=documents)).hidden)
     for row, parts in enumerate(sizes):
         ends = [0, *torch.tensor(parts).cumsum(0).tolist()]
         for begin, end in pairwise(ends):
@@ -83,7 +83,7 @@ def test_packed_documents_are_what_the_plain_model_makes_of_each(cell):
 def test_gradients_are_the_same_packed_or_alone(cell, hidden):
     backbone, tokens = small(cell, hidden=hidden).train(), some_tokens(1, 9)
     documents = torch.tensor([[0] * 4 + [1] * 5])
-    backbone(Batch(tokens, documents=documents)).hidden.square().sum().backward()
+    backbone(Batch(tokens, document_ids=documents)).hidden.square().sum().backward()
     packed = {name: p.grad.clone() for name, p in backbone.named_parameters()}
     backbone.zero_grad()
     for part in (tokens[:, :4], tokens[:, 4:]):
@@ -105,7 +105,7 @@ def test_every_token_is_cut_out_once_and_finds_back(rows, backward):
     for row, sizes in enumerate(rows):
         documents[row, : sum(sizes)] = torch.repeat_interleave(torch.tensor(sizes))
     tokens = torch.arange(documents.numel()).view_as(documents)
-    stretches, home = cut(Batch(tokens, documents=documents), backward=backward)
+    stretches, home = cut(Batch(tokens, document_ids=documents), backward=backward)
     laid_out = torch.cat([*(part.places.flatten() for part in stretches), torch.tensor([-1])])
     wanted = torch.where(documents.flatten() < 0, -1, tokens.flatten())
     assert torch.equal(laid_out[home], wanted)
@@ -196,18 +196,18 @@ def test_a_row_goes_on_from_what_stands_before_it(cell):
     backbone, tokens = small(cell), some_tokens(2, 12)
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0] * 7])
     before = Batch(*pad([tokens[0, :5].tolist(), tokens[1, 3:5].tolist()], filler=0))
-    hidden = backbone(Batch(tokens[:, 5:], documents=documents, before=before)).hidden
+    hidden = backbone(Batch(tokens[:, 5:], document_ids=documents, prefix=before)).hidden
     close(hidden[0, :4], backbone(Batch(tokens[:1, :9])).hidden[0, 5:])
     close(hidden[0, 4:], backbone(Batch(tokens[:1, 9:])).hidden[0])  # the second document knows of nothing
     close(hidden[1], backbone(Batch(tokens[1:, 3:])).hidden[0, 2:])
-    plain = backbone(Batch(tokens[:, 5:], before=before)).hidden  # rows of one document need not say so
+    plain = backbone(Batch(tokens[:, 5:], prefix=before)).hidden  # rows of one document need not say so
     close(plain[1], hidden[1])
 
 
 def test_no_gradient_goes_through_what_stands_before():
     backbone = small().train()
     before = Batch(torch.tensor([[11, 12]]))
-    backbone(Batch(torch.tensor([[1, 2, 3]]), before=before)).hidden.sum().backward()
+    backbone(Batch(torch.tensor([[1, 2, 3]]), prefix=before)).hidden.sum().backward()
     moved = backbone.tokens.weight.grad.abs().sum(1) > 0
     assert moved.nonzero().squeeze(1).tolist() == [1, 2, 3]
 
@@ -244,18 +244,18 @@ def test_a_light_twin_gives_the_same(cell):
 
 def test_layers_are_features_by_their_number():
     backbone = small(hidden=9, depth=4)
-    output = backbone(Batch(some_tokens(2, 5), documents=torch.tensor([[0, 0, 1, 1, 1]] * 2)), keep_layers=True)
+    output = backbone(Batch(some_tokens(2, 5), document_ids=torch.tensor([[0, 0, 1, 1, 1]] * 2)), keep_layers=True)
     assert len(output.layers) == 5
-    assert torch.equal(take_layers(backbone, output, "4"), output.hidden)
-    close(take_layers(backbone, output, "0"), backbone.tokens(some_tokens(2, 5)))
-    close(take_layers(backbone, output, "sum4"), sum(output.layers[1:]))
+    assert torch.equal(select_layers(backbone, output, "4"), output.hidden)
+    close(select_layers(backbone, output, "0"), backbone.tokens(some_tokens(2, 5)))
+    close(select_layers(backbone, output, "sum4"), sum(output.layers[1:]))
 
 
 def test_every_weight_is_in_exactly_one_stage():
     backbone = small(hidden=9)
-    stages = [id(p) for stage in backbone.stages() for p in stage]
+    stages = [id(p) for stage in backbone.parameters_by_layer() for p in stage]
     assert sorted(stages) == sorted(id(p) for p in backbone.parameters())
-    assert [len(stage) for stage in backbone.stages()] == [1, 6, 6]
+    assert [len(stage) for stage in backbone.parameters_by_layer()] == [1, 6, 6]
 
 
 # Dropout

@@ -165,7 +165,7 @@ def test_a_fixed_state_goes_on_as_a_free_one_and_never_changes_its_shapes(positi
     more = some_tokens(3, 7, seed=9)
     free, fixed = (backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 12)).state for _ in range(2))
     fixed.kept[..., max(lengths) :, :] = torch.nan  # as memory that nobody has written to may be
-    assert fixed.fix()
+    assert fixed.make_static()
     held = fixed.kept.data_ptr(), fixed.lengths.data_ptr()
     for place in range(4):
         batch = Batch(more[:, place : place + 1])

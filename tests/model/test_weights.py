@@ -11,7 +11,7 @@ from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
-from headstock.model.heads import ClassHead, TokenHead, pool
+from headstock.model.heads import ClassificationHead, LMHead, pool
 from headstock.model.model import Model
 from tests.model.small import SIZES, small_model, some_tokens
 
@@ -24,23 +24,27 @@ def test_the_classic_preset_has_the_labs_sizes():
     config = build(family.Config, settings | {"vocabulary": 50_001})
     with torch.device("meta"):  # sizes only, no numbers
         backbone = family(config)
-        model = Model(backbone, {"token": TokenHead(backbone)})
-        classify = model.with_heads({"label": ClassHead(backbone.width, 2)})
-    assert model.sizes() == {"base": 10_968_200, "token": 10_050_201, "total": 21_018_401}
-    assert classify.sizes() == {"base": 10_968_200, "label": 402, "total": 10_968_602}
+        model = Model(backbone, {"token": LMHead(backbone)})
+        classify = model.with_heads({"label": ClassificationHead(backbone.width, 2)})
+    assert model.parameter_counts() == {"base": 10_968_200, "token": 10_050_201, "total": 21_018_401}
+    assert classify.parameter_counts() == {"base": 10_968_200, "label": 402, "total": 10_968_602}
     assert sum(p.numel() for p in model.parameters()) == 21_018_401
 
 
 def test_shared_weights_are_counted_and_saved_once():
     tied, loose = small_model(tied=True), small_model(tied=False)
-    assert tied.sizes()["token"] == 0
-    assert loose.sizes()["token"] == 13 * 8 + 13
+    assert tied.parameter_counts()["token"] == 0
+    assert loose.parameter_counts()["token"] == 13 * 8 + 13
     assert tied.heads["token"].weight is tied.backbone.tokens.weight
     assert set(tied.tensors()) | {"heads.token.weight", "heads.token.bias"} == set(loose.tensors())
     head = loose.heads["token"]
     twice = loose.with_heads({"token": head, "again": head})
-    assert twice.sizes()["again"] == 0
-    assert twice.sizes()["total"] == loose.sizes()["total"] == sum(p.numel() for p in twice.parameters())
+    assert twice.parameter_counts()["again"] == 0
+    assert (
+        twice.parameter_counts()["total"]
+        == loose.parameter_counts()["total"]
+        == sum(p.numel() for p in twice.parameters())
+    )
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
@@ -77,7 +81,7 @@ def test_everything_that_does_not_fit_is_named():
 
 def test_other_heads_sit_on_the_same_stock():
     model = small_model()
-    grafted = model.with_heads({"label": ClassHead(8, 3)})
+    grafted = model.with_heads({"label": ClassificationHead(8, 3)})
     assert grafted.backbone is model.backbone
     assert set(grafted.heads) == {"label"}
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import headstock
-from headstock.cost.training import moving_flops, parts_of
+from headstock.cost.training import model_cost, optimizer_flops
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
 from headstock.experiments.recipe import to_toml
@@ -170,16 +170,16 @@ def test_muon_costs_what_torch_counts(found):
         parameter.grad = torch.ones_like(parameter)
     with FlopCounterMode(display=False) as counter:
         muon.step()
-    parts = parts_of(model, task, model.dimensions(length=64))
-    assert moving_flops(parts.weights(), "muon") == counter.get_total_flops()
-    assert moving_flops(parts.weights(), "adamw") == 0
+    parts = model_cost(model, task, model.dimensions(length=64))
+    assert optimizer_flops(parts.weights(), "muon") == counter.get_total_flops()
+    assert optimizer_flops(parts.weights(), "adamw") == 0
 
 
 def test_parameters_are_those_of_the_model(found):
     one = made(found, LAPTOP, minutes=1, objective="masked")
     chosen = planner(found).build(one.tree, count(found, one.tree["tokenizer"]["vocabulary"]))
     model, _ = blueprint(chosen)
-    assert one.costs.parameters == model.sizes()["total"]
+    assert one.costs.parameters == model.parameter_counts()["total"]
     assert one.costs.inner < one.costs.parameters
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from headstock.model.backbones.encoder_decoder import Seq2Seq, Seq2SeqConfig
+from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 
@@ -39,5 +39,5 @@ QUICK = SMALL | {"vocabulary": 300, "batch_tokens": 400, "lr": 1e-2, "label_smoo
 def model_for(task: Task, *, context: int = 32, seed: int = 0, source: int | None = None) -> Model:
     torch.manual_seed(seed)
     sizes = {"vocabulary": task.tokenizer.vocabulary, "depth": 1, "width": 16, "heads": 2, "hidden": 32}
-    backbone = Seq2Seq(Seq2SeqConfig(**sizes, source_vocabulary=source, context=context))
+    backbone = EncoderDecoder(EncoderDecoderConfig(**sizes, source_vocabulary=source, context=context))
     return Model(backbone, task.heads(backbone)).eval()

@@ -13,7 +13,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.inference.predict import cache_features, ensemble_mean, model_outputs
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, AnswerConfig, Passage, best_spans
 from headstock.tasks.base import filled
@@ -72,7 +72,7 @@ def test_a_row_is_the_question_and_then_the_context():
     assert [text_of(row) for row in batch.tokens.tolist()] == [rows[0] + "<pad>", rows[1]]
     assert batch.padding.sum(1).tolist() == [2, 0]
     assert batch.segments.tolist() == [[0] * 4 + [1] * 6, [0] * 3 + [1] * 7]
-    assert batch.owners is None
+    assert batch.example_ids is None
     assert (batch.labels["start"].tolist(), batch.labels["end"].tolist()) == ([5, 7], [5, 8])
     assert text_of(batch.tokens[1, 7:9].tolist()) == "ef"
 
@@ -109,7 +109,7 @@ def test_a_long_context_is_read_in_windows_of_one_example():
     data = task.prepare(records((context, "ab?", [("bc", 21)]), ("ab", "c?", ["b"])))
     examples = task.examples(data, length=16)
     batch = examples.batch([1, 0])
-    assert batch.owners.tolist() == [0, 1, 1, 1, 1, 1]
+    assert batch.example_ids.tolist() == [0, 1, 1, 1, 1, 1]
     windows = task.windows(30, 10)
     assert [begin for begin, _ in windows] == [0, 5, 10, 15, 20]
     starts, ends = batch.labels["start"].tolist(), batch.labels["end"].tolist()
@@ -223,7 +223,7 @@ def test_the_gradient_is_finite_and_rows_that_only_fill_up_count_for_nothing():
     examples = task.examples(data, length=16)
     plain, more = filled(examples, [0, 1], 2), filled(examples, [0, 1], 4, filler=0)
     assert len(more.tokens) == len(plain.tokens) + 2 * 3
-    assert (more.labels["start"] == IGNORE).sum() == 2 * 3
+    assert (more.labels["start"] == IGNORE_INDEX).sum() == 2 * 3
     assert task.counts(more) == task.counts(plain) == {"start": 4, "end": 4}
     assert task.tokens(more) == task.tokens(plain)
     one, other = task.losses(model, plain, smoothing=0.1), task.losses(model, more, smoothing=0.1)

@@ -10,7 +10,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.bidirectional import BothWays, BothWaysConfig
 
@@ -48,11 +48,11 @@ def test_each_token_must_give_both_its_neighbours(stores):
     whole = 0
     for tokens, forward, backward in neighbours(batch):
         assert forward[:-1] == tokens[1:]
-        assert backward == [IGNORE, *tokens[:-1]]
+        assert backward == [IGNORE_INDEX, *tokens[:-1]]
         whole += tokens[0] == tokenizer.start and forward[-1] == tokenizer.end
     assert whole > 100
     for labels in batch.labels.values():  # nothing is asked for where there is no token
-        assert bool((labels[batch.documents < 0] == IGNORE).all())
+        assert bool((labels[batch.document_ids < 0] == IGNORE_INDEX).all())
     counts = task.counts(batch)
     assert counts["forward"] == found.train.tokens
     parts = sum(1 for _ in neighbours(batch))

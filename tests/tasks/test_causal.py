@@ -8,7 +8,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal, CausalConfig
 
@@ -30,7 +30,7 @@ def document_pairs(examples):
     batch = examples.batch(range(len(examples)))
     labels = batch.labels["token"]
     positions = batch.positions if batch.positions is not None else torch.arange(labels.size(1)).expand_as(labels)
-    keep = labels != IGNORE
+    keep = labels != IGNORE_INDEX
     return batch.tokens[keep], labels[keep], positions[keep]
 
 
@@ -97,7 +97,7 @@ def test_no_token_attends_across_documents(stores):
     causal = task(tokenizer)
     backbone = Transformer(TransformerConfig(vocabulary=300, context=64, depth=2, width=16, heads=2, hidden=32)).eval()
     batch = causal.examples(found.train, length=64).batch([1])
-    documents = batch.documents[0]
+    documents = batch.document_ids[0]
     second = int((documents == documents[0]).sum())  # where the second document begins
     assert 0 < second < 64
     before = backbone(batch).hidden[0, second:]

@@ -16,7 +16,7 @@ from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.inference.predict import cache_features
-from headstock.model.batch import IGNORE, Batch, pad
+from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
 from headstock.tasks.base import filled, framed
@@ -222,7 +222,7 @@ def test_features_of_a_frozen_backbone_stand_for_the_texts():
 
 
 def scored(task, labels):
-    """A model, a batch with these labels (IGNORE rows among them) and the scores its head gives."""
+    """A model, a batch with these labels (IGNORE_INDEX rows among them) and the scores its head gives."""
     model = model_for(task)
     texts = [LETTERS[i:] + LETTERS[:i] for i in range(len(labels))]
     batch = task.examples(labelled(*texts, labels=labels), length=32).batch(range(len(labels)))
@@ -237,13 +237,13 @@ def head_gradient(model, loss):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_torchs_weighted_sum(weights, smoothing):
     task = make(class_weights=weights)
-    labels = [2, 0, 1, IGNORE, 0, 2, IGNORE]
+    labels = [2, 0, 1, IGNORE_INDEX, 0, 2, IGNORE_INDEX]
     model, batch, scores = scored(task, labels)
     sums = task.losses(model, batch, smoothing=smoothing)
     reference = nn.CrossEntropyLoss(
         torch.tensor(weights) if weights else None, reduction="sum", label_smoothing=smoothing
     )
-    kept = batch.labels["label"] != IGNORE
+    kept = batch.labels["label"] != IGNORE_INDEX
     wanted = reference(scores[kept], batch.labels["label"][kept])
     assert sums["label"].item() == pytest.approx(wanted.item(), rel=1e-6)
     assert torch.allclose(head_gradient(model, sums["label"]), head_gradient(model, wanted), atol=1e-6)
@@ -258,7 +258,7 @@ def test_the_loss_is_torchs_weighted_sum(weights, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_classes_of_their_own_lose_the_mean_over_them(weights, smoothing):
     task = make(separator=",", class_weights=weights)
-    labels = [[1, 0, 1], [IGNORE] * 3, [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]]
+    labels = [[1, 0, 1], [IGNORE_INDEX] * 3, [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]]
     model, batch, scores = scored(task, labels)
     sums = task.losses(model, batch, smoothing=smoothing)
     kept = [0, 2, 3, 4, 5]

@@ -13,7 +13,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import filled
 from headstock.tasks.denoise import Denoise, DenoiseConfig
 from tests.tasks.parallel import model_for
@@ -34,7 +34,7 @@ def rows_of(examples):
     for at in range(0, len(examples), 64):
         batch = examples.batch(range(at, min(at + 64, len(examples))))
         for source, shown, labels in zip(batch.source.tokens, batch.tokens, batch.labels["token"], strict=True):
-            wanted = labels[labels != IGNORE].tolist()
+            wanted = labels[labels != IGNORE_INDEX].tolist()
             left = source.tolist()[: source.tolist().index(task.end)]
             assert shown.tolist()[: len(wanted)] == [task.start, *wanted[:-1]]  # teacher forcing
             assert wanted[-1] == task.end
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_the_whole_text_given_what_is_left(stores):
     assert abs(float(smooth) - float(sums["token"])) > 0.1
     labels = batch.labels["token"]
     flat = model.heads["token"](model(batch).hidden).flatten(0, 1).detach()
-    wanted = F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=0.5)
+    wanted = F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=0.5)
     assert float(smooth) == pytest.approx(float(wanted), rel=1e-6)
     metrics = task.score({name: float(value) for name, value in sums.items()}, task.counts(batch), size=100)
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
@@ -155,4 +155,4 @@ def test_rows_that_fill_a_batch_are_no_tokens(stores):
     examples = task.examples(found.train, length=LENGTH, seed=1)
     batch = examples.batch([0, 1])
     assert task.tokens(filled(examples, [0, 1], 5, filler=2)) == task.tokens(batch)
-    assert task.tokens(batch) == (batch.labels["token"] != IGNORE).sum() + (~batch.source.padding).sum()
+    assert task.tokens(batch) == (batch.labels["token"] != IGNORE_INDEX).sum() + (~batch.source.padding).sum()

@@ -13,7 +13,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.tasks.base import filled
 from headstock.tasks.causal import Causal, CausalConfig
 from headstock.tasks.hybrid import Hybrid, HybridConfig
@@ -54,9 +54,9 @@ def test_causal_rows_are_those_of_the_causal_objective(stores):
     assert rows.any()
     assert torch.equal(mixed.tokens[rows], causal.tokens[rows])
     assert torch.equal(mixed.labels["causal"][rows], causal.labels["token"][rows])
-    assert torch.equal(mixed.documents, causal.documents)
-    assert (mixed.labels["causal"][~rows] == IGNORE).all()
-    assert (mixed.labels["masked"][rows] == IGNORE).all()
+    assert torch.equal(mixed.document_ids, causal.document_ids)
+    assert (mixed.labels["causal"][~rows] == IGNORE_INDEX).all()
+    assert (mixed.labels["masked"][rows] == IGNORE_INDEX).all()
     assert (mixed.tokens[rows] != tokenizer.cls).all()
     assert not np.isin(mixed.tokens[rows].numpy(), [tokenizer.mask]).any()
 
@@ -71,7 +71,7 @@ def test_in_masked_rows_the_state_before_a_hidden_token_must_give_it(stores):
     plain = np.where(rows.shown == tokenizer.start, tokenizer.cls, rows.shown)[masked]
     shown, wanted = batch.tokens.numpy()[masked], batch.labels["masked"].numpy()[masked]
     assert (plain == tokenizer.cls).any()
-    places = wanted != IGNORE
+    places = wanted != IGNORE_INDEX
     assert not places[:, -1].any()
     assert np.array_equal(wanted[places], np.roll(plain, -1, 1)[places])  # the token one place on
     given_up = np.roll(places, 1, 1)  # where the hidden tokens themselves stand
@@ -92,12 +92,14 @@ def test_the_past_of_a_causal_row_does_not_move_and_that_of_a_masked_row_does(st
     assert not batch.causal.all()
     before = model(batch).hidden
     for row in range(12):
-        documents = batch.documents[row]
+        documents = batch.document_ids[row]
         mine = (documents == documents[24]).nonzero().flatten()
         last = int(mine[-1])
         changed = batch.tokens.clone()
         changed[row, last] = (changed[row, last] + 1) % tokenizer.vocabulary
-        after = model(Batch(changed, documents=batch.documents, positions=batch.positions, causal=batch.causal)).hidden
+        after = model(
+            Batch(changed, document_ids=batch.document_ids, positions=batch.positions, causal=batch.causal)
+        ).hidden
         moved = (after[row] - before[row]).abs().amax(-1) > 1e-6
         others = documents != documents[24]
         assert not moved[others].any()
@@ -134,7 +136,7 @@ def test_held_out_text_is_read_both_ways(stores):
     assert len(examples) == 2 * windows
     batch = examples.batch(range(len(examples)))
     assert batch.causal.tolist() == [False] * windows + [True] * windows
-    assert torch.equal(batch.documents[:windows], batch.documents[windows:])
+    assert torch.equal(batch.document_ids[:windows], batch.document_ids[windows:])
     assert task.counts(batch)["causal"] == found.valid.tokens  # every token is given once
     assert task.counts(batch)["masked"] < 0.25 * found.valid.tokens
     assert examples.name(0) == examples.name(windows)

@@ -14,7 +14,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_store, build_stores
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import filled
 from headstock.tasks.masked import Masked, MaskedConfig
 from headstock.tasks.packing import Windows
@@ -51,14 +51,14 @@ def test_what_is_not_hidden_is_shown_and_what_is_hidden_is_wanted(stores, seed):
     rows = plain_rows(task, found.train, 64, seed=seed, epoch=2)
     batch = whole(task.examples(found.train, length=64, seed=seed, epoch=2))
     tokens, labels = batch.tokens.numpy(), batch.labels["token"].numpy()
-    hidden = labels != IGNORE
+    hidden = labels != IGNORE_INDEX
     assert np.array_equal(labels[hidden], rows.shown[hidden])
     assert np.array_equal(tokens[~hidden], rows.shown[~hidden])
     opening = rows.shown == tokenizer.cls
     assert opening.sum() == found.train.documents
     assert rows.padding.any()
     assert not (hidden & (opening | rows.padding)).any()
-    assert np.array_equal(batch.documents.numpy() < 0, rows.padding)
+    assert np.array_equal(batch.document_ids.numpy() < 0, rows.padding)
     assert task.tokens(batch) == (~rows.padding).sum() == found.train.tokens
 
 
@@ -70,7 +70,7 @@ def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stor
     for epoch in range(40):
         rows = plain_rows(task, found.train, 64, seed=1, epoch=epoch)
         batch = whole(task.examples(found.train, length=64, seed=1, epoch=epoch))
-        places = batch.labels["token"].numpy() != IGNORE
+        places = batch.labels["token"].numpy() != IGNORE_INDEX
         shown, were = batch.tokens.numpy()[places], rows.shown[places]
         other = shown[(shown != tokenizer.mask) & (shown != were)]
         replacements.append(other)
@@ -124,7 +124,7 @@ def test_masks_are_a_pure_function_of_seed_epoch_and_index(stores):
         assert torch.equal(alone.tokens[0], together.tokens[row])
         assert torch.equal(alone.labels["token"][0], together.labels["token"][row])
     first, second = together.labels["token"][:2]
-    assert not torch.equal(first != IGNORE, second != IGNORE)  # rows are not hidden at the same places
+    assert not torch.equal(first != IGNORE_INDEX, second != IGNORE_INDEX)  # rows are not hidden at the same places
 
 
 def test_what_is_hidden_does_not_show(tmp_path):
@@ -149,7 +149,9 @@ def test_what_is_hidden_does_not_show(tmp_path):
         moved = (after.tokens != before.tokens)[0].nonzero().flatten().tolist()
         relabelled = (after.labels["token"] != before.labels["token"])[0].nonzero().flatten().tolist()
         was, shown = before.labels["token"][0, place], before.tokens[0, place]
-        kind = "open" if was == IGNORE else "mask" if shown == task.mask else "itself" if shown == was else "other"
+        kind = (
+            "open" if was == IGNORE_INDEX else "mask" if shown == task.mask else "itself" if shown == was else "other"
+        )
         assert relabelled == ([] if kind == "open" else [place])
         assert moved == ([place] if kind in ("open", "itself") else [])
         seen[kind] += 1
@@ -178,12 +180,12 @@ def test_the_head_reads_only_what_is_hidden_and_loses_the_same(stores):
         full = F.cross_entropy(
             everywhere.flatten(0, 1),
             wanted.flatten(),
-            ignore_index=IGNORE,
+            ignore_index=IGNORE_INDEX,
             reduction="sum",
             label_smoothing=smoothing,
         )
         assert sums["token"].item() == pytest.approx(full.item(), rel=1e-5)
-        assert int(sums["hits"]) == int(((everywhere.argmax(-1) == wanted) & (wanted != IGNORE)).sum())
+        assert int(sums["hits"]) == int(((everywhere.argmax(-1) == wanted) & (wanted != IGNORE_INDEX)).sum())
     watching.remove()
 
 
@@ -210,7 +212,7 @@ def test_a_token_sees_both_sides_of_its_own_document_and_no_other(stores, causal
     task = Masked(MaskedConfig(), tokenizer)
     model = model_for(task, causal=causal)
     batch = task.examples(found.train, length=64, seed=1).batch(range(4))
-    documents = batch.documents[1]
+    documents = batch.document_ids[1]
     assert documents.max() > 1
     place = int((documents == 1).nonzero()[-1])  # the last token of the row's first whole document
     mine = documents == documents[place]

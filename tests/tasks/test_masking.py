@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.masking import Hiding, HidingConfig, Spans, runs
 
 TEXT = ["Anne-Marie likes « le café », doesn't she? Naturally: unbelievably so.\nBen goes home, too."] * 3
@@ -62,7 +62,7 @@ def test_just_the_wanted_share_is_hidden_and_shown_as_wanted(tokenizers, unit, f
     parts = rows(tokenizer, 3000)
     shown, allowed, _ = parts
     tokens, labels = hide(hiding, parts)
-    hidden = labels != IGNORE
+    hidden = labels != IGNORE_INDEX
     assert not (hidden & ~allowed).any()
     assert np.array_equal(labels[hidden], shown[hidden])
     assert np.array_equal(tokens[~hidden], shown[~hidden])
@@ -84,7 +84,7 @@ def test_no_place_of_a_document_is_hidden_more_often_than_another(tokenizers):
     allowed, documents = np.ones(shown.shape, dtype=bool), np.zeros(shown.shape, dtype=int)
     allowed[:, 0] = False
     _, labels = hiding.hide(shown, allowed, documents, key=(3,), rows=range(len(shown)), fraction=0.15)
-    for place, share in enumerate((labels != IGNORE).mean(0)[1:], 1):
+    for place, share in enumerate((labels != IGNORE_INDEX).mean(0)[1:], 1):
         assert near(share * len(shown), len(shown), 0.15), place
 
 
@@ -121,7 +121,7 @@ def test_the_pieces_of_a_word_are_hidden_together_or_not_at_all(tokenizers, kind
     tokenizer = tokenizers[kind]
     hiding = Hiding(HidingConfig(unit="word", fraction=0.4), tokenizer)
     shown, allowed, documents = parts = rows(tokenizer)
-    hidden = hide(hiding, parts)[1] != IGNORE
+    hidden = hide(hiding, parts)[1] != IGNORE_INDEX
     begins = hiding.begins(shown, allowed, documents)
     inside = allowed & ~begins
     assert inside.sum() > 1000
@@ -144,7 +144,7 @@ def test_spans_have_the_wanted_mean_and_end_with_their_document(tokenizers):
         assert 1 - np.prod(1 - spans.rate * spans.tails) == pytest.approx(0.15, abs=1e-12)
     hiding = Hiding(HidingConfig(unit="span", fraction=0.02, span_mean=4.0, span_most=6), tokenizer)
     _, allowed, documents = parts = rows(tokenizer, 6000)
-    hidden = hide(hiding, parts)[1] != IGNORE
+    hidden = hide(hiding, parts)[1] != IGNORE_INDEX
     # a stretch of hidden tokens that touches neither end of its run is, at so small a share, nearly always one span
     fresh = runs(allowed, documents)
     stretches = []
@@ -165,7 +165,7 @@ def test_a_span_never_goes_on_in_the_next_document(tokenizers):
     allowed = np.ones(shown.shape, dtype=bool)
     documents = np.repeat([[0, 0, 0, 0, 1, 1, 1, 1]], len(shown), 0)
     before, after = (
-        (hiding.hide(shown, allowed, which, key=(5,), rows=range(len(shown)), fraction=0.2)[1] != IGNORE)[:, 3:5]
+        (hiding.hide(shown, allowed, which, key=(5,), rows=range(len(shown)), fraction=0.2)[1] != IGNORE_INDEX)[:, 3:5]
         for which in (documents, np.zeros_like(documents))
     )
     assert np.corrcoef(after.T)[0, 1] > 0.7  # inside one document most spans go on
@@ -183,7 +183,7 @@ def test_what_is_hidden_at_a_small_share_is_hidden_at_a_larger_one(tokenizers, u
     hiding = Hiding(HidingConfig(unit=unit), tokenizer)
     parts = rows(tokenizer, 30, seed=seed)
     few, many = (hide(hiding, parts, key=(seed,), fraction=share) for share in (low, low + more))
-    hidden = few[1] != IGNORE
+    hidden = few[1] != IGNORE_INDEX
     assert np.array_equal(few[1][hidden], many[1][hidden])
     assert np.array_equal(few[0][hidden], many[0][hidden])  # and shown as the same
 

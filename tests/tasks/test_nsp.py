@@ -14,7 +14,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_store, build_stores
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import filled
 from headstock.tasks.masked import Masked, MaskedConfig
 from tests.tasks.small import model_for
@@ -70,7 +70,7 @@ def shown_only(tokenizer, **settings):
 def test_half_of_the_pairs_follow_each_other_and_half_are_of_two_documents(library, length):
     _, tokenizer, store = library
     task = shown_only(tokenizer)
-    seen = {0: 0, 1: 0, IGNORE: 0}
+    seen = {0: 0, 1: 0, IGNORE_INDEX: 0}
     others = set()
     for epoch in range(20):
         examples = task.examples(store, length=length, seed=1, epoch=epoch)
@@ -80,7 +80,7 @@ def test_half_of_the_pairs_follow_each_other_and_half_are_of_two_documents(libra
             a, b = parts(tokenizer, batch, row)
             seen[follows] += 1
             words_a, words_b = ([word for word in part if word != "."] for part in (a, b))
-            if follows == IGNORE:  # no second sentence, or none elsewhere that would fit
+            if follows == IGNORE_INDEX:  # no second sentence, or none elsewhere that would fit
                 assert len({place(word)[:2] for word in words_a}) == 1 or b
                 assert len({place(word)[0] for word in words_a + words_b}) == 1
                 continue
@@ -100,7 +100,7 @@ def test_half_of_the_pairs_follow_each_other_and_half_are_of_two_documents(libra
                 assert part == sorted(part, key=place)
     pairs = seen[0] + seen[1]
     assert abs(seen[1] - pairs / 2) < 2 * pairs**0.5  # four times the spread of fair coins
-    assert seen[IGNORE] > 0
+    assert seen[IGNORE_INDEX] > 0
     assert len(others) > 0.7 * (DOCUMENTS * SENTENCES - SENTENCES)  # any sentence of any document may come second
 
 
@@ -139,7 +139,7 @@ def test_no_simple_rule_tells_negatives_from_positives(tmp_path, length):
         examples = task.examples(store, length=length, seed=1, epoch=epoch)
         batch = examples.batch(range(len(examples)))
         for row, follows in enumerate(batch.labels["next"].tolist()):
-            if follows != IGNORE:
+            if follows != IGNORE_INDEX:
                 a, b = parts(tokenizer, batch, row)
                 labels.append(follows)
                 features.append((b[-1] in ".!?", len(b), len(a) + len(b), len(b) / len(a), b[0][0].isupper()))
@@ -191,10 +191,10 @@ def test_marks_are_never_hidden_and_tokens_are_counted_without_padding(library):
     task = Masked(MaskedConfig(nsp=True, fraction=0.9, unit="span"), tokenizer)
     batch = task.examples(store, length=32, seed=1).batch(range(40))
     wanted = batch.labels["token"]
-    hidden = wanted[wanted != IGNORE]
+    hidden = wanted[wanted != IGNORE_INDEX]
     assert len(hidden) > 300
     assert not np.isin(hidden.numpy(), sorted(tokenizer.engine.special)).any()
-    assert (wanted[batch.padding] == IGNORE).all()
+    assert (wanted[batch.padding] == IGNORE_INDEX).all()
     assert task.tokens(batch) == int((~batch.padding).sum())
 
 

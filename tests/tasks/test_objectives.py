@@ -13,7 +13,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.masked import Masked, MaskedConfig
 from headstock.train.callbacks import summary
 from headstock.train.distributed import DistributedContext
@@ -57,7 +57,7 @@ def test_the_hidden_share_follows_the_run_and_validation_does_not(corpus, monkey
     def hidden(done, seed):
         task.done = done
         examples = task.examples(stores.train, length=32, seed=seed)
-        return examples.batch(range(len(examples))).labels["token"] != IGNORE
+        return examples.batch(range(len(examples))).labels["token"] != IGNORE_INDEX
 
     assert hidden(0.0, 1).sum() > 3 * hidden(1.0, 1).sum()
     assert not (hidden(1.0, 1) & ~hidden(0.5, 1)).any()

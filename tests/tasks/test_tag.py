@@ -11,8 +11,8 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.data.word_joining import join_words
 from headstock.errors import ConfigError, UserError
 from headstock.inference.predict import cache_features, model_outputs
-from headstock.model.batch import IGNORE, Batch
-from headstock.model.cached_backbone import Fixed
+from headstock.model.batch import IGNORE_INDEX, Batch
+from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.base import filled
 from headstock.tasks.labelled import Features
@@ -103,8 +103,8 @@ def test_a_long_sentence_is_read_in_rows_each_word_once_where_most_is_around_it(
     count = len(data.pieces[0])
     for row, places, labels in zip(batch.tokens, batch.labels["places"], batch.labels["tag"], strict=True):
         for place, word in zip(places.tolist(), labels.tolist(), strict=True):
-            if word == IGNORE:
-                assert place == IGNORE
+            if word == IGNORE_INDEX:
+                assert place == IGNORE_INDEX
                 continue
             seen.append(word)
             assert int(row[place]) - 100 == data.starts[0][word]
@@ -133,7 +133,7 @@ def test_outputs_are_those_of_the_words_own_places(length):
     model = model_for(task, causal=False)
     data = task.prepare(records(), labelled=False)
     batch = task.examples(data, length=length).batch([2, 0, 1])
-    assert (batch.owners is None) == (length == 64)
+    assert (batch.example_ids is None) == (length == 64)
     found = task.outputs(model, batch)
     for index, likely in zip([2, 0, 1], found, strict=True):
         assert likely.shape == (len(SENTENCES[index]), len(CLASSES))
@@ -215,7 +215,7 @@ def test_what_a_frozen_backbone_saw_is_as_good_as_running_it(layers, length):
     data = task.prepare(records())
     kept = cache_features(model, task, data, length=length)
     assert isinstance(kept, Features)
-    head = Model(Fixed(model.backbone), dict(model.heads.items()))
+    head = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
     live, recalled = task.examples(data, length=length), task.examples(kept, length=length)
     assert len(live) == len(recalled) == 3
     assert live.lengths.tolist() == recalled.lengths.tolist()

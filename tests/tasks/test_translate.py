@@ -10,7 +10,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
 from headstock.inference.predict import model_outputs
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import filled
 from headstock.tasks.labelled import share
 from headstock.tasks.translate import Translate, TranslateConfig
@@ -43,7 +43,7 @@ def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
         assert batch.source.tokens[row].tolist()[: len(source) + 1] == [*source, tokenizer.end]
         assert batch.tokens[row].tolist()[: len(target) + 1] == [tokenizer.start, *target]
         labels = batch.labels["token"][row]
-        assert labels[labels != IGNORE].tolist() == [*target, tokenizer.end]
+        assert labels[labels != IGNORE_INDEX].tolist() == [*target, tokenizer.end]
     assert tokenizer.decode(data.targets[3]) == ROWS[3][1]
     real = sum(len(side[i]) + 1 for side in (data.sources, data.targets) for i in (0, 5))
     assert task.tokens(batch) == real and examples.lengths[[0, 5]].sum() == real

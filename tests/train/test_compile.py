@@ -11,7 +11,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.kernels import fp8 as eight
 from headstock.kernels import ops as kernels
-from headstock.model.cached_backbone import Fixed
+from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.train import compile as compiling
 from headstock.train.budget import Budget
@@ -82,7 +82,10 @@ def test_what_would_be_compiled_over_and_over_is_not(machine, slow):
 
 def test_a_head_on_kept_features_is_trained_plainly(machine):
     whole = small_model()
-    assert decided(TrainSettings(minutes=30.0), model=Model(Fixed(whole.backbone), whole.heads)) == ("plain", [])
+    assert decided(TrainSettings(minutes=30.0), model=Model(CachedBackbone(whole.backbone), whole.heads)) == (
+        "plain",
+        [],
+    )
 
 
 def test_what_was_asked_is_done(machine):

@@ -8,7 +8,7 @@ import torch
 
 import headstock
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.model.batch import IGNORE, Batch, pad, places_of, widened
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, pad, pad_to_multiple
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.train.graphed_step import GraphedStep, Recording, shape_of, tensors_of
@@ -21,8 +21,8 @@ from tests.model.small import small_backbone, small_model, some_tokens
 def texts(*lengths, seed=0):
     rows = [some_tokens(length, seed=seed + length).tolist() for length in lengths]
     tokens, padding = pad(rows, 0)
-    labels, _ = pad([[*row[1:], 5] for row in rows], IGNORE)
-    return Batch(tokens, padding, labels={"token": labels}, places={"token": places_of(labels)})
+    labels, _ = pad([[*row[1:], 5] for row in rows], IGNORE_INDEX)
+    return Batch(tokens, padding, labels={"token": labels}, label_positions={"token": find_label_positions(labels)})
 
 
 class NextToken:
@@ -31,17 +31,17 @@ class NextToken:
     def losses(self, model, batch, *, smoothing):
         vectors, labels = batch.at("token", model(batch).hidden)
         scores = model.heads["token"](vectors)
-        return {"token": torch.nn.functional.cross_entropy(scores, labels, ignore_index=IGNORE, reduction="sum")}
+        return {"token": torch.nn.functional.cross_entropy(scores, labels, ignore_index=IGNORE_INDEX, reduction="sum")}
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_wider_rows_lose_the_same(causal):
     model, batch = small_model(causal=causal), texts(5, 9, 7)
-    wide = widened(batch, 16)
+    wide = pad_to_multiple(batch, 16)
     assert wide.tokens.shape == (3, 16) and wide.padding.sum() == 48 - 21
     losses = [NextToken().losses(model, one, smoothing=0.0)["token"] for one in (batch, wide)]
     torch.testing.assert_close(*losses)
-    assert widened(texts(16, 16), 16).padding is not None  # there whether needed or not: one shape
+    assert pad_to_multiple(texts(16, 16), 16).padding is not None  # there whether needed or not: one shape
 
 
 def test_a_wider_row_of_a_text_has_the_same_class():
@@ -50,14 +50,14 @@ def test_a_wider_row_of_a_text_has_the_same_class():
     backbone = small_backbone(causal=False)
     model = Model(backbone, task.heads(backbone)).eval()
     batch = texts(5, 9, 7)
-    batch.labels, batch.places = {"label": torch.tensor([0, 1, IGNORE])}, {}
-    torch.testing.assert_close(*(task.losses(model, one)["label"] for one in (batch, widened(batch, 16))))
+    batch.labels, batch.label_positions = {"label": torch.tensor([0, 1, IGNORE_INDEX])}, {}
+    torch.testing.assert_close(*(task.losses(model, one)["label"] for one in (batch, pad_to_multiple(batch, 16))))
 
 
 def test_shapes_are_told_apart_and_numbers_are_not():
     one, same, longer = texts(5, 9), texts(9, 3, seed=7), texts(5, 10)
     assert shape_of(one) == shape_of(same) != shape_of(longer)
-    assert shape_of(one) != shape_of(Batch(one.tokens, labels=one.labels, places=one.places))
+    assert shape_of(one) != shape_of(Batch(one.tokens, labels=one.labels, label_positions=one.label_positions))
     assert shape_of(Batch(one.tokens, causal=True)) != shape_of(Batch(one.tokens, causal=False))
     assert len(list(tensors_of(Batch(one.tokens, source=one)))) == 1 + 4
 

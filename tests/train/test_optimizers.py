@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.heads import ClassHead, TokenHead
+from headstock.model.heads import ClassificationHead, LMHead
 from headstock.model.model import Model
 from headstock.train.optimizers import EMA, Muon, lr_factor, make_optimizers, orthogonal
 from headstock.train.settings import TrainSettings
@@ -14,7 +14,7 @@ from headstock.train.settings import TrainSettings
 
 def small(tied=True):
     backbone = Transformer(TransformerConfig(vocabulary=20, context=8, depth=1, width=8, heads=2, hidden=16, tied=tied))
-    return Model(backbone, {"token": TokenHead(backbone)})
+    return Model(backbone, {"token": LMHead(backbone)})
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 24)])
@@ -70,7 +70,7 @@ def test_frozen_weights_are_left_out(optimizer):
 def test_each_layer_learns_at_its_share_of_the_rate_above_it(optimizer, norm):
     sizes = {"vocabulary": 20, "context": 8, "depth": 3, "width": 8, "heads": 2, "hidden": 16}
     backbone = Transformer(TransformerConfig(**sizes, norm=norm, qk_norm=True, embed_norm=True, segments=2))
-    model = Model(backbone, {"label": ClassHead(8, 3), "token": TokenHead(backbone)})
+    model = Model(backbone, {"label": ClassificationHead(8, 3), "token": LMHead(backbone)})
     made = make_optimizers(model, TrainSettings(optimizer=optimizer, layer_decay=0.5))
     scales = {id(p): group["scale"] for one in made for group in one.param_groups for p in group["params"]}
     seen = [p for one in made for group in one.param_groups for p in group["params"]]

@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
 from headstock.train import loop
@@ -79,7 +79,7 @@ def test_layers_thaw_from_the_top(unfreeze, moving):
 
 def test_a_head_that_shares_the_embedding_moves_from_the_start():
     backbone = classifier()[0].backbone
-    model = Model(backbone, {"token": TokenHead(backbone)})
+    model = Model(backbone, {"token": LMHead(backbone)})
     loop.thaw(model, 0.0)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["backbone.tokens.weight"]
 

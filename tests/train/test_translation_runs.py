@@ -11,7 +11,7 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.model.attention_weights import looking
+from headstock.model.attention_weights import record_attention
 from headstock.report.alignment import as_svg
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
@@ -207,7 +207,7 @@ def test_looking_changes_nothing_and_its_weights_give_the_layers_own_output(made
     with torch.no_grad():
         before = model(batch).hidden
         hook = block.around_cross.register_forward_pre_hook(lambda module, given: across.append(given))
-        with looking(model, seen.append):
+        with record_attention(model, seen.append):
             during = model(batch).hidden
         hook.remove()
         assert torch.equal(before, during) and torch.equal(model(batch).hidden, before)

@@ -6,7 +6,7 @@ The same lines give numbers or, asked with symbols, formulas. B rows, L tokens i
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headstock.model.formulas import CPU, Dimensions, Part, Place, Size, Weights
+from headstock.model.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size, WeightTensor
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 
@@ -15,7 +15,7 @@ BACKWARD = 2  # for every product on the way forward there are two on the way ba
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrainingMemory:
     """In bytes."""
 
     weights: Size  # and the buffers beside them
@@ -31,12 +31,12 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.working
 
 
-def parts_of(model: Model, task: Task, d: Dimensions, place: Place = CPU) -> Part:
+def model_cost(model: Model, task: Task, d: Dimensions, place: ExecutionContext = CPU) -> ModuleCost:
     """The closed forms of a model as a task uses it."""
     return model.counted(d, place, uses={head: task.passes(head, d.length) for head in model.heads})
 
 
-def flops_per_token(parts: Part, *, training: bool = False) -> Size:
+def flops_per_token(parts: ModuleCost, *, training: bool = False) -> Size:
     """Products and sums for each token of a row, forward, or in `training` forward and back.
 
     Only products of matrices count, as is usual: the rest is less than a few percent of them. Attention is counted
@@ -45,7 +45,7 @@ def flops_per_token(parts: Part, *, training: bool = False) -> Size:
     return (1 + BACKWARD if training else 1) * parts.total_flops()
 
 
-def optimizer_state(weights: Iterable[Weights], optimizer: str) -> Size:
+def optimizer_state_bytes(weights: Iterable[WeightTensor], optimizer: str) -> Size:
     """AdamW holds two numbers a weight and a counter for each tensor; Muon one, for the matrices that it moves."""
     size: Size = 0
     for tensor in weights:
@@ -56,11 +56,11 @@ def optimizer_state(weights: Iterable[Weights], optimizer: str) -> Size:
     return size
 
 
-def moved_by_muon(tensor: Weights) -> bool:
+def moved_by_muon(tensor: WeightTensor) -> bool:
     return tensor.path.startswith("backbone.") and len(tensor.shape) == 2 and not tensor.table
 
 
-def moving_flops(weights: Iterable[Weights], optimizer: str) -> Size:
+def optimizer_flops(weights: Iterable[WeightTensor], optimizer: str) -> Size:
     """Of one move of the weights: five rounds of three products that make each of Muon's matrices orthogonal."""
     if optimizer != "muon":
         return 0
@@ -75,19 +75,19 @@ def moving_flops(weights: Iterable[Weights], optimizer: str) -> Size:
     return total
 
 
-def memory(
+def training_memory(
     model: Model,
     task: Task,
     d: Dimensions,
     *,
     rows: Size,
     optimizer: str = "adamw",
-    place: Place = CPU,
+    place: ExecutionContext = CPU,
     averaged: bool = False,
     frozen: bool = False,
-) -> Memory:
+) -> TrainingMemory:
     """What a step on `rows` rows needs; `frozen`, the heads learn alone, from features that are there already."""
-    parts = parts_of(model, task, d, place)
+    parts = model_cost(model, task, d, place)
     _, heads = parts.parts
     moving = [tensor for tensor in parts.weights() if not frozen or tensor.path.startswith("heads.")]
     gradients = SINGLE * sum(tensor.count * tensor.times for tensor in moving)
@@ -97,10 +97,10 @@ def memory(
     working = scored * d.vocabulary * (SINGLE + HALF if place.half else SINGLE)
     if place.half:
         working += HALF * sum(tensor.count * tensor.times for tensor in moving if len(tensor.shape) == 2)
-    return Memory(
+    return TrainingMemory(
         weights=SINGLE * (parts.count + parts.fixed),
         gradients=gradients,
-        optimizer=optimizer_state(moving, optimizer),
+        optimizer=optimizer_state_bytes(moving, optimizer),
         average=SINGLE * parts.count if averaged else 0,
         activations=tokens * kept.size(place),
         working=working,

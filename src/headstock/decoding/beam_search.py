@@ -15,7 +15,7 @@ from headstock.decoding.fast_modules import light
 from headstock.decoding.generate import check_rows, ends_of, whole
 from headstock.decoding.sampling import Sampling, check_scores
 from headstock.errors import ConfigError, UserError
-from headstock.kernels.backends import fast_products
+from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
@@ -61,7 +61,7 @@ class _Rules:
 
 
 @torch.inference_mode()
-@fast_products()
+@fast_cpu_kernels()
 def beam_search(
     model: Model,
     prompts: Sequence[Sequence[int]],

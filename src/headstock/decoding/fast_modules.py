@@ -22,7 +22,7 @@ def light(module: nn.Module) -> Any:
 def listened(module: nn.Module) -> bool:
     """Whether somebody listens to its parts, or watches what attention does."""
     parts = module.modules()
-    return any(part._forward_hooks or part._forward_pre_hooks or getattr(part, "watch", None) for part in parts)
+    return any(part._forward_hooks or part._forward_pre_hooks or getattr(part, "hook", None) for part in parts)
 
 
 def _twin(module: nn.Module) -> Any:

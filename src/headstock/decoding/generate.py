@@ -12,9 +12,9 @@ from torch import Tensor
 
 from headstock.decoding.fast_modules import light
 from headstock.decoding.sampling import Sampling, check_scores, choose
-from headstock.kernels.backends import fast_products
-from headstock.kernels.cuda_graphs import Step, can_record, record
-from headstock.model.batch import Batch, State, pad
+from headstock.kernels.backends import fast_cpu_kernels
+from headstock.kernels.cuda_graphs import DecodeStep, can_capture, capture_step
+from headstock.model.batch import Batch, DecodingState, pad
 from headstock.model.model import Model
 
 STRETCH = {"cpu": 1}  # tokens that are made before anyone looks whether a text has ended,
@@ -51,7 +51,7 @@ class _Row:
 
 
 @torch.inference_mode()
-@fast_products()
+@fast_cpu_kernels()
 def generate(
     model: Model,
     prompts: Sequence[Sequence[int]],
@@ -122,10 +122,10 @@ class _Reader:
         self.rows, self.step, self.steps = rows, 0, luck.size(1)
         self.luck = None if sampling.greedy else luck.to(self.device)  # (B, steps) what decides each choice
         self.seen = _seen(rows, model) if sampling.repetition_penalty != 1.0 else None  # (B, V)
-        self.state: State | None = None
+        self.state: DecodingState | None = None
         self.read: list[int] = []  # how many tokens of each row the state has read
         self.latest = torch.empty(0)  # (B,) the token of each row that it has not
-        self.replay: Step | None = None
+        self.replay: DecodeStep | None = None
         self.records = self.warm = False
 
     def stretch(self, most: int) -> tuple[list[_Row], list[list[int]]]:
@@ -157,7 +157,7 @@ class _Reader:
         output = self.backbone(batch, self.new_state(len(windows), self.room()) if self.cache else None)
         self.state = output.state
         self.replay, self.warm = None, False
-        self.records = can_record(self.backbone, self.state, self.steps - self.step)
+        self.records = can_capture(self.backbone, self.state, self.steps - self.step)
         scores = self.scores(ends_of(output.hidden, windows))
         check_scores(scores)
         return scores
@@ -166,7 +166,7 @@ class _Reader:
         """(B, V) the scores of what follows the latest tokens."""
         tokens = self.latest[:, None]
         if self.records and self.warm and self.replay is None:
-            self.replay = record(self.one_more, tokens)
+            self.replay = capture_step(self.one_more, tokens)
         self.warm = True
         return self.one_more(tokens) if self.replay is None else self.replay(tokens)
 
@@ -207,7 +207,7 @@ def check_rows(model: Model, prompts: Sequence[Sequence[int]], sources: Sequence
     """Refuse rows that cannot be continued."""
     if not all(prompts):
         raise ValueError("a prompt needs at least one token to continue from")
-    if model.backbone.reads_source != (sources is not None):
+    if model.backbone.is_encoder_decoder != (sources is not None):
         raise ValueError("an encoder-decoder needs a source for every prompt, and no other model reads any")
     if sources is not None and (len(sources) != len(prompts) or not all(sources)):
         raise ValueError("every prompt needs a source of its own, of at least one token")

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from headstock.explain.hooks import connections_of, stacks_of
-from headstock.model.layers import Block, Residual, at
+from headstock.model.layers import Block, Residual, select_positions
 from headstock.model.model import Model
 
 Ablation = Literal["skip", "skip-gradient"]
@@ -27,7 +27,7 @@ class Unskipped(Residual):
         return 0.0
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, only: Tensor | None = None) -> Tensor:
-        own = x if only is None else at(x, only)
+        own = x if only is None else select_positions(x, only)
         added = self.around(own) + sublayer(x if self.post else self.norm(x))
         return self.norm(added) if self.post else added
 

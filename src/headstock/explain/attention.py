@@ -14,7 +14,7 @@ from torch import Tensor
 from headstock.errors import UserError
 from headstock.explain.attention_patterns import named, need_place
 from headstock.explain.inputs import Shown
-from headstock.model.attention_weights import Look, looking
+from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
@@ -160,19 +160,19 @@ class Heads:
         self.sum_error = self.masked = self.fused_error = 0.0
         self.future: float | None = None
 
-    def take(self, look: Look, real: Tensor) -> None:
+    def take(self, look: AttentionRecord, real: Tensor) -> None:
         """`real` (B, T) is True where a place that looks is a token."""
         weights, allowed = look.weights, look.allowed & real[:, None, :, None]
         rows = weights * real[:, None, :, None]
         self.sum_error = max(self.sum_error, float((rows.sum(-1) - real[:, None].float()).abs().max()))
         self.masked = max(self.masked, float((rows * ~look.allowed).max()))
         self.fused_error = max(self.fused_error, look.error)
-        if look.where == "decoder":
+        if look.kind == "decoder":
             self.future = max(self.future or 0.0, float(rows.triu(1).max()))
         choices = allowed.sum(-1)[:, 0]  # (B, T)
         chosen = choices > 1  # where there is but one place to look, a head has nothing to say
         even = (allowed / choices.clamp(min=1)[:, None, :, None]).expand(len(rows), -1, -1, -1)
-        onto_itself = look.where != "cross"
+        onto_itself = look.kind != "cross"
         tally = Tally(
             measured(rows, chosen, onto_itself=onto_itself),
             measured(even, chosen, onto_itself=onto_itself),
@@ -180,7 +180,7 @@ class Heads:
             rows[:, :, : self.places, : self.places].sum(0).cpu(),
             real[:, : self.places].sum(0).cpu(),
         )
-        key = (look.where, look.layer)
+        key = (look.kind, look.layer)
         if key in self.tallies:
             self.tallies[key].add(tally)
         else:
@@ -213,12 +213,12 @@ def take_batch(model: Model, batch: Batch, heads: Heads, where: str | None = Non
     target = real_places(batch)
     source = None if batch.source is None else real_places(batch.source)
 
-    def hear(look: Look) -> None:
+    def hear(look: AttentionRecord) -> None:
         look = named(look, batch)
-        if where in (None, look.where):
-            heads.take(look, source if look.where == "encoder" and source is not None else target)
+        if where in (None, look.kind):
+            heads.take(look, source if look.kind == "encoder" and source is not None else target)
 
-    with torch.no_grad(), looking(model, hear):
+    with torch.no_grad(), record_attention(model, hear):
         model(batch)
     return int(target.sum())
 
@@ -253,7 +253,7 @@ def explain_file_attention(
             say(f"{texts:,} texts read")
     if not texts:
         raise UserError(f"{run}: the file has no text to read")
-    tokens, source = numbered(heads.maps(), reads_source=model.backbone.reads_source)
+    tokens, source = numbered(heads.maps(), reads_source=model.backbone.is_encoder_decoder)
     most = max(len(tokens), len(source))
     notes = [f"the maps are the mean over all texts, of the first {most} places, which have numbers instead of words"]
     return facts_of(heads, run, tokens, source, texts=texts, places=places, notes=notes)

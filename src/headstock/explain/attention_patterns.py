@@ -6,36 +6,38 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.model.attention_weights import Look, Where, attentions_of, looking
+from headstock.model.attention_weights import AttentionKind, AttentionRecord, attention_modules, record_attention
 from headstock.model.backbone import BACKBONES
-from headstock.model.backbones.encoder_decoder import Seq2Seq
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
 
-def patterns(model: Model, batch: Batch) -> list[tuple[Where, int, Tensor]]:
+def patterns(model: Model, batch: Batch) -> list[tuple[AttentionKind, int, Tensor]]:
     """Where it is, the layer from 1 up, and its weights (B, H, T, S), for each attention in the order of reading."""
-    return [(look.where, look.layer, look.weights) for look in looks(model, batch)]
+    return [(look.kind, look.layer, look.weights) for look in looks(model, batch)]
 
 
 @torch.no_grad()
-def looks(model: Model, batch: Batch) -> list[Look]:
+def looks(model: Model, batch: Batch) -> list[AttentionRecord]:
     """The same with the masks. The weights of every layer are kept, so the batch must be small."""
-    seen: list[Look] = []
-    with looking(model, seen.append):
+    seen: list[AttentionRecord] = []
+    with record_attention(model, seen.append):
         model(batch)
     return [named(look, batch) for look in seen]
 
 
-def named(look: Look, batch: Batch) -> Look:
+def named(look: AttentionRecord, batch: Batch) -> AttentionRecord:
     """A stack that looks both ways does a decoder's work on rows that are read from left to right."""
-    return replace(look, where="decoder") if batch.causal is True and look.where == "encoder" else look
+    return replace(look, kind="decoder") if batch.causal is True and look.kind == "encoder" else look
 
 
 def need_attention(model: Model, name: str) -> None:
-    if not attentions_of(model):
-        able = [family for family in BACKBONES.names() if issubclass(BACKBONES.get(family), Transformer | Seq2Seq)]
+    if not attention_modules(model):
+        able = [
+            family for family in BACKBONES.names() if issubclass(BACKBONES.get(family), Transformer | EncoderDecoder)
+        ]
         lacking = f"its {model.backbone.name} backbone keeps what it has read in cells and has no attention"
         raise UserError(f"{name}: {lacking} (families that have it: {', '.join(able)})")
 
@@ -43,7 +45,7 @@ def need_attention(model: Model, name: str) -> None:
 def need_place(model: Model, name: str, where: str | None) -> None:
     """Refuse to show a part that the family does not have."""
     need_attention(model, name)
-    have = sorted({place for place, _, _ in attentions_of(model)})
+    have = sorted({place for place, _, _ in attention_modules(model)})
     if where is not None and where not in have:
         lacks = {"cross": "cross-attention", "encoder": "encoder", "decoder": "decoder"}[where]
         own = " and ".join(have)

@@ -15,7 +15,7 @@ from headstock.explain.hooks import stacks_of, watching
 from headstock.explain.vectors import size
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 
 DEPTHS = (2, 4, 8, 16, 32, 48)
@@ -70,7 +70,7 @@ def fresh(settings: dict[str, Any], *, seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = Transformer(TransformerConfig(**(SIZES | settings)))
-        return Model(backbone, {"token": TokenHead(backbone)}).double().eval()
+        return Model(backbone, {"token": LMHead(backbone)}).double().eval()
 
 
 def ends_of(model: Model, seed: int) -> tuple[float, float]:

@@ -51,9 +51,9 @@ def draw_model(subject: Subject, params: Params) -> Sketch:
     """The picture of any family."""
     known, sketch = Known(subject, params), Sketch()
     backbone = subject.model.backbone
-    if backbone.reads_source:
+    if backbone.is_encoder_decoder:
         draw_both_sides(sketch, known)
-    elif backbone.both_ways:
+    elif backbone.bidirectional:
         draw_both_ways(sketch, known)
     else:
         y, table = draw_embedding(sketch, known, 0, 0, "backbone")
@@ -199,7 +199,7 @@ def draw_heads(
             sketch.way(*way, tip=False, kind="tie")
         top = sketch.box(at, y, box)
         sketch.way((at, top), (at, top - GAP))
-        twice = name == "token" and model.backbone.both_ways
+        twice = name == "token" and model.backbone.bidirectional
         sketch.text(at + 10, top - GAP + 8, f"{shape} twice" if twice else shape, "shape")
 
 
@@ -210,7 +210,7 @@ def details(known: Known, name: str) -> list[str]:
         "through one more layer and a norm": getattr(head, "transform", None) is not None,
         "on a mix of all layers that it learns": getattr(head, "mix", None) is not None,
         f"on one vector a text: {pool}": name == "label" and pool,
-        "once for each direction": name == "token" and known.subject.model.backbone.both_ways,
+        "once for each direction": name == "token" and known.subject.model.backbone.bidirectional,
     }
     return [words for words, so in more.items() if so]
 
@@ -283,9 +283,11 @@ def explain_shapes(subject: Subject) -> dict[str, str]:
     config, several = backbone.config, any("C" in HEADS[name][2] for name in subject.model.heads if name in HEADS)
     most = f", {backbone.context:,} at the most" if backbone.context else ""
     told = {"B": "rows in a batch", "T": f"tokens in a row{most}"}
-    if backbone.reads_source:
+    if backbone.is_encoder_decoder:
         told |= {"T": f"tokens of the target{most}", "S": f"tokens of the source{most}"}
-    told["D"] = f"numbers in a token's vector: {config.width:,}" + (" in each direction" if backbone.both_ways else "")
+    told["D"] = f"numbers in a token's vector: {config.width:,}" + (
+        " in each direction" if backbone.bidirectional else ""
+    )
     if hasattr(config, "cell"):
         told["H"] = f"cells in a layer: {config.hidden:,}"
     elif config.hidden != config.width:

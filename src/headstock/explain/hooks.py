@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES, Backbone
-from headstock.model.backbones.encoder_decoder import Seq2Seq
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.layers import Block, Residual
 from headstock.model.model import Model
@@ -76,7 +76,7 @@ class Seen:
 
 def stacks_of(backbone: Backbone) -> dict[str, Transformer]:
     """The stacks of blocks of a model by name; none where it is not made of blocks."""
-    if isinstance(backbone, Seq2Seq):
+    if isinstance(backbone, EncoderDecoder):
         return {"encoder": backbone.encoder, "decoder": backbone.decoder}
     return {"stack": backbone} if isinstance(backbone, Transformer) else {}
 
@@ -85,7 +85,7 @@ def need_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]:
     """The same, or a line that says why there are none."""
     if stacks := stacks_of(backbone):
         return stacks
-    able = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | Seq2Seq)]
+    able = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | EncoderDecoder)]
     lacking = f"its {backbone.name} backbone has no residual stream"
     raise UserError(f"{run}: {lacking} (families that have one: {', '.join(able)})")
 

@@ -47,7 +47,7 @@ def show(loaded: Pipeline, texts: Sequence[str], *, target: str | None = None, l
     """One text, whole; an encoder-decoder's beside what it writes, or beside `target`."""
     check_texts(loaded, texts)
     task, backbone = loaded.task, loaded.model.backbone
-    if target is not None and not backbone.reads_source:
+    if target is not None and not backbone.is_encoder_decoder:
         raise UserError(f"{loaded.run}: reads one text and writes none beside it, so --target has no meaning")
     if left_to_right and not task.generates:
         raise UserError(f"{loaded.run}: did not learn to generate, so it never reads a text with --left-to-right")
@@ -55,7 +55,7 @@ def show(loaded: Pipeline, texts: Sequence[str], *, target: str | None = None, l
         data = task.prepare(Records("text", [1], task.columns_of([row_of(task, texts)])), labelled=False)
         notes = written(loaded, task, data, target) if isinstance(task, Translate) else []
         batch = task.examples(data, length=ENDLESS).batch([0])
-    elif backbone.reads_source:
+    elif backbone.is_encoder_decoder:
         batch, notes = repaired(loaded, texts[0], target)
     else:
         around = special_tokens_for(task, loaded.tokenizer, left_to_right=left_to_right or backbone.causal)
@@ -93,7 +93,7 @@ def open_input(
     if backbone.context is not None and len(names) > backbone.context:
         raise UserError(f"{subject.name}: {len(names):,} tokens exceed its context of {backbone.context:,}")
     tokens = torch.zeros(1, len(names), dtype=torch.long, device=subject.model.device)
-    source = Batch(tokens) if backbone.reads_source else None
+    source = Batch(tokens) if backbone.is_encoder_decoder else None
     batch = Batch(tokens, source=source, causal=True if left_to_right else None)
     return subject.model, Shown(batch, list(names), list(names) if source else []), subject.name
 
@@ -177,7 +177,7 @@ def together(loaded: Pipeline, texts: Sequence[str], length: int) -> Batch:
     """Texts of a language model as one batch, each cut to what fits."""
     task: Any = loaded.task
     cuts = loaded.tokenizer.encode_batch(texts)
-    if loaded.model.backbone.reads_source:
+    if loaded.model.backbone.is_encoder_decoder:
         marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
         return forced([(ids, ids) for ids in cuts], **marks, length=length).to(loaded.model.device)
     marks_around = special_tokens_for(task, loaded.tokenizer, left_to_right=loaded.model.backbone.causal)

@@ -19,10 +19,10 @@ from headstock.explain.hooks import need_stacks
 from headstock.explain.targets import Asked, lesson, place_of
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
-from headstock.model.attention_mask import Mask
+from headstock.model.attention_mask import AttentionMask
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
-from headstock.model.layers import Attention, Block, FeedForward, Residual, rotate
+from headstock.model.layers import Attention, Block, FeedForward, Residual, apply_rotary
 from headstock.model.model import Model
 
 
@@ -119,7 +119,7 @@ class Met:
     """What a block was called with, and what it gave."""
 
     given: Tensor  # (B, T, D) H, a view that nothing else uses
-    mask: Mask
+    mask: AttentionMask
     more: dict[str, Any]
     made: Tensor | None = None
 
@@ -245,7 +245,7 @@ def embedded(trail: Trail, stack: Transformer, batch: Batch) -> Tensor:
     terms = ["e"]
     if c.embed_scale:
         x, terms = trail.add("token scaled", part, f"√D · e, D = {c.width}", x * math.sqrt(c.width)), ["√D · e"]
-    places = stack.places(batch, None).expand_as(batch.tokens)
+    places = stack.token_positions(batch, None).expand_as(batch.tokens)
     if c.positions != "rotary":
         table = stack.waves if stack.positions is None else stack.positions.weight
         kind = "sines and cosines, fixed" if stack.positions is None else "learned"
@@ -281,9 +281,11 @@ def through(trail: Trail, block: Block, x: Tensor, met: Met) -> Tensor:
             key = trail.add("key normed", "attention", "k / √mean(k²) · g", block.attention.key_norm(key))
         if rotation is not None:
             query = trail.add(
-                "query turned", "attention", "R(t) q, by the angles of its place", rotate(query, rotation)
+                "query turned", "attention", "R(t) q, by the angles of its place", apply_rotary(query, rotation)
             )
-            key = trail.add("key turned", "attention", "R(t) k, by the angles of its place", rotate(key, rotation))
+            key = trail.add(
+                "key turned", "attention", "R(t) k, by the angles of its place", apply_rotary(key, rotation)
+            )
         return mixed(trail, block.attention, query, key, value, met.mask, trail.tokens, "attention")
 
     def look_across(h: Tensor) -> Tensor:
@@ -313,7 +315,7 @@ def mixed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask,
+    mask: AttentionMask,
     tokens: list[str],
     part: str,
 ) -> Tensor:
@@ -322,7 +324,7 @@ def mixed(
     product = trail.add(f"{prefix}products", part, "q · k, with the key of each token", query @ key.mT, columns=tokens)
     scaled = f"s = q · k / √K, K = D / H = {width}"
     score = trail.add(f"{prefix}scores", part, scaled, product / math.sqrt(width), columns=tokens)
-    allowed = mask.table(query.size(2), key.size(2), query.device)
+    allowed = mask.dense(query.size(2), key.size(2), query.device)
     hidden = torch.zeros_like(score).masked_fill(~allowed, -torch.inf).detach()
     trail.add(f"{prefix}mask", part, "m = 0, or −∞ where it may not look", hidden, columns=tokens)
     share = (score + hidden).softmax(-1)

@@ -14,8 +14,8 @@ from headstock.errors import UserError
 from headstock.explain.attention_patterns import named, need_attention
 from headstock.explain.document import Block, Column, Document, Section, Table, Text, Tiles, TokenHeatmap
 from headstock.explain.render_document import heatmap_svg
-from headstock.model.attention_mask import mask_for
-from headstock.model.attention_weights import Look, looking
+from headstock.model.attention_mask import make_attention_mask
+from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
@@ -113,8 +113,10 @@ def explain_mask(
             batch = Batch(row, padding=torch.arange(length)[None] >= length - padding)
             words[length - padding :] = ["<pad>"] * padding
         if kind == "document":
-            batch = Batch(row, documents=torch.arange(len(documents)).repeat_interleave(torch.tensor(documents))[None])
-        allowed = mask_for(batch, causal=causal).table(length, length)[0, 0]
+            batch = Batch(
+                row, document_ids=torch.arange(len(documents)).repeat_interleave(torch.tensor(documents))[None]
+            )
+        allowed = make_attention_mask(batch, causal=causal).dense(length, length)[0, 0]
     formula, expected = masked_count(kind, length, padding=padding, documents=documents, prefix=prefix, causal=causal)
     return MaskFacts(kind, TITLES[kind], words, words, allowed.tolist(), formula, expected, REASONS[kind])
 
@@ -123,9 +125,9 @@ def prefix_mask(length: int, prefix: int) -> Tensor:
     """(L, L) the masks of an encoder-decoder, with source and target written as one row."""
     source, target = Batch(torch.zeros(1, prefix)), Batch(torch.zeros(1, length - prefix))
     allowed = torch.zeros(length, length, dtype=torch.bool)  # the encoder never attends to the target
-    allowed[:prefix, :prefix] = mask_for(source, causal=False).table(prefix, prefix)[0, 0]
-    allowed[prefix:, prefix:] = mask_for(target, causal=True).table(length - prefix, length - prefix)[0, 0]
-    allowed[prefix:, :prefix] = mask_for(source, causal=False).table(length - prefix, prefix)[0, 0]
+    allowed[:prefix, :prefix] = make_attention_mask(source, causal=False).dense(prefix, prefix)[0, 0]
+    allowed[prefix:, prefix:] = make_attention_mask(target, causal=True).dense(length - prefix, length - prefix)[0, 0]
+    allowed[prefix:, :prefix] = make_attention_mask(source, causal=False).dense(length - prefix, prefix)[0, 0]
     return allowed
 
 
@@ -169,11 +171,11 @@ def applied_masks(model: Model, batch: Batch) -> dict[str, Tensor]:
     """(T, S) per kind of attention: the mask that the model applied to a row."""
     masks: dict[str, Tensor] = {}
 
-    def record(look: Look) -> None:
-        known = masks.setdefault(named(look, batch).where, look.allowed[0, 0])
+    def record(look: AttentionRecord) -> None:
+        known = masks.setdefault(named(look, batch).kind, look.allowed[0, 0])
         assert torch.equal(known, look.allowed[0, 0]), "the layers of one stack share one mask"
 
-    with torch.no_grad(), looking(model, record):
+    with torch.no_grad(), record_attention(model, record):
         model(batch)
     return masks
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from headstock.cost.training import flops_per_token, memory, parts_of
+from headstock.cost.training import flops_per_token, model_cost, training_memory
 from headstock.errors import UserError
 from headstock.explain.subject import Subject
 from headstock.explain.symbols import Letter, formula, legend, letters_of, values_of
-from headstock.model.formulas import Dimensions, Part, Place, product
-from headstock.model.heads import ClassHead, TokenHead
+from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, product
+from headstock.model.heads import ClassificationHead, LMHead
 from headstock.model.model import Model
 
 # the names that torch's own nn.TransformerEncoderLayer and nn.TransformerDecoderLayer have for the same tensors
@@ -20,7 +20,7 @@ TORCH |= {"cross.inputs.": "multihead_attn.in_proj_", "cross.output": "multihead
 TORCH |= {"feed.up": "linear1", "feed.down": "linear2", "around_attention.norm": "norm1"}
 OUTSIDE = {"backbone.tokens.weight": "embedding.weight"}
 OUTSIDE |= {"heads.token.weight": "decoder.weight", "heads.token.bias": "decoder.bias"}
-PLACES = {"cpu, float32": Place(), "gpu, bfloat16, estimated": Place("cuda", half=True)}
+PLACES = {"cpu, float32": ExecutionContext(), "gpu, bfloat16, estimated": ExecutionContext("cuda", half=True)}
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,14 @@ def explain_params(
         rows_of(model, lines),
         legend([*used, letters.heads] if attends else used, known, meanings | {"B": "rows in a batch"}),
         (letters.depth, letters.encoder_depth),
-        model.sizes()["base"],
+        model.parameter_counts()["base"],
         parts.parts[0].count,
-        {name: count for one in (model, *others) for name, count in one.sizes().items() if name in one.heads},
+        {
+            name: count
+            for one in (model, *others)
+            for name, count in one.parameter_counts().items()
+            if name in one.heads
+        },
         totals,
         bool(config.transfer and config.transfer.freeze),
         totals[0].formula.diff(letters.heads) if attends else None,
@@ -187,11 +192,11 @@ def other_heads(subject: Subject, classes: int | None) -> list[Model]:
     backbone, found = subject.model.backbone, []
     with torch.device("meta"):
         if "token" not in subject.model.heads:
-            found.append(subject.model.with_heads({"token": TokenHead(backbone)}))
-        if any(isinstance(head, ClassHead) for head in subject.model.heads.values()):
+            found.append(subject.model.with_heads({"token": LMHead(backbone)}))
+        if any(isinstance(head, ClassificationHead) for head in subject.model.heads.values()):
             return found
-        if not backbone.reads_source:
-            found.append(subject.model.with_heads({"label": ClassHead(backbone.width, classes or 2)}))
+        if not backbone.is_encoder_decoder:
+            found.append(subject.model.with_heads({"label": ClassificationHead(backbone.width, classes or 2)}))
         elif classes:
             raise UserError("--classes: an encoder-decoder writes texts; it has no head that chooses among classes")
     return found
@@ -207,13 +212,13 @@ def evaluated(expression: Any, values: dict[Any, int]) -> Any:
 
 def total_of(model: Model, letters: Dimensions, values: dict[Any, int]) -> Total:
     whole = model.counted(letters).count
-    sizes = model.sizes()
+    sizes = model.parameter_counts()
     assert evaluated(whole, values) == sizes["total"], (whole, sizes)
     return Total(tuple(model.heads), whole, sizes["total"], sizes["total"] - sizes["base"])
 
 
 def lines_of(
-    part: Part, values: dict[Any, int], counts: dict[str, int], *, level: int = 0, above: str = "", times: int = 1
+    part: ModuleCost, values: dict[Any, int], counts: dict[str, int], *, level: int = 0, above: str = "", times: int = 1
 ) -> Iterator[Line]:
     """The part and what is in it, the closed form of each beside what was counted."""
     path = f"{above}.{part.name}" if above else part.name
@@ -276,7 +281,7 @@ def costs_of(subject: Subject, letters: Dimensions, values: dict[Any, int], batc
     rows = sympy.Symbol("B", positive=True, integer=True)
     known = values | {rows: batch}
     model, task = subject.model, subject.task
-    parts = parts_of(model, task, letters)
+    parts = model_cost(model, task, letters)
 
     def cost(name: str, form: Any) -> Cost:
         return Cost(name, sympy.expand(form), evaluated(form, known))
@@ -284,7 +289,7 @@ def costs_of(subject: Subject, letters: Dimensions, values: dict[Any, int], batc
     kinds: dict[str, list[Cost]] = {}
     held = [name for name in ("adamw", "muon") if name == "adamw" or subject.config.transfer is None]
     for name, place in PLACES.items():
-        of = {one: memory(model, task, letters, rows=rows, optimizer=one, place=place) for one in held}
+        of = {one: training_memory(model, task, letters, rows=rows, optimizer=one, place=place) for one in held}
         plain, used = of["adamw"], of.get(subject.config.train.optimizer, of["adamw"])
         kinds[name] = [
             cost("weights", plain.weights),
@@ -302,10 +307,10 @@ def costs_of(subject: Subject, letters: Dimensions, values: dict[Any, int], batc
     }
 
 
-def flops_by_part(parts: Part) -> Iterator[tuple[str, Any]]:
+def flops_by_part(parts: ModuleCost) -> Iterator[tuple[str, Any]]:
     """The way forward in pieces that a reader can name; only those that take any arithmetic."""
 
-    def walk(part: Part, path: str, often: Any) -> Iterator[tuple[str, Any]]:
+    def walk(part: ModuleCost, path: str, often: Any) -> Iterator[tuple[str, Any]]:
         often = often * part.used * (1 if part.times is None else part.times)
         if part.flops != 0:
             yield path, often * part.flops

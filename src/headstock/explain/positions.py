@@ -14,11 +14,11 @@ from torch import Tensor
 from headstock.errors import UserError
 from headstock.explain.document import Block, Bullets, Chart, Column, Document, Grid, Section, Table, Text, sentence
 from headstock.explain.render_document import picture_of
-from headstock.model.backbones.encoder_decoder import Seq2Seq
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.layers import rotate
+from headstock.model.layers import apply_rotary
 from headstock.model.model import Model
-from headstock.model.positions import BASE, rotary_angles, sinusoids
+from headstock.model.positions import ROTARY_BASE, rotary_angles, sinusoids
 from headstock.report.theme import GRID, INK, SMALL, SOFT
 
 PositionKind = Literal["sinusoidal", "learned", "rotary"]
@@ -68,7 +68,7 @@ class PositionFacts:
             return None
         pairs = (self.table.size(1) + 1) // 2
         step = 1 / pairs if self.kind == "rotary" else 2 / self.table.size(1)
-        return 2 * torch.pi, 2 * torch.pi * BASE ** ((pairs - 1) * step)
+        return 2 * torch.pi, 2 * torch.pi * ROTARY_BASE ** ((pairs - 1) * step)
 
     def to_dict(self) -> dict[str, Any]:
         length, width = self.table.shape
@@ -118,7 +118,7 @@ def explain_model_positions(
     `trained_length` is the length of the rows it was trained on, where that is known.
     """
     backbone = model.backbone
-    if isinstance(backbone, Seq2Seq):
+    if isinstance(backbone, EncoderDecoder):
         stacks: dict[str | None, Any] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
         if backbone.config.positions != "learned":
             stacks = {None: backbone.decoder}  # a formula gives both stacks the same
@@ -157,7 +157,9 @@ def rotary_scores(stack: Transformer, length: int) -> list[float]:
     """By distance, the attention score of a query and a key of all ones after the model's own rotation, 1 at 0."""
     width = stack.width // stack.config.heads
     positions = torch.arange(length, device=stack.cosine.device)
-    rotated = rotate(torch.ones(length, width, device=positions.device), stack.rotation(positions, length))  # (T, K)
+    rotated = apply_rotary(
+        torch.ones(length, width, device=positions.device), stack.rotation(positions, length)
+    )  # (T, K)
     return (rotated @ rotated[0] / width).tolist()
 
 

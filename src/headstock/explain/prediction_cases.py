@@ -21,8 +21,8 @@ from headstock.inference.pipeline import Pipeline
 from headstock.inference.predict import model_outputs
 from headstock.inference.translate import display_tokens
 from headstock.inference.windowing import SpecialTokens, padded_batch, special_tokens_for, token_batches
-from headstock.model.backbones.encoder_decoder import Seq2Seq
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
@@ -264,7 +264,7 @@ class Translation(Case):
         labels = batch.labels["token"]
         scores = model.heads["token"](model(batch).hidden).log_softmax(-1)
         told = scores.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
-        return told.masked_fill(labels == IGNORE, 0).sum(1)
+        return told.masked_fill(labels == IGNORE_INDEX, 0).sum(1)
 
     @torch.no_grad()
     def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
@@ -272,7 +272,7 @@ class Translation(Case):
         found = []
         for part in token_batches(range(len(variants)), lambda row: self.length, self.model.device):
             batch = examples.batch(part).to(self.model.device)
-            count = (batch.labels["token"] != IGNORE).sum(1)
+            count = (batch.labels["token"] != IGNORE_INDEX).sum(1)
             found.append((self.likelihoods(self.model, batch) / count).exp().cpu().numpy()[:, None])
         return np.concatenate(found)
 
@@ -289,7 +289,7 @@ class Translation(Case):
         tokens = batch.source.tokens
         fixed = torch.zeros_like(tokens, dtype=torch.bool)
         fixed[:, -1] = True  # the end mark
-        blank = cast(Seq2Seq, self.model.backbone).encoder.tokens.weight.detach().mean(0)
+        blank = cast(EncoderDecoder, self.model.backbone).encoder.tokens.weight.detach().mean(0)
         (found,) = integrated_gradients(
             self.model, batch, self.likelihoods, blank=blank, steps=steps, fixed=fixed, averaged=averaged
         )

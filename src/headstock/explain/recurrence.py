@@ -17,8 +17,8 @@ from headstock.explain.targets import Asked
 from headstock.explain.vectors import size
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.elmo import Elmo
-from headstock.model.backbones.recurrent import Layer, Layers, Recurrent
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.backbones.recurrent import Recurrent, RecurrentLayer, RecurrentStack
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 
 
@@ -49,7 +49,7 @@ class Recurrence:
         return asdict(self)
 
 
-def stacks_of_cells(backbone: Backbone) -> dict[str, Layers]:
+def stacks_of_cells(backbone: Backbone) -> dict[str, RecurrentStack]:
     if isinstance(backbone, Recurrent):
         return {"stack": backbone.stack}
     return {"forward": backbone.ahead, "backward": backbone.back} if isinstance(backbone, Elmo) else {}
@@ -123,9 +123,9 @@ def last_only(batch: Batch) -> Batch:
     labels = {}
     for head, wanted in batch.labels.items():
         if wanted.dim() == 2 and wanted.size(1) == batch.tokens.size(1):
-            kept = torch.full_like(wanted, IGNORE)
-            if head != "backward" and bool((wanted[0] != IGNORE).any()):
-                last = int((wanted[0] != IGNORE).nonzero().max())
+            kept = torch.full_like(wanted, IGNORE_INDEX)
+            if head != "backward" and bool((wanted[0] != IGNORE_INDEX).any()):
+                last = int((wanted[0] != IGNORE_INDEX).nonzero().max())
                 kept[0, last] = wanted[0, last]
             labels[head] = kept
         else:
@@ -135,7 +135,7 @@ def last_only(batch: Batch) -> Batch:
 
 def groups_of(layer: nn.Module) -> dict[str, list[nn.Parameter]]:
     """The parameters of a layer of cells by what they do."""
-    assert isinstance(layer, Layer)
+    assert isinstance(layer, RecurrentLayer)
     named = list(layer.cells.named_parameters())
     return {
         "input": [p for name, p in named if name.startswith("weight_ih")],

@@ -19,7 +19,7 @@ from headstock.explain.targets import check_length, check_texts, labelled_lesson
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.inference.windowing import padded_batch, special_tokens_for
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import pool
 from headstock.tasks.base import Task
 from headstock.tasks.classify import Classify
@@ -204,7 +204,7 @@ def labelled_reading(loaded: Pipeline, texts: Sequence[str], label: str | None) 
 def forced_reading(task: Task, batch: Batch, tokenizer: Any, notes: list[str]) -> Reading:
     """A source beside its target, each token of which must give the next."""
     labels = batch.labels["token"][0].tolist()
-    wanted: list[str | None] = [None if one == IGNORE else display_tokens(tokenizer, [one])[0] for one in labels]
+    wanted: list[str | None] = [None if one == IGNORE_INDEX else display_tokens(tokenizer, [one])[0] for one in labels]
     return Reading(batch, task, list(range(len(labels))), "next token", wanted, notes)
 
 
@@ -220,7 +220,7 @@ def look_through(loaded: Pipeline, read: Reading, seen: Seen) -> tuple[list[Gues
         return [], [f"its head reads several layers together ({layers_read}), so a single one says nothing to it"]
     stack = "decoder" if read.batch.source is not None else "stack"
     layers = [point.value for point in seen.points(stack) if point.name in ("resid_pre", "resid_post")]
-    chances = torch.stack([chances_of(loaded, read, loaded.model.backbone.outlet(layer)) for layer in layers])
+    chances = torch.stack([chances_of(loaded, read, loaded.model.backbone.output_norm(layer)) for layer in layers])
     last = int(layers_read) if layers_read.isdecimal() else len(layers) - 1  # the layer that the run itself listens to
     names = answers_of(loaded, read)
     row = read.batch.tokens[0].tolist()

@@ -43,9 +43,9 @@ def letters_of(model: Model) -> tuple[Dimensions, dict[str, str]]:
     config, names = model.backbone.config, dict(LETTERS)
     if hasattr(config, "cell"):
         names["hidden"] = ("H", "cells in a layer")
-    if model.backbone.both_ways:
+    if model.backbone.bidirectional:
         names["width"] = ("D", "width of each direction: numbers in a token's embedding")
-    if model.backbone.reads_source:
+    if model.backbone.is_encoder_decoder:
         names["vocabulary"] = ("V", "entries of the vocabulary that is written")
         names["depth"] = ("M", "layers of the decoder")
         names["length"] = ("L", "tokens of the target")

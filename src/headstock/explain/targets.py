@@ -21,7 +21,7 @@ from headstock.errors import UserError, did_you_mean
 from headstock.inference.pipeline import Pipeline, load
 from headstock.inference.translate import display_tokens
 from headstock.inference.windowing import special_tokens_for
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer
 from headstock.tasks.base import Examples, Task
@@ -140,14 +140,14 @@ def hidden_lesson(loaded: Pipeline, task: Masked, ids: Sequence[int], word: str 
         tokens, labels = task.hiding.hide(
             shown, allowed, 0 * shown, key=key, rows=[0], fraction=task.hiding.fraction(1.0)
         )
-        if (labels != IGNORE).any():
+        if (labels != IGNORE_INDEX).any():
             break
     else:
         raise UserError(f"{loaded.run}: nothing of so short a text was hidden in {TRIES} draws; give a longer one")
     batch = Batch(torch.from_numpy(tokens), labels={"token": torch.from_numpy(labels)})
     wanted, notes = told(task, batch)
     if task.config.nsp:
-        batch.labels["next"] = torch.tensor([IGNORE])
+        batch.labels["next"] = torch.tensor([IGNORE_INDEX])
         notes = [*notes, "whether a sentence follows is not asked: there is one text"]
     return Asked(task, batch.to(loaded.model.device), wanted, notes)
 

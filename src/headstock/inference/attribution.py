@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from headstock.model.backbones.encoder_decoder import Seq2Seq
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Task
@@ -73,7 +73,7 @@ def integrated_gradients(
     """
     weighed = batch if batch.source is None else batch.source
     rows = len(weighed.tokens)
-    step = torch.arange(rows, device=model.device) if batch.owners is None else batch.owners
+    step = torch.arange(rows, device=model.device) if batch.example_ids is None else batch.example_ids
     share = (step + 0.5) / steps if averaged else torch.ones(rows, device=model.device)  # the middle of each step
     seen: list[Tensor] = []
 
@@ -88,7 +88,7 @@ def integrated_gradients(
         return seen[-1]
 
     model.eval()
-    embedding = model.backbone.tokens if batch.source is None else cast(Seq2Seq, model.backbone).encoder.tokens
+    embedding = model.backbone.tokens if batch.source is None else cast(EncoderDecoder, model.backbone).encoder.tokens
     hook = embedding.register_forward_hook(on_the_way)
     try:
         with torch.enable_grad():

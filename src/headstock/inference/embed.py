@@ -20,12 +20,12 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
 from headstock.inference.windowing import SpecialTokens, Window, to_device, token_batches, windows
 from headstock.io import whole_file
-from headstock.kernels.backends import any_shape, fast_products
+from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
-from headstock.model.heads import place_of
 from headstock.model.heads import pool as pooled
-from headstock.model.layer_features import Mix, check_layers, feature_width, take_layers
+from headstock.model.heads import pooled_positions
+from headstock.model.layer_features import ScalarMix, check_layers, feature_width, select_layers
 from headstock.model.model import Model
 from headstock.tasks.base import framed
 
@@ -107,27 +107,27 @@ def kept_positions(part: Window, special: SpecialTokens) -> slice:
 
 
 @torch.inference_mode()
-@fast_products()
+@fast_cpu_kernels()
 def layer_vectors(model: Model, batch: Batch, layers: str) -> Tensor:
     """(B, T, D) of the chosen layers; a mix has equal shares of all unless the model's own head has learned others."""
-    with any_shape(batch.tokens.device):
+    with without_cudnn_attention(batch.tokens.device):
         output = model(batch, keep_layers=layers != "last")
-    vectors = take_layers(model.backbone, output, layers).float()
+    vectors = select_layers(model.backbone, output, layers).float()
     if layers != "mix":
         return vectors
-    learned = next((part for part in model.heads.modules() if isinstance(part, Mix)), None)
+    learned = next((part for part in model.heads.modules() if isinstance(part, ScalarMix)), None)
     return vectors.mean(-2) if learned is None else learned(vectors)  # (B, T, L + 1, D) -> (B, T, D)
 
 
 @torch.inference_mode()
-@fast_products()
+@fast_cpu_kernels()
 def pooled_vectors(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
     """(B, D) the same, pooled."""
-    places = place_of(batch, how) if layers == "last" else None
+    places = pooled_positions(batch, how) if layers == "last" else None
     if places is None:
         return pooled(layer_vectors(model, batch, layers), batch.padding, how)
-    with any_shape(batch.tokens.device):
-        return model.at(batch, places).float()
+    with without_cudnn_attention(batch.tokens.device):
+        return model.hidden_at(batch, places).float()
 
 
 # Vectors on disk

@@ -15,7 +15,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.sampling import check_scores
 from headstock.errors import UserError
 from headstock.inference.windowing import SpecialTokens, padded_batch, token_batches
-from headstock.kernels.backends import fast_products
+from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 
 BEAMS = 16  # beginnings of a word that are followed at the least
@@ -134,14 +134,14 @@ class MaskFiller:
         return shown, next_one - begin + len(self.special.prefix)
 
     @torch.inference_mode()
-    @fast_products()
+    @fast_cpu_kernels()
     def mask_log_probabilities(self, rows: Sequence[tuple[list[int], int]]) -> np.ndarray:
         """(N, V) the logarithm of each entry's probability at the hidden place of each row."""
         device, found = self.model.device, []
         for part in token_batches(rows, lambda row: len(row[0]), device):
             batch = padded_batch([shown for shown, _ in part], self.special.pad, device, causal=False)
             places = torch.tensor([place - self.shift for _, place in part], device=device)
-            scores = self.model.heads["token"](self.model.at(batch, places)).float().log_softmax(-1)
+            scores = self.model.heads["token"](self.model.hidden_at(batch, places)).float().log_softmax(-1)
             check_scores(scores)
             found.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
         return np.concatenate(found)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headstock.inference.windowing import SpecialTokens, padded_batch, token_batches, windows
-from headstock.kernels.backends import fast_products
+from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 
 LikelihoodKind = Literal["log-likelihood", "pseudo-log-likelihood"]
@@ -106,7 +106,7 @@ def masked_rows(
 
 
 @torch.inference_mode()
-@fast_products()
+@fast_cpu_kernels()
 def score_rows(model: Model, rows: Sequence[ScoredPositions], *, filler: int, causal: bool) -> list[np.ndarray]:
     """The log-probability of each asked token, row by row; only the places that are asked pass through the head."""
     batch = padded_batch([row.shown for row in rows], filler, model.device, causal=causal)

@@ -27,7 +27,7 @@ from headstock.inference.predict import ensemble_mean, model_outputs, prepare_ah
 from headstock.inference.text_streamer import TextStreamer
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
 from headstock.inference.windowing import special_tokens_for, tokenizer_threads
-from headstock.kernels.int8 import make_small
+from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
 from headstock.rng import number
@@ -64,7 +64,7 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipel
         model, task = load_run_model(part, chosen, tokenizer)
         models.append(model.to(where).eval())
         if int8:
-            make_small(model)
+            quantize_int8(model)
     return Pipeline(found, chosen, tokenizer, models, task)
 
 
@@ -237,7 +237,7 @@ class Pipeline:
         """The same one by one, in the order of the texts, however many come."""
         if len(self.models) > 1:
             raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
-        if self.model.backbone.reads_source:
+        if self.model.backbone.is_encoder_decoder:
             raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
         how, most = resolve_pooling(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
         check_layers(layers, self.model.backbone.depth)

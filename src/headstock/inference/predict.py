@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headstock.data.records import Records
 from headstock.inference.windowing import max_batch_tokens, to_device, tokenizer_threads
-from headstock.kernels.backends import any_shape, fast_products
+from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import Features, LabelledTask
@@ -70,7 +70,7 @@ def cache_features(model: Model, task: LabelledTask, data: Any, *, length: int, 
 
 
 @torch.no_grad()
-@fast_products()
+@fast_cpu_kernels()
 def run_batches(
     model: Model,
     task: LabelledTask,
@@ -85,7 +85,7 @@ def run_batches(
     examples = task.examples(data, length=length)
     order, made = [], []
     lengths = getattr(examples, "lengths", np.ones(len(examples), dtype=np.int64))
-    with any_shape(device), precision(device, dtype):
+    with without_cudnn_attention(device), precision(device, dtype):
         for part in length_batches(lengths, max_batch_tokens(device)):
             made.append(what(model, to_device(examples.batch(part), device)))
             order += part

@@ -13,7 +13,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.inference.predict import model_outputs
-from headstock.model.attention_weights import Look, looking
+from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.model import Model
 from headstock.tasks.translate import Sentences, Translate
 
@@ -58,10 +58,10 @@ def align_translation(model: Model, task: Translate, text: str, *, length: int) 
     batch = task.examples(data, length=length).batch([0]).to(model.device)
     assert batch.source is not None
     model.eval()
-    seen: list[Look] = []
-    with looking(model, seen.append):
+    seen: list[AttentionRecord] = []
+    with record_attention(model, seen.append):
         model(batch)
-    last = [look for look in seen if look.where == "cross"][-1]
+    last = [look for look in seen if look.kind == "cross"][-1]
     written = batch.labels["token"][0].tolist()
     return Alignment(
         task.predictions(data, [found])[0]["text"],

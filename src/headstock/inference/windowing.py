@@ -96,7 +96,7 @@ def tokenizer_threads(device: torch.device) -> int:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """A batch on the device; a GPU fetches it by itself, so that the next can be made while it still reads."""
-    return (batch.pinned() if device.type == "cuda" else batch).to(device)
+    return (batch.pin_memory() if device.type == "cuda" else batch).to(device)
 
 
 def token_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:

@@ -55,7 +55,7 @@ def make_run(
     check_finite(tensors, source=source)
     model, task = build_model(chosen, tokenizer)
     model.load_tensors(tensors, source=source)
-    run, sizes = RunFolder(out), model.sizes()
+    run, sizes = RunFolder(out), model.parameter_counts()
     data: dict[str, Any] = {"fingerprint": "imported", **fingerprints(tokenizer), "imported": source, "corpus": []}
     data |= {"how": f"imported from {source}", "notes": list(notes), **(known or {})}
     run.begin(chosen.plain(), tokenizer, data)

@@ -21,7 +21,7 @@ from headstock.interop.onnx_card import card_of, describe_reading
 from headstock.interop.onnx_graph import Graph, graph_of, write_graph
 from headstock.io import whole_folder, write_bytes, write_json, write_text
 from headstock.model.batch import Batch
-from headstock.model.cached_backbone import Fixed
+from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.labelled_data import with_labels
@@ -87,7 +87,7 @@ def open_single(run: RunFolder) -> Pipeline:
     loaded = load(run.path, device="cpu")
     if len(loaded.models) > 1:
         raise UserError(f"{run}: is several models; export one of them, such as {run.member(0)}")
-    size = 4 * loaded.model.sizes()["total"]
+    size = 4 * loaded.model.parameter_counts()["total"]
     if size > LARGEST:
         raise UserError(f"{run}: its weights take {size / 1e9:.1f} GB, and an ONNX file holds less than 2 GB")
     return loaded
@@ -194,7 +194,7 @@ def outputs(loaded: Pipeline, session: Session, data: Any) -> list[np.ndarray]:
     """What the task's predictions are made from, with the graph in the place of backbone and head."""
     task = loaded.labelled_task()
     heads = {name: nn.Identity() for name in loaded.model.heads}
-    stand_in = Model(Fixed(loaded.model.backbone), heads)
+    stand_in = Model(CachedBackbone(loaded.model.backbone), heads)
     examples = task.examples(data, length=sequence_length(loaded.model, loaded.config.train))
     found = []
     for index in range(len(examples)):

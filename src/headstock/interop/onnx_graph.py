@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.inference.embed import resolve_pooling
-from headstock.model.attention_mask import Mask
+from headstock.model.attention_mask import AttentionMask
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
@@ -149,8 +149,8 @@ class Continuing(Graph):
         every = torch.arange(tokens.size(1) + past[0].size(2), device=tokens.device)
         allowed = (every <= new[:, None]) & (real != 0)[:, None, None]  # (T, S), (B, 1, 1, S) -> (B, 1, T, S)
         for layer, block in enumerate(backbone.blocks):
-            x = block(x, Mask(allowed), rotation=rotation, cache=kept, layer=layer)
-        return self.model.heads["token"](backbone.outlet(x)), *kept.present
+            x = block(x, AttentionMask(allowed), rotation=rotation, cache=kept, layer=layer)
+        return self.model.heads["token"](backbone.output_norm(x)), *kept.present
 
     def example(self, rows: int = 2, length: int = 5, before: int = 3) -> tuple[Tensor, ...]:
         tokens, real = super().example(rows, length)[:2]

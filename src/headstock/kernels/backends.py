@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class Switch:
+class ScopedSwitch:
     """Counts those who want a switch turned, to `wish`, that is one for the whole process.
 
     Whoever is inside, in whatever thread or half-read stream, has the same; the last to leave puts back what was.
@@ -41,12 +41,12 @@ class Switch:
 
 _mkldnn: Any = torch.backends.mkldnn
 _cuda: Any = torch.backends.cuda
-_onednn = Switch(lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on))
-_cudnn_attention = Switch(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _cuda.enable_cudnn_sdp(on))
+_onednn = ScopedSwitch(lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on))
+_cudnn_attention = ScopedSwitch(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _cuda.enable_cudnn_sdp(on))
 
 
 @contextmanager
-def fast_products() -> Iterator[None]:
+def fast_cpu_kernels() -> Iterator[None]:
     """For a while, products and cells on a CPU as they are fastest there. It concerns no other device."""
     with _onednn(onednn_is_slow()):
         yield
@@ -55,16 +55,16 @@ def fast_products() -> Iterator[None]:
 @cache
 def onednn_is_slow() -> bool:
     """On ARM without long vectors oneDNN needs up to 1.7 times as long as the plain library that is beside it."""
-    return on_arm() and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    return is_arm() and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
 @cache
-def on_arm() -> bool:
+def is_arm() -> bool:
     return platform.machine() in ("aarch64", "arm64")
 
 
 @contextmanager
-def any_shape(device: torch.device) -> Iterator[None]:
+def without_cudnn_attention(device: torch.device) -> Iterator[None]:
     """For a while, attention by kernels that take every shape as it comes.
 
     On Hopper and Blackwell torch chooses cuDNN's first, in half precision, and that makes a plan on the processor for

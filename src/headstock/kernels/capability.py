@@ -7,26 +7,26 @@ from importlib.util import find_spec
 import torch
 
 
-def is_recent(device: torch.device) -> bool:
+def is_ampere_or_newer(device: torch.device) -> bool:
     """Whether kernels for GPUs are made for this one: one of NVIDIA's since Ampere."""
     if device.type != "cuda" or torch.version.hip:
         return False
     return torch.cuda.get_device_properties(device).major >= 8  # which a compiler may take for a constant
 
 
-def runs_triton(device: torch.device) -> bool:
+def triton_works(device: torch.device) -> bool:
     """Whether Triton runs there; torch.compile calls this and takes the answer for a constant."""
     return _builds_triton(device)
 
 
 # What torch.compiler.assume_constant_result does. Calling that would import torch._dynamo into every process.
-runs_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+triton_works._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
 def _builds_triton(device: torch.device) -> bool:
     """Whether it can build there: for that it needs a C compiler and Python's headers."""
-    if not is_recent(device) or find_spec("triton") is None:
+    if not is_ampere_or_newer(device) or find_spec("triton") is None:
         return False
     try:
         from headstock.kernels import cross_entropy_triton as fused

@@ -8,7 +8,7 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 
 BLOCK = 8192  # scores read at once: a row of usual length is a few blocks, whose second reading the cache serves
 
@@ -39,7 +39,7 @@ def lose(
                 vocabulary,
                 float(smoothing),
                 float(scale),
-                IGNORE=IGNORE,
+                IGNORE=IGNORE_INDEX,
                 SMOOTH=smoothing > 0,
                 LEARNS=slopes is not None,
                 BLOCK=block,

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstock.kernels.backends import Switch
-from headstock.kernels.capability import runs_triton
+from headstock.kernels.backends import ScopedSwitch
+from headstock.kernels.capability import triton_works
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 SIZES = 16  # products of 8 bits are made of so many features at once
@@ -40,10 +40,10 @@ def _want(wanted: bool) -> None:
 
 
 # For a while, whatever learns does its large products in 8 bits. What only looks does not: see `serves`.
-eight_bits = Switch(lambda: _wanted, _want, wish=True)
+fp8_matmuls = ScopedSwitch(lambda: _wanted, _want, wish=True)
 
 
-def has_eight_bits(device: torch.device) -> bool:
+def supports_fp8(device: torch.device) -> bool:
     """NVIDIA's since Ada and Hopper; a CPU can do it too, but slowly."""
     if device.type != "cuda":
         return device.type == "cpu"
@@ -97,7 +97,7 @@ class _Linear(torch.autograd.Function):
 @torch.library.custom_op("headstock::gather", mutates_args=())
 def gather(parts: Sequence[Tensor], scale: float, summed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(M, D) gradients of several parts in one reading: (M, N) side by side, the same in 8 bits, (N,) their sums."""
-    if runs_triton(parts[0].device):
+    if triton_works(parts[0].device):
         from headstock.kernels import fp8_triton as fused_eight
 
         whole, small, _ = _gathered(parts)
@@ -117,7 +117,7 @@ def _gathered(parts: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]
 def turn(x: Tensor) -> Tensor:
     """(M, N) in 8 bits -> (N, M) row after row in memory, with zeros up to a multiple of what products want."""
     turned = _turned(x)
-    if runs_triton(x.device):
+    if triton_works(x.device):
         from headstock.kernels import fp8_triton as fused_eight
 
         fused_eight.turn(x.view(torch.int8), turned.view(torch.int8))

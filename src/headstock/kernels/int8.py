@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headstock.errors import UserError
-from headstock.kernels.backends import on_arm
-from headstock.model.heads import TokenHead
+from headstock.kernels.backends import is_arm
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 
 FEW = 8  # a product of fewer rows is bounded by reading the weights, and gains nothing
@@ -27,7 +27,7 @@ LEAST = 1 << 12  # so many weights are worth it
 _alone = Lock()
 
 
-class SmallLinear(nn.Module):
+class Int8Linear(nn.Module):
     """A layer with its product of many rows in 8 bits. It is for use alone: the weights are not to change."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -44,7 +44,7 @@ class SmallLinear(nn.Module):
         return (made.mul_(self.scales) if self.bias is None else torch.addcmul(self.bias, made, self.scales)).type_as(x)
 
 
-def make_small(model: Model) -> None:
+def quantize_int8(model: Model) -> None:
     """From now on, the large products of a model on a CPU are made in 8 bits."""
     if model.device.type != "cpu":
         raise UserError("8-bit integers are for CPUs: say --device cpu too; a GPU takes 16 bits by itself")
@@ -55,9 +55,9 @@ def make_small(model: Model) -> None:
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
             if isinstance(part, nn.Linear) and part.weight.numel() >= LEAST:
-                setattr(module, name, SmallLinear(part.weight, part.bias))
-        if isinstance(module, TokenHead):  # its weights may be those of the embedding
-            module.small = SmallLinear(module.weight, module.bias).forward
+                setattr(module, name, Int8Linear(part.weight, part.bias))
+        if isinstance(module, LMHead):  # its weights may be those of the embedding
+            module.small = Int8Linear(module.weight, module.bias).forward
 
 
 def pack(weight: Tensor) -> Any:
@@ -79,14 +79,14 @@ def pack(weight: Tensor) -> Any:
 
 def multiply(x: Tensor, packed: Any) -> Tensor:
     """(..., K) -> (..., N). Elsewhere than on ARM sums of full 8 bits may run over, so that 7 are taken of `x`."""
-    with _alone if on_arm() else nullcontext():  # two threads with the same weights crash there, in torch 2.13
-        made: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not on_arm())
+    with _alone if is_arm() else nullcontext():  # two threads with the same weights crash there, in torch 2.13
+        made: Tensor = torch.ops.quantized.linear_dynamic(x, packed, not is_arm())
     return made
 
 
 def engine() -> str | None:
     """The library that multiplies them. On ARM not the one torch would take, which is slower than 32 bits."""
-    wanted, there = "onednn" if on_arm() else "x86", torch.backends.quantized.supported_engines
+    wanted, there = "onednn" if is_arm() else "x86", torch.backends.quantized.supported_engines
     return wanted if wanted in there and hasattr(torch, "quantize_per_tensor") else None
 
 

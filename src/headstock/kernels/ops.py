@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstock.kernels import fp8 as eight
-from headstock.kernels.capability import is_recent, runs_triton
-from headstock.model.attention_mask import Mask
-from headstock.model.batch import IGNORE
+from headstock.kernels.capability import is_ampere_or_newer, triton_works
+from headstock.model.attention_mask import AttentionMask
+from headstock.model.batch import IGNORE_INDEX
 
 SCORES = 1 << 27  # so many scores of tokens are held at once: half a gigabyte in single precision
 SCORES_CUDA = 1 << 29  # so many where nothing else is made of them: a gigabyte in half precision
 FEW = 1 << 24  # so few are held all at once: there is nothing to gain, and any loss can be taken of them
 
 
-def working_type(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """The precision that products of `x` are computed in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
@@ -40,18 +40,18 @@ def linear_apart(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int) -> 
 # Attention
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, dropout: float = 0.0) -> Tensor:
     """(B, H, T, K) what every query takes from the values that the mask lets it look at."""
-    if mask.bounds is not None:
-        return attend_apart(query, key, value, mask.bounds, causal=mask.causal, dropout=dropout)
+    if mask.cu_seqlens is not None:
+        return attend_apart(query, key, value, mask.cu_seqlens, causal=mask.causal, dropout=dropout)
     return F.scaled_dot_product_attention(query, key, value, mask.allowed, dropout, mask.causal)
 
 
 def reads_apart(x: Tensor, head_width: int) -> bool:
     """Whether there is a kernel that reads the documents of packed rows each by itself, with no mask to be built."""
-    if head_width > 256 or working_type(x) not in (torch.bfloat16, torch.float16):
+    if head_width > 256 or compute_dtype(x) not in (torch.bfloat16, torch.float16):
         return False
-    return is_recent(x.device)
+    return is_ampere_or_newer(x.device)
 
 
 def attend_apart(
@@ -68,22 +68,22 @@ def attend_apart(
     return attend_by_flash(query, key, value, bounds, causal=causal, dropout=dropout)
 
 
-def takes_packed(x: Tensor, mask: Mask, head_width: int) -> bool:
+def takes_packed(x: Tensor, mask: AttentionMask, head_width: int) -> bool:
     """Whether attention under this mask is made best of queries, keys and values as one product leaves them."""
-    return mask.bounds is not None and _fits(head_width, x.device)
+    return mask.cu_seqlens is not None and _fits(head_width, x.device)
 
 
-def attend_packed(packed: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+def attend_packed(packed: Tensor, mask: AttentionMask, dropout: float = 0.0) -> Tensor:
     """(B, T, 3, H, K) -> (B, T, H, K): nothing is put together again on the way back."""
     from headstock.kernels import attention_triton as fused_attention
 
-    assert mask.bounds is not None
-    return fused_attention.attend_packed(packed, mask.bounds, causal=mask.causal, dropout=dropout)
+    assert mask.cu_seqlens is not None
+    return fused_attention.attend_packed(packed, mask.cu_seqlens, causal=mask.causal, dropout=dropout)
 
 
 def _fits(head_width: int, device: torch.device) -> bool:
     """Whether our own kernel is the faster one: it pads other widths, which takes longer."""
-    return (head_width <= 64 or head_width == 128) and runs_triton(device)
+    return (head_width <= 64 or head_width == 128) and triton_works(device)
 
 
 def attend_by_flash(
@@ -113,7 +113,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, length: i
 # What a head over the vocabulary loses
 
 
-def fuses(count: int, vocabulary: int) -> bool:
+def worth_fusing(count: int, vocabulary: int) -> bool:
     """Whether so many predictions are worth being made in parts: else all their scores are held at once."""
     return count * vocabulary > FEW
 
@@ -135,7 +135,7 @@ def linear_cross_entropy(
     most = most or (SCORES_CUDA if in_place(hidden) else SCORES)
     rows = rows_at_once(max(1, most // len(weight)))
     small = eight.serves(hidden, weight)
-    hidden = hidden.to(working_type(hidden))
+    hidden = hidden.to(compute_dtype(hidden))
     with torch.autocast(hidden.device.type, enabled=False):
         return _LinearCrossEntropy.apply(hidden, weight, bias, labels, smoothing, rows, torch.is_grad_enabled(), small)
 
@@ -155,7 +155,7 @@ def lose(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tupl
     """(n,) what each row of scores (n, V) loses and whether its best is right; (n, V) the gradient, if one `learns`."""
     right = scores.argmax(-1) == labels
     likely = scores.log_softmax(-1, dtype=torch.float32)
-    kept, at = (labels != IGNORE).float(), labels.clamp(min=0)[:, None]
+    kept, at = (labels != IGNORE_INDEX).float(), labels.clamp(min=0)[:, None]
     lost = (smoothing - 1) * likely.gather(1, at).squeeze(1)
     if smoothing:
         lost = lost - smoothing * likely.mean(-1)
@@ -170,7 +170,7 @@ def lose(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tupl
 @torch.library.custom_op("headstock::lose_", mutates_args={"scores"})
 def lose_(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[Tensor, Tensor]:
     """The same, but that the gradient takes the place of the scores; to those who compile it is a single operation."""
-    if runs_triton(scores.device):
+    if triton_works(scores.device):
         from headstock.kernels import cross_entropy_triton as fused
 
         return fused.lose(scores, labels, smoothing, scores if learns else None)
@@ -193,7 +193,7 @@ def _(scores: Tensor, labels: Tensor, smoothing: float, learns: bool) -> tuple[T
 @torch.library.custom_op("headstock::lose_small", mutates_args=())
 def lose_small(scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same for who learns, with the gradient in 8 bits; the scores stay."""
-    if runs_triton(scores.device):
+    if triton_works(scores.device):
         from headstock.kernels import cross_entropy_triton as fused
 
         slopes = torch.empty_like(scores, dtype=eight.BACKWARD)

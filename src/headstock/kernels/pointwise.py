@@ -17,7 +17,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def drop(x: Tensor, dropout: float) -> Tensor:
+def dropout(x: Tensor, dropout: float) -> Tensor:
     """Dropout while learning."""
     if torch.compiler.is_compiling() and x.is_cuda and x.numel() < 1 << 31:
         return drop_by_hash(x, dropout)

@@ -12,12 +12,12 @@ SIZED = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.fu
 BYTES = 4  # of a value, at least
 
 
-class TooLarge(Exception):
+class AllocationTooLarge(Exception):
     """More would have been allocated than the limit allows."""
 
 
 class AllocationLimit(TorchFunctionMode):
-    """Raises TooLarge before a tensor is made with which all tensors made here would exceed `limit` bytes.
+    """Raises AllocationTooLarge before a tensor is made with which all tensors made here would exceed `limit` bytes.
 
     The meta device would tell as much, but its kernels are Python that imports torch's compiler, which takes seconds.
     """
@@ -31,7 +31,7 @@ class AllocationLimit(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if BYTES * values_made(func, args, kwargs) > self.left:
-            raise TooLarge
+            raise AllocationTooLarge
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and not any(result is part for part in args):
             self.left -= result.nbytes

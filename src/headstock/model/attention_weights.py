@@ -11,19 +11,19 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from headstock.model.attention_mask import Mask
+from headstock.model.attention_mask import AttentionMask
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.layers import Attention, Block, Watch
+from headstock.model.layers import Attention, AttentionHook, Block
 from headstock.model.model import Model
 
-Where = Literal["encoder", "decoder", "cross"]
+AttentionKind = Literal["encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionRecord:
     """What one layer's attention did with one batch."""
 
-    where: Where  # onto itself, looking both ways (encoder) or back only (decoder), or across onto a source
+    kind: AttentionKind  # onto itself, looking both ways (encoder) or back only (decoder), or across onto a source
     layer: int  # the lowest is 1
     weights: Tensor  # (B, H, T, S) how much each place takes of each; a row sums to one
     allowed: Tensor  # (B or 1, 1, T, S) True where a query may look
@@ -31,21 +31,21 @@ class Look:
 
 
 @contextmanager
-def looking(model: Model, hear: Callable[[Look], None]) -> Iterator[None]:
+def record_attention(model: Model, hear: Callable[[AttentionRecord], None]) -> Iterator[None]:
     """While this is open, `hear` is told what every attention of the model did, as soon as it did it."""
-    attentions = attentions_of(model)
+    attentions = attention_modules(model)
     for where, layer, attention in attentions:
-        attention.watch = watcher(where, layer, hear)
+        attention.hook = attention_hook(where, layer, hear)
     try:
         yield
     finally:
         for _, _, attention in attentions:
-            attention.watch = None
+            attention.hook = None
 
 
-def attentions_of(model: Model) -> list[tuple[Where, int, Attention]]:
+def attention_modules(model: Model) -> list[tuple[AttentionKind, int, Attention]]:
     """Every attention of a model with its place, from the bottom up; none where a model has no attention."""
-    found: list[tuple[Where, int, Attention]] = []
+    found: list[tuple[AttentionKind, int, Attention]] = []
     for stack in model.backbone.modules():
         if isinstance(stack, Transformer):
             for layer, each in enumerate(stack.blocks, 1):
@@ -56,18 +56,18 @@ def attentions_of(model: Model) -> list[tuple[Where, int, Attention]]:
     return found
 
 
-def watcher(where: Where, layer: int, hear: Callable[[Look], None]) -> Watch:
+def attention_hook(where: AttentionKind, layer: int, hear: Callable[[AttentionRecord], None]) -> AttentionHook:
     @torch.no_grad()
-    def watch(query: Tensor, key: Tensor, value: Tensor, mask: Mask, mixed: Tensor) -> None:
-        allowed = mask.table(query.size(2), key.size(2), query.device)
-        weights = shares(query, key, allowed)
+    def watch(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, mixed: Tensor) -> None:
+        allowed = mask.dense(query.size(2), key.size(2), query.device)
+        weights = attention_weights(query, key, allowed)
         apart = (weights @ value.float() - mixed.float()).abs().max() / mixed.abs().max().clamp(min=1e-30)
-        hear(Look(where, layer, weights, allowed, float(apart)))
+        hear(AttentionRecord(where, layer, weights, allowed, float(apart)))
 
     return watch
 
 
-def shares(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
+def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
     """(B, H, T, S): the textbook's softmax(Q K' / sqrt(K)), where what may not be looked at scores minus infinity."""
     scores = query.float() @ key.float().transpose(-1, -2) / query.size(-1) ** 0.5
     return scores.masked_fill(~allowed, -torch.inf).softmax(-1)

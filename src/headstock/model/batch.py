@@ -9,31 +9,31 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-IGNORE = -100  # the label of a position that is not predicted
+IGNORE_INDEX = -100  # the label of a position that is not predicted
 
 
-class State(Protocol):
+class DecodingState(Protocol):
     """What a backbone remembers of the tokens read so far; opaque to decoding."""
 
     lengths: Tensor  # (B,) how many real tokens each row has read
 
-    def select(self, rows: Tensor) -> "State":
+    def select(self, rows: Tensor) -> "DecodingState":
         """The same memory for other rows: some dropped, reordered or repeated."""
         ...
 
-    def fix(self) -> bool:
+    def make_static(self) -> bool:
         """Keep all shapes from here on, so that a step of one token can be recorded; False where that cannot be."""
         ...
 
 
 @dataclass(frozen=True)
-class Real:
+class RealExamples:
     """How many of a batch's examples are real, the first ones; the others fill it up and count for nothing.
 
     All are read alike, so that two of these are equal however many it is: a step is recorded once for both.
     """
 
-    examples: int = field(compare=False)
+    count: int = field(compare=False)
 
 
 @dataclass
@@ -42,28 +42,32 @@ class Batch:
 
     tokens: Tensor  # (B, T)
     padding: Tensor | None = None  # (B, T) True where there is no token
-    documents: Tensor | None = None  # (B, T) which packed document a token is of; attention stays inside it
-    cu_seqlens: Tensor | None = None  # (M,) where these begin and end in all rows end to end: see bounds_of
+    document_ids: Tensor | None = None  # (B, T) which packed document a token is of; attention stays inside it
+    cu_seqlens: Tensor | None = None  # (M,) where these begin and end in all rows end to end: see make_cu_seqlens
     positions: Tensor | None = None  # (B, T) place in its document; counted from what was read before if not given
     segments: Tensor | None = None  # (B, T) which of two texts a token is of
     causal: Tensor | bool | None = None  # (B,) True for rows read left to right, or one for all; None: as the backbone
     source: "Batch | None" = None  # what an encoder-decoder reads
-    before: "Batch | None" = None  # what stands before the rows in their first documents, to know what they go on from
-    owners: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
-    only: Tensor | None = None  # (B,) the one place of each row whose vector is wanted; None: all are. See Model.at
+    prefix: "Batch | None" = None  # what stands before the rows in their first documents, to know what they go on from
+    example_ids: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
+    query_positions: Tensor | None = (
+        None  # (B,) the one place of each row whose vector is wanted; None: all are. See Model.at
+    )
     features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
-    real: Real | None = None  # None: all examples are
-    labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE where nothing is predicted
-    places: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) which of all B T tokens have a label: see at
+    real_examples: RealExamples | None = None  # None: all examples are
+    labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE_INDEX where nothing is predicted
+    label_positions: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # by head (N,) which of all B T tokens have a label: see at
 
     def to(self, device: torch.device) -> "Batch":
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pinned(self) -> "Batch":
+    def pin_memory(self) -> "Batch":
         """The same where a GPU can fetch it by itself, so that nobody waits for the copy."""
-        return self.each(Tensor.pin_memory)
+        return self.map_tensors(Tensor.pin_memory)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """The same of changed tensors."""
 
         def changed(value: Any) -> Any:
@@ -71,20 +75,20 @@ class Batch:
                 return {key: changed(item) for key, item in value.items()}
             if isinstance(value, Tensor):
                 return change(value)
-            return value.each(change) if isinstance(value, Batch) else value
+            return value.map_tensors(change) if isinstance(value, Batch) else value
 
         return replace(self, **{part.name: changed(getattr(self, part.name)) for part in fields(self)})
 
-    def at(self, head: str, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_labelled(self, head: str, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(N, D) the vectors that a head predicts from, (N,) and what it should: those without a label are left out.
 
         Which these are is known where batches are made. To find it out from the labels, a GPU would have to be waited
         for; where nobody said it, that is done.
         """
         labels = self.labels[head].flatten()
-        places = self.places.get(head)
+        places = self.label_positions.get(head)
         if places is None:
-            places = (labels != IGNORE).nonzero().squeeze(1)
+            places = (labels != IGNORE_INDEX).nonzero().squeeze(1)
         return hidden.flatten(0, 1).index_select(0, places), labels.index_select(0, places)
 
 
@@ -94,7 +98,7 @@ class Output:
 
     hidden: Tensor  # (B, T, D), or (B, 1, D) where one place of each row was all that was wanted
     layers: list[Tensor] = field(default_factory=list)  # the embedding and every layer's (B, T, D), when asked for
-    state: State | None = None  # for the next call, when one was given
+    state: DecodingState | None = None  # for the next call, when one was given
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
@@ -108,21 +112,25 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | No
     return torch.full(padding.shape, filler, dtype=torch.long).masked_scatter_(~padding, flat), padding
 
 
-def real_tokens(batch: Batch) -> int:
+def count_real_tokens(batch: Batch) -> int:
     """How many tokens are read, with those of a source: no padding, and nothing of examples that only fill up."""
     real: Tensor | slice = slice(None)
-    if batch.real is not None:
-        real = slice(batch.real.examples) if batch.owners is None else batch.owners < batch.real.examples
+    if batch.real_examples is not None:
+        real = (
+            slice(batch.real_examples.count)
+            if batch.example_ids is None
+            else batch.example_ids < batch.real_examples.count
+        )
     count = 0
     for part in (batch, batch.source):
-        if part is not None and part.documents is not None:  # padding is of none
-            count += int((part.documents[real] >= 0).sum())
+        if part is not None and part.document_ids is not None:  # padding is of none
+            count += int((part.document_ids[real] >= 0).sum())
         elif part is not None:
             count += part.tokens[real].numel() - (0 if part.padding is None else int(part.padding[real].sum()))
     return count
 
 
-def widened(batch: Batch, multiple: int) -> Batch:
+def pad_to_multiple(batch: Batch, multiple: int) -> Batch:
     """The same rows with padding up to a length that is such a multiple, so that few different lengths come."""
     rows, length = batch.tokens.shape
     more = -length % multiple
@@ -131,22 +139,24 @@ def widened(batch: Batch, multiple: int) -> Batch:
         return None if tensor is None else torch.nn.functional.pad(tensor, (0, more), value=filler)
 
     padding = torch.zeros(rows, length, dtype=torch.bool) if batch.padding is None else batch.padding
-    labels = {head: wide(told, IGNORE) if head in batch.places else told for head, told in batch.labels.items()}
+    labels = {
+        head: wide(told, IGNORE_INDEX) if head in batch.label_positions else told for head, told in batch.labels.items()
+    }
     return replace(
         batch,
         tokens=wide(batch.tokens, 0),
         padding=wide(padding, True),
-        documents=wide(batch.documents, -1),
+        document_ids=wide(batch.document_ids, -1),
         cu_seqlens=None,
         positions=wide(batch.positions, 0),
         segments=wide(batch.segments, 0),
-        source=None if batch.source is None else widened(batch.source, multiple),
+        source=None if batch.source is None else pad_to_multiple(batch.source, multiple),
         labels=labels,
-        places={head: places + places // length * more for head, places in batch.places.items()},
+        label_positions={head: places + places // length * more for head, places in batch.label_positions.items()},
     )
 
 
-def bounds_of(documents: Tensor) -> Tensor:
+def make_cu_seqlens(documents: Tensor) -> Tensor:
     """(M,) where the documents of (B, T) begin and end in all rows end to end; none goes on from one row to the next.
 
     Some are empty and lie at the end, so that M is of few different sizes.
@@ -158,12 +168,12 @@ def bounds_of(documents: Tensor) -> Tensor:
     return torch.cat([begins, begins.new_full((size - len(begins),), documents.numel())]).int()
 
 
-def places_of(labels: Tensor) -> Tensor:
+def find_label_positions(labels: Tensor) -> Tensor:
     """(N,) where labels are, in (B, T) read row by row; and some where none is, so that N is of few different sizes.
 
     A step is recorded anew for each size.
     """
-    wanted = labels.flatten() != IGNORE
+    wanted = labels.flatten() != IGNORE_INDEX
     found = wanted.nonzero().squeeze(1)
     step = max(8, len(wanted) // 64)
     missing = min(-(-max(1, len(found)) // step) * step, len(wanted)) - len(found)

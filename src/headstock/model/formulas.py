@@ -34,7 +34,7 @@ class Dimensions:
 
 
 @dataclass(frozen=True)
-class Place:
+class ExecutionContext:
     """What else decides which numbers training keeps for the way back."""
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -43,31 +43,31 @@ class Place:
     workspace: bool = True  # a CPU's LSTM cells are oneDNN's, which keep a workspace of their own
 
 
-CPU = Place()
+CPU = ExecutionContext()
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """The numbers that one token leaves behind for the way back."""
 
     values: Size = 0  # in the precision that products are computed in
     single: Size = 0  # in single precision whatever the products are in
     dropped: Size = 0  # whether dropout left each of so many features out
 
-    def __add__(self, other: "Kept") -> "Kept":
-        return Kept(self.values + other.values, self.single + other.single, self.dropped + other.dropped)
+    def __add__(self, other: "SavedActivations") -> "SavedActivations":
+        return SavedActivations(self.values + other.values, self.single + other.single, self.dropped + other.dropped)
 
-    def times(self, often: Size) -> "Kept":
-        return Kept(often * self.values, often * self.single, often * self.dropped)
+    def times(self, often: Size) -> "SavedActivations":
+        return SavedActivations(often * self.values, often * self.single, often * self.dropped)
 
-    def size(self, place: Place) -> Size:
+    def size(self, place: ExecutionContext) -> Size:
         """In bytes. The CPU remembers what dropout did as a number for each feature, a GPU as a byte."""
         value = 2 if place.half else 4
         return value * self.values + 4 * self.single + (1 if place.device == "cuda" else value) * self.dropped
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightTensor:
     """One tensor of weights; as many alike as `times` says."""
 
     path: str  # its name in the model, with * for the number of a layer
@@ -81,25 +81,25 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModuleCost:
     """A module: its own weights, what a token that passes through it costs, and the parts inside it."""
 
     name: str  # in the module above it
     shapes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
     buffers: dict[str, tuple[Size, ...]] = field(default_factory=dict)  # fixed numbers that nothing trains
     flops: Size = 0  # of its own; a product and a sum are two
-    kept: Kept = Kept()  # of its own
-    parts: tuple["Part", ...] = ()
+    kept: SavedActivations = SavedActivations()  # of its own
+    parts: tuple["ModuleCost", ...] = ()
     times: Size | None = None  # so many alike, numbered from 0
     used: Size = 1  # how often a token of the row passes through it
     table: bool = False
 
-    def weights(self, above: str = "", times: Size = 1) -> Iterator[Weights]:
+    def weights(self, above: str = "", times: Size = 1) -> Iterator[WeightTensor]:
         """Every tensor of weights, in the order in which the model has them."""
         path = ".".join(filter(None, (above, self.name, "*" if self.times is not None else "")))
         times = times if self.times is None else times * self.times
         for name, shape in self.shapes.items():
-            yield Weights(f"{path}.{name}" if path else name, shape, times, self.table)
+            yield WeightTensor(f"{path}.{name}" if path else name, shape, times, self.table)
         for part in self.parts:
             yield from part.weights(path, times)
 
@@ -123,7 +123,7 @@ class Part:
         own = self.flops + sum(part.total_flops() for part in self.parts)
         return own * self.used * (1 if self.times is None else self.times)
 
-    def total_kept(self) -> Kept:
+    def total_kept(self) -> SavedActivations:
         """Of one token."""
         own = sum((part.total_kept() for part in self.parts), self.kept)
         return own.times(self.used * (1 if self.times is None else self.times))
@@ -144,90 +144,99 @@ def product(shape: tuple[Size, ...]) -> Size:
 # What all families are made of
 
 
-def table(name: str, entries: Size, width: Size) -> Part:
+def table(name: str, entries: Size, width: Size) -> ModuleCost:
     """An embedding: a row is looked up, which takes no arithmetic."""
-    return Part(name, {"weight": (entries, width)}, table=True)
+    return ModuleCost(name, {"weight": (entries, width)}, table=True)
 
 
-def linear(name: str, inputs: Size, outputs: Size, *, bias: bool = True, keeps: bool = True) -> Part:
+def linear(name: str, inputs: Size, outputs: Size, *, bias: bool = True, keeps: bool = True) -> ModuleCost:
     """A product with a matrix, which needs what came in again for its gradient; unless another part `keeps` that."""
     shapes: dict[str, tuple[Size, ...]] = {"weight": (outputs, inputs)} | ({"bias": (outputs,)} if bias else {})
-    return Part(name, shapes, flops=2 * inputs * outputs, kept=Kept(inputs) if keeps else Kept())
+    return ModuleCost(
+        name, shapes, flops=2 * inputs * outputs, kept=SavedActivations(inputs) if keeps else SavedActivations()
+    )
 
 
-def norm(name: str, width: Size, kind: str, place: Place, *, bias: bool = True) -> Part:
+def norm(name: str, width: Size, kind: str, place: ExecutionContext, *, bias: bool = True) -> ModuleCost:
     """What came in is kept with its mean and scale. RMS norm on a CPU also keeps what it became."""
     shapes: dict[str, tuple[Size, ...]] = {"weight": (width,)}
     if kind == "layer":
-        return Part(name, shapes | ({"bias": (width,)} if bias else {}), kept=Kept(single=width + 2))
-    return Part(name, shapes, kept=Kept(single=width + 1 + (width if place.device == "cpu" else 0)))
+        return ModuleCost(name, shapes | ({"bias": (width,)} if bias else {}), kept=SavedActivations(single=width + 2))
+    return ModuleCost(name, shapes, kept=SavedActivations(single=width + 1 + (width if place.device == "cpu" else 0)))
 
 
 # The Transformer's block; `c` are the settings that choose among its forms, `d` the sizes
 
 
-def blocks(name: str, c: Any, d: Dimensions, place: Place) -> Part:
-    def residual(of: str) -> Part:
-        dropped = Kept(dropped=d.width) if c.dropout else Kept()
-        return Part(f"around_{of}", parts=(norm("norm", d.width, c.norm_kind, place, bias=c.bias),), kept=dropped)
+def blocks(name: str, c: Any, d: Dimensions, place: ExecutionContext) -> ModuleCost:
+    def residual(of: str) -> ModuleCost:
+        dropped = SavedActivations(dropped=d.width) if c.dropout else SavedActivations()
+        return ModuleCost(f"around_{of}", parts=(norm("norm", d.width, c.norm_kind, place, bias=c.bias),), kept=dropped)
 
     parts = [attention("attention", c, d, place), residual("attention")]
     if c.cross:
         parts += [attention("cross", c, d, place, across=True), residual("cross")]
     parts += [feed("feed", c, d), residual("feed")]
-    return Part(name, parts=tuple(parts), times=d.depth)
+    return ModuleCost(name, parts=tuple(parts), times=d.depth)
 
 
-def attention(name: str, c: Any, d: Dimensions, place: Place, *, across: bool = False) -> Part:
+def attention(name: str, c: Any, d: Dimensions, place: ExecutionContext, *, across: bool = False) -> ModuleCost:
     """Queries meet the keys of the row itself, or `across` those of the source."""
     width, keys = d.width, d.source_length if across else d.length
     share = keys / d.length if across else 1  # keys and values that are made for each query
     inputs = linear("inputs", width, 3 * width, bias=c.bias)
     projected = 2 * width * width * (1 + 2 * share)
-    norms: tuple[Part, ...] = ()
+    norms: tuple[ModuleCost, ...] = ()
     if c.qk_norm:
         weight: dict[str, tuple[Size, ...]] = {"weight": (d.head_width,)}
-        norms = (Part("query_norm", weight), Part("key_norm", weight))
-    return Part(
+        norms = (ModuleCost("query_norm", weight), ModuleCost("key_norm", weight))
+    return ModuleCost(
         name,
         flops=4 * keys * width,  # every query with every key, and every weight with every value
         kept=mixing_keeps(c, d, place, keys=keys, share=share, rotary=c.positions == "rotary" and not across)
-        + (Kept(keys) if place.packed and not across and fused(c, place) else Kept()),
+        + (SavedActivations(keys) if place.packed and not across and fused(c, place) else SavedActivations()),
         parts=(
-            Part("inputs", inputs.shapes, flops=projected, kept=inputs.kept),
+            ModuleCost("inputs", inputs.shapes, flops=projected, kept=inputs.kept),
             linear("output", width, width, bias=c.bias),
             *norms,
         ),
     )
 
 
-def fused(c: Any, place: Place) -> bool:
+def fused(c: Any, place: ExecutionContext) -> bool:
     """Attention without a table of all weights; the CPU has no such kernel that can drop weights."""
     return place.device == "cuda" or not c.dropout
 
 
-def mixing_keeps(c: Any, d: Dimensions, place: Place, *, keys: Size, share: Size, rotary: bool) -> Kept:
+def mixing_keeps(
+    c: Any, d: Dimensions, place: ExecutionContext, *, keys: Size, share: Size, rotary: bool
+) -> SavedActivations:
     """What stays between the input product and the output product of attention."""
     width, both = d.width, d.width * (1 + share)  # a query and the keys made for it
-    made = Kept(width + 2 * width * share)  # queries, keys and values as the product gave them
-    normed = Kept(single=d.heads * (1 + share)) if c.qk_norm else Kept()
+    made = SavedActivations(width + 2 * width * share)  # queries, keys and values as the product gave them
+    normed = SavedActivations(single=d.heads * (1 + share)) if c.qk_norm else SavedActivations()
     if c.qk_norm and place.device == "cpu":
-        normed += Kept(both)
+        normed += SavedActivations(both)
     if not fused(c, place):
-        weights = Kept(3 * d.heads * keys)  # after the softmax, what dropout left out, and what was left
-        return made + weights + normed + (made if c.qk_norm else Kept())
+        weights = SavedActivations(3 * d.heads * keys)  # after the softmax, what dropout left out, and what was left
+        return made + weights + normed + (made if c.qk_norm else SavedActivations())
     moved = c.qk_norm or rotary  # then they are new tensors, and what comes out lies otherwise than the next part reads
-    return made + normed + Kept(single=d.heads) + (Kept(both + width) if moved else Kept())
+    return (
+        made
+        + normed
+        + SavedActivations(single=d.heads)
+        + (SavedActivations(both + width) if moved else SavedActivations())
+    )
 
 
-def feed(name: str, c: Any, d: Dimensions) -> Part:
+def feed(name: str, c: Any, d: Dimensions) -> ModuleCost:
     """Each position by itself: up to the hidden width, bent, and down again."""
     gated, drops = c.activation == "swiglu", c.dropout and c.inner_dropout
     bent = {"relu": d.hidden if drops else 0, "swiglu": 3 * d.hidden}.get(c.activation, d.hidden)
     gate = (linear("gate", d.width, d.hidden, bias=c.bias, keeps=False),) if gated else ()
-    return Part(
+    return ModuleCost(
         name,
-        kept=Kept(bent, dropped=d.hidden if drops else 0),
+        kept=SavedActivations(bent, dropped=d.hidden if drops else 0),
         parts=(
             *gate,
             linear("up", d.width, d.hidden, bias=c.bias),
@@ -241,7 +250,7 @@ def feed(name: str, c: Any, d: Dimensions) -> Part:
 GATES = {"lstm": 4, "gru": 3}
 
 
-def cells(name: str, c: Any, d: Dimensions, place: Place) -> Part:
+def cells(name: str, c: Any, d: Dimensions, place: ExecutionContext) -> ModuleCost:
     """A layer of LSTM or GRU cells: each gate reads the input and what the cells gave before."""
     gates, width, hidden = GATES[c.cell], d.width, d.hidden
     shapes: dict[str, tuple[Size, ...]] = {
@@ -255,11 +264,11 @@ def cells(name: str, c: Any, d: Dimensions, place: Place) -> Part:
         # the workspace has these instead, with a step more than there are tokens; this fits what it asks for
         states = 5 * hidden + 6 * (hidden if c.hidden >= c.width else width)
         inside = 5 * hidden + states * (d.length + 1) / d.length
-    kept = Kept(single=width + inside)  # cells compute in single precision always
-    return Part(name, shapes, flops=2 * gates * hidden * (width + hidden), kept=kept)
+    kept = SavedActivations(single=width + inside)  # cells compute in single precision always
+    return ModuleCost(name, shapes, flops=2 * gates * hidden * (width + hidden), kept=kept)
 
 
-def recurrent_layers(name: str, c: Any, d: Dimensions, place: Place) -> Part:
+def recurrent_layers(name: str, c: Any, d: Dimensions, place: ExecutionContext) -> ModuleCost:
     project = (linear("project", d.hidden, d.width),) if c.hidden != c.width else ()
-    dropped = Kept(dropped=d.width) if c.dropout and c.dropout_kind == "plain" else Kept()
-    return Part(name, parts=(cells("cells", c, d, place), *project), kept=dropped, times=d.depth)
+    dropped = SavedActivations(dropped=d.width) if c.dropout and c.dropout_kind == "plain" else SavedActivations()
+    return ModuleCost(name, parts=(cells("cells", c, d, place), *project), kept=dropped, times=d.depth)

@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
-from headstock.model.formulas import Dimensions, Kept, Part, Place, Size, linear, norm
-from headstock.model.layer_features import Mix
+from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, SavedActivations, Size, linear, norm
+from headstock.model.layer_features import ScalarMix
 from headstock.model.layers import ACTIVATIONS, make_norm
 
 
-class TokenHead(nn.Module):
+class LMHead(nn.Module):
     """A score for every entry of the vocabulary; tied, it has no matrix of its own.
 
     With `transform` it is BERT's: one more layer before the scores, and a bias for every entry, tied or not.
@@ -23,7 +23,7 @@ class TokenHead(nn.Module):
     def __init__(self, backbone: Backbone, *, transform: bool = False):
         super().__init__()
         config = backbone.config
-        self.transform = Transform(backbone) if transform else None
+        self.transform = LMHeadTransform(backbone) if transform else None
         self.tied = config.tied
         self.small: Callable[[Tensor], Tensor] | None = None  # the same scores in 8 bits: see int8.py
         if config.tied:
@@ -41,15 +41,17 @@ class TokenHead(nn.Module):
     def transformed(self, hidden: Tensor) -> Tensor:
         return hidden if self.transform is None else self.transform(hidden)
 
-    def counted(self, d: Dimensions, place: Place) -> Part:
+    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
         """Scores are kept in single precision by the loss."""
         whole = linear("", d.width, d.vocabulary, bias=self.bias is not None)
         shapes = {name: shape for name, shape in whole.shapes.items() if not (self.tied and name == "weight")}
         parts = () if self.transform is None else (self.transform.counted(d, place),)
-        return Part("", shapes, flops=whole.flops, kept=whole.kept + Kept(single=d.vocabulary), parts=parts)
+        return ModuleCost(
+            "", shapes, flops=whole.flops, kept=whole.kept + SavedActivations(single=d.vocabulary), parts=parts
+        )
 
 
-class Transform(nn.Module):
+class LMHeadTransform(nn.Module):
     """A layer, bent and normed as the backbone's own are, that takes over what only guessing tokens needs."""
 
     def __init__(self, backbone: Backbone):
@@ -64,14 +66,14 @@ class Transform(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden)))  # (..., D) -> (..., D)
 
-    def counted(self, d: Dimensions, place: Place) -> Part:
+    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
         dense = linear("dense", d.width, d.width, bias=self.dense.bias is not None)
         kind = "layer" if isinstance(self.norm, nn.LayerNorm) else "rms"
         normed = norm("norm", d.width, kind, place, bias=self.dense.bias is not None)
-        return Part("transform", kept=Kept(d.width), parts=(dense, normed))
+        return ModuleCost("transform", kept=SavedActivations(d.width), parts=(dense, normed))
 
 
-class NextHead(nn.Module):
+class NextSentenceHead(nn.Module):
     """Whether the second text follows the first, from the vector of the first mark: 0 it does not, 1 it does."""
 
     def __init__(self, width: int):
@@ -84,16 +86,20 @@ class NextHead(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         return self.linear(self.pooler(vectors).tanh())  # (N, D) -> (N, 2)
 
-    def counted(self, d: Dimensions, place: Place) -> Part:
-        return Part("", parts=(linear("pooler", d.width, d.width), linear("linear", d.width, 2)), kept=Kept(single=2))
+    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
+        return ModuleCost(
+            "",
+            parts=(linear("pooler", d.width, d.width), linear("linear", d.width, 2)),
+            kept=SavedActivations(single=2),
+        )
 
 
-Pool = Literal["last", "cls", "mean", "max", "concat"]
-Bend = Literal["none", "tanh", "relu", "gelu"]
+Pooling = Literal["last", "cls", "mean", "max", "concat"]
+HeadActivation = Literal["none", "tanh", "relu", "gelu"]
 BENDS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
 
 
-class ClassHead(nn.Module):
+class ClassificationHead(nn.Module):
     """A score for every class, from one vector each; or from one of every layer, whose mix it learns too.
 
     Unless `dense` is none there is one more layer before the scores, bent so: BERT's classifiers have tanh.
@@ -106,11 +112,11 @@ class ClassHead(nn.Module):
         *,
         dropout: float = 0.0,
         mixed: int | None = None,
-        dense: Bend = "none",
+        dense: HeadActivation = "none",
         bias: bool = True,
     ):
         super().__init__()
-        self.mix = Mix(mixed) if mixed else None  # of so many layers
+        self.mix = ScalarMix(mixed) if mixed else None  # of so many layers
         self.dense = None if dense == "none" else nn.Linear(width, width)
         self.bend = BENDS.get(dense)
         self.dropout = nn.Dropout(dropout)
@@ -127,24 +133,30 @@ class ClassHead(nn.Module):
             vectors = self.bend(self.dense(vectors))
         return self.linear(self.dropout(vectors))  # (..., D) -> (..., C)
 
-    def counted(self, d: Dimensions, place: Place, *, unit: int) -> Part:
+    def counted(self, d: Dimensions, place: ExecutionContext, *, unit: int) -> ModuleCost:
         """`unit` is the width in numbers, of which its own input may be several side by side."""
         inputs = self.linear.in_features // unit * d.width
         outputs = self.outputs(d)
-        mix: tuple[Part, ...] = ()
+        mix: tuple[ModuleCost, ...] = ()
         if self.mix is not None:
-            mix = (Part("mix", {"weights": (d.depth + 1,), "gamma": ()}, kept=Kept(single=(d.depth + 1) * inputs)),)
-        dropped = Kept(dropped=inputs) if self.dropout.p else Kept()
+            mix = (
+                ModuleCost(
+                    "mix",
+                    {"weights": (d.depth + 1,), "gamma": ()},
+                    kept=SavedActivations(single=(d.depth + 1) * inputs),
+                ),
+            )
+        dropped = SavedActivations(dropped=inputs) if self.dropout.p else SavedActivations()
         dense = () if self.dense is None else (linear("dense", inputs, inputs),)
         last = linear("linear", inputs, outputs, bias=self.linear.bias is not None)
-        bent = Kept(inputs) if dense else Kept()
-        return Part("", parts=(*mix, *dense, last), kept=Kept(single=outputs) + dropped + bent)
+        bent = SavedActivations(inputs) if dense else SavedActivations()
+        return ModuleCost("", parts=(*mix, *dense, last), kept=SavedActivations(single=outputs) + dropped + bent)
 
     def outputs(self, d: Dimensions) -> Size:
         return d.classes
 
 
-class SpanHead(ClassHead):
+class SpanHead(ClassificationHead):
     """Two scores for every token: as the first of a span, and as its last."""
 
     def __init__(self, width: int, *, dropout: float = 0.0, mixed: int | None = None):
@@ -154,13 +166,13 @@ class SpanHead(ClassHead):
         return 2
 
 
-def pool(hidden: Tensor, padding: Tensor | None, how: Pool) -> Tensor:
+def pool(hidden: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
     """One vector a row out of one a token, padding never among them: (B, T, D) -> (B, D), or (B, 3 D) for concat.
 
     Between T and D may stand other dimensions, such as that of layers.
     """
     if how == "concat":
-        parts: tuple[Pool, ...] = ("last", "mean", "max")
+        parts: tuple[Pooling, ...] = ("last", "mean", "max")
         return torch.cat([pool(hidden, padding, part) for part in parts], -1)
     if how == "cls":
         return hidden[:, 0]
@@ -175,7 +187,7 @@ def pool(hidden: Tensor, padding: Tensor | None, how: Pool) -> Tensor:
     return hidden.masked_fill(nowhere, 0).sum(1) / real.view(-1, *[1] * (hidden.dim() - 2))
 
 
-def place_of(batch: Batch, how: Pool) -> Tensor | None:
+def pooled_positions(batch: Batch, how: Pooling) -> Tensor | None:
     """(B,) the one place of each row that is taken by this pooling; None where it takes several."""
     rows, length = batch.tokens.shape
     if how == "last" and batch.padding is not None:
@@ -184,5 +196,5 @@ def place_of(batch: Batch, how: Pool) -> Tensor | None:
     return None if where is None else torch.full((rows,), where, device=batch.tokens.device)
 
 
-def pooled_width(width: int, how: Pool) -> int:
+def pooled_width(width: int, how: Pooling) -> int:
     return 3 * width if how == "concat" else width

@@ -6,11 +6,11 @@ B rows, H heads, C capacity, K head width, T new tokens.
 import torch
 from torch import Tensor
 
-from headstock.model.attention_mask import Mask, subsequent
+from headstock.model.attention_mask import AttentionMask, causal_mask
 from headstock.model.batch import Batch
 
 
-class Cache:
+class KVCache:
     """A Transformer's memory. It is changed in place: go on with the state an Output carries.
 
     Rows may have different lengths. Prompts are padded on the right; a row's next token overwrites its
@@ -35,14 +35,14 @@ class Cache:
             return torch.arange(self.longest, self.longest + new, device=self.lengths.device)
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
-    def mask(self, new: int) -> Mask:
+    def mask(self, new: int) -> AttentionMask:
         """Who of the next `new` tokens may look at which of the kept and new ones."""
         if self.even and (new == 1 or self.longest == 0):
-            return Mask(causal=new > 1)
+            return AttentionMask(causal=new > 1)
         if self.even:
-            return Mask(subsequent(new, self.longest + new, self.lengths.device))
+            return AttentionMask(causal_mask(new, self.longest + new, self.lengths.device))
         keys = torch.arange(self.longest + new, device=self.lengths.device)
-        return Mask((keys <= self.positions(new)[..., None])[:, None])  # (B, 1, T, S)
+        return AttentionMask((keys <= self.positions(new)[..., None])[:, None])  # (B, 1, T, S)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values (B, H, T, K); give back all that are kept."""
@@ -72,7 +72,7 @@ class Cache:
             ahead.zero_()  # shorter rows do not fill it, and even what is not looked at must be a number
         self.next = ahead.unbind(0)
 
-    def fix(self) -> bool:
+    def make_static(self) -> bool:
         """From now on each step of one token does the same to the same memory, whatever the lengths: see recording.py.
 
         All places are looked at, and what no token has filled is hidden. Nothing here counts the tokens against the
@@ -100,8 +100,8 @@ class Cache:
             self.lengths = self.lengths + (~batch.padding).sum(1)
             self._measure()
 
-    def select(self, rows: Tensor) -> "Cache":
-        chosen = object.__new__(Cache)
+    def select(self, rows: Tensor) -> "KVCache":
+        chosen = object.__new__(KVCache)
         chosen.capacity, chosen.even, chosen.fixed = self.capacity, self.even, self.fixed
         depth, _, *shape = self.kept.shape
         filled = self.capacity if self.fixed else self.longest

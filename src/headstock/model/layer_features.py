@@ -27,7 +27,7 @@ def feature_width(width: int, layers: str) -> int:
     return FOUR * width if layers == "concat4" else width
 
 
-def take_layers(backbone: Backbone, output: Output, layers: str) -> Tensor:
+def select_layers(backbone: Backbone, output: Output, layers: str) -> Tensor:
     """(B, T, D) of the layers asked for, (B, T, 4 D) for concat4, or all of them as (B, T, L + 1, D) for mix.
 
     Every layer leaves the backbone as the last one does (through the final norm, where there is one): all are then on
@@ -36,14 +36,14 @@ def take_layers(backbone: Backbone, output: Output, layers: str) -> Tensor:
     if layers == "last":
         return output.hidden
     if layers.isdecimal():
-        return backbone.outlet(output.layers[int(layers)])
+        return backbone.output_norm(output.layers[int(layers)])
     if layers == "mix":
-        return torch.stack([backbone.outlet(layer) for layer in output.layers], -2)
-    top = [backbone.outlet(layer) for layer in output.layers[-FOUR:]]
+        return torch.stack([backbone.output_norm(layer) for layer in output.layers], -2)
+    top = [backbone.output_norm(layer) for layer in output.layers[-FOUR:]]
     return torch.stack(top).sum(0) if layers == "sum4" else torch.cat(top, -1)
 
 
-class Mix(nn.Module):
+class ScalarMix(nn.Module):
     """A weighted mean of all layers, whose weights and scale are learned (ELMo's scalar mix); at first a plain mean."""
 
     def __init__(self, layers: int):

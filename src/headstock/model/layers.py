@@ -7,15 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstock.kernels.ops import attend, attend_packed, linear, linear_apart, takes_packed, working_type
-from headstock.kernels.pointwise import drop, gelu, gelu_tanh
-from headstock.model.attention_mask import Mask
-from headstock.model.kv_cache import Cache
+from headstock.kernels.ops import attend, attend_packed, compute_dtype, linear, linear_apart, takes_packed
+from headstock.kernels.pointwise import dropout, gelu, gelu_tanh
+from headstock.model.attention_mask import AttentionMask
+from headstock.model.kv_cache import KVCache
 
 NormKind = Literal["layer", "rms"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of each position's angles, each (T, K/2) or (B, 1, T, K/2)
-Watch = Callable[[Tensor, Tensor, Tensor, Mask, Tensor], None]  # told queries, keys, values, mask and what was mixed
+AttentionHook = Callable[
+    [Tensor, Tensor, Tensor, AttentionMask, Tensor], None
+]  # told queries, keys, values, mask and what was mixed
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -25,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swiglu": F.silu,
 }
-EPSILON = 1e-5  # what keeps a norm from dividing by zero
+NORM_EPSILON = 1e-5  # what keeps a norm from dividing by zero
 
 
 class RMSNorm(nn.RMSNorm):
@@ -39,7 +41,7 @@ class LayerNorm(nn.LayerNorm):
     """torch's own, whose output has the precision of products: what blocks add up is then read and written in half."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(working_type(x))
+        return super().forward(x).to(compute_dtype(x))
 
 
 class Linear(nn.Linear):
@@ -53,20 +55,22 @@ class Dropout(nn.Dropout):
     """torch's own, its draws made as they are fastest."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return drop(x, self.p) if self.training and self.p else x
+        return dropout(x, self.p) if self.training and self.p else x
 
 
-def make_norm(width: int, kind: NormKind, *, bias: bool = True, epsilon: float = EPSILON) -> nn.Module:
+def make_norm(width: int, kind: NormKind, *, bias: bool = True, epsilon: float = NORM_EPSILON) -> nn.Module:
     return LayerNorm(width, eps=epsilon, bias=bias) if kind == "layer" else RMSNorm(width, eps=epsilon)
 
 
 class Attention(nn.Module):
     """Multi-head attention from `x` onto itself, or across onto `memory`."""
 
-    def __init__(self, width: int, heads: int, *, bias: bool, dropout: float, qk_norm: bool, epsilon: float = EPSILON):
+    def __init__(
+        self, width: int, heads: int, *, bias: bool, dropout: float, qk_norm: bool, epsilon: float = NORM_EPSILON
+    ):
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.watch: Watch | None = None  # who wants to see what is mixed by: see looking.py
+        self.hook: AttentionHook | None = None  # who wants to see what is mixed by: see looking.py
         self.inputs = Linear(width, 3 * width, bias=bias)  # queries, keys and values in one product
         self.output = Linear(width, width, bias=bias)
         self.query_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
@@ -75,23 +79,23 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: Mask,
+        mask: AttentionMask,
         *,
         rotation: Rotation | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         layer: int = 0,
         only: Tensor | None = None,
     ) -> Tensor:
         if only is not None:
             return self.from_one(x, mask, rotation, only)
-        bare = rotation is None and cache is None and self.query_norm is None and self.watch is None
+        bare = rotation is None and cache is None and self.query_norm is None and self.hook is None
         if bare and takes_packed(x, mask, x.size(-1) // self.heads):
             return self.mix_packed(x, mask)
         query, key, value = self.project(x)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
         if cache is not None:
             key, value = cache.extend(layer, key, value)
         return self.mix(query, key, value, mask)
@@ -103,14 +107,14 @@ class Attention(nn.Module):
             return self.split(self.inputs(x), 3)
         return tuple(self.split(part, 1)[0] for part in parts)
 
-    def from_one(self, x: Tensor, mask: Mask, rotation: Rotation | None, only: Tensor) -> Tensor:
+    def from_one(self, x: Tensor, mask: AttentionMask, rotation: Rotation | None, only: Tensor) -> Tensor:
         """(B, 1, D): from one place of each row onto all of it."""
-        query, (key, value) = self.ask(at(x, only)), self.remember(x)
+        query, (key, value) = self.ask(select_positions(x, only)), self.remember(x)
         if rotation is not None:
-            query, key = rotate(query, rotation_at(rotation, only)), rotate(key, rotation)
-        return self.mix(query, key, value, mask.at(only, x.size(1)))
+            query, key = apply_rotary(query, rotation_at(rotation, only)), apply_rotary(key, rotation)
+        return self.mix(query, key, value, mask.select_queries(only, x.size(1)))
 
-    def across(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Mask) -> Tensor:
+    def across(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Queries from `x` onto the keys and values that `remember` made of the other sequence."""
         return self.mix(self.ask(x), *memory, mask)
 
@@ -133,17 +137,17 @@ class Attention(nn.Module):
         apart = x.view(rows, length, parts, self.heads, width // (parts * self.heads))
         return apart.transpose(1, 3).unbind(2)  # (B, T, parts D) -> (B, H, parts, T, K) -> each (B, H, T, K)
 
-    def mix_packed(self, x: Tensor, mask: Mask) -> Tensor:
+    def mix_packed(self, x: Tensor, mask: AttentionMask) -> Tensor:
         """Queries, keys and values as the product leaves them, to which nothing is done before they meet."""
         packed = self.inputs(x).unflatten(-1, (3, self.heads, -1))  # (B, T, 3 D) -> (B, T, 3, H, K)
         mixed = attend_packed(packed, mask, self.dropout if self.training else 0.0)
         return self.output(mixed.flatten(2))
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         mixed = attend(query, key, value, mask, dropout)
-        if self.watch is not None:
-            self.watch(query, key, value, mask, mixed)
+        if self.hook is not None:
+            self.hook(query, key, value, mask, mixed)
         return self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, K) -> (B, T, D)
 
 
@@ -177,7 +181,7 @@ class Residual(nn.Module):
         kind: NormKind,
         bias: bool,
         dropout: float,
-        epsilon: float = EPSILON,
+        epsilon: float = NORM_EPSILON,
     ):
         super().__init__()
         self.norm = make_norm(width, kind, bias=bias, epsilon=epsilon)
@@ -188,7 +192,7 @@ class Residual(nn.Module):
         """With `only`, the sublayer adds to one place of each row, and only that goes on: (B, T, D) -> (B, 1, D)."""
         added = sublayer(x if self.post else self.norm(x))
         if only is not None:
-            x = at(x, only)
+            x = select_positions(x, only)
         if self.training:  # asked here because generating a token is mostly calls, and this one would do nothing
             added = self.dropout(added)
         return self.norm(x + added) if self.post else x + added
@@ -205,7 +209,7 @@ class Block(nn.Module):
         *,
         norm: Literal["pre", "post"] = "pre",
         norm_kind: NormKind = "layer",
-        norm_epsilon: float = EPSILON,
+        norm_epsilon: float = NORM_EPSILON,
         activation: Activation = "gelu",
         bias: bool = True,
         dropout: float = 0.0,
@@ -231,13 +235,13 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: Mask,
+        mask: AttentionMask,
         *,
         rotation: Rotation | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         layer: int = 0,
         memory: tuple[Tensor, Tensor] | None = None,
-        memory_mask: Mask | None = None,
+        memory_mask: AttentionMask | None = None,
         only: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D), or where `only` (B,) says which one place of each row is wanted of it, (B, 1, D)."""
@@ -251,7 +255,7 @@ class Block(nn.Module):
         return self.around_feed(x, self.feed)
 
 
-def at(x: Tensor, places: Tensor) -> Tensor:
+def select_positions(x: Tensor, places: Tensor) -> Tensor:
     """The vector at one place of each row: (B, T, D) -> (B, 1, D)."""
     return x[torch.arange(len(x), device=x.device), places].unsqueeze(1)
 
@@ -259,10 +263,10 @@ def at(x: Tensor, places: Tensor) -> Tensor:
 def rotation_at(rotation: Rotation, places: Tensor) -> Rotation:
     """The angles of one place of each row, (B, 1, 1, K/2)."""
     cosine, sine = (part.expand(len(places), 1, *part.shape[-2:]).squeeze(1) for part in rotation)  # (B, T, K/2)
-    return at(cosine, places).unsqueeze(1), at(sine, places).unsqueeze(1)
+    return select_positions(cosine, places).unsqueeze(1), select_positions(sine, places).unsqueeze(1)
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn each pair (x_i, x_{i + K/2}) of every head by its position's angle."""
     cosine, sine = rotation
     first, second = x.chunk(2, -1)

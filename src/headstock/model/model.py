@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from headstock.decoding.fast_modules import listened
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import Batch, Output, State
-from headstock.model.formulas import CPU, Dimensions, Part, Place, Size
-from headstock.model.heads import ClassHead
-from headstock.model.layers import at
+from headstock.model.batch import Batch, DecodingState, Output
+from headstock.model.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size
+from headstock.model.heads import ClassificationHead
+from headstock.model.layers import select_positions
 
 
 class Model(nn.Module):
@@ -21,17 +21,17 @@ class Model(nn.Module):
         self.backbone = backbone
         self.heads = nn.ModuleDict(heads)
 
-    def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
+    def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
         return self.backbone(batch, state, keep_layers=keep_layers)
 
-    def at(self, batch: Batch, places: Tensor) -> Tensor:
+    def hidden_at(self, batch: Batch, places: Tensor) -> Tensor:
         """(B, D) the last layer's vector at one place of each row; what only other places need is not computed.
 
         For models that are not learning just now. Whoever listens to their parts is told of all places nonetheless.
         """
-        if self.backbone.reads_one and not listened(self.backbone):
-            return self(replace(batch, only=places)).hidden.squeeze(1)
-        return at(self(batch).hidden, places).squeeze(1)
+        if self.backbone.supports_query_positions and not listened(self.backbone):
+            return self(replace(batch, query_positions=places)).hidden.squeeze(1)
+        return select_positions(self(batch).hidden, places).squeeze(1)
 
     def with_heads(self, heads: Mapping[str, nn.Module]) -> "Model":
         """The same backbone, the same weights, other heads."""
@@ -41,7 +41,7 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def sizes(self) -> dict[str, int]:
+    def parameter_counts(self) -> dict[str, int]:
         """Parameters by part; what is shared is counted once, where it comes first."""
         counted = {id(p): p.numel() for p in self.backbone.parameters()}
         sizes = {"base": sum(counted.values())}
@@ -54,22 +54,24 @@ class Model(nn.Module):
     def dimensions(self, *, length: int = 0, source_length: int | None = None) -> Dimensions:
         """Its sizes in numbers, for rows of `length` tokens; a source is as long unless told otherwise."""
         own = {name: value for name, value in vars(self.backbone.config).items() if name in vars(Dimensions(0, 0, 0))}
-        if self.backbone.reads_source:
+        if self.backbone.is_encoder_decoder:
             own["source_vocabulary"] = own["source_vocabulary"] or own["vocabulary"]
             own["encoder_depth"] = own["encoder_depth"] or own["depth"]
-        classes = [head.linear.out_features for head in self.heads.values() if isinstance(head, ClassHead)]
+        classes = [head.linear.out_features for head in self.heads.values() if isinstance(head, ClassificationHead)]
         length = length or self.backbone.context or 256
         own |= {"classes": classes[0] if classes else 0, "context": self.backbone.context or 0}
         return Dimensions(**own, length=length, source_length=source_length or length)
 
-    def counted(self, d: Dimensions, place: Place = CPU, *, uses: Mapping[str, Size] | None = None) -> Part:
+    def counted(
+        self, d: Dimensions, place: ExecutionContext = CPU, *, uses: Mapping[str, Size] | None = None
+    ) -> ModuleCost:
         """The closed forms of all its parts; `uses` says how often a token passes through each head."""
         heads = []
         for name, head in self.heads.items():
-            own = {"unit": self.backbone.config.width} if isinstance(head, ClassHead) else {}
+            own = {"unit": self.backbone.config.width} if isinstance(head, ClassificationHead) else {}
             part = head.counted(d, place, **own)  # type: ignore[operator]
             heads.append(replace(part, name=name, used=(uses or {}).get(name, 1)))
-        return Part("", parts=(self.backbone.counted(d, place), Part("heads", parts=tuple(heads))))
+        return ModuleCost("", parts=(self.backbone.counted(d, place), ModuleCost("heads", parts=tuple(heads))))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every parameter and saved buffer by name, a shared one once: what a weights file holds."""

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from headstock.cost.training import Memory, flops_per_token, memory, moving_flops, parts_of
+from headstock.cost.training import TrainingMemory, flops_per_token, model_cost, optimizer_flops, training_memory
 from headstock.kernels.backends import onednn_is_slow
-from headstock.kernels.ops import SCORES, SCORES_CUDA, fuses
-from headstock.model.formulas import Dimensions, Place
+from headstock.kernels.ops import SCORES, SCORES_CUDA, worth_fusing
+from headstock.model.formulas import Dimensions, ExecutionContext
 from headstock.model.model import Model
 from headstock.planner.machine import Machine
 from headstock.tasks.base import Task
@@ -57,14 +57,14 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     length = chosen.train.length or model.backbone.context or 256
     d = model.dimensions(length=length, source_length=length)
     # on a GPU packed rows are read document by document, without a table of who may look at whom
-    own = Place("cpu", packed=True, workspace=not onednn_is_slow())
-    place = Place("cuda", half=machine.half) if machine.device == "cuda" else own
-    parts = parts_of(model, task, d, place)
+    own = ExecutionContext("cpu", packed=True, workspace=not onednn_is_slow())
+    place = ExecutionContext("cuda", half=machine.half) if machine.device == "cuda" else own
+    parts = model_cost(model, task, d, place)
     at_once = chosen.train.micro_batch or chosen.train.batch
     held = held_in(model, task, d, place, at_once, chosen)
     tokens, flops = chosen.train.batch * length, flops_per_token(parts, training=True)
     times = math.ceil(chosen.train.batch / at_once)
-    moving = moving_flops(parts.weights(), chosen.train.optimizer) / machine.products
+    moving = optimizer_flops(parts.weights(), chosen.train.optimizer) / machine.products
     computing = flops * tokens / machine.products / REACHED[machine.device] + moving
     touched = TOUCHED_COMPILED if chosen.train.compile is True else TOUCHED[machine.device]
     carrying = touched * times * (held.activations + held.working) / machine.traffic
@@ -73,7 +73,7 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     starting = 0.0
     if machine.device == "cuda":  # calls take longer than small operations do: autograd and optimizers are called too
         launching = max(launching, CALLS * model.backbone.depth * times)
-        if model.backbone.compiles and chosen.train.compile in ("auto", "replay"):
+        if model.backbone.supports_compile and chosen.train.compile in ("auto", "replay"):
             small = computing + carrying < 2 * launching  # as train.compiling has it
             starting = 2 * launching * SHAPES.get(chosen.objective, 1) if small else 0.0
             launching *= RECORDED
@@ -92,12 +92,14 @@ def costs(chosen: RunConfig, machine: Machine) -> Costs:
     )
 
 
-def held_in(model: Model, task: Task, d: Dimensions, place: Place, rows: int, chosen: RunConfig) -> Memory:
+def held_in(
+    model: Model, task: Task, d: Dimensions, place: ExecutionContext, rows: int, chosen: RunConfig
+) -> TrainingMemory:
     """The closed form of memory; where scores of tokens are made in parts, only a part of them counts."""
-    ask = partial(memory, model, task, rows=rows, optimizer=chosen.train.optimizer, place=place)
+    ask = partial(training_memory, model, task, rows=rows, optimizer=chosen.train.optimizer, place=place)
     held = ask(d, averaged=chosen.train.ema > 0)
     scored = round(rows * d.length * task.passes("token", d.length))
-    if not fuses(scored, d.vocabulary):
+    if not worth_fusing(scored, d.vocabulary):
         return held
     without = ask(replace(d, vocabulary=0))
     if place.device == "cuda":  # scores that become their gradient

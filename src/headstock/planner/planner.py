@@ -227,7 +227,7 @@ class Planner:
             step = costs(so_far, machine).step
             whole = step * choice.tokens / (tree["train"]["batch"] * length)
             seconds = whole if self.minutes is None else min(whole, 60 * self.minutes)
-            large = BACKBONES.get(tree["model"]["family"]).compiles and step > CALLS * so_far.model.depth
+            large = BACKBONES.get(tree["model"]["family"]).supports_compile and step > CALLS * so_far.model.depth
             if large and seconds >= WORTH:
                 tree["train"]["compile"] = True
         chosen = fitted(self.build(tree, counted), machine)

@@ -21,7 +21,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, pad
+from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import SpanHead
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
@@ -229,13 +229,13 @@ class Answer(LabelledTask):
     def hits(self, scores: Tensor, context: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """How many questions get the first answer's very tokens, chosen as a prediction is, and of how many."""
         start, end = batch.labels["start"], batch.labels["end"]
-        owners = torch.arange(len(start), device=start.device) if batch.owners is None else batch.owners
+        owners = torch.arange(len(start), device=start.device) if batch.example_ids is None else batch.example_ids
         nobody = scores.new_zeros(len(start))  # (B,): no fewer places than questions
         first, last, best = best_spans(scores.masked_fill(~context[..., None], -torch.inf), self.config.longest_answer)
         highest = (nobody - torch.inf).scatter_reduce(0, owners, best, "amax")
         found = (first == start) & (last == end) & (best == highest[owners])
         right = nobody.index_add(0, owners, found.float()) > 0
-        real = nobody.index_add(0, owners, (start != IGNORE).float()) > 0
+        real = nobody.index_add(0, owners, (start != IGNORE_INDEX).float()) > 0
         if self.config.unanswerable:
             lowest = (nobody + torch.inf).scatter_reduce(0, owners, scores[:, 0].sum(-1), "amin")
             without = real & (nobody.index_add(0, owners, (start > 0).float()) == 0)
@@ -258,7 +258,7 @@ class Answer(LabelledTask):
         """
         scores, context = self.scores(model, batch)
         begins, counts = (batch.segments == 0).sum(1).tolist(), context.sum(1).tolist()  # type: ignore[union-attr]
-        owners = list(range(len(scores))) if batch.owners is None else batch.owners.tolist()
+        owners = list(range(len(scores))) if batch.example_ids is None else batch.example_ids.tolist()
         rows_of: dict[int, list[int]] = {}
         for row, owner in enumerate(owners):
             rows_of.setdefault(owner, []).append(row)
@@ -372,7 +372,7 @@ class Windows:
         if self.data.labels is not None:
             start, end = torch.tensor([self.label(*row) for row in rows]).unbind(1)
             labels = {"start": start.clone(), "end": end.clone()}
-        return Batch(tokens, padding, segments=segments, owners=owners, labels=labels)
+        return Batch(tokens, padding, segments=segments, example_ids=owners, labels=labels)
 
     def name(self, index: int) -> str:
         return self.data.places[index]
@@ -395,7 +395,7 @@ def best_spans(scores: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def span_loss(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Cross entropy over (B, T) log-probabilities, summed over the rows that count; what cannot be chosen is -inf."""
-    counts = (labels != IGNORE).float()
+    counts = (labels != IGNORE_INDEX).float()
     loss = -scores.gather(1, labels.clamp(min=0)[:, None]).squeeze(1)
     if smoothing:  # some of the weight is spread over all places that can be chosen, and only over those
         allowed = scores.isfinite()

@@ -13,8 +13,8 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.kernels import ops as kernels
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, Real
-from headstock.model.heads import TokenHead
+from headstock.model.batch import IGNORE_INDEX, Batch, RealExamples
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.registry import Registry
 
@@ -100,7 +100,7 @@ class Task(ABC):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """For each head how many predictions the batch asks for."""
-        return {head: int((labels != IGNORE).sum()) for head, labels in batch.labels.items()}
+        return {head: int((labels != IGNORE_INDEX).sum()) for head, labels in batch.labels.items()}
 
 
 def opening(tokenizer: Tokenizer, role: str) -> int:
@@ -149,14 +149,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
     return nn.functional.cross_entropy(
         logits.float().flatten(0, -2),
         labels.flatten(),
-        ignore_index=IGNORE,
+        ignore_index=IGNORE_INDEX,
         reduction="sum",
         label_smoothing=smoothing,
     )
 
 
 def hits(logits: Tensor, wanted: Tensor) -> Tensor:
-    """How many of the best guesses are right; IGNORE is never one."""
+    """How many of the best guesses are right; IGNORE_INDEX is never one."""
     return (logits.detach().argmax(-1) == wanted).sum()
 
 
@@ -165,7 +165,7 @@ def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: fl
 
     Where there are many scores they are not held all at once: see kernels.
     """
-    if isinstance(head, TokenHead) and kernels.fuses(labels.numel(), len(head.weight)):
+    if isinstance(head, LMHead) and kernels.worth_fusing(labels.numel(), len(head.weight)):
         flat = head.transformed(hidden).flatten(0, -2), head.weight, head.bias, labels.flatten()
         return kernels.linear_cross_entropy(*flat, smoothing=smoothing)
     logits = head(hidden)
@@ -177,7 +177,7 @@ def filled(examples: Examples, indices: Sequence[int], rows: int, *, filler: int
     real = len(indices)
     batch = examples.batch([*indices, *[filler] * (rows - real)])
     for labels in batch.labels.values():
-        by_row = batch.owners is not None and len(labels) == len(batch.owners)  # else one a whole example
-        labels[batch.owners >= real if by_row else slice(real, None)] = IGNORE  # type: ignore[operator]
-    batch.real = Real(real)
+        by_row = batch.example_ids is not None and len(labels) == len(batch.example_ids)  # else one a whole example
+        labels[batch.example_ids >= real if by_row else slice(real, None)] = IGNORE_INDEX  # type: ignore[operator]
+    batch.real_examples = RealExamples(real)
     return batch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headstock.data.token_store import Store
-from headstock.model.batch import IGNORE, Batch
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, token_loss
 from headstock.tasks.packing import StreamTask, Windows
@@ -66,12 +66,12 @@ class Rows:
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = self.windows.rows(indices)
         same = rows.documents[:, 1:] == rows.documents[:, :-1]  # the token before is of the same document
-        preceding = np.full_like(rows.shown, IGNORE)
-        preceding[:, 1:] = np.where(same & ~rows.padding[:, 1:], rows.shown[:, :-1], IGNORE)
-        following = np.where(rows.padding, IGNORE, rows.wanted)
+        preceding = np.full_like(rows.shown, IGNORE_INDEX)
+        preceding[:, 1:] = np.where(same & ~rows.padding[:, 1:], rows.shown[:, :-1], IGNORE_INDEX)
+        following = np.where(rows.padding, IGNORE_INDEX, rows.wanted)
         return Batch(
             torch.from_numpy(rows.shown),
-            documents=torch.from_numpy(rows.documents),  # padding is of none
+            document_ids=torch.from_numpy(rows.documents),  # padding is of none
             positions=torch.from_numpy(rows.positions),
             labels={"forward": torch.from_numpy(following), "backward": torch.from_numpy(preceding)},
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headstock.data.token_store import Store
-from headstock.model.batch import IGNORE, Batch, bounds_of, pad, places_of
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, make_cu_seqlens, pad
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, token_loss
 from headstock.tasks.packing import StreamTask, Windows
@@ -37,10 +37,10 @@ class Causal(StreamTask):
         return Packed(self, self.windows(data, length, seed=seed, epoch=epoch))
 
     def collate(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-        """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE."""
+        """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE_INDEX."""
         tokens, padding = pad([shown for shown, _ in pairs], self.filler)
-        labels, _ = pad([wanted for _, wanted in pairs], IGNORE)
-        return Batch(tokens, padding, labels={"token": labels}, places={"token": places_of(labels)})
+        labels, _ = pad([wanted for _, wanted in pairs], IGNORE_INDEX)
+        return Batch(tokens, padding, labels={"token": labels}, label_positions={"token": find_label_positions(labels)})
 
     def before(self, texts: Sequence[Sequence[int]]) -> Batch | None:
         """What was shown before rows that go on in the middle of a document; None where all begin with one."""
@@ -48,8 +48,8 @@ class Causal(StreamTask):
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden, labels = model(batch).hidden, batch.labels["token"]
-        if batch.places:  # packed rows have a label nearly everywhere
-            hidden, labels = batch.at("token", hidden)
+        if batch.label_positions:  # packed rows have a label nearly everywhere
+            hidden, labels = batch.gather_labelled("token", hidden)
         return {"token": token_loss(model.heads["token"], hidden, labels, smoothing=smoothing)[0]}
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
@@ -69,18 +69,18 @@ class Packed:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = self.windows.rows(indices)
-        labels = {"token": torch.from_numpy(np.where(rows.padding, IGNORE, rows.wanted))}
+        labels = {"token": torch.from_numpy(np.where(rows.padding, IGNORE_INDEX, rows.wanted))}
         before = self.task.before(self.windows.before(indices)) if self.task.carries else None
         # the causal mask keeps real tokens from the padding at their right, so nothing else need say where it is;
         # a stream of one document needs no document mask either, and every batch of a run has the same parts
         if self.windows.store.documents == 1:
-            return Batch(torch.from_numpy(rows.shown), before=before, labels=labels)
+            return Batch(torch.from_numpy(rows.shown), prefix=before, labels=labels)
         return Batch(
             torch.from_numpy(rows.shown),
-            documents=torch.from_numpy(rows.documents),
-            cu_seqlens=bounds_of(torch.from_numpy(rows.documents)),
+            document_ids=torch.from_numpy(rows.documents),
+            cu_seqlens=make_cu_seqlens(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
-            before=before,
+            prefix=before,
             labels=labels,
         )
 
@@ -110,7 +110,7 @@ class Pieces:
             pairs.append(([self.task.start, *text][here], [*text, self.task.end][here]))
             before.append([self.task.start, *text][max(0, begin - self.length) : begin])
         batch = self.task.collate(pairs)
-        batch.before = self.task.before(before) if self.task.carries else None
+        batch.prefix = self.task.before(before) if self.task.carries else None
         return batch
 
     def name(self, index: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from headstock.data.records import Records
 from headstock.errors import ConfigError, UserError, did_you_mean
-from headstock.model.heads import Bend, Pool
+from headstock.model.heads import HeadActivation, Pooling
 from headstock.tasks.label_checks import check_class_labels
 
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")  # a label such as -1, 10 or 4.5
@@ -24,14 +24,14 @@ class ClassConfig:
 
     classes: tuple[str, ...] = ()  # those of the training labels unless given
     many_classes: bool = False  # take labels for classes even if they look like numbers to predict or the wrong column
-    pool: Pool = "last"
+    pool: Pooling = "last"
     layers: str = "last"  # whose vectors are pooled: last, sum4, concat4, mix, or a layer's number
     dropout: float = 0.1  # before the head
     balance: bool = False  # rare classes weigh more, as much as they are rarer
     class_weights: tuple[float, ...] = ()  # of each class, in the order of `classes`
     opening: Literal["start", "cls"] = "start"  # the mark before a text, which is the pretraining's
     closed: bool = False  # a separator stands after the text, as it did in the pretraining
-    dense: Bend = "none"  # one more layer in the head, bent so; BERT's classifiers have tanh
+    dense: HeadActivation = "none"  # one more layer in the head, bent so; BERT's classifiers have tanh
     head_bias: bool = True  # the head has a bias for each class; Hugging Face's classifiers of causal models have none
 
     def __post_init__(self) -> None:

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import Tokenizer
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, pad
-from headstock.model.heads import ClassHead, place_of, pool, pooled_width
+from headstock.model.batch import IGNORE_INDEX, Batch, pad
+from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, framed
@@ -76,7 +76,7 @@ class Classify(LabelledTask):
         mixed = backbone.depth + 1 if self.config.layers == "mix" else None
         c = self.config
         more: dict[str, Any] = {"dense": c.dense, "bias": c.head_bias}
-        return {"label": ClassHead(width, len(c.classes), dropout=c.dropout, mixed=mixed, **more)}
+        return {"label": ClassificationHead(width, len(c.classes), dropout=c.dropout, mixed=mixed, **more)}
 
     def passes(self, head: str, length: Any) -> Any:
         return 1 / length
@@ -164,17 +164,17 @@ class Classify(LabelledTask):
         """
         if batch.features is not None:
             return batch.features
-        places = place_of(batch, self.config.pool) if finished and self.config.layers == "last" else None
+        places = pooled_positions(batch, self.config.pool) if finished and self.config.layers == "last" else None
         if places is None:
             vectors = pool(self.vectors(model, batch), batch.padding, self.config.pool)
         else:
-            vectors = model.at(batch, places)
-        if batch.owners is None:
+            vectors = model.hidden_at(batch, places)
+        if batch.example_ids is None:
             return vectors
         # how many examples there are is asked of the labels first: the owners may be on a GPU that is still at work
-        count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.owners[-1]) + 1
-        sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.owners, vectors)
-        rows = vectors.new_zeros(count).index_add(0, batch.owners, vectors.new_ones(len(vectors)))
+        count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
+        sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.example_ids, vectors)
+        rows = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
         return sums / rows.view(-1, *[1] * (vectors.dim() - 1))
 
     def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
@@ -187,14 +187,16 @@ class Classify(LabelledTask):
         weights = weights_on(scores.device, self.config.class_weights) if self.config.class_weights else None
         if self.several:
             return self.losses_of_several(scores, labels, weights, smoothing)
-        loss = F.cross_entropy(scores, labels, weights, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+        loss = F.cross_entropy(
+            scores, labels, weights, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
+        )
         return {"label": loss, "hits": (scores.argmax(-1) == labels).sum()}
 
     def losses_of_several(
         self, scores: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float
     ) -> dict[str, Tensor]:
         """Each class by itself; the loss of an example is the mean over them, so it does not grow with their number."""
-        kept = labels[:, :1] != IGNORE  # (N, 1)
+        kept = labels[:, :1] != IGNORE_INDEX  # (N, 1)
         yes = (labels == 1) & kept
         wanted = yes.float() * (1 - smoothing) + smoothing / 2
         loss = F.binary_cross_entropy_with_logits(scores, wanted, kept.float(), pos_weight=weights, reduction="sum")
@@ -209,7 +211,7 @@ class Classify(LabelledTask):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         labels = batch.labels["label"]
-        return {"label": int(((labels if labels.dim() == 1 else labels[:, 0]) != IGNORE).sum())}
+        return {"label": int(((labels if labels.dim() == 1 else labels[:, 0]) != IGNORE_INDEX).sum())}
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         rows = max(1, counts["label"])
@@ -321,7 +323,7 @@ class Texts:
             tokens, padding = pad([row for text in texts for row in text], task.filler)
             if len(tokens) > len(texts):
                 owners = torch.repeat_interleave(torch.tensor([len(text) for text in texts]))
-        return Batch(tokens, padding, segments=task.which_text(tokens), owners=owners, labels=labels)
+        return Batch(tokens, padding, segments=task.which_text(tokens), example_ids=owners, labels=labels)
 
     def name(self, index: int) -> str:
         return self.data.places[index]

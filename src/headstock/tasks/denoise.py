@@ -15,8 +15,8 @@ from headstock.data.token_store import Store
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, places_of, real_tokens
-from headstock.model.heads import TokenHead
+from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_label_positions
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, Task, opening
 from headstock.tasks.chunking import Cuts
@@ -58,7 +58,7 @@ class Denoise(Task):
         self.filler = tokenizer.padding or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone)}
+        return {"token": LMHead(backbone)}
 
     def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if length < 2:
@@ -69,7 +69,7 @@ class Denoise(Task):
         return token_losses(model, batch, smoothing=smoothing)
 
     def tokens(self, batch: Batch) -> int:
-        return real_tokens(batch)
+        return count_real_tokens(batch)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         return token_score(sums, counts)
@@ -92,12 +92,18 @@ class Broken:
         shown, there = self.pieces(indices)
         left, kept = self.broken(shown, there, indices)
         source = Batch(*ending(left[kept], kept.sum(1), task.end, task.filler))
-        labels, padding = ending(shown[there], there.sum(1), task.end, IGNORE)
+        labels, padding = ending(shown[there], there.sum(1), task.end, IGNORE_INDEX)
         tokens = torch.full_like(labels, task.start)
         tokens[:, 1:] = labels[:, :-1]  # each position is shown the token before
         if padding is not None:
             tokens[padding] = task.filler
-        return Batch(tokens, padding, source=source, labels={"token": labels}, places={"token": places_of(labels)})
+        return Batch(
+            tokens,
+            padding,
+            source=source,
+            labels={"token": labels},
+            label_positions={"token": find_label_positions(labels)},
+        )
 
     def pieces(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """(B, T) the pieces, and True where they have a token."""
@@ -112,7 +118,7 @@ class Broken:
         fraction = task.hiding.fraction(task.done if self.training else 1.0)
         one = np.zeros(there.shape, np.int64)  # a piece is of one document
         _, was = task.hiding.hide(shown, there, one, key=self.key, rows=indices, fraction=fraction)
-        gone = was != IGNORE
+        gone = was != IGNORE_INDEX
         again = np.zeros(there.shape, bool)  # not the first of its span
         again[:, 1:] = gone[:, 1:] & gone[:, :-1]
         return np.where(gone, task.mask, shown), there & ~again

@@ -16,8 +16,8 @@ from headstock.data.token_store import Store
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, places_of, real_tokens
-from headstock.model.heads import TokenHead
+from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_label_positions
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.rng import uniforms
 from headstock.tasks.base import TASKS, Examples, Task, opening, token_loss
@@ -57,7 +57,7 @@ class Hybrid(Task):
         self.start, self.cls = opening(tokenizer, "start"), opening(tokenizer, "cls")
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone, transform=self.config.transform)}
+        return {"token": LMHead(backbone, transform=self.config.transform)}
 
     def passes(self, head: str, length: Any) -> Any:
         return self.config.causal_share + (1 - self.config.causal_share) * self.config.fraction
@@ -72,12 +72,12 @@ class Hybrid(Task):
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden, head = model(batch).hidden, model.heads["token"]
         # of masked rows only what is guessed passes through the head
-        masked, right = token_loss(head, *batch.at("masked", hidden), smoothing=smoothing)
-        causal, _ = token_loss(head, *batch.at("causal", hidden), smoothing=smoothing)
+        masked, right = token_loss(head, *batch.gather_labelled("masked", hidden), smoothing=smoothing)
+        causal, _ = token_loss(head, *batch.gather_labelled("causal", hidden), smoothing=smoothing)
         return {"masked": masked, "causal": causal, "hits": right}
 
     def tokens(self, batch: Batch) -> int:
-        return real_tokens(batch)
+        return count_real_tokens(batch)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         """`perplexity` is that of the text read left to right, the usual one; `accuracy` that of the hidden tokens."""
@@ -121,14 +121,14 @@ class BothWays:
         allowed[:, 0] = False  # no state stands before a row's first token to give it
         fraction = task.hiding.fraction(task.done if self.training else 1.0)
         tokens, were = task.hiding.hide(shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
-        masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE)], 1)  # given one place before
-        following = np.where(rows.padding | ~causal[:, None], IGNORE, rows.wanted)
+        masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1)  # given one place before
+        following = np.where(rows.padding | ~causal[:, None], IGNORE_INDEX, rows.wanted)
         labels = {"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)}
         return Batch(
             torch.from_numpy(tokens),
-            documents=torch.from_numpy(rows.documents),
+            document_ids=torch.from_numpy(rows.documents),
             positions=torch.from_numpy(rows.positions),
             causal=torch.from_numpy(causal),
             labels=labels,
-            places={head: places_of(wanted) for head, wanted in labels.items()},
+            label_positions={head: find_label_positions(wanted) for head, wanted in labels.items()},
         )

@@ -17,8 +17,8 @@ from torch import Tensor
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.model.batch import Batch, real_tokens
-from headstock.model.layer_features import take_layers
+from headstock.model.batch import Batch, count_real_tokens
+from headstock.model.layer_features import select_layers
 from headstock.model.model import Model
 from headstock.tasks.base import Examples, Task, closing, opening
 
@@ -173,17 +173,17 @@ class LabelledTask(Task):
             return batch.features
         if self.config.layers == "last":
             return model(batch).hidden
-        return take_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
+        return select_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
 
     def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """What a frozen backbone makes of each example, to be kept off a GPU: one tensor a row of it, (T, ...)."""
         found = self.vectors(model, batch).float().cpu()
         real = [found.size(1)] * len(found) if batch.padding is None else (~batch.padding).sum(1).tolist()
         rows = [row[:count] for row, count in zip(found, real, strict=True)]
-        if batch.owners is None:
+        if batch.example_ids is None:
             return [[row] for row in rows]
-        kept: list[list[Tensor]] = [[] for _ in range(int(batch.owners[-1]) + 1)]
-        for owner, row in zip(batch.owners.tolist(), rows, strict=True):
+        kept: list[list[Tensor]] = [[] for _ in range(int(batch.example_ids[-1]) + 1)]
+        for owner, row in zip(batch.example_ids.tolist(), rows, strict=True):
             kept[owner].append(row)
         return kept
 
@@ -192,7 +192,7 @@ class LabelledTask(Task):
         return Recalled(examples, kept)
 
     def tokens(self, batch: Batch) -> int:
-        return real_tokens(batch)
+        return count_real_tokens(batch)
 
 
 @dataclass

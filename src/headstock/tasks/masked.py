@@ -15,8 +15,8 @@ from headstock.data.token_store import Store
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import Batch, bounds_of, places_of, real_tokens
-from headstock.model.heads import NextHead, TokenHead
+from headstock.model.batch import Batch, count_real_tokens, find_label_positions, make_cu_seqlens
+from headstock.model.heads import LMHead, NextSentenceHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, Task, cross_entropy, hits, opening, token_loss
 from headstock.tasks.masking import Hiding, HidingConfig
@@ -58,8 +58,8 @@ class Masked(Task):
         return 2 if config.nsp else 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        heads: dict[str, nn.Module] = {"token": TokenHead(backbone, transform=self.config.transform)}
-        return heads | {"next": NextHead(backbone.width)} if self.config.nsp else heads
+        heads: dict[str, nn.Module] = {"token": LMHead(backbone, transform=self.config.transform)}
+        return heads | {"next": NextSentenceHead(backbone.width)} if self.config.nsp else heads
 
     def passes(self, head: str, length: Any) -> Any:
         return 1 / length if head == "next" else self.config.fraction
@@ -74,7 +74,7 @@ class Masked(Task):
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden = model(batch).hidden
         # the head is by far the widest layer, so only what is guessed passes through it
-        loss, right = token_loss(model.heads["token"], *batch.at("token", hidden), smoothing=smoothing)
+        loss, right = token_loss(model.heads["token"], *batch.gather_labelled("token", hidden), smoothing=smoothing)
         sums = {"token": loss, "hits": right}
         if self.config.nsp:
             follows, answer = model.heads["next"](hidden[:, 0]), batch.labels["next"]  # (B, 2), (B,)
@@ -82,7 +82,7 @@ class Masked(Task):
         return sums
 
     def tokens(self, batch: Batch) -> int:
-        return real_tokens(batch)
+        return count_real_tokens(batch)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sums["token"] / max(1, counts["token"])
@@ -119,11 +119,11 @@ class Hidden:
         tokens, labels = hiding.hide(rows.shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
         return Batch(
             torch.from_numpy(tokens),
-            documents=torch.from_numpy(rows.documents),  # the padding is a document of its own
-            cu_seqlens=bounds_of(torch.from_numpy(rows.documents)),
+            document_ids=torch.from_numpy(rows.documents),  # the padding is a document of its own
+            cu_seqlens=make_cu_seqlens(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
             labels={"token": torch.from_numpy(labels)},
-            places={"token": places_of(torch.from_numpy(labels))},
+            label_positions={"token": find_label_positions(torch.from_numpy(labels))},
         )
 
 
@@ -150,5 +150,5 @@ class Pairs:
             padding=torch.from_numpy(rows.padding),
             segments=torch.from_numpy(rows.segments),
             labels={"token": torch.from_numpy(labels), "next": torch.from_numpy(rows.follows)},
-            places={"token": places_of(torch.from_numpy(labels))},
+            label_positions={"token": find_label_positions(torch.from_numpy(labels))},
         )

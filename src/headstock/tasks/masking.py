@@ -12,7 +12,7 @@ import numpy as np
 
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
 
 
@@ -71,7 +71,7 @@ class Hiding:
         rows: Sequence[int],
         fraction: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(B, T) rows with some of the `allowed` tokens hidden, and what these were (IGNORE at all others).
+        """(B, T) rows with some of the `allowed` tokens hidden, and what these were (IGNORE_INDEX at all others).
 
         The draws do not depend on the fraction: what is hidden at a small one is hidden at a larger one too.
         """
@@ -90,7 +90,7 @@ class Hiding:
         noise = self.words[(other * len(self.words)).astype(np.int64)]
         masked, random = self.config.masked, self.config.random
         seen = np.where(kind < masked, self.mask, np.where(kind < masked + random, noise, shown))
-        return np.where(hidden, seen, shown), np.where(hidden, shown, IGNORE)
+        return np.where(hidden, seen, shown), np.where(hidden, shown, IGNORE_INDEX)
 
     def begins(self, shown: np.ndarray, allowed: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """(B, T) True where a word begins: by its spelling, after a mark, and at the start of every run."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from headstock.data.token_store import Store
 from headstock.errors import UserError
-from headstock.model.batch import IGNORE
+from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
 from headstock.tasks.chunking import Cuts
 
@@ -34,7 +34,7 @@ class PairRows:
     text: np.ndarray  # (B, T) True at tokens of A and B
     segments: np.ndarray  # (B, T) 0 up to and with the first [SEP], then 1
     padding: np.ndarray  # (B, T) True where there is no token
-    follows: np.ndarray  # (B,) 1 where B follows A, 0 where it is from elsewhere, IGNORE where there is none
+    follows: np.ndarray  # (B,) 1 where B follows A, 0 where it is from elsewhere, IGNORE_INDEX where there is none
 
 
 def check_pairs(store: Store, length: int) -> None:
@@ -88,14 +88,14 @@ class Following:
         """A, B (empty if there is none) and whether B follows A, by 2 + TRIES numbers from [0, 1)."""
         piece, breaks, cut = self.sentences(index)
         if not len(breaks):
-            return self.plain(piece), piece[:0], IGNORE
+            return self.plain(piece), piece[:0], IGNORE_INDEX
         at = breaks[int(draw[0] * len(breaks))]
         a, b = self.plain(piece[:at]), self.plain(piece[at:])
         if draw[1] < 0.5:
             return a, b, 1
         candidates = (self.sentences(other) for other in self.elsewhere(int(self.documents[index]), draw[2:]))
         other = cut_short(candidates, len(b)) if cut else best_match(candidates, len(b), limit=self.size - len(a))
-        return (a, b, IGNORE) if other is None else (a, self.plain(other), 0)
+        return (a, b, IGNORE_INDEX) if other is None else (a, self.plain(other), 0)
 
     def elsewhere(self, document: int, draws: np.ndarray) -> Iterator[int]:
         """Pieces of other documents."""

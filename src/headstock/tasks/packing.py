@@ -14,7 +14,7 @@ from headstock.data.token_store import Store
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.heads import TokenHead
+from headstock.model.heads import LMHead
 from headstock.rng import generator
 from headstock.tasks.base import Task, opening
 
@@ -98,7 +98,7 @@ class StreamTask(Task):
         self.filler = tokenizer.padding or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone)}
+        return {"token": LMHead(backbone)}
 
     def windows(self, data: Store, length: int, *, seed: int | None, epoch: int) -> Windows:
         marks = {"start": self.start, "end": self.end, "filler": self.filler}

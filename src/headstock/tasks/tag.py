@@ -19,8 +19,8 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.data.word_joining import join_words, word_spans
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch, pad
-from headstock.model.heads import ClassHead
+from headstock.model.batch import IGNORE_INDEX, Batch, pad
+from headstock.model.heads import ClassificationHead
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, cross_entropy
@@ -86,7 +86,7 @@ class Tag(LabelledTask):
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         width = feature_width(backbone.width, self.config.layers)
         mixed = backbone.depth + 1 if self.config.layers == "mix" else None
-        return {"tag": ClassHead(width, len(self.config.classes), dropout=self.config.dropout, mixed=mixed)}
+        return {"tag": ClassificationHead(width, len(self.config.classes), dropout=self.config.dropout, mixed=mixed)}
 
     # From records to batches
 
@@ -161,7 +161,7 @@ class Tag(LabelledTask):
         chosen = scores.argmax(-1)
         sums = {"tag": cross_entropy(scores, labels, smoothing=smoothing), "hits": (chosen == labels).sum()}
         if self.entities and not model.training:  # not a matter of tensors, so only where it decides something
-            wanted = labels != IGNORE
+            wanted = labels != IGNORE_INDEX
             sizes = words_of_each(batch, wanted)
             hits, either = self.entity_counts(by_sentence(labels[wanted], sizes), by_sentence(chosen[wanted], sizes))
             sums |= {"found": labels.new_tensor(hits.sum()), "either": labels.new_tensor(either.sum())}
@@ -176,7 +176,7 @@ class Tag(LabelledTask):
         return entity_tallies(said, true)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {"tag": int((batch.labels["tag"] != IGNORE).sum())}
+        return {"tag": int((batch.labels["tag"] != IGNORE_INDEX).sum())}
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         words = max(1, counts["tag"])
@@ -191,7 +191,7 @@ class Tag(LabelledTask):
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
         """(W, C) for each sentence how likely each tag is for each word."""
-        wanted = batch.labels["places"] != IGNORE
+        wanted = batch.labels["places"] != IGNORE_INDEX
         likely = self.read(model, batch)[wanted].softmax(-1)
         return list(likely.split(words_of_each(batch, wanted)))
 
@@ -263,7 +263,7 @@ class Sentences:
         tokens, padding = pad(rows, self.task.filler)
         told = {"places": pad_labels(places)} | ({"tag": pad_labels(labels)} if labels else {})
         several = torch.tensor(owners) if len(rows) > len(indices) else None
-        return Batch(tokens, padding, owners=several, labels=told)
+        return Batch(tokens, padding, example_ids=several, labels=told)
 
     def name(self, index: int) -> str:
         return self.data.places[index]
@@ -280,15 +280,15 @@ def roomiest(starts: Sequence[int], spans: Sequence[tuple[int, int]], count: int
 
 
 def pad_labels(rows: list[list[int]]) -> Tensor:
-    return pad(rows, IGNORE)[0]
+    return pad(rows, IGNORE_INDEX)[0]
 
 
 def words_of_each(batch: Batch, wanted: Tensor) -> list[int]:
     """How many words each sentence of a batch has, over all of its rows."""
     by_row = wanted.sum(1)
-    if batch.owners is None:
+    if batch.example_ids is None:
         return by_row.tolist()
-    return by_row.new_zeros(int(batch.owners[-1]) + 1).index_add(0, batch.owners, by_row).tolist()
+    return by_row.new_zeros(int(batch.example_ids[-1]) + 1).index_add(0, batch.example_ids, by_row).tolist()
 
 
 def by_sentence(values: Tensor, sizes: list[int]) -> list[np.ndarray]:
@@ -335,7 +335,7 @@ def tag_numbers(records: Records, classes: Sequence[str]) -> list[np.ndarray]:
         for place, (word, tag) in enumerate(zip(words, tags, strict=True), 1):
             if tag not in number:
                 new.setdefault(tag, f"{records.place(i)}: tag {tag!r} of word {place}, {word!r}, is new")
-        found.append(np.array([number.get(tag, IGNORE) for tag in tags], dtype=np.int64))
+        found.append(np.array([number.get(tag, IGNORE_INDEX) for tag in tags], dtype=np.int64))
     if new:
         told = [f"{what}; training has {listed(classes)}{did_you_mean(tag, classes)}" for tag, what in new.items()]
         raise UserError("; ".join([*told[:5], *([f"and {len(told) - 5} more"] if len(told) > 5 else [])]))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from headstock.model.batch import IGNORE, Batch, pad, places_of
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, pad
 from headstock.model.model import Model
 from headstock.tasks.base import token_loss
 
@@ -26,14 +26,22 @@ def forced(rows: Sequence[Row], *, start: int, end: int, source_end: int, filler
         return Batch(tokens, padding, source=sources)
     targets = [list(target) for _, target in rows if target is not None]
     tokens, padding = pad([[start, *target][:length] for target in targets], filler)
-    labels, _ = pad([[*target, end][:length] for target in targets], IGNORE)
-    return Batch(tokens, padding, source=sources, labels={"token": labels}, places={"token": places_of(labels)})
+    labels, _ = pad([[*target, end][:length] for target in targets], IGNORE_INDEX)
+    return Batch(
+        tokens,
+        padding,
+        source=sources,
+        labels={"token": labels},
+        label_positions={"token": find_label_positions(labels)},
+    )
 
 
 def token_losses(model: Model, batch: Batch, *, smoothing: float) -> dict[str, Tensor]:
     """The loss of all target tokens, and how many of the best guesses are right."""
     # the head is by far the widest layer, so padding does not pass through it
-    loss, right = token_loss(model.heads["token"], *batch.at("token", model(batch).hidden), smoothing=smoothing)
+    loss, right = token_loss(
+        model.heads["token"], *batch.gather_labelled("token", model(batch).hidden), smoothing=smoothing
+    )
     return {"token": loss, "hits": right}
 
 

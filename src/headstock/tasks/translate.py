@@ -18,8 +18,8 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE, Batch
-from headstock.model.heads import TokenHead
+from headstock.model.batch import IGNORE_INDEX, Batch
+from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
 from headstock.tasks.labelled import LabelledTask, Statistics, Tallies
@@ -109,7 +109,7 @@ class Translate(LabelledTask):
         self.end, self.source_end = tokenizer.end, self.reader.end
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": TokenHead(backbone)}
+        return {"token": LMHead(backbone)}
 
     # From files to batches
 
@@ -163,8 +163,8 @@ class Translate(LabelledTask):
 
     def bleu_of(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """The counts that BLEU is made from, of greedy translations of these sentences: `bleu 0`, `bleu 1`, ..."""
-        real = [row for row in batch.labels["token"].tolist() if any(token != IGNORE for token in row)]
-        wanted = [self.tokenizer.decode(token for token in row if token != IGNORE) for row in real]
+        real = [row for row in batch.labels["token"].tolist() if any(token != IGNORE_INDEX for token in row)]
+        wanted = [self.tokenizer.decode(token for token in row if token != IGNORE_INDEX) for row in real]
         found = self.search(model, batch, beams=1)[: len(wanted)]  # rows that count for nothing are the last
         counts = bleu_counts([self.tokenizer.decode(tokens) for tokens in found], wanted).sum(0)
         return {f"bleu {place}": torch.tensor(float(count)) for place, count in enumerate(counts)}

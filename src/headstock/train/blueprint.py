@@ -27,7 +27,7 @@ def describe_preset(name: str) -> dict[str, Any]:
         "preset": name,
         "family": chosen.family,
         "objective": chosen.objective,
-        "parameters": model.sizes()["total"],
+        "parameters": model.parameter_counts()["total"],
         "context": chosen.train.length or getattr(chosen.model, "context", None) or model.backbone.context,
         "vocabulary": chosen.model.vocabulary,
         "about": preset_file(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstock.cost.training import flops_per_token, parts_of
+from headstock.cost.training import flops_per_token, model_cost
 from headstock.errors import UserError
 from headstock.io import cache_folder
 from headstock.model.batch import Batch
@@ -47,7 +47,7 @@ def choose_execution_mode(
         )
     if settings.compile != "auto":
         return ASKED[settings.compile]
-    if distributed.device.type != "cuda" or not model.backbone.compiles:
+    if distributed.device.type != "cuda" or not model.backbone.supports_compile:
         return "plain"
     work, calls = step_seconds(model, task, settings, order, distributed)
     small = work < 2 * calls and alone  # up to there the GPU waits now and then
@@ -69,7 +69,7 @@ def step_seconds(
     rows = settings.batch // distributed.size
     lengths = getattr(order.examples, "lengths", None)
     length = order.length if lengths is None else min(order.length, max(1, round(float(np.mean(lengths)))))
-    flops = flops_per_token(parts_of(model, task, model.dimensions(length=length)), training=True)
+    flops = flops_per_token(model_cost(model, task, model.dimensions(length=length)), training=True)
     power = FLOPS * torch.cuda.get_device_properties(distributed.device).multi_processor_count
     parts = -(-rows // (settings.micro_batch or rows))
     tokens = rows * length if settings.batch_tokens is None else settings.batch_tokens
@@ -102,6 +102,6 @@ class Loose(nn.Module):
         self.compiled = compiled
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        for tensor in (*batch.places.values(), *([] if batch.cu_seqlens is None else [batch.cu_seqlens])):
+        for tensor in (*batch.label_positions.values(), *([] if batch.cu_seqlens is None else [batch.cu_seqlens])):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self.compiled(batch)

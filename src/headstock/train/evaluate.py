@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headstock.data.token_shards import Unknown
-from headstock.kernels.backends import fast_products
-from headstock.kernels.fp8 import eight_bits
+from headstock.kernels.backends import fast_cpu_kernels
+from headstock.kernels.fp8 import fp8_matmuls
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.rng import generator
@@ -26,7 +26,7 @@ BatchSums = list[tuple[dict[str, float], dict[str, int], int]]  # each batch's s
 
 
 @torch.inference_mode()
-@fast_products()
+@fast_cpu_kernels()
 def evaluate(
     model: Model,
     task: Task,
@@ -145,7 +145,7 @@ def precision(device: torch.device, dtype: str) -> Iterator[None]:
     With float8 what learns does its large products in 8 bits; everything else, and whoever looks, stays at bfloat16.
     """
     use = dtype in ("bfloat16", "float8") or (dtype == "auto" and device.type == "cuda")
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), eight_bits(dtype == "float8"):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use), fp8_matmuls(dtype == "float8"):
         yield
 
 

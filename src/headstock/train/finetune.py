@@ -335,6 +335,6 @@ def all_outputs(fitted: list[FitResult], data: Any, chosen: RunConfig) -> list[n
 
 def sizes(model: Model, *, frozen: bool) -> dict[str, int]:
     """Parameters by part, and how many of them learn."""
-    counted = model.sizes()
+    counted = model.parameter_counts()
     still = counted["base"] if frozen else 0
     return counted | {"trainable": counted["total"] - still, "frozen": still}

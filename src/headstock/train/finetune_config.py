@@ -121,8 +121,8 @@ def defaults_of(task: type[LabelledTask], kind: str, asked: dict[str, Any]) -> d
 def check_kind(tree: dict[str, Any], task: type[LabelledTask], kind: str) -> None:
     """Refuse models and ways to begin that a task has no use for."""
     family = tree["model"].get("family", "transformer")
-    if BACKBONES.get(family).reads_source != task.needs_source:
-        able = [name for name in BACKBONES.names() if BACKBONES.get(name).reads_source == task.needs_source]
+    if BACKBONES.get(family).is_encoder_decoder != task.needs_source:
+        able = [name for name in BACKBONES.names() if BACKBONES.get(name).is_encoder_decoder == task.needs_source]
         other = [name for name in TASKS.names() if TASKS.get(name).needs_source != task.needs_source]
         uses = [name for name in other if issubclass(TASKS.get(name), LabelledTask)]
         raise UserError(

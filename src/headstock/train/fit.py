@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
 from headstock.inference.predict import cache_features, model_outputs
-from headstock.model.cached_backbone import Fixed
+from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import log_metrics, tensorboard
@@ -98,7 +98,7 @@ def fit(
         say(f"the frozen backbone reads {len(data.train) + len(data.valid):,} rows, once")
         look = partial(cache_features, model, task, length=length, dtype=settings.dtype)
         seen = LabelledData(look(data.train), look(data.valid))
-        head = Model(Fixed(model.backbone), dict(model.heads.items()))
+        head = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
         progress = train(head, task, seen, settings, run=run, distributed=distributed, callbacks=callbacks, say=say)
         if run is not None and distributed.is_main:
             run.save_weights(model.tensors())

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import Diverged, UserError
-from headstock.kernels.backends import fast_products
-from headstock.kernels.fp8 import has_eight_bits
-from headstock.model.batch import Batch, widened
+from headstock.kernels.backends import fast_cpu_kernels
+from headstock.kernels.fp8 import supports_fp8
+from headstock.model.batch import Batch, pad_to_multiple
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.train.budget import VALIDATIONS, Budget, ValidationBudget, due
@@ -53,7 +53,7 @@ class Event:
 Callback = Callable[[Event], None]
 
 
-@fast_products()
+@fast_cpu_kernels()
 def train(
     model: Model,
     task: Task,
@@ -195,8 +195,8 @@ def cut_step(
         return batches
     if hasattr(order.examples, "lengths"):  # kernels for lengths that are no multiple of eight are slower
         multiple = LENGTHS if way in ("recorded", "both") and order.batch_tokens is None else 8
-        batches = [batch if batch.features is not None else widened(batch, multiple) for batch in batches]
-    return [batch.pinned() for batch in batches]
+        batches = [batch if batch.features is not None else pad_to_multiple(batch, multiple) for batch in batches]
+    return [batch.pin_memory() for batch in batches]
 
 
 def out_of_patience(progress: TrainState, settings: TrainSettings) -> bool:
@@ -206,7 +206,7 @@ def out_of_patience(progress: TrainState, settings: TrainSettings) -> bool:
 def thaw(model: Model, opened: float) -> None:
     """Let move the heads, and as many of the backbone's stages, from the top, as have been `opened` by now."""
     heads = {id(parameter) for parameter in model.heads.parameters()}  # a head may share the embedding
-    for height, stage in enumerate(reversed(model.backbone.stages())):
+    for height, stage in enumerate(reversed(model.backbone.parameters_by_layer())):
         for parameter in stage:
             parameter.requires_grad_(id(parameter) in heads or height < math.floor(opened + 1e-9))
 
@@ -310,7 +310,7 @@ def check_possible(settings: TrainSettings, distributed: DistributedContext) -> 
             f" x micro_batch {settings.micro_batch}" if settings.micro_batch else ""
         )
         raise UserError(f"train.batch: {settings.batch} cannot be shared equally by {parts}")
-    if settings.dtype == "float8" and not has_eight_bits(distributed.device):
+    if settings.dtype == "float8" and not supports_fp8(distributed.device):
         raise UserError("train.dtype: float8 needs a GPU with 8-bit products, which NVIDIA's have since Ada and Hopper")
 
 

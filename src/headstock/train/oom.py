@@ -67,7 +67,9 @@ class MicroBatching:
 
 def rows_of(batches: Sequence[Batch]) -> int:
     """The most examples that a batch has; one may have several rows."""
-    return max(len(batch.tokens) if batch.owners is None else int(batch.owners.max()) + 1 for batch in batches)
+    return max(
+        len(batch.tokens) if batch.example_ids is None else int(batch.example_ids.max()) + 1 for batch in batches
+    )
 
 
 def out_of_memory(wrong: BaseException) -> bool:

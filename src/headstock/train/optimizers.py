@@ -137,7 +137,7 @@ def by_depth(
     parameters: list[nn.Parameter], model: Model, settings: TrainSettings, **options: float
 ) -> list[dict[str, Any]]:
     """The parameters in groups of one learning rate: that of the heads, times the decay for each layer below them."""
-    stages = model.backbone.stages()
+    stages = model.backbone.parameters_by_layer()
     depth = {id(p): len(stages) - place for place, stage in enumerate(stages) for p in stage}
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:

@@ -20,7 +20,7 @@ from headstock.data.token_store import Stores, build_stores
 from headstock.data.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
 from headstock.inference.samples import sample_outputs
-from headstock.model.allocation import AllocationLimit, TooLarge
+from headstock.model.allocation import AllocationLimit, AllocationTooLarge
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
 from headstock.rng import number
@@ -202,7 +202,7 @@ def fits(family: str, objective: str) -> bool:
     """Whether models of a family read in the way, or can be told to, that an objective asks for."""
     backbone, task = BACKBONES.get(family), TASKS.get(objective)
     direction = getattr(backbone, "causal", None)  # None where a setting decides it
-    alike = backbone.both_ways == task.both_ways and backbone.reads_source == task.needs_source
+    alike = backbone.bidirectional == task.both_ways and backbone.is_encoder_decoder == task.needs_source
     return alike and task.learns and (None in (direction, task.causal) or direction == task.causal)
 
 
@@ -349,7 +349,7 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
         torch.default_generator.manual_seed(number(chosen.train.seed, "weights"))
         backbone = BACKBONES.get(chosen.family)(chosen.model)
         model = Model(backbone, task.heads(backbone))
-    task.carries = backbone.carries
+    task.carries = backbone.carries_state
     return model, task
 
 
@@ -360,7 +360,7 @@ def load_run_model(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer) -> t
     try:
         with AllocationLimit(8 * values + SPARE_BYTES):
             model, task = build_model(chosen, tokenizer)
-    except TooLarge:
+    except AllocationTooLarge:
         sizes = ", ".join(f"{name} {getattr(chosen.model, name)}" for name in ("context", "width", "vocabulary"))
         raise UserError(
             f"{run}: the sizes in config.json ({sizes}) need more memory than its {values} weights"
@@ -416,7 +416,7 @@ def work(
     model, task = build_model(chosen, run.tokenizer())
     if weights is not None:
         take_over(model, weights)
-    sizes = model.sizes()
+    sizes = model.parameter_counts()
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
     say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {distributed.device}")
     active: list[Callback] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headstock.cost.training import flops_per_token, parts_of
+from headstock.cost.training import flops_per_token, model_cost
 from headstock.data.token_store import Stores, open_stores
 from headstock.experiments.bench.measurement import environment_info
 from headstock.experiments.bench.synthetic_data import write_token_stores
@@ -103,7 +103,7 @@ def attention_share(chosen: RunConfig, length: int) -> float:
     """By the closed form: what grows with the length of a row, of all."""
     model, task = blueprint(chosen)
     whole, none = (
-        flops_per_token(parts_of(model, task, replace(model.dimensions(length=length), length=size)))
+        flops_per_token(model_cost(model, task, replace(model.dimensions(length=length), length=size)))
         for size in (length, 0)
     )
     return float(1 - none / whole)

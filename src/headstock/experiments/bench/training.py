@@ -14,7 +14,7 @@ from headstock import config
 from headstock.data.token_store import Stores
 from headstock.experiments.bench.measurement import Measurement
 from headstock.experiments.bench.synthetic_data import write_token_stores
-from headstock.kernels.fp8 import has_eight_bits
+from headstock.kernels.fp8 import supports_fp8
 from headstock.planner.machine import wait
 from headstock.train.blueprint import blueprint
 from headstock.train.distributed import DistributedContext
@@ -79,7 +79,7 @@ def shapes(device: torch.device, *, quick: bool) -> tuple[Workload, ...]:
     if quick:
         return (QUICK,)
     every = SHAPES.get(device.type, SHAPES["cpu"])
-    return tuple(shape for shape in every if not shape.small or has_eight_bits(device))
+    return tuple(shape for shape in every if not shape.small or supports_fp8(device))
 
 
 def bench_training(device: torch.device, *, quick: bool) -> list[Measurement]:

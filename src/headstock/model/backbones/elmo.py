@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from headstock.model.backbone import BACKBONES, Backbone
-from headstock.model.backbones.recurrent import Layers, RecurrentConfig, apart, make_dropout, make_embedding
-from headstock.model.batch import Batch, Output, State
-from headstock.model.formulas import Dimensions, Part, Place, recurrent_layers, table
+from headstock.model.backbones.recurrent import (
+    RecurrentConfig,
+    RecurrentStack,
+    make_dropout,
+    make_embedding,
+    run_by_document,
+)
+from headstock.model.batch import Batch, DecodingState, Output
+from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, recurrent_layers, table
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,8 @@ class Elmo(Backbone):
 
     Config = ElmoConfig
     causal = False
-    both_ways = True
-    compiles = False  # as with the recurrent ones
+    bidirectional = True
+    supports_compile = False  # as with the recurrent ones
 
     def __init__(self, config: ElmoConfig):
         super().__init__()
@@ -34,21 +40,21 @@ class Elmo(Backbone):
         self.width, self.depth, self.context = 2 * c.width, c.depth, c.context
         self.tokens = make_embedding(c)
         self.dropout = make_dropout(c)
-        self.ahead, self.back = Layers(c), Layers(c)
+        self.ahead, self.back = RecurrentStack(c), RecurrentStack(c)
 
-    def stages(self) -> list[list[nn.Parameter]]:
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         layers = zip(self.ahead.layers, self.back.layers, strict=True)
         return [list(self.tokens.parameters()), *([*one.parameters(), *other.parameters()] for one, other in layers)]
 
-    def counted(self, d: Dimensions, place: Place) -> Part:
+    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
         layers = recurrent_layers("layers", self.config, d, place)
-        ways = (Part(name, parts=(layers,)) for name in ("ahead", "back"))
-        return Part("backbone", parts=(table("tokens", d.vocabulary, d.width), *ways))
+        ways = (ModuleCost(name, parts=(layers,)) for name in ("ahead", "back"))
+        return ModuleCost("backbone", parts=(table("tokens", d.vocabulary, d.width), *ways))
 
-    def new_state(self, rows: int, capacity: int) -> State:
+    def new_state(self, rows: int, capacity: int) -> DecodingState:
         raise ValueError("a model that also reads backward has no state from which a text could go on")
 
-    def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
+    def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
         assert state is None, "a text that is read backward cannot go on"
         x = self.dropout(self.tokens(batch.tokens))  # (B, T) -> (B, T, W)
         both = zip(self.read_ahead(x, batch), self.read_back(x, batch), strict=True)
@@ -56,9 +62,9 @@ class Elmo(Backbone):
         return Output(layers[-1], [torch.cat([x, x], -1), *layers] if keep_layers else [])
 
     def read_ahead(self, x: Tensor, batch: Batch) -> list[Tensor]:
-        return self.ahead(x)[0] if batch.documents is None else apart(self.ahead, x, batch)
+        return self.ahead(x)[0] if batch.document_ids is None else run_by_document(self.ahead, x, batch)
 
     def read_back(self, x: Tensor, batch: Batch) -> list[Tensor]:
-        if batch.documents is None and batch.padding is None:
+        if batch.document_ids is None and batch.padding is None:
             return [layer.flip(1) for layer in self.back(x.flip(1))[0]]
-        return apart(self.back, x, batch, backward=True)
+        return run_by_document(self.back, x, batch, backward=True)

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
-from headstock.model.batch import Batch, Output, State
-from headstock.model.formulas import Dimensions, Kept, Part, Place, table
-from headstock.model.kv_cache import Cache
-from headstock.model.layers import EPSILON, Activation, NormKind
-from headstock.model.positions import BASE
+from headstock.model.batch import Batch, DecodingState, Output
+from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, SavedActivations, table
+from headstock.model.kv_cache import KVCache
+from headstock.model.layers import NORM_EPSILON, Activation, NormKind
+from headstock.model.positions import ROTARY_BASE
 
 
 @dataclass(frozen=True)
-class Seq2SeqConfig:
+class EncoderDecoderConfig:
     vocabulary: int  # of what it writes
     source_vocabulary: int | None = None  # of what it reads; None if that is the same
     context: int = 256  # the longest row it is made for, on either side
@@ -32,9 +32,9 @@ class Seq2SeqConfig:
     inner_dropout: bool = True  # also inside the feed-forward part, as torch's own layer does; BERT and GPT-2 do not
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
-    norm_epsilon: float = EPSILON
+    norm_epsilon: float = NORM_EPSILON
     positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
-    rotary_base: float = BASE
+    rotary_base: float = ROTARY_BASE
     activation: Activation = "gelu"
     bias: bool = True  # in linear layers and layer norms
     tied: bool = True  # the language-model head shares the weights of the target's embedding
@@ -70,13 +70,13 @@ class Seq2SeqConfig:
 
 
 @BACKBONES.add("seq2seq")
-class Seq2Seq(Backbone):
+class EncoderDecoder(Backbone):
     """Gives one vector a target token; `width`, `depth` and `Output.layers` are the decoder's."""
 
-    Config = Seq2SeqConfig
-    reads_source: ClassVar[bool] = True
+    Config = EncoderDecoderConfig
+    is_encoder_decoder: ClassVar[bool] = True
 
-    def __init__(self, config: Seq2SeqConfig):
+    def __init__(self, config: EncoderDecoderConfig):
         super().__init__()
         c = self.config = config
         self.width, self.depth, self.causal, self.context = c.width, c.depth, True, c.context
@@ -90,22 +90,22 @@ class Seq2Seq(Backbone):
         """(B, S, D): what the target may look at."""
         return self.encoder(source).hidden
 
-    def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
+    def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
         """Read targets beside their sources; a state that has met its sources needs them no more."""
-        if isinstance(state, Cache) and state.memory:
+        if isinstance(state, KVCache) and state.memory:
             return self.decoder(batch, state, keep_layers=keep_layers)
         if batch.source is None:
             raise ValueError("an encoder-decoder looks at a source, and this batch brings none")
         memory, padding = self.encode(batch.source), batch.source.padding
         return self.decoder(batch, state, keep_layers=keep_layers, memory=memory, memory_padding=padding)
 
-    def stages(self) -> list[list[nn.Parameter]]:
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         """Both sides' embeddings, then the encoder's blocks, then the decoder's, which look at the encoder's last."""
-        (source, *below), (target, *above) = self.encoder.stages(), self.decoder.stages()
+        (source, *below), (target, *above) = self.encoder.parameters_by_layer(), self.decoder.parameters_by_layer()
         known = {id(parameter) for parameter in source}
         return [[*source, *(parameter for parameter in target if id(parameter) not in known)], *below, *above]
 
-    def counted(self, d: Dimensions, place: Place) -> Part:
+    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
         """A token that is written pays for its share of the source too."""
         apart = self.encoder.tokens is not self.tokens
         reading = replace(
@@ -113,9 +113,11 @@ class Seq2Seq(Backbone):
         )
         share = d.source_length / d.length
         encoder = self.encoder.counted(reading, place, name="encoder", own_tokens=apart)
-        return Part(
+        return ModuleCost(
             "backbone",
-            kept=Kept(d.width).times(share),  # what the encoder gives is looked at by every block, and kept once
+            kept=SavedActivations(d.width).times(
+                share
+            ),  # what the encoder gives is looked at by every block, and kept once
             parts=(
                 table("tokens", d.vocabulary, d.width),
                 replace(encoder, used=share),
@@ -123,8 +125,8 @@ class Seq2Seq(Backbone):
             ),
         )
 
-    def outlet(self, x: Tensor) -> Tensor:
-        return self.decoder.outlet(x)
+    def output_norm(self, x: Tensor) -> Tensor:
+        return self.decoder.output_norm(x)
 
-    def new_state(self, rows: int, capacity: int) -> Cache:
+    def new_state(self, rows: int, capacity: int) -> KVCache:
         return self.decoder.new_state(rows, capacity)

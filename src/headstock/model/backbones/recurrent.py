@@ -15,12 +15,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
-from headstock.model.batch import Batch, Output, State
-from headstock.model.formulas import Dimensions, Part, Place, recurrent_layers, table
+from headstock.model.batch import Batch, DecodingState, Output
+from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, recurrent_layers, table
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 FILLED = 0.5  # share of real tokens, at the least, in stretches that are read together
-Held = tuple[Tensor, ...]  # what one layer's cells hold, each (1, B, H): an LSTM's output and memory, a GRU's output
+CellState = tuple[
+    Tensor, ...
+]  # what one layer's cells hold, each (1, B, H): an LSTM's output and memory, a GRU's output
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,20 @@ class RecurrentConfig:
 
 
 @dataclass
-class Memory:
+class RecurrentState:
     """What the cells hold after the tokens read so far. It is never changed: reading on makes another."""
 
     lengths: Tensor  # (B,) how many real tokens each row has read
-    held: list[Held]  # by layer
+    cells: list[CellState]  # by layer
 
-    def select(self, rows: Tensor) -> "Memory":
-        return Memory(self.lengths[rows], [tuple(part[:, rows] for part in layer) for layer in self.held])
+    def select(self, rows: Tensor) -> "RecurrentState":
+        return RecurrentState(self.lengths[rows], [tuple(part[:, rows] for part in layer) for layer in self.cells])
 
-    def fix(self) -> bool:
+    def make_static(self) -> bool:
         return False
 
 
-class Locked(nn.Module):
+class LockedDropout(nn.Module):
     """Dropout that leaves out the same features of a row at every step, so that its noise cannot average out."""
 
     def __init__(self, share: float):
@@ -75,10 +77,10 @@ class Locked(nn.Module):
 
 
 def make_dropout(config: RecurrentConfig) -> nn.Module:
-    return nn.Dropout(config.dropout) if config.dropout_kind == "plain" else Locked(config.dropout)
+    return nn.Dropout(config.dropout) if config.dropout_kind == "plain" else LockedDropout(config.dropout)
 
 
-class Layer(nn.Module):
+class RecurrentLayer(nn.Module):
     """One layer of cells, brought back to the width, and dropout on what it gives."""
 
     def __init__(self, config: RecurrentConfig):
@@ -87,7 +89,7 @@ class Layer(nn.Module):
         self.project = nn.Linear(config.hidden, config.width) if config.hidden != config.width else None
         self.dropout = make_dropout(config)
 
-    def forward(self, x: Tensor, held: Held | None, lengths: Tensor | None) -> tuple[Tensor, Held]:
+    def forward(self, x: Tensor, held: CellState | None, lengths: Tensor | None) -> tuple[Tensor, CellState]:
         """(B, T, D) -> (B, T, D), and what the cells hold after `lengths` tokens of each row, or after all."""
         given = None if held is None else held if len(held) > 1 else held[0]
         # cuDNN keeps what learning needs in training mode alone; and autocast would make it compute in half precision,
@@ -108,18 +110,18 @@ class Layer(nn.Module):
         return self.dropout(x), after if isinstance(after, tuple) else (after,)
 
 
-class Layers(nn.Module):
+class RecurrentStack(nn.Module):
     """Layers one above the other, all reading the same way."""
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(RecurrentLayer(config) for _ in range(config.depth))
         self.initialise()
 
     def initialise(self) -> None:
         """As torch makes them, but cells that at first remember and a way back to the width that adds nothing."""
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, RecurrentLayer)
             for name, parameter in layer.cells.named_parameters():
                 if name.startswith("bias"):
                     nn.init.zeros_(parameter)
@@ -130,8 +132,8 @@ class Layers(nn.Module):
                 nn.init.zeros_(layer.project.bias)
 
     def forward(
-        self, x: Tensor, held: list[Held] | None = None, lengths: Tensor | None = None
-    ) -> tuple[list[Tensor], list[Held]]:
+        self, x: Tensor, held: list[CellState] | None = None, lengths: Tensor | None = None
+    ) -> tuple[list[Tensor], list[CellState]]:
         """What every layer makes of the rows, from the bottom up, and what its cells hold in the end."""
         made, after = [], []
         for i, layer in enumerate(self.layers):
@@ -146,9 +148,9 @@ class Recurrent(Backbone):
     """An embedding and layers of cells, read from left to right."""
 
     Config = RecurrentConfig
-    compiles = False  # packed rows are cut into stretches, otherwise in every batch
+    supports_compile = False  # packed rows are cut into stretches, otherwise in every batch
     causal = True
-    carries = True
+    carries_state = True
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
@@ -156,58 +158,58 @@ class Recurrent(Backbone):
         self.width, self.depth, self.context = c.width, c.depth, c.context
         self.tokens = make_embedding(c)
         self.dropout = make_dropout(c)
-        self.stack = Layers(c)
+        self.stack = RecurrentStack(c)
 
-    def stages(self) -> list[list[nn.Parameter]]:
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         return [list(self.tokens.parameters()), *(list(layer.parameters()) for layer in self.stack.layers)]
 
-    def counted(self, d: Dimensions, place: Place) -> Part:
-        stack = Part("stack", parts=(recurrent_layers("layers", self.config, d, place),))
-        return Part("backbone", parts=(table("tokens", d.vocabulary, d.width), stack))
+    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
+        stack = ModuleCost("stack", parts=(recurrent_layers("layers", self.config, d, place),))
+        return ModuleCost("backbone", parts=(table("tokens", d.vocabulary, d.width), stack))
 
-    def new_state(self, rows: int, capacity: int) -> Memory:
+    def new_state(self, rows: int, capacity: int) -> RecurrentState:
         """An empty memory; what cells hold does not grow, so that the capacity has no meaning."""
         empty = self.tokens.weight.new_zeros(1, rows, self.config.hidden)
         held = (empty, empty) if self.config.cell == "lstm" else (empty,)
-        return Memory(torch.zeros(rows, dtype=torch.long, device=empty.device), [held] * self.depth)
+        return RecurrentState(torch.zeros(rows, dtype=torch.long, device=empty.device), [held] * self.depth)
 
-    def forward(self, batch: Batch, state: State | None = None, *, keep_layers: bool = False) -> Output:
-        assert state is None or isinstance(state, Memory)
+    def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
+        assert state is None or isinstance(state, RecurrentState)
         x = self.dropout(self.tokens(batch.tokens))  # (B, T) -> (B, T, D)
         if state is not None:
-            assert batch.documents is None and batch.before is None, "a state goes on with one text a row"
+            assert batch.document_ids is None and batch.prefix is None, "a state goes on with one text a row"
             layers, state = self.read_on(x, batch, state)
-        elif batch.documents is None:  # padding stands at the right, where nothing that is read comes after it
+        elif batch.document_ids is None:  # padding stands at the right, where nothing that is read comes after it
             layers, _ = self.stack(x, self.carried(batch))
         else:
-            layers = apart(self.stack, x, batch, held=self.carried(batch), top=not keep_layers)
+            layers = run_by_document(self.stack, x, batch, held=self.carried(batch), top=not keep_layers)
         return Output(layers[-1], [x, *layers] if keep_layers else [], state)
 
-    def read_on(self, x: Tensor, batch: Batch, state: Memory) -> tuple[list[Tensor], Memory]:
+    def read_on(self, x: Tensor, batch: Batch, state: RecurrentState) -> tuple[list[Tensor], RecurrentState]:
         """Go on from a state; the padding of shorter rows never reaches what is kept."""
         if batch.padding is None:
-            layers, after = self.stack(x, state.held)
-            return layers, Memory(state.lengths + x.size(1), after)
+            layers, after = self.stack(x, state.cells)
+            return layers, RecurrentState(state.lengths + x.size(1), after)
         real = (~batch.padding).sum(1)
         lengths = real.cpu()
         if not bool(lengths.any()):
             return [x.new_zeros(x.shape)] * self.depth, state
-        layers, after = self.stack(x, state.held, lengths.clamp(min=1))
+        layers, after = self.stack(x, state.cells, lengths.clamp(min=1))
         nothing = (real == 0)[None, :, None]  # torch packs no empty rows, so these have read one token too many
         kept = [
             tuple(torch.where(nothing, old, new) for old, new in zip(olds, news, strict=True))
-            for olds, news in zip(state.held, after, strict=True)
+            for olds, news in zip(state.cells, after, strict=True)
         ]
-        return layers, Memory(state.lengths + real, kept)
+        return layers, RecurrentState(state.lengths + real, kept)
 
-    def carried(self, batch: Batch) -> list[Held] | None:
+    def carried(self, batch: Batch) -> list[CellState] | None:
         """What the cells hold when the rows begin: no gradient goes back through what stands before them."""
-        if batch.before is None:
+        if batch.prefix is None:
             return None
         with torch.no_grad():
-            read = self.forward(batch.before, self.new_state(len(batch.tokens), 0)).state
-        assert isinstance(read, Memory)
-        return read.held
+            read = self.forward(batch.prefix, self.new_state(len(batch.tokens), 0)).state
+        assert isinstance(read, RecurrentState)
+        return read.cells
 
 
 def make_embedding(config: RecurrentConfig) -> nn.Embedding:
@@ -233,7 +235,9 @@ def cut(batch: Batch, *, backward: bool = False) -> tuple[list[Stretches], Tenso
 
     That last place is for the padding. `backward` they are read from their ends.
     """
-    numbers = torch.zeros(batch.tokens.shape, dtype=torch.long) if batch.documents is None else batch.documents.cpu()
+    numbers = (
+        torch.zeros(batch.tokens.shape, dtype=torch.long) if batch.document_ids is None else batch.document_ids.cpu()
+    )
     if batch.padding is not None:
         numbers = numbers.masked_fill(batch.padding.cpu(), -1)
     length = numbers.size(1)
@@ -269,12 +273,12 @@ def alike(sizes: list[int]) -> list[slice]:
     return [*groups, slice(begin, len(sizes))] if sizes else []
 
 
-def apart(
-    stack: Callable[..., tuple[list[Tensor], list[Held]]],
+def run_by_document(
+    stack: Callable[..., tuple[list[Tensor], list[CellState]]],
     x: Tensor,
     batch: Batch,
     *,
-    held: list[Held] | None = None,
+    held: list[CellState] | None = None,
     top: bool = False,
     backward: bool = False,
 ) -> list[Tensor]:
@@ -296,6 +300,6 @@ def apart(
     return [torch.cat([*parts, nowhere.to(parts[0])]).index_select(0, back).view_as(x) for parts in by_layer]
 
 
-def begin_with(held: list[Held], part: Stretches, device: torch.device) -> list[Held]:
+def begin_with(held: list[CellState], part: Stretches, device: torch.device) -> list[CellState]:
     rows, first = part.rows.to(device), part.first.to(device)[None, :, None]
     return [tuple(state[:, rows] * first for state in layer) for layer in held]

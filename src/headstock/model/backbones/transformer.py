@@ -8,14 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import ConfigError
-from headstock.kernels.ops import reads_apart, working_type
-from headstock.model.attention_mask import Mask, hide, mask_for
+from headstock.kernels.ops import compute_dtype, reads_apart
+from headstock.model.attention_mask import AttentionMask, make_attention_mask, padding_mask
 from headstock.model.backbone import BACKBONES, Backbone
-from headstock.model.batch import Batch, Output, State
-from headstock.model.formulas import Dimensions, Kept, Part, Place, blocks, in_parts, norm, table
-from headstock.model.kv_cache import Cache
-from headstock.model.layers import EPSILON, Activation, Block, Dropout, NormKind, Rotation, make_norm
-from headstock.model.positions import BASE, rotary_angles, sinusoids
+from headstock.model.batch import Batch, DecodingState, Output
+from headstock.model.formulas import (
+    Dimensions,
+    ExecutionContext,
+    ModuleCost,
+    SavedActivations,
+    blocks,
+    in_parts,
+    norm,
+    table,
+)
+from headstock.model.kv_cache import KVCache
+from headstock.model.layers import NORM_EPSILON, Activation, Block, Dropout, NormKind, Rotation, make_norm
+from headstock.model.positions import ROTARY_BASE, rotary_angles, sinusoids
 
 
 @dataclass(frozen=True)
@@ -30,9 +39,9 @@ class TransformerConfig:
     inner_dropout: bool = True  # also inside the feed-forward part, as torch's own layer does; BERT and GPT-2 do not
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
-    norm_epsilon: float = EPSILON
+    norm_epsilon: float = NORM_EPSILON
     positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
-    rotary_base: float = BASE  # the larger, the slower rotary angles turn
+    rotary_base: float = ROTARY_BASE  # the larger, the slower rotary angles turn
     activation: Activation = "gelu"
     bias: bool = True  # in linear layers and layer norms
     tied: bool = True  # the language-model head shares the embedding's weights
@@ -69,7 +78,7 @@ class Transformer(Backbone):
     """Embeddings plus positions, a stack of blocks, and a last norm where the blocks norm first."""
 
     Config = TransformerConfig
-    reads_one = True
+    supports_query_positions = True
     waves: Tensor  # (context, D) sinusoids
     cosine: Tensor  # (context, K / 2) of the rotary angles, and their sine
     sine: Tensor
@@ -123,14 +132,16 @@ class Transformer(Backbone):
             if name.endswith(("output.weight", "down.weight")):
                 parameter.data.mul_((2 * self.config.depth) ** -0.5)
 
-    def stages(self) -> list[list[nn.Parameter]]:
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         blocks = [list(block.parameters()) for block in self.blocks]
         if self.final_norm is not None:
             blocks[-1] += self.final_norm.parameters()
         above = {id(parameter) for block in blocks for parameter in block}
         return [[p for p in self.parameters() if id(p) not in above], *blocks]
 
-    def counted(self, d: Dimensions, place: Place, *, name: str = "backbone", own_tokens: bool = True) -> Part:
+    def counted(
+        self, d: Dimensions, place: ExecutionContext, *, name: str = "backbone", own_tokens: bool = True
+    ) -> ModuleCost:
         c = self.config
         parts = [table("tokens", d.vocabulary, d.width)] if own_tokens else []
         parts += [table("positions", d.context, d.width)] if c.positions == "learned" else []
@@ -139,42 +150,42 @@ class Transformer(Backbone):
         parts += [blocks("blocks", c, d, place)]
         parts += [norm("final_norm", d.width, c.norm_kind, place, bias=c.bias)] if c.norm == "pre" else []
         fixed: dict[str, Any] = {"waves": (d.context, d.width)} if c.positions == "sinusoidal" else {}
-        kept = Kept(dropped=d.width) if c.dropout else Kept()
+        kept = SavedActivations(dropped=d.width) if c.dropout else SavedActivations()
         if c.positions == "rotary":
             angles = (d.context, in_parts(d.head_width, 2))
             fixed = {"cosine": angles, "sine": angles}
-            kept += Kept(single=d.head_width)
-        return Part(name, buffers=fixed, kept=kept, parts=tuple(parts))
+            kept += SavedActivations(single=d.head_width)
+        return ModuleCost(name, buffers=fixed, kept=kept, parts=tuple(parts))
 
-    def new_state(self, rows: int, capacity: int) -> Cache:
+    def new_state(self, rows: int, capacity: int) -> KVCache:
         weight = self.tokens.weight
         shape = (rows, self.config.heads, capacity, self.width // self.config.heads)
-        return Cache(self.config.depth, shape, weight.device, weight.dtype)
+        return KVCache(self.config.depth, shape, weight.device, weight.dtype)
 
     def forward(
         self,
         batch: Batch,
-        state: State | None = None,
+        state: DecodingState | None = None,
         *,
         keep_layers: bool = False,
         memory: Tensor | None = None,
         memory_padding: Tensor | None = None,
     ) -> Output:
-        assert state is None or isinstance(state, Cache)
-        assert batch.only is None or (state is None and not keep_layers), "the other places are wanted too"
+        assert state is None or isinstance(state, KVCache)
+        assert batch.query_positions is None or (state is None and not keep_layers), "the other places are wanted too"
         length = batch.tokens.size(1)
-        places = self.places(batch, state)
+        places = self.token_positions(batch, state)
         longest = length if state is None else state.longest + length
         x = self.embed(batch, places, longest)
         rotation = self.rotation(places, longest) if self.config.positions == "rotary" else None
         mask = self.mask(batch, x) if state is None else state.mask(length)
         if self.config.cross and state is not None:
             memory_padding = state.padding_of(memory_padding)
-        memory_mask = Mask(hide(memory_padding)) if self.config.cross else None
+        memory_mask = AttentionMask(padding_mask(memory_padding)) if self.config.cross else None
         layers = [x]
         for i, block in enumerate(self.blocks):
-            kept = self.memory_of(block, i, memory, state) if self.config.cross else None
-            only = batch.only if i == self.depth - 1 else None  # below the last layer all look at all
+            kept = self.cross_keys_values(block, i, memory, state) if self.config.cross else None
+            only = batch.query_positions if i == self.depth - 1 else None  # below the last layer all look at all
             x = block(
                 x, mask, rotation=rotation, cache=state, layer=i, memory=kept, memory_mask=memory_mask, only=only
             )  # (B, T, D)
@@ -182,19 +193,19 @@ class Transformer(Backbone):
                 layers.append(x)
         if state is not None:
             state.advance(batch)
-        return Output(self.outlet(x), layers if keep_layers else [], state)
+        return Output(self.output_norm(x), layers if keep_layers else [], state)
 
-    def outlet(self, x: Tensor) -> Tensor:
+    def output_norm(self, x: Tensor) -> Tensor:
         return x if self.final_norm is None else self.final_norm(x)
 
-    def mask(self, batch: Batch, x: Tensor) -> Mask:
+    def mask(self, batch: Batch, x: Tensor) -> AttentionMask:
         # whoever looks at attention wants a mask to see, and a query that is alone knows its document by nothing else
-        watched = any(block.attention.watch is not None for block in self.blocks)  # type: ignore[union-attr]
-        packed = batch.cu_seqlens is not None and batch.only is None
+        watched = any(block.attention.hook is not None for block in self.blocks)  # type: ignore[union-attr]
+        packed = batch.cu_seqlens is not None and batch.query_positions is None
         apart = packed and not watched and reads_apart(x, self.width // self.config.heads)
-        return mask_for(batch, causal=self.causal, apart=apart)
+        return make_attention_mask(batch, causal=self.causal, apart=apart)
 
-    def places(self, batch: Batch, state: Cache | None) -> Tensor:
+    def token_positions(self, batch: Batch, state: KVCache | None) -> Tensor:
         """(T,) or (B, T): where each token stands in its text."""
         if batch.positions is not None:
             return batch.positions
@@ -219,7 +230,7 @@ class Transformer(Backbone):
             x = x + self.segments(kinds)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        x = x.to(working_type(x))  # blocks add to a stream in the precision of products: it is read and written often
+        x = x.to(compute_dtype(x))  # blocks add to a stream in the precision of products: it is read and written often
         return self.dropout(x) if self.training else x
 
     def rotation(self, places: Tensor, longest: int) -> Rotation:
@@ -231,7 +242,9 @@ class Transformer(Backbone):
             places = places[:, None]  # (B, T) -> (B, 1, T), so that a row's angles serve all its heads
         return cosine[places], sine[places]
 
-    def memory_of(self, block: Any, layer: int, memory: Tensor | None, state: Cache | None) -> tuple[Tensor, Tensor]:
+    def cross_keys_values(
+        self, block: Any, layer: int, memory: Tensor | None, state: KVCache | None
+    ) -> tuple[Tensor, Tensor]:
         """The memory's keys and values for one block; the memory does not change while decoding, so they are kept."""
         if state is not None and layer < len(state.memory):
             return state.memory[layer]

@@ -25,7 +25,7 @@ from headstock.interop.huggingface.tensor_names import (
     same,
     thirds,
 )
-from headstock.model.layers import EPSILON
+from headstock.model.layers import NORM_EPSILON
 from headstock.model.positions import sinusoids
 from headstock.train.settings import RunConfig
 
@@ -69,7 +69,7 @@ class Bart(Architecture):
         if problems := family_problem(chosen, "seq2seq"):
             return problems
         c = chosen.model
-        problems = unlike(c, norm_kind="layer", activation=tuple(ACTIVATIONS), qk_norm=False, norm_epsilon=EPSILON)
+        problems = unlike(c, norm_kind="layer", activation=tuple(ACTIVATIONS), qk_norm=False, norm_epsilon=NORM_EPSILON)
         problems += unlike(c, source_vocabulary=None, shared=True)
         if kind_of(c) is None:
             are = f"norm {c.norm!r}, embed_norm {str(c.embed_norm).lower()} and positions {c.positions!r}"

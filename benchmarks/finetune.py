@@ -131,7 +131,7 @@ def gather(data: str | None, rows: int, batch: int, dropout: float) -> Work:
             raise
         print(f"{CATALOG} is not to be had ({wrong}), so the tokens are made up", file=sys.stderr)
         return made_up(rows, batch, dropout)
-    tokenizer = train_tokenizer(records.plain, TokenizerSettings(vocabulary=VOCABULARY))
+    tokenizer = train_tokenizer(records.display_texts, TokenizerSettings(vocabulary=VOCABULARY))
     classes = find_classes(records, None)
     train = task_of(tokenizer, classes).prepare(subset(records, rows, seed=0))
     return Work(tokenizer, classes, train, f"of {len(records):,} in {records.source}", batch, dropout)
@@ -224,8 +224,8 @@ class Counting:
     """Pads the rows of a batch to the longest of them, and remembers how many tokens it had, and places."""
 
     def __init__(self, tokenizer: Tokenizer):
-        library = tokenizers.Tokenizer.from_str(tokenizer.engine.content())
-        padding = tokenizer.token(tokenizer.padding or 0)
+        library = tokenizers.Tokenizer.from_str(tokenizer.backend.to_json())
+        padding = tokenizer.id_to_token(tokenizer.pad or 0)
         self.collate = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=library, pad_token=padding))
         self.tokens: list[int] = []
         self.places: list[int] = []
@@ -261,7 +261,7 @@ def their_model(work: Work) -> BertForSequenceClassification:
         "attention_probs_dropout_prob": work.dropout,
         "classifier_dropout": 0.1,  # ours has that much before its head
         "num_labels": len(work.classes),
-        "pad_token_id": work.tokenizer.padding or 0,
+        "pad_token_id": work.tokenizer.pad or 0,
         "attn_implementation": "sdpa",
     }
     return BertForSequenceClassification(BertConfig(**shape))

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the lab's model is written dow
 
 from train_speed import NEVER, WORKS, Text, Work, tiny, wait
 
-from headstock.data.token_store import Store, Stores
+from headstock.data.token_store import SplitStores, TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.model.model import Model
@@ -103,7 +103,7 @@ def settings_of(way: Way, work: Work, device: torch.device, seed: int) -> RunCon
 # What they see, and how they are measured
 
 
-def seen_after(task: Task, store: Store, settings: TrainSettings, tokens: int) -> tuple[np.ndarray, float]:
+def seen_after(task: Task, store: TokenStore, settings: TrainSettings, tokens: int) -> tuple[np.ndarray, float]:
     """Real tokens seen after each step, of as many steps as fit into `tokens`; and the share of places that are real.
 
     Counted from the very batches: how many tokens sentences bring is known only by drawing them.
@@ -123,7 +123,7 @@ def seen_after(task: Task, store: Store, settings: TrainSettings, tokens: int) -
 
 
 def perplexity(
-    model: Model, tokenizer: Tokenizer, store: Store, length: int, device: torch.device, rows: str = "padded"
+    model: Model, tokenizer: Tokenizer, store: TokenStore, length: int, device: torch.device, rows: str = "padded"
 ) -> tuple[float, int]:
     """Of held-out text, and how many tokens had to be given; the same for every model, however it was trained."""
     task, pieces = Causal(CausalConfig(rows=rows), tokenizer), BatchSums()  # type: ignore[arg-type]
@@ -207,7 +207,9 @@ class Told:
     seconds_to_lab: float | None = None  # of training, until it was measured to be as good as `lab` in the end
 
 
-def trained(way: Way, work: Work, tokenizer: Tokenizer, stores: Stores, given: argparse.Namespace, seed: int) -> Told:
+def trained(
+    way: Way, work: Work, tokenizer: Tokenizer, stores: SplitStores, given: argparse.Namespace, seed: int
+) -> Told:
     device = torch.device(given.device)
     chosen = settings_of(way, work, device, seed)
     model, task = build_model(chosen, tokenizer)

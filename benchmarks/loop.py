@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.callbacks import log_metrics
 from headstock.train.distributed import DistributedContext
@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = read_corpus(synthetic(Path(folder) / "text.txt"))
         tokenizer = train_tokenizer((d.text for d in corpus), TokenizerSettings(vocabulary=4000))
-        stores = build_stores(corpus, tokenizer, cache=Path(folder) / "cache")
+        stores = build_split_stores(corpus, tokenizer, cache=Path(folder) / "cache")
         tree = read_preset(given.preset)
         tree["model"]["vocabulary"] = tokenizer.vocabulary
         chosen = make_config(tree)

@@ -23,7 +23,7 @@ from typing import TypeVar
 import tokenizers
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import train_tokenizer
 from headstock.data.tokenizer_training import TokenizerSettings
 from headstock.experiments.bench.synthetic_data import write_corpus
@@ -71,7 +71,7 @@ def main() -> None:
         stores: list[tuple[float, float]] = []
         bare: dict[int, list[tuple[float, float]]] = {batch: [] for batch in BARE_BATCHES}
         for number in range(arguments.rounds):
-            build = partial(build_stores, corpus, tokenizer, cache=Path(folder, f"round-{number}"), say=tell)
+            build = partial(build_split_stores, corpus, tokenizer, cache=Path(folder, f"round-{number}"), say=tell)
             built = timed(build, stores)
             for batch, times in bare.items() if arguments.bare else ():
                 timed(partial(encode_all, library, lines, batch), times)

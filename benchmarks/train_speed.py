@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parent))  # the peers' side lies beside
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import Stores, build_stores
+from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.kernels import ops as kernels
@@ -179,10 +179,10 @@ class Text:
             self.tokenizers[entries].save(kept)
         return self.tokenizers[entries]
 
-    def stores(self, work: Work) -> tuple[Tokenizer, Stores]:
+    def stores(self, work: Work) -> tuple[Tokenizer, SplitStores]:
         tokenizer = self.tokenizer(work.real)
         corpus = read_corpus(self.path, documents=work.documents)  # type: ignore[arg-type]
-        return tokenizer, build_stores(corpus, tokenizer, cache=self.folder / "cache")
+        return tokenizer, build_split_stores(corpus, tokenizer, cache=self.folder / "cache")
 
 
 def made_up_reviews(work: Work, count: int) -> Labelled:

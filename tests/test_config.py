@@ -29,15 +29,15 @@ class Outer:
 
 
 def test_good_settings_round_trip():
-    made = config.build(Outer, {"size": 3, "rate": 1, "inner": {"names": ["a", "b"]}})
+    made = config.from_dict(Outer, {"size": 3, "rate": 1, "inner": {"names": ["a", "b"]}})
     assert made == Outer(3, 1.0, inner=Inner(names=("a", "b")))
     assert isinstance(made.rate, float)
-    assert config.build(Outer, config.plain(made)) == made
+    assert config.from_dict(Outer, config.to_dict(made)) == made
 
 
 def test_every_problem_at_once_with_hints():
     with pytest.raises(ConfigError) as caught:
-        config.build(Outer, {"rat": 1, "kind": "tow", "inner": {"widht": 3, "names": [1]}, "maybe": "x"})
+        config.from_dict(Outer, {"rat": 1, "kind": "tow", "inner": {"widht": 3, "names": [1]}, "maybe": "x"})
     problems = dict(caught.value.problems)
     assert "did you mean 'rate'?" in problems["rat"]
     assert "did you mean 'two'?" in problems["kind"]
@@ -50,12 +50,12 @@ def test_every_problem_at_once_with_hints():
 
 def test_a_bool_is_not_a_number():
     with pytest.raises(ConfigError, match="size: must be int, not True"):
-        config.build(Outer, {"size": True})
+        config.from_dict(Outer, {"size": True})
 
 
 def test_checks_of_the_class_itself_carry_the_path():
     with pytest.raises(ConfigError, match=r"model\.size: must not be negative"):
-        config.build(Outer, {"size": -1}, at="model")
+        config.from_dict(Outer, {"size": -1}, at="model")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_later_layers_win_key_by_key():
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_refused(rate):
     with pytest.raises(ConfigError, match="rate: must be a finite number"):
-        config.build(Outer, {"size": 1, "rate": rate})
+        config.from_dict(Outer, {"size": 1, "rate": rate})
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_an_option_that_is_nested_too_deeply_is_refused():
 @pytest.mark.parametrize("key", ["size", "rate", "maybe"])
 def test_a_number_that_nothing_can_hold_is_refused(key):
     with pytest.raises(ConfigError, match=f"{key}: must be a number of at most 18 digits"):
-        config.build(Outer, {"size": 1, key: 10**400})
+        config.from_dict(Outer, {"size": 1, key: 10**400})

@@ -14,7 +14,7 @@ from headstock.errors import UserError
 
 def test_a_failed_folder_leaves_nothing(tmp_path):
     def fail():
-        with files.whole_folder(tmp_path / "made") as folder:
+        with files.atomic_folder(tmp_path / "made") as folder:
             (folder / "half").write_text("x")
             raise RuntimeError
 
@@ -25,7 +25,7 @@ def test_a_failed_folder_leaves_nothing(tmp_path):
 
 def test_a_folder_replaces_the_one_before(tmp_path):
     for text in ("old", "new"):
-        with files.whole_folder(tmp_path / "made") as folder:
+        with files.atomic_folder(tmp_path / "made") as folder:
             (folder / "a").write_text(text)
             (folder / text).write_text(text)
     assert sorted(file.name for file in (tmp_path / "made").iterdir()) == ["a", "new"]
@@ -36,8 +36,8 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from headstock.io import whole_folder
-with whole_folder(Path({str(tmp_path)!r}) / "made") as folder:
+from headstock.io import atomic_folder
+with atomic_folder(Path({str(tmp_path)!r}) / "made") as folder:
     (folder / "half").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -46,7 +46,7 @@ with whole_folder(Path({str(tmp_path)!r}) / "made") as folder:
     assert len(list(tmp_path.iterdir())) == 1  # the half-made one, under another name
     mine = tmp_path / f".other.{os.getpid()}{files.PARTIAL}"
     mine.mkdir()
-    files.sweep(tmp_path)
+    files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == [mine]  # a living process's work is left alone
 
 
@@ -62,7 +62,7 @@ def left(folder, name, *, age=0.0):
 
 def test_no_process_has_the_number_0(tmp_path):
     left(tmp_path, "step-4.0")
-    files.sweep(tmp_path)
+    files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -71,10 +71,10 @@ def test_a_process_that_began_later_was_only_given_the_same_number(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         before, kept = left(tmp_path, f"a.{other.pid}", age=7200), left(tmp_path, f"b.{files.HOST}-{other.pid}-0")
         left(tmp_path, f"c.{files.HOST}-{os.getpid()}-999")  # ours by its name, but of an earlier process
-        files.sweep(tmp_path)
+        files.remove_stale(tmp_path)
         assert list(tmp_path.iterdir()) == [kept] and not before.exists()
         other.communicate(b"\n")
-    files.sweep(tmp_path)
+    files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,7 +82,7 @@ def test_what_another_machine_makes_is_left_alone_for_a_day(tmp_path):
     fresh = left(tmp_path, "a.00000000-1-0", age=3600)
     left(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED)
     other = left(tmp_path, "somebody-elses")
-    files.sweep(tmp_path)
+    files.remove_stale(tmp_path)
     assert sorted(tmp_path.iterdir()) == [fresh, other]
 
 
@@ -91,10 +91,10 @@ def test_a_folder_that_cannot_be_removed_does_not_stand_in_the_way(tmp_path, mon
     for _ in range(2):
         (tmp_path / "step-1").mkdir()
         (tmp_path / "step-1" / "a").write_text("x")
-        files.discard(tmp_path / "step-1")
+        files.remove_folder(tmp_path / "step-1")
     assert not (tmp_path / "step-1").exists()
     monkeypatch.undo()
-    files.sweep(tmp_path)
+    files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,7 +102,7 @@ def test_a_link_is_followed_and_stays(tmp_path):
     (tmp_path / "disk" / "made").mkdir(parents=True)
     (tmp_path / "disk" / "made" / "old").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "made")
-    with files.whole_folder(tmp_path / "link") as folder:
+    with files.atomic_folder(tmp_path / "link") as folder:
         (folder / "new").write_text("x")
     assert (tmp_path / "link").is_symlink()
     assert os.listdir(tmp_path / "disk" / "made") == ["new"] and os.listdir(tmp_path / "disk") == ["made"]
@@ -120,7 +120,7 @@ def test_the_folder_before_comes_back_if_the_new_one_cannot(tmp_path, monkeypatc
         real(source, target)
 
     monkeypatch.setattr(files.os, "replace", replace)
-    with pytest.raises(OSError, match="busy"), files.whole_folder(tmp_path / "made") as folder:
+    with pytest.raises(OSError, match="busy"), files.atomic_folder(tmp_path / "made") as folder:
         (folder / "new").write_text("x")
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "old"]
 
@@ -133,18 +133,18 @@ def test_what_a_layout_does_not_name_is_never_replaced_nor_removed(tmp_path, mon
     (made / "parts" / "part-1").mkdir(parents=True)
     for name in ("a.json", "parts/part-1/x.bin", ".DS_Store", f".a.json.77{files.PARTIAL}"):
         (made / name).write_text("ours")
-    assert files.foreign(made, LAYOUT) == []
+    assert files.unknown_entries(made, LAYOUT) == []
     files.check_replaceable(made, LAYOUT)
     (made / "parts" / "mine").mkdir()
     (made / "parts" / "part-1" / "notes.txt").write_text("mine")
     (made / "b.json").write_text("mine")
     (made / "parts" / "part-2").symlink_to(tmp_path)
-    assert files.foreign(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
-    with pytest.raises(UserError, match=r"b\.json"), files.whole_folder(made, layout=LAYOUT):
+    assert files.unknown_entries(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
+    with pytest.raises(UserError, match=r"b\.json"), files.atomic_folder(made, layout=LAYOUT):
         pass
     assert (made / "a.json").exists() and (made / "b.json").exists()
-    files.remove_known(made, LAYOUT)
-    assert files.foreign(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
+    files.remove_layout(made, LAYOUT)
+    assert files.unknown_entries(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
     assert not (made / "a.json").exists() and not (made / "parts" / "part-1" / "x.bin").exists()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == made)
     with pytest.raises(UserError, match="mount point"):
@@ -174,7 +174,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 folder = Path(sys.argv[1])
 def in_folder():
-    with files.whole_folder(folder / "made") as made:
+    with files.atomic_folder(folder / "made") as made:
         (made / "a").write_bytes(bytes(9999))
 for work in (lambda: files.write_bytes(folder / "b.json", bytes(9999)), in_folder):
     try:

@@ -18,16 +18,16 @@ Problems = list[tuple[str, str]]
 SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's settings
 
 
-def build(cls: type[Settings], data: dict[str, Any], *, at: str = "") -> Settings:
+def from_dict(cls: type[Settings], data: dict[str, Any], *, at: str = "") -> Settings:
     """Make dataclass `cls` from `data`; one ConfigError names every bad path."""
     problems: Problems = []
-    value = collect(cls, data, at, problems)
+    value = collect_problems(cls, data, at, problems)
     if problems:
         raise ConfigError(problems)
     return value
 
 
-def collect(cls: type[Settings], data: dict[str, Any], at: str, problems: Problems) -> Any:
+def collect_problems(cls: type[Settings], data: dict[str, Any], at: str, problems: Problems) -> Any:
     """Like `build`, but adds to `problems`, so that several sections are judged together."""
     if not isinstance(data, dict):
         problems.append((at, f"must be a table of settings, not {data!r}"))
@@ -58,7 +58,7 @@ def collect(cls: type[Settings], data: dict[str, Any], at: str, problems: Proble
 
 def _value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     if dataclasses.is_dataclass(hint):
-        return collect(typing.cast(type, hint), raw, path, problems)
+        return collect_problems(typing.cast(type, hint), raw, path, problems)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         if raw not in arguments:
@@ -85,14 +85,14 @@ def _value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
     return raw
 
 
-def plain(settings: Any) -> Any:
+def to_dict(settings: Any) -> Any:
     """A dataclass (or a tree of them) as JSON-ready dicts and lists, defaults written out."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
-        return {field.name: plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+        return {field.name: to_dict(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
     if isinstance(settings, (list, tuple)):
-        return [plain(item) for item in settings]
+        return [to_dict(item) for item in settings]
     if isinstance(settings, dict):
-        return {key: plain(item) for key, item in settings.items()}
+        return {key: to_dict(item) for key, item in settings.items()}
     return settings
 
 
@@ -119,7 +119,7 @@ def read_settings(path: Path, *, tables: Sequence[str] = ()) -> dict[str, Any]:
 
 
 @contextmanager
-def describing(path: Path | str, what: str) -> Iterator[None]:
+def malformed_as_user_error(path: Path | str, what: str) -> Iterator[None]:
     """Reports what a malformed file leads to, such as a missing key or a value of another type, as a user's error."""
     try:
         yield

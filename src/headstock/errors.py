@@ -19,13 +19,13 @@ class WorkError(HeadstockError):
     """The input was right but the work could not be finished: a full disk, no network, a loss that is not a number."""
 
 
-class LostProcess(WorkError):
+class LostProcessError(WorkError):
     """Another process of the process group does not answer. It may be rank 0, so every other one says so."""
 
     from_any_rank = True
 
 
-class Diverged(WorkError):
+class DivergenceError(WorkError):
     """The loss is no longer a number, mostly because the learning rate is too high."""
 
 
@@ -53,7 +53,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def nearest_path(name: str, known: Iterable[str]) -> str:
+def suggest_path(name: str, known: Iterable[str]) -> str:
     """The same for files and folders, which are near by their stems: a shared ending such as .txt says little."""
     stem = Path(name).stem.lower()
     near = {other: difflib.SequenceMatcher(None, stem, Path(other).stem.lower()).ratio() for other in sorted(known)}
@@ -61,6 +61,6 @@ def nearest_path(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {best!r}?" if near.get(best, 0.0) >= NEAR else ""
 
 
-def quoted(path: str | Path) -> str:
+def shell_quote(path: str | Path) -> str:
     """A path or name as one word of a shell's command line, for hints that can be copied."""
     return shlex.quote(str(path))

@@ -52,7 +52,7 @@ def checksum(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def mismatch(path: Path, recorded: Any) -> str | None:
+def checksum_mismatch(path: Path, recorded: Any) -> str | None:
     """How a file differs from its recorded checksum; None if it does not."""
     if not path.is_file():
         return f"{path.name} is missing"
@@ -66,10 +66,10 @@ def mismatch(path: Path, recorded: Any) -> str | None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """A file to write, which takes its name only when it is all on disk; on any failure it vanishes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _partial(path) as beside, named_errors(path, beside):
+    with _partial(path) as beside, errors_name_path(path, beside):
         yield beside
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
@@ -78,7 +78,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def named_errors(path: Path, beside: Path | None = None) -> Iterator[None]:
+def errors_name_path(path: Path, beside: Path | None = None) -> Iterator[None]:
     """Errors while writing name `path`: those without a file name, and those that name the partial file or folder."""
     try:
         yield
@@ -93,7 +93,7 @@ def named_errors(path: Path, beside: Path | None = None) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    with whole_file(path) as beside:
+    with atomic_file(path) as beside:
         beside.write_bytes(data)
 
 
@@ -106,7 +106,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def whole_folder(path: Path, *, layout: Layout | None = None) -> Iterator[Path]:
+def atomic_folder(path: Path, *, layout: Layout | None = None) -> Iterator[Path]:
     """A folder to fill, which takes its name only when everything in it is on disk; on any failure it vanishes.
 
     A folder of that name is replaced; one with a `layout` only if it holds nothing else. A link is followed.
@@ -116,8 +116,8 @@ def whole_folder(path: Path, *, layout: Layout | None = None) -> Iterator[Path]:
     """
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path.parent)
-    with _partial(path) as beside, named_errors(path, beside):
+    remove_stale(path.parent)
+    with _partial(path) as beside, errors_name_path(path, beside):
         beside.mkdir()
         yield beside
         for file in beside.rglob("*"):
@@ -141,7 +141,7 @@ def whole_folder(path: Path, *, layout: Layout | None = None) -> Iterator[Path]:
         _sync_folder(path.parent)
 
 
-def discard(path: Path) -> None:
+def remove_folder(path: Path) -> None:
     """Remove a folder; it is renamed first, so that what is left of it after a crash is swept, never read."""
     with _partial(path) as leaving:
         os.replace(path, leaving)
@@ -172,7 +172,7 @@ def _remove(path: Path) -> None:
 # Folders that may be replaced: those that hold nothing but what we write
 
 
-def foreign(folder: Path, layout: Layout) -> list[str]:
+def unknown_entries(folder: Path, layout: Layout) -> list[str]:
     """What a folder holds beside its layout, as relative paths. Links to folders and mount points are foreign too."""
     found: list[str] = []
     for entry in sorted(folder.iterdir()):
@@ -180,18 +180,18 @@ def foreign(folder: Path, layout: Layout) -> list[str]:
         if not known:
             found.append(entry.name + ("/" if entry.is_dir() else ""))
         elif inner is not None:
-            found += [f"{entry.name}/{name}" for name in foreign(entry, inner)]
+            found += [f"{entry.name}/{name}" for name in unknown_entries(entry, inner)]
     return found
 
 
-def remove_known(folder: Path, layout: Layout) -> None:
+def remove_layout(folder: Path, layout: Layout) -> None:
     """Remove what a folder's layout names, and the folder if nothing else is in it."""
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
         known, inner = _known(entry, layout)
         if known and inner is not None:
-            remove_known(entry, inner)
+            remove_layout(entry, inner)
         elif known:
             _remove(entry)
     with suppress(OSError):  # something of the user's is in it
@@ -202,7 +202,7 @@ def check_replaceable(folder: Path, layout: Layout) -> None:
     """Refuse to replace a folder in which anything would be lost that we did not write."""
     if os.path.ismount(folder):
         raise UserError(f"{folder}: is a mount point, which cannot be replaced; name a folder in it")
-    if others := foreign(folder, layout):
+    if others := unknown_entries(folder, layout):
         shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         raise UserError(
             f"{folder}: holds what Headstock did not write and --overwrite would delete ({shown}); "
@@ -232,7 +232,7 @@ def _known(entry: Path, layout: Layout) -> tuple[bool, Layout | None]:
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[bool]:
+def try_lock(path: Path) -> Iterator[bool]:
     """Whether this process alone holds the claim to what `path` names, while this lasts; one that dies gives it up.
 
     >>> with claimed(Path("claims/cell-1")) as mine:
@@ -249,7 +249,7 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def at_work(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Whether this process alone is at work in a folder, which need not be there yet, while this lasts.
 
     The claim lies beside the folder, which may be replaced meanwhile, and goes with whatever was made for it.
@@ -258,7 +258,7 @@ def at_work(folder: Path) -> Iterator[bool]:
     missing = [parent for parent in folder.parents if not parent.exists()]
     claim = folder.parent / f".{folder.name}.claim"
     try:
-        with claimed(claim) as mine:
+        with try_lock(claim) as mine:
             try:
                 yield mine
             finally:
@@ -311,7 +311,7 @@ else:
             fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def sweep(folder: Path) -> None:
+def remove_stale(folder: Path) -> None:
     """Remove what processes that no longer live left half-made in `folder`."""
     for left in folder.glob(f".*{PARTIAL}"):
         with suppress(FileNotFoundError):  # its maker has just finished it

@@ -11,7 +11,7 @@ def generator(*key: int | str) -> np.random.Generator:
     return np.random.default_rng(_numbers(key))
 
 
-def number(*key: int | str) -> int:
+def derive_seed(*key: int | str) -> int:
     """One non-negative 63-bit number of a key: a seed for what cannot take a generator, such as dropout."""
     return int(np.random.SeedSequence(_numbers(key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -29,7 +29,7 @@ def uniforms(*key: int | str, rows: Sequence[int] | np.ndarray, count: int) -> n
     return (x >> np.uint64(11)) * 2.0**-53
 
 
-class Scattered:
+class RandomPermutation:
     """The numbers below `count` in an order that a key decides: any stretch of it, and nothing is held.
 
     A network of Feistel's shuffles all numbers of so many bits. What lands at `count` or above, never more than three

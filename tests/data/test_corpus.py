@@ -101,29 +101,29 @@ def test_cuts_do_not_depend_on_how_the_file_is_read_in_stretches(tmp_path, monke
 def test_auto_guesses_and_says_so(tmp_path):
     lines = write(tmp_path, "lines.txt", "a b\nc d\n\ne f\n" + "g h\n" * 100)
     blocks = write(tmp_path, "blocks.txt", "a\nb\nc\n\nd\ne\n\nf\ng\n")
-    assert read_corpus(lines).how() == f"documents are lines (guessed from {lines})"
-    assert read_corpus(blocks).how() == f"documents are blocks between blank lines (guessed from {blocks})"
+    assert read_corpus(lines).describe() == f"documents are lines (guessed from {lines})"
+    assert read_corpus(blocks).describe() == f"documents are blocks between blank lines (guessed from {blocks})"
     assert texts(read_corpus(blocks)) == ["a\nb\nc", "d\ne", "f\ng"]
-    assert read_corpus(blocks, documents="line").how() == "documents are lines (as asked)"
+    assert read_corpus(blocks, documents="line").describe() == "documents are lines (as asked)"
     for i in range(12):
         write(tmp_path, f"essays/{i:02}.txt", f"Title {i}\nFirst line.\nSecond line.\n")
     essays = read_corpus(tmp_path / "essays")
-    assert essays.how() == "documents are whole files (guessed from 12 small files)"
+    assert essays.describe() == "documents are whole files (guessed from 12 small files)"
     assert texts(essays)[1] == "Title 1\nFirst line.\nSecond line."
     table = write(tmp_path, "t.jsonl", '{"text": "x"}\n')
-    assert read_corpus(table).how() == "documents are the rows of column 'text'"
+    assert read_corpus(table).describe() == "documents are the rows of column 'text'"
 
 
 def test_a_catalogs_corpus_is_cut_where_the_catalog_joined_it(tmp_path):
     """However long its documents are: the first lines of a play have no blank one."""
     play = "\n".join(f"line {i}" for i in range(2000))
     corpus = write(tmp_path, "corpus.txt", f"{play}\n\n{play} and\n")
-    assert read_corpus(corpus).how().startswith("documents are lines (guessed")
+    assert read_corpus(corpus).describe().startswith("documents are lines (guessed")
     write(tmp_path, "SOURCE.json", '{"files": {"corpus.txt": "0"}}')
     assert texts(read_corpus(corpus)) == [play, f"{play} and"]
-    assert read_corpus(corpus).how() == "documents are blocks between blank lines (as the catalog writes them)"
+    assert read_corpus(corpus).describe() == "documents are blocks between blank lines (as the catalog writes them)"
     other = write(tmp_path, "other.txt", play)
-    assert read_corpus(other).how().startswith("documents are lines (guessed")
+    assert read_corpus(other).describe().startswith("documents are lines (guessed")
 
 
 def test_text_is_composed_and_otherwise_left_alone_unless_asked(tmp_path):

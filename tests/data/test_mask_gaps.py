@@ -6,19 +6,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from headstock.data.mask_gaps import Spelling
+from headstock.data.mask_gaps import SurfaceForms
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
 
 KINDS = ["bpe", "unigram", "wordpiece", "word", "char"]
 TEXTS = ["Anne sees the sea (and Paris). It was unhappy, very unkind!", "Ben likes le café. It was kind, happy."] * 30
-READY: dict[str, Spelling] = {}
+READY: dict[str, SurfaceForms] = {}
 
 
-def spelling_of(kind: str) -> Spelling:
+def spelling_of(kind: str) -> SurfaceForms:
     if kind not in READY:
         settings = TokenizerSettings(kind=kind, vocabulary=420, min_frequency=1)  # type: ignore[arg-type]
-        READY[kind] = Spelling(train_tokenizer(TEXTS, settings))
+        READY[kind] = SurfaceForms(train_tokenizer(TEXTS, settings))
     return READY[kind]
 
 
@@ -37,25 +37,25 @@ def spelling_of(kind: str) -> Spelling:
 )
 def test_the_text_around_a_mask_is_cut_as_if_the_word_were_there(kind, text, words):
     spelling = spelling_of(kind)
-    ids, gaps = spelling.cut(text)
-    assert [ids[gap.place] for gap in gaps] == [spelling.mask] * len(words)
+    ids, gaps = spelling.tokenize(text)
+    assert [ids[gap.position] for gap in gaps] == [spelling.mask] * len(words)
     assert ids.count(spelling.mask) == len(words)
     whole, at = [], 0
     for gap, word in zip(gaps, words, strict=True):
-        pieces = spelling.in_place(gap, word)
+        pieces = spelling.tokens_at(gap, word)
         assert spelling.word(pieces) == word
         assert spelling.spaced[pieces[0]] == gap.spaced  # so that the word is among those proposed
-        whole += [*ids[at : gap.place], *pieces]
-        at = gap.place + 1
-    assert [*whole, *ids[at:]] == spelling.tokenizer.encode(spelling.put(text, words))
+        whole += [*ids[at : gap.position], *pieces]
+        at = gap.position + 1
+    assert [*whole, *ids[at:]] == spelling.tokenizer.encode(spelling.fill(text, words))
 
 
 def test_inside_a_word_only_what_continues_it_fits():
     for kind in ("bpe", "wordpiece", "unigram", "char"):
         spelling = spelling_of(kind)
-        _, (gap,) = spelling.cut("Paris[MASK]")
+        _, (gap,) = spelling.tokenize("Paris[MASK]")
         assert not gap.spaced
-        pieces = spelling.in_place(gap, "kind")
+        pieces = spelling.tokens_at(gap, "kind")
         assert spelling.tokenizer.encode("Paris") + pieces == spelling.tokenizer.encode("Pariskind")
         assert not spelling.spaced[pieces].any() and spelling.lettered[pieces].all()
 
@@ -63,7 +63,7 @@ def test_inside_a_word_only_what_continues_it_fits():
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_entries_are_never_words(kind):
     spelling = spelling_of(kind)
-    for number in spelling.tokenizer.engine.special:
+    for number in spelling.tokenizer.all_special_ids:
         assert not spelling.whole[number] and not spelling.lettered[number]
 
 
@@ -71,8 +71,8 @@ def test_special_entries_are_never_words(kind):
 @given(before=st.text("ab é.\n(X", max_size=12), after=st.text("ab é.\n)X", max_size=12))
 def test_a_mask_is_found_in_any_text(kind, before, after):
     spelling = spelling_of(kind)
-    ids, gaps = spelling.cut(f"{before}[MASK]{after}[MASK]")
-    assert [place for place, token in enumerate(ids) if token == spelling.mask] == [gap.place for gap in gaps]
+    ids, gaps = spelling.tokenize(f"{before}[MASK]{after}[MASK]")
+    assert [place for place, token in enumerate(ids) if token == spelling.mask] == [gap.position for gap in gaps]
     assert len(gaps) == 2
     assert gaps[0].before + gaps[0].space == before
 
@@ -100,13 +100,13 @@ def test_a_tokenizer_that_calls_its_mask_otherwise(tmp_path):
         ("roberta", ["It was <mask>.", "It was [MASK]."]),
         ("bert", ["It was [MASK].", "Paris[MASK]."]),
     ):
-        spelling = Spelling(open_tokenizer(tmp_path / f"{name}.json"))
+        spelling = SurfaceForms(open_tokenizer(tmp_path / f"{name}.json"))
         for text in texts:
-            ids, (gap,) = spelling.cut(text)
-            whole = [*ids[: gap.place], *spelling.in_place(gap, "kind"), *ids[gap.place + 1 :]]
-            assert whole == spelling.tokenizer.encode(spelling.put(text, ["kind"]))
+            ids, (gap,) = spelling.tokenize(text)
+            whole = [*ids[: gap.position], *spelling.tokens_at(gap, "kind"), *ids[gap.position + 1 :]]
+            assert whole == spelling.tokenizer.encode(spelling.fill(text, ["kind"]))
 
 
 def test_a_text_without_a_mask_is_told_what_to_write():
     with pytest.raises(UserError, match=r"no \[MASK\] in 'It was good': write it where a word is wanted"):
-        spelling_of("bpe").cut("It was good")
+        spelling_of("bpe").tokenize("It was good")

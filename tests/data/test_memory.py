@@ -16,7 +16,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 train_tokenizer(["to be or not"], TokenizerSettings())  # what every use of the libraries takes
 def peak():  # not from getrusage, which begins with what the process had before its exec
@@ -29,7 +29,7 @@ print(peak() - before)
 READ = "print(sum(len(chunk.texts) for chunk in corpus.chunks()))"
 STORE = """
 tokenizer = train_tokenizer((document.text for document in corpus), TokenizerSettings())
-print(build_stores(corpus, tokenizer, cache=Path(sys.argv[1]).parent / "cache").summary["documents"])
+print(build_split_stores(corpus, tokenizer, cache=Path(sys.argv[1]).parent / "cache").summary["documents"])
 """
 
 

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from headstock.data.minimal_pairs import Pair, read_pairs, resolved
+from headstock.data.minimal_pairs import MinimalPair, read_minimal_pairs, resolved
 from headstock.errors import UserError
 
 
@@ -35,24 +35,24 @@ def test_tables_folders_globs_and_tars_give_the_same_pairs(tmp_path):
     (folder / "a.jsonl").write_bytes(one)
     (folder / "b.jsonl.xz").write_bytes(lzma.compress(two))
     (folder / "notes.txt").write_text("not these")
-    found = read_pairs([folder])
+    found = read_minimal_pairs([folder])
     assert [p.good for p in found] == [f"Cats sleep {i}." for i in range(8)]
-    assert found[0].kinds == {"UID": "agreement", "linguistics_term": "verbs", "field": "syntax"}
-    assert found[6] == Pair("Cats sleep 6.", "Cats sleeps 6.", f"{folder / 'b.jsonl.xz'}:2", {"UID": "islands"})
+    assert found[0].groups == {"UID": "agreement", "linguistics_term": "verbs", "field": "syntax"}
+    assert found[6] == MinimalPair("Cats sleep 6.", "Cats sleeps 6.", f"{folder / 'b.jsonl.xz'}:2", {"UID": "islands"})
     members = {"data/a.jsonl": one, "../b.jsonl": two, "readme.md": b"x", "data/._a.jsonl": b"\0"}
     for name, mode in (("all.tar.xz", "w:xz"), ("all.tar.gz", "w:gz"), ("all.tar", "w")):
         tar(tmp_path / name, members, mode)
-        packed = read_pairs([tmp_path / name])
-        assert [(p.good, p.bad, p.kinds) for p in packed] == [(p.good, p.bad, p.kinds) for p in found]
-    assert packed[1].place == f"{tmp_path / 'all.tar'}/data/a.jsonl:2"
+        packed = read_minimal_pairs([tmp_path / name])
+        assert [(p.good, p.bad, p.groups) for p in packed] == [(p.good, p.bad, p.groups) for p in found]
+    assert packed[1].location == f"{tmp_path / 'all.tar'}/data/a.jsonl:2"
     assert not (tmp_path.parent / "b.jsonl").exists()  # nothing is unpacked to disk
-    assert read_pairs([str(folder / "*.xz"), folder / "a.jsonl"])[3:] == found[:5]
+    assert read_minimal_pairs([str(folder / "*.xz"), folder / "a.jsonl"])[3:] == found[:5]
 
 
 def test_rows_are_taken_evenly_from_each_file(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(*map(pair, range(100))))
     (tmp_path / "b.jsonl").write_bytes(lines(*map(pair, range(3))))
-    found = [int(p.good.split()[-1][:-1]) for p in read_pairs([tmp_path], rows=4)]
+    found = [int(p.good.split()[-1][:-1]) for p in read_minimal_pairs([tmp_path], rows=4)]
     assert found == [0, 25, 50, 75, 0, 1, 2]
 
 
@@ -70,13 +70,13 @@ def test_schemas_become_texts_with_each_candidate_in_place(tmp_path):
     cup = {"txt1": "The cup\nis not in  the sac because", "txt2": "is too é large. ", "a": "The cup", "b": "the sac"}
     first = SCHEMA.format(pron="it", right="A.", **cup)
     second = SCHEMA.format(txt1="Tom met Ray and kept", pron="his", txt2="coat.", a="Tom", b="Ray", right="B")
-    found = read_pairs([collection(tmp_path, first, second)])
+    found = read_minimal_pairs([collection(tmp_path, first, second)])
     assert found[0].good == "The cup is not in the sac because the cup is too é large."
     assert found[0].bad == "The cup is not in the sac because the sac is too é large."
     assert found[1].good == "Tom met Ray and kept Ray's coat."
     assert found[1].bad == "Tom met Ray and kept Tom's coat."
     for one in found:
-        for text, rest in zip((one.good, one.bad), one.rest, strict=True):
+        for text, rest in zip((one.good, one.bad), one.continuation, strict=True):
             assert text[rest:] in (" is too é large.", " coat.")
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
     def said(name: str, data: bytes) -> str:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UserError) as wrong:
-            read_pairs([tmp_path / name])
+            read_minimal_pairs([tmp_path / name])
         assert "\n" not in str(wrong.value)
         return str(wrong.value).replace(f"{tmp_path}/", "")
 
@@ -136,16 +136,16 @@ def test_a_document_type_is_refused(tmp_path, encoding):
     path = tmp_path / "bomb.xml"
     path.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{bomb}'.encode(encoding))
     with pytest.raises(UserError, match="has a DOCTYPE"):
-        read_pairs([path])
+        read_minimal_pairs([path])
 
 
 def test_paths_that_are_not_there(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(lines(pair()))
     with pytest.raises(UserError, match=r"no such file or folder; did you mean 'pairs.jsonl'"):
-        read_pairs([tmp_path / "pair.jsonl"])
+        read_minimal_pairs([tmp_path / "pair.jsonl"])
     with pytest.raises(UserError, match="matches no minimal pairs"):
-        read_pairs([str(tmp_path / "*.tar")])
+        read_minimal_pairs([str(tmp_path / "*.tar")])
     with pytest.raises(UserError, match="name their files"):
-        read_pairs([])
+        read_minimal_pairs([])
     with pytest.raises(UserError, match="--rows 0"):
-        read_pairs([tmp_path], rows=0)
+        read_minimal_pairs([tmp_path], rows=0)

@@ -28,7 +28,7 @@ def sides(folder, rows, *, packing="", stem="train"):
 
 
 def pairs_of(records):
-    assert records.labelled
+    assert records.has_labels
     return list(zip(records.columns["source"], records.columns["target"], strict=True))
 
 
@@ -47,7 +47,7 @@ def test_every_layout_gives_the_same_rows(tmp_path):
 def test_a_tsv_that_begins_with_a_sentence_has_no_header(tmp_path):
     found = read_parallel(table(tmp_path / "bare.tsv", PAIRS, header=None))
     assert pairs_of(found) == PAIRS
-    assert found.place(0).endswith("bare.tsv:1")
+    assert found.location(0).endswith("bare.tsv:1")
     three = table(tmp_path / "three.tsv", [(*row, "CC-BY, someone") for row in PAIRS], header=None)
     assert pairs_of(read_parallel(three, columns={"source": "2", "target": "1"})) == [(b, a) for a, b in PAIRS]
     with pytest.raises(UserError, match=r"three.tsv:1: --columns target=4, but here are 3"):
@@ -67,13 +67,13 @@ def test_two_files_are_found_by_what_their_names_begin_with_or_by_one_of_them(tm
 
 def test_a_source_alone_is_unlabelled_unless_we_insist(tmp_path):
     (tmp_path / "test.en").write_text("Go.\nStay.\n")
-    found = read_parallel(tmp_path / "test", columns=LANGUAGES, insist=False)
-    assert not found.labelled and found.plain == ["Go.", "Stay."]
+    found = read_parallel(tmp_path / "test", columns=LANGUAGES, strict=False)
+    assert not found.has_labels and found.display_texts == ["Go.", "Stay."]
     with pytest.raises(UserError, match=r"test\.fr: no such file; .*test\.en needs it"):
         read_parallel(tmp_path / "test", columns=LANGUAGES)
     (tmp_path / "lines.txt").write_text("Go.\nStay.\n")
-    assert not read_parallel(tmp_path / "lines.txt").labelled
-    assert not read_parallel(table(tmp_path / "one.tsv", [("Go.",)], header=("source",))).labelled
+    assert not read_parallel(tmp_path / "lines.txt").has_labels
+    assert not read_parallel(table(tmp_path / "one.tsv", [("Go.",)], header=("source",))).has_labels
 
 
 def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path):

@@ -59,16 +59,16 @@ def test_squad(tmp_path):
     data["data"].append(squad(asked([at(0, "Été")]), context="Été")["data"][0])
     records = read_questions(write(tmp_path, "train.json", data))
     assert records.columns["context"] == [CONTEXT, CONTEXT, "Été"]
-    assert records.columns["question"] == [QUESTION, "Where does Paul live?", QUESTION] == records.plain
+    assert records.columns["question"] == [QUESTION, "Where does Paul live?", QUESTION] == records.display_texts
     assert records.columns["id"] == ["q1", "2", "3"]  # the last is made up
     assert records.columns["answers"][0] == [{"text": "Paris", "start": 14}, {"text": "Paris", "start": 48}]
-    assert records.lines == [1, 2, 3] and records.labelled
-    assert [records.place(i).partition("train.json")[2] for i in range(3)] == [
+    assert records.lines == [1, 2, 3] and records.has_labels
+    assert [records.location(i).partition("train.json")[2] for i in range(3)] == [
         ": question 1 (id q1)",
         ": question 2 (id 2)",
         ": question 3",
     ]
-    assert records.select([2, 0]).place(1) == records.place(0)
+    assert records.select([2, 0]).location(1) == records.location(0)
 
 
 def test_squad_two_has_questions_without_an_answer(tmp_path):
@@ -81,12 +81,12 @@ def test_squad_two_has_questions_without_an_answer(tmp_path):
 
 def test_questions_that_nobody_has_answered_are_unlabelled(tmp_path):
     records = read_questions(write(tmp_path, "a.json", squad({"question": QUESTION, "id": "x"})))
-    assert not records.labelled and set(records.columns) == {"context", "question", "id"}
+    assert not records.has_labels and set(records.columns) == {"context", "question", "id"}
     rows = write(tmp_path, "a.csv", f'context,question\n"{CONTEXT}",{QUESTION}\n')
-    assert not read_questions(rows).labelled
+    assert not read_questions(rows).has_labels
     with pytest.raises(UserError, match="no column 'gold'"):
         read_questions(rows, columns={"answers": "gold"})
-    assert not read_questions(rows, columns={"answers": "gold"}, insist=False).labelled
+    assert not read_questions(rows, columns={"answers": "gold"}, strict=False).has_labels
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -132,7 +132,7 @@ def test_parquet_with_other_names(tmp_path):
     records = read_questions(tmp_path / "a.parquet", columns={"context": "passage", "id": "key"})
     assert records.columns["answers"] == [[{"text": "Rome", "start": 35}], []]
     assert records.columns["id"] == ["a", "b"]
-    assert records.place(1).endswith("a.parquet:2")
+    assert records.location(1).endswith("a.parquet:2")
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(13, 14), (15, 14), (40, 48), (-1, 14), (1000, 48), (31, 14), (32, 48)])
@@ -240,4 +240,4 @@ def test_blank_questions_and_contexts_are_left_out_on_request(tmp_path):
     found = read_questions(write(tmp_path, "q.jsonl", "\n".join(map(json.dumps, rows))), skip_blank=True)
     assert (len(found), found.skipped) == (1, 2)
     found = read_questions(write(tmp_path, "q.json", squad(asked([]), asked([], question=""))), skip_blank=True)
-    assert (len(found), found.skipped, len(found.places)) == (1, 1, 1)
+    assert (len(found), found.skipped, len(found.locations)) == (1, 1, 1)

@@ -76,7 +76,7 @@ def test_every_table_gives_the_same_rows(tmp_path, suffix, packing):
     header = suffix in (".csv", ".tsv")
     assert (records.texts, records.labels, len(records)) == (TEXTS, STARS, 3)
     assert records.lines == ([2, 3, 4] if header else [1, 2, 3])
-    assert records.place(1) == f"{path}:{3 if header else 2}"
+    assert records.location(1) == f"{path}:{3 if header else 2}"
     assert list(stream_texts(path, columns=columns)) == list(zip(records.lines, TEXTS, strict=True))
 
 
@@ -84,7 +84,7 @@ def test_rows_can_be_selected_in_any_order(tmp_path):
     records = read_records(write(tmp_path, "a.csv", "text,label\nun,a\n\ndeux,b\ntrois,c\n"))
     chosen = records.select(i for i in (2, 0))
     assert chosen == Records(records.source, [5, 2], {"text": ["trois", "un"], "label": ["c", "a"]})
-    assert chosen.place(0) == f"{records.source}:5"
+    assert chosen.location(0) == f"{records.source}:5"
     assert len(records.select([])) == 0
 
 
@@ -92,7 +92,7 @@ def test_texts_cut_into_pieces_are_joined_for_people_and_left_for_models(tmp_pat
     cut = "▁J ' ai ▁lu , ▁c ' est ▁pharmaci enne ."
     records = read_records(write(tmp_path, "a.csv", as_table([["text"], [cut], ["deux  mots "]])))
     assert records.texts == [cut, "deux  mots "]
-    assert records.plain == ["J'ai lu, c'est pharmacienne.", "deux  mots "]
+    assert records.display_texts == ["J'ai lu, c'est pharmacienne.", "deux  mots "]
 
 
 # Two files
@@ -104,8 +104,12 @@ def test_the_two_files_of_the_lab(tmp_path, given):
     write(tmp_path, "train.label", " 1\r\n0\n")
     write(tmp_path, "train.notes", "more than one file begins with train")
     records = read_records(tmp_path / given)
-    assert (records.texts, records.labels, records.plain) == (["▁Un ▁liv re", "▁Non"], ["1", "0"], ["Un livre", "Non"])
-    assert records.place(1) == f"{tmp_path}/train.review.spm:2"
+    assert (records.texts, records.labels, records.display_texts) == (
+        ["▁Un ▁liv re", "▁Non"],
+        ["1", "0"],
+        ["Un livre", "Non"],
+    )
+    assert records.location(1) == f"{tmp_path}/train.review.spm:2"
     assert list(stream_texts(tmp_path / given)) == [(1, "▁Un ▁liv re"), (2, "▁Non")]
 
 
@@ -127,9 +131,9 @@ def test_any_file_beside_its_labels_packed_or_not(tmp_path):
 def test_texts_without_labels(tmp_path):
     path = write(tmp_path, "test.review.spm", "▁Un\n")
     assert read_records(tmp_path / "test").labels is None
-    told = refusal(path, wanted=("text", "label"), optional=())
+    told = refusal(path, required=("text", "label"), optional=())
     assert told == f"{path}: no labels (wanted test.label beside it, or a table that has them)"
-    told = refusal(path, wanted=("text", "text_b"))
+    told = refusal(path, required=("text", "text_b"))
     assert told.startswith(f"{path}: one text a line, so no text_b (wanted a table, .jsonl")
     assert read_records(path, columns={"text": "review", "label": "stars"}).texts == ["▁Un"]  # names are for tables
 
@@ -218,7 +222,7 @@ def test_a_label_that_only_later_rows_have_is_not_overlooked(tmp_path):
     assert f"{path}:1: label is not there" in refusal(path)
     path = write(tmp_path, "b.jsonl", '"bare"\n{"text": "y"}\n')
     assert read_records(path) == Records(str(path), [1, 2], {"text": ["bare", "y"]})
-    assert f"{path}:1: text_b is not there" in refusal(path, wanted=("text", "text_b"))
+    assert f"{path}:1: text_b is not there" in refusal(path, required=("text", "text_b"))
 
 
 @given(
@@ -253,10 +257,14 @@ def test_whatever_is_written_is_read(rows):
 
 def test_other_tasks_ask_for_other_columns(tmp_path):
     path = write(tmp_path, "a.csv", "text,text_b,label\nun,deux,x\n")
-    assert read_records(path, wanted=("text", "text_b")).columns == {"text": ["un"], "text_b": ["deux"], "label": ["x"]}
+    assert read_records(path, required=("text", "text_b")).columns == {
+        "text": ["un"],
+        "text_b": ["deux"],
+        "label": ["x"],
+    }
     path = write(tmp_path, "b.tsv", "en\tfr\nyes\toui\n")
     columns = {"source": "en", "target": "fr"}
-    records = read_records(path, columns=columns, wanted=("source", "target"), optional=())
+    records = read_records(path, columns=columns, required=("source", "target"), optional=())
     assert records.columns == {"source": ["yes"], "target": ["oui"]}
     swapped = read_records(write(tmp_path, "c.csv", "label,text\nx,1\n"), columns={"text": "label", "label": "text"})
     assert (swapped.texts, swapped.labels) == (["x"], ["1"])
@@ -273,7 +281,7 @@ def test_missing_columns_are_named_with_those_there(tmp_path, name, data):
     assert read_records(path, columns={"text": "review"}).labels is None
     told = refusal(path, columns={"text": "review", "label": "star"})
     assert "no column 'star'; did you mean 'stars'?" in told and told.endswith("--columns label=NAME")
-    told = refusal(path, wanted=("text", "text_b"))
+    told = refusal(path, required=("text", "text_b"))
     assert "'text'" in told and "'text_b'" in told and told.endswith("--columns text=NAME,text_b=NAME")
 
 

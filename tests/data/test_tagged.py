@@ -59,9 +59,9 @@ def table(name: str) -> str:
 def test_one_word_a_line(tmp_path, suffix, separator):
     records = read_tagged(write(tmp_path, f"train{suffix}", "\n\n" + conll(separator) + "\n\n\n"))
     assert records.columns == {"tokens": WORDS, "tags": TAGS}
-    assert records.lines == [3, 9] and records.labelled
-    assert records.plain == ["Anne voit l' été .", "Paris !"]
-    assert records.place(1).endswith(f"train{suffix}:9")
+    assert records.lines == [3, 9] and records.has_labels
+    assert records.display_texts == ["Anne voit l' été .", "Paris !"]
+    assert records.location(1).endswith(f"train{suffix}:9")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv"])
@@ -100,7 +100,7 @@ def test_universal_dependencies(tmp_path):
 
 def test_universal_dependencies_without_tags(tmp_path):
     bare = "1\tOui\t_\t_\t_\t_\t_\t_\t_\t_\n"
-    assert not read_tagged(write(tmp_path, "a.conllu", bare)).labelled
+    assert not read_tagged(write(tmp_path, "a.conllu", bare)).has_labels
     half = bare + "\n" + bare.replace("_", "INTJ", 2)
     with pytest.raises(UserError, match=r"half.conllu:1: a word without a tag"):
         read_tagged(write(tmp_path, "half.conllu", half))
@@ -124,7 +124,7 @@ def test_hashes_that_are_words(tmp_path):
 
 def test_words_alone_have_no_tags(tmp_path):
     records = read_tagged(write(tmp_path, "test.conll", "Les\n1 000\nvoix\n\nOui\n"))
-    assert records.columns == {"tokens": [["Les", "1 000", "voix"], ["Oui"]]} and not records.labelled
+    assert records.columns == {"tokens": [["Les", "1 000", "voix"], ["Oui"]]} and not records.has_labels
     records = read_tagged(write(tmp_path, "a.jsonl", '{"tokens": ["a b", "c"], "tags": null}\n"d e"\n'))
     assert records.columns == {"tokens": [["a b", "c"], ["d", "e"]]}
 
@@ -138,11 +138,11 @@ def test_tags_that_are_named_must_be_there_unless_we_do_not_insist(tmp_path):
     words = write(tmp_path, "a.conll", "Oui\n")
     with pytest.raises(UserError, match=r"a.conll:1: --columns tags=2, but here are 1 column"):
         read_tagged(words, columns={"tags": "2"})
-    assert not read_tagged(words, columns={"tags": "2"}, insist=False).labelled
+    assert not read_tagged(words, columns={"tags": "2"}, strict=False).has_labels
     rows = write(tmp_path, "a.jsonl", '{"tokens": ["a"]}\n')
     with pytest.raises(UserError, match="no column 'pos'"):
         read_tagged(rows, columns={"tags": "pos"})
-    assert not read_tagged(rows, columns={"tags": "pos"}, insist=False).labelled
+    assert not read_tagged(rows, columns={"tags": "pos"}, strict=False).has_labels
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_shards import Unknown
-from headstock.data.token_store import build_stores, open_stores
+from headstock.data.token_shards import UnknownTokens
+from headstock.data.token_store import build_split_stores, open_split_stores
 from headstock.data.tokenizer import train_tokenizer
 from headstock.data.tokenizer_training import TokenizerSettings
 from headstock.errors import UserError, WorkError
@@ -38,7 +38,7 @@ def texts(store, tokenizer) -> list[str]:
 
 def build(tmp_path, lines, tokenizer, **settings):
     corpus = read_corpus(write(tmp_path / "corpus.txt", lines), documents="line")
-    return build_stores(corpus, tokenizer, cache=tmp_path / "cache", **settings)
+    return build_split_stores(corpus, tokenizer, cache=tmp_path / "cache", **settings)
 
 
 def test_every_document_is_on_exactly_one_side_and_reads_back(tmp_path, tokenizer):
@@ -48,7 +48,7 @@ def test_every_document_is_on_exactly_one_side_and_reads_back(tmp_path, tokenize
     assert sorted(train + valid) == sorted(LINES)
     assert [line for line in LINES if line in set(train)] == train  # in the order of the corpus
     assert stores.train.bytes + stores.valid.bytes == sum(len(line.encode()) for line in LINES)
-    assert stores.train.bytes_of(7) == len(train[7].encode())
+    assert stores.train.document_bytes(7) == len(train[7].encode())
 
 
 def test_split_depends_on_what_documents_say_not_on_their_order(tmp_path, tokenizer):
@@ -83,8 +83,8 @@ def test_explicit_validation_is_kept_whole_and_out_of_training(tmp_path, tokeniz
     assert texts(stores.valid, tokenizer) == held_out
     assert texts(stores.train, tokenizer) == LINES[30:]
     assert (stores.summary["in_validation"], stores.summary["duplicates"]) == (30, 1)
-    assert stores.valid.place(3) == f"{tmp_path}/valid.txt:4"
-    assert stores.train.place(0) == f"{tmp_path}/corpus.txt:31"
+    assert stores.valid.location(3) == f"{tmp_path}/valid.txt:4"
+    assert stores.train.location(0) == f"{tmp_path}/corpus.txt:31"
     with pytest.raises(UserError, match="every training document is also in the validation corpus"):
         build(tmp_path, LINES[:30], tokenizer, valid=valid)
 
@@ -94,16 +94,16 @@ def test_any_stretch_reads_back_exactly_whatever_the_shards(tmp_path, tokenizer,
     stores = build(tmp_path, LINES, tokenizer, shard_tokens=shard_tokens)
     store = stores.train
     kept = texts(store, tokenizer)
-    stream = np.concatenate([[*ids, tokenizer.end] for ids in tokenizer.encode_batch(kept)])
+    stream = np.concatenate([[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(kept)])
     assert store.tokens == len(stream) == store.lengths.sum()
     for width in (1, 5, 64):
         starts = np.arange(-3, store.tokens + 2)
-        padded = np.concatenate([np.full(3, tokenizer.end), stream, np.full(width + 2, tokenizer.end)])
-        rows = store.gather(np.random.default_rng(0).permutation(starts), width)
+        padded = np.concatenate([np.full(3, tokenizer.eos), stream, np.full(width + 2, tokenizer.eos)])
+        rows = store.windows(np.random.default_rng(0).permutation(starts), width)
         wanted = np.lib.stride_tricks.sliding_window_view(padded, width)[: len(starts)]
         assert (rows == np.random.default_rng(0).permutation(wanted)).all()
-    assert store.gather(np.array([], dtype=int), 4).shape == (0, 4)
-    assert store.gather(np.array([-50, store.tokens]), 4).tolist() == [[tokenizer.end] * 4] * 2
+    assert store.windows(np.array([], dtype=int), 4).shape == (0, 4)
+    assert store.windows(np.array([-50, store.tokens]), 4).tolist() == [[tokenizer.eos] * 4] * 2
 
 
 def test_a_document_stays_in_one_shard_if_it_fits_one(tmp_path, tokenizer):
@@ -125,8 +125,8 @@ def test_positions_and_places(tmp_path, tokenizer):
     for i in (0, 1, 200, store.documents - 1):
         begin, end = store.offsets[i], store.offsets[i + 1]
         assert store.document_at(begin) == store.document_at(end - 1) == i
-        assert store.gather(np.array([end - 1]), 1)[0, 0] == tokenizer.end
-        line = int(store.place(i).rpartition(":")[2])
+        assert store.windows(np.array([end - 1]), 1)[0, 0] == tokenizer.eos
+        line = int(store.location(i).rpartition(":")[2])
         assert tokenizer.decode(store.document(i)) == LINES[line - 1]
     with pytest.raises(IndexError):
         store.document_at(store.tokens)
@@ -144,9 +144,9 @@ def test_a_store_is_reused_until_something_that_matters_changes(tmp_path, tokeni
     assert again.folder == first.folder
     (tmp_path / "moved").mkdir()
     moved = read_corpus(write(tmp_path / "moved" / "renamed.txt", LINES), documents="line")
-    elsewhere = build_stores(moved, tokenizer, cache=tmp_path / "cache")
+    elsewhere = build_split_stores(moved, tokenizer, cache=tmp_path / "cache")
     assert elsewhere.reused
-    assert elsewhere.train.place(0).startswith(f"{tmp_path}/moved/renamed.txt:")
+    assert elsewhere.train.location(0).startswith(f"{tmp_path}/moved/renamed.txt:")
     assert not build(tmp_path, LINES, tokenizer, seed=5).reused
     assert not build(tmp_path, LINES[1:], tokenizer).reused
     other = train_tokenizer(LINES, TokenizerSettings(kind="bpe", vocabulary=400))
@@ -155,14 +155,14 @@ def test_a_store_is_reused_until_something_that_matters_changes(tmp_path, tokeni
 
 def test_a_store_opens_by_its_path_and_travels_to_other_processes_as_one(tmp_path, tokenizer):
     stores = build(tmp_path, LINES, tokenizer)
-    opened = open_stores(stores.folder)
+    opened = open_split_stores(stores.folder)
     assert texts(opened.valid, tokenizer) == texts(stores.valid, tokenizer)
     assert opened.summary == stores.summary
     sent = pickle.dumps(stores.train)
     assert len(sent) < 1000
     assert texts(pickle.loads(sent), tokenizer) == texts(stores.train, tokenizer)
     with pytest.raises(UserError, match="not a token store"):
-        open_stores(tmp_path)
+        open_split_stores(tmp_path)
 
 
 def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer):
@@ -171,7 +171,7 @@ def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer):
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
     with pytest.raises(UserError, match=f"{shard.name} has {len(whole) - 2} bytes, wanted {len(whole)}"):
-        open_stores(folder)
+        open_split_stores(folder)
     said: list[str] = []
     assert not build(tmp_path, LINES, tokenizer, say=said.append).reused
     assert "building it anew" in said[0]
@@ -189,7 +189,7 @@ def test_a_single_wrong_bit_in_any_file_of_a_store_is_noticed(tmp_path, tokenize
             damaged[place] ^= 1 << (place % 7)
             (folder / name).write_bytes(damaged)
             with pytest.raises(UserError, match=name):
-                open_stores(folder)
+                open_split_stores(folder)
         (folder / name).write_bytes(whole)
     assert build(tmp_path, LINES, tokenizer, shard_tokens=4000).reused
     (folder / "train-00001.bin").write_bytes(before["train-00001.bin"][:-1] + b"\xff")
@@ -204,7 +204,7 @@ def test_a_store_of_an_earlier_version_opens_but_is_not_reused(tmp_path, tokeniz
     index = json.loads((folder / "index.json").read_text())
     old = {name: value for name, value in index.items() if name not in ("files", "digest")}
     (folder / "index.json").write_text(json.dumps(old))
-    assert open_stores(folder).train.tokens == index["train"]["tokens"]
+    assert open_split_stores(folder).train.tokens == index["train"]["tokens"]
     assert not build(tmp_path, LINES, tokenizer).reused
     assert build(tmp_path, LINES, tokenizer).reused
 
@@ -214,10 +214,10 @@ def test_held_out_text_counts_what_unknown_tokens_hide(tmp_path, tokenizer):
     stores = build(tmp_path, LINES, known, valid_fraction=0.1)
     whole = build(tmp_path, LINES, tokenizer, valid_fraction=0.1)
     held = texts(whole.valid, tokenizer)  # documents are held out by what they say, whatever cuts them
-    hidden = [word for line in held for word in line.split() if known.id(word) is None]
-    assert stores.valid.unknown == Unknown(len(hidden), sum(len(word.encode()) for word in hidden))
+    hidden = [word for line in held for word in line.split() if known.token_to_id(word) is None]
+    assert stores.valid.unknown == UnknownTokens(len(hidden), sum(len(word.encode()) for word in hidden))
     assert stores.valid.unknown.bits == 8 * (stores.valid.unknown.bytes + len(hidden))
-    assert whole.valid.unknown == Unknown(), "bytes leave nothing unknown"
+    assert whole.valid.unknown == UnknownTokens(), "bytes leave nothing unknown"
 
 
 def test_a_store_whose_unknown_tokens_were_not_counted_is_built_anew(tmp_path):
@@ -235,7 +235,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer):
     corpus = write(tmp_path / "corpus.txt", LINES)
     corpus.write_bytes(corpus.read_bytes() * 400 + b"\xff\n")  # wrong beyond what is checked at once
     with pytest.raises(UserError, match="not UTF-8"):
-        build_stores(read_corpus(corpus), tokenizer, cache=tmp_path / "cache")
+        build_split_stores(read_corpus(corpus), tokenizer, cache=tmp_path / "cache")
     assert list((tmp_path / "cache" / "stores").iterdir()) == []
 
 
@@ -248,14 +248,14 @@ import resource, signal, sys
 from pathlib import Path
 from headstock.errors import WorkError
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import open_tokenizer
 folder = Path(sys.argv[1])
 tokenizer, corpus = open_tokenizer(folder / "tokenizer.json"), read_corpus(folder / "corpus.txt")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
-    build_stores(corpus, tokenizer, cache=folder / "cache")
+    build_split_stores(corpus, tokenizer, cache=folder / "cache")
 except WorkError as wrong:
     print(wrong)
 """
@@ -267,16 +267,16 @@ except WorkError as wrong:
 def test_a_single_long_document_is_cut_at_a_line(tmp_path, tokenizer):
     said: list[str] = []
     corpus = read_corpus(write(tmp_path / "book.txt", LINES), documents="file")
-    stores = build_stores(corpus, tokenizer, valid_fraction=0.1, cache=tmp_path / "cache", say=said.append)
+    stores = build_split_stores(corpus, tokenizer, valid_fraction=0.1, cache=tmp_path / "cache", say=said.append)
     (train,), (valid,) = texts(stores.train, tokenizer), texts(stores.valid, tokenizer)
     assert f"{train}\n{valid}" == "\n".join(LINES)
     assert 0.05 < len(valid) / len(train) < 0.25
     assert any("single document" in text for text in said)
-    line = int(stores.valid.place(0).rpartition(":")[2])
+    line = int(stores.valid.location(0).rpartition(":")[2])
     assert valid.startswith(LINES[line - 1])
     short = read_corpus(write(tmp_path / "note.txt", ["only this"]))
     with pytest.raises(UserError, match="too small to split"):
-        build_stores(short, tokenizer, cache=tmp_path / "cache")
+        build_split_stores(short, tokenizer, cache=tmp_path / "cache")
 
 
 def test_two_documents_are_enough(tmp_path, tokenizer):
@@ -293,17 +293,17 @@ def test_documents_without_tokens_are_dropped_and_counted(tmp_path):
     ]
     stores = build(tmp_path, ["b", "c", "a b"], words, valid=held_out)
     assert texts(stores.train, words) == ["c", "a b"]
-    assert [stores.train.place(i)[-1] for i in range(2)] == ["2", "3"]
+    assert [stores.train.location(i)[-1] for i in range(2)] == ["2", "3"]
     assert stores.summary["empty"] == 1
 
 
 def test_large_vocabularies_take_wider_ids(tmp_path, tokenizer):
     wide = train_tokenizer(LINES, TokenizerSettings(kind="bpe", vocabulary=500))
     wide.vocabulary = 70_000
-    end = wide.end = 69_999
+    end = wide.eos = 69_999
     store = build(tmp_path, LINES, wide).train
     assert store.dtype.itemsize == 4
-    assert store.gather(store.offsets[1:2] - 1, 1).tolist() == [[end]]
+    assert store.windows(store.offsets[1:2] - 1, 1).tolist() == [[end]]
     assert build(tmp_path, LINES, tokenizer).train.dtype.itemsize == 2
 
 
@@ -311,7 +311,7 @@ def test_wrong_settings(tmp_path, tokenizer):
     with pytest.raises(UserError, match="between 0 and 1"):
         build(tmp_path, LINES, tokenizer, valid_fraction=5)
     without = train_tokenizer(LINES, TokenizerSettings(kind="bpe", vocabulary=500))
-    without.end = None
+    without.eos = None
     with pytest.raises(UserError, match="no end mark"):
         build(tmp_path, LINES, without)
 

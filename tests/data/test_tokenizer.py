@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from headstock.data.special_tokens import SPECIALS
-from headstock.data.tokenizer import LONG_TEXT, TokenizerSettings, describe, open_tokenizer, train_tokenizer
+from headstock.data.special_tokens import SPECIAL_TOKENS
+from headstock.data.tokenizer import LONG_TEXT, TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
 from headstock.errors import ConfigError, UserError
 
 KINDS = ("bpe", "unigram", "wordpiece", "word", "char")
@@ -92,16 +92,16 @@ def test_unigram_writes_what_it_does_not_know_as_bytes(trained, text):
     unigram = trained["unigram"]
     ids = unigram.encode(text)
     assert unigram.decode(ids) == text
-    assert unigram.unknown not in ids
+    assert unigram.unk not in ids
 
 
 def test_characters_come_back_and_new_ones_are_unknown(trained):
     char = trained["char"]
-    assert char.pieces("tat\n sat") == ["t", "a", "t", "\n", " ", "s", "a", "t"]
+    assert char.tokenize("tat\n sat") == ["t", "a", "t", "\n", " ", "s", "a", "t"]
     assert char.decode(char.encode("L'été\n\test")) == "L'été\n\test"
-    assert char.encode("😀") == [char.unknown]
+    assert char.encode("😀") == [char.unk]
     every = set("".join(TEXTS))
-    assert char.vocabulary == len(every) + len(SPECIALS)
+    assert char.vocabulary == len(every) + len(SPECIAL_TOKENS)
 
 
 @pytest.mark.parametrize("kind", ["word", "wordpiece"])
@@ -111,13 +111,13 @@ def test_words_are_joined_as_people_write(trained, kind, text):
 
 
 def test_words_are_cut_at_marks_and_rare_ones_are_unknown(trained):
-    assert trained["word"].pieces("the well-known cat, don't") == ["the", "well-known", "cat", ",", "don", "'", "t"]
+    assert trained["word"].tokenize("the well-known cat, don't") == ["the", "well-known", "cat", ",", "don", "'", "t"]
     rare = train_tokenizer(["often often once"], TokenizerSettings("word", 100, min_frequency=2))
-    assert rare.pieces("often once") == ["often", "<unk>"]
+    assert rare.tokenize("often once") == ["often", "<unk>"]
 
 
 def test_wordpiece_marks_what_continues_a_word(trained):
-    pieces = trained["wordpiece"].pieces("catmat")
+    pieces = trained["wordpiece"].tokenize("catmat")
     assert len(pieces) > 1
     assert not pieces[0].startswith("##")
     assert all(piece.startswith("##") for piece in pieces[1:])
@@ -130,8 +130,16 @@ def test_wordpiece_marks_what_continues_a_word(trained):
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_stand_where_the_lab_has_them(trained, kind):
     tokenizer = trained[kind]
-    assert [tokenizer.token(i) for i in range(7)] == ["<sos>", "<pad>", "<eos>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-    assert [getattr(tokenizer, role) for role in SPECIALS] == list(range(7))
+    assert [tokenizer.id_to_token(i) for i in range(7)] == [
+        "<sos>",
+        "<pad>",
+        "<eos>",
+        "<unk>",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    ]
+    assert [getattr(tokenizer, role) for role in SPECIAL_TOKENS] == list(range(7))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,17 +151,17 @@ def test_special_tokens_never_come_out_of_text(trained, kind, tmp_path):
         open_tokenizer(tmp_path / "tokenizer.json"),
         pickle.loads(pickle.dumps(trained[kind])),
     ):
-        for name in SPECIALS.values():
+        for name in SPECIAL_TOKENS.values():
             for text in (name, f"a{name}b", f"a {name} b", f"{name}{name}"):
-                found = set(tokenizer.encode(text)) & set(range(7)) - {tokenizer.unknown}
-                assert not found, (text, tokenizer.pieces(text))
+                found = set(tokenizer.encode(text)) & set(range(7)) - {tokenizer.unk}
+                assert not found, (text, tokenizer.tokenize(text))
     control = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert control.encode("<eos>").ids == [2], "the library alone reads <eos> as the special token"
 
 
 def test_decoding_shows_special_tokens_only_if_asked(trained):
     bpe = trained["bpe"]
-    ids = [bpe.start, *bpe.encode("the cat"), bpe.end, bpe.padding]
+    ids = [bpe.bos, *bpe.encode("the cat"), bpe.eos, bpe.pad]
     assert bpe.decode(ids) == "the cat"
     assert bpe.decode(ids, skip_special=False) == "<sos>the cat<eos><pad>"
 
@@ -203,17 +211,17 @@ PIECES = [
 def test_a_text_that_is_spelled_as_it_should_be_is_cut_the_same_without_spelling_it_anew(trained, texts):
     texts = [text.encode(errors="ignore").decode() for text in texts]
     for kind in ("bpe", "wordpiece", "word", "char"):
-        engine = trained[kind].engine
+        engine = trained[kind].backend
         spelled = engine._library.encode_batch_fast(texts, add_special_tokens=False)
         assert engine.encode_batch(texts) == [cut.ids for cut in spelled]
 
 
 def test_only_a_normalizer_that_leaves_latin_letters_alone_is_passed_by(trained):
-    passed = {kind: trained[kind].engine._bare is not None for kind in KINDS}
+    passed = {kind: trained[kind].backend._bare is not None for kind in KINDS}
     assert passed == {"bpe": True, "unigram": False, "wordpiece": True, "word": True, "char": True}
     for change in ("lowercase", "strip_accents"):
         asked = TokenizerSettings(kind="wordpiece", vocabulary=200, **{change: True})
-        assert train_tokenizer(TEXTS, asked).engine._bare is None
+        assert train_tokenizer(TEXTS, asked).backend._bare is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,8 +254,8 @@ def test_pieces_of_one_character_share_its_span(trained):
 def test_lower_case_and_accents_only_if_asked():
     plain = train_tokenizer(TEXTS, TokenizerSettings("word", 200, min_frequency=1))
     folded = train_tokenizer(TEXTS, TokenizerSettings("word", 200, min_frequency=1, lowercase=True, strip_accents=True))
-    assert plain.pieces("été L") == ["été", "L"]
-    assert folded.pieces("ÉTÉ L") == ["ete", "l"]
+    assert plain.tokenize("été L") == ["été", "L"]
+    assert folded.tokenize("ÉTÉ L") == ["ete", "l"]
     assert plain.fingerprint != folded.fingerprint
     for kind in ("bpe", "unigram"):
         folded = train_tokenizer(TEXTS, TokenizerSettings(kind, 500, lowercase=True, strip_accents=True))
@@ -267,10 +275,10 @@ def test_a_long_text_is_cut_as_if_in_one_go(trained, model_file, kind):
     text = " ".join([*TEXTS, "  two  spaces ", *HARD[:2], "L'été"] * 250)
     text = text.replace("…", ".")  # which SentencePiece cuts in one of two ways of the same probability
     assert len(text) > LONG_TEXT
-    whole = tokenizer.engine.spans(text)
-    forged = tokenizer.engine.special - {tokenizer.unknown}
+    whole = tokenizer.backend.spans(text)
+    forged = tokenizer.all_special_ids - {tokenizer.unk}
     assert forged.isdisjoint(number for number, _, _ in whole), "the engine's own answer can be compared with"
-    assert len(list(tokenizer.parts(text))) > 1
+    assert len(list(tokenizer.split_long_text(text))) > 1
     assert tokenizer.encode_batch(["x", text, "x"])[1] == [number for number, _, _ in whole]
     words = [text[begin:end].lstrip() for begin, end in tokenizer.offsets(text)]
     assert words == [text[begin:end].lstrip() for _, begin, end in whole]
@@ -279,7 +287,7 @@ def test_a_long_text_is_cut_as_if_in_one_go(trained, model_file, kind):
 def test_a_long_text_without_a_space_is_cut_too(trained):
     text = "ab" * LONG_TEXT
     assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
-    assert max(len(part) for part, _ in trained["bpe"].parts(text)) <= LONG_TEXT
+    assert max(len(part) for part, _ in trained["bpe"].split_long_text(text)) <= LONG_TEXT
 
 
 def test_learning_from_one_long_line_is_learning_from_its_lines():
@@ -318,20 +326,20 @@ def test_berts_names_are_found_and_an_end_is_added(tmp_path):
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
     model = models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
     bert = open_tokenizer(foreign(tmp_path / "tokenizer.json", model, names[:5]))
-    assert (bert.padding, bert.unknown, bert.cls, bert.separator, bert.mask) == (0, 1, 2, 3, 4)
-    assert (bert.start, bert.end, bert.vocabulary) == (None, 7, 8)
+    assert (bert.pad, bert.unk, bert.cls, bert.sep, bert.mask) == (0, 1, 2, 3, 4)
+    assert (bert.bos, bert.eos, bert.vocabulary) == (None, 7, 8)
     assert "no end-of-text token" in bert.notes[0]
     assert "<eos> as 7" in bert.notes[0]
     assert bert.encode("the cat the cat") == [5, 6, 5, 6], "its own truncation and padding are off"
     bert.save(tmp_path / "saved.json")
     again = open_tokenizer(tmp_path / "saved.json")
-    assert (again.end, again.notes, again.fingerprint) == (7, (), bert.fingerprint)
+    assert (again.eos, again.notes, again.fingerprint) == (7, (), bert.fingerprint)
 
 
 def test_gpt2s_one_token_starts_and_ends(tmp_path):
     model = models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, [])
     gpt = open_tokenizer(foreign(tmp_path / "tokenizer.json", model, ["<|endoftext|>"]))
-    assert (gpt.start, gpt.end, gpt.padding, gpt.mask, gpt.vocabulary) == (2, 2, None, None, 3)
+    assert (gpt.bos, gpt.eos, gpt.pad, gpt.mask, gpt.vocabulary) == (2, 2, None, None, 3)
 
 
 def test_a_foreign_unigram_cannot_be_tricked_by_its_own_tokens_spelled_out(tmp_path):
@@ -342,10 +350,10 @@ def test_a_foreign_unigram_cannot_be_tricked_by_its_own_tokens_spelled_out(tmp_p
     library.encode_special_tokens = True
     assert 0 in library.encode("a<s>b").ids, "the library's own switch does not help here"
     roberta = open_tokenizer(path)
-    assert (roberta.start, roberta.end, roberta.cls, roberta.separator, roberta.mask) == (0, 2, 0, 2, 4)
-    assert "".join(roberta.pieces("a<s>b")).replace("▁", "") == "a<s>b"
+    assert (roberta.bos, roberta.eos, roberta.cls, roberta.sep, roberta.mask) == (0, 2, 0, 2, 4)
+    assert "".join(roberta.tokenize("a<s>b")).replace("▁", "") == "a<s>b"
     text = "a<s>b</s>"
-    placed = zip(roberta.pieces(text), roberta.offsets(text), strict=True)
+    placed = zip(roberta.tokenize(text), roberta.offsets(text), strict=True)
     assert [text[begin:end] for piece, (begin, end) in placed if piece != "▁"] == list(text)
     assert not set(roberta.encode("</s><mask><pad>")) & {0, 1, 2, 4}
 
@@ -355,11 +363,11 @@ def test_a_sentencepiece_model_is_used_exactly(model_file, tmp_path):
     ours = open_tokenizer(model_file)
     size = theirs.get_piece_size()
     assert ours.encode_batch(TEXTS + HARD) == theirs.encode(TEXTS + HARD)
-    assert (ours.unknown, ours.start, ours.end) == (0, 1, 2)
-    assert (ours.padding, ours.cls, ours.separator, ours.mask) == (size, size + 1, size + 2, size + 3)
+    assert (ours.unk, ours.bos, ours.eos) == (0, 1, 2)
+    assert (ours.pad, ours.cls, ours.sep, ours.mask) == (size, size + 1, size + 2, size + 3)
     assert "<pad>" in ours.notes[0]
     assert ours.vocabulary == size + 4
-    assert ours.decode([ours.start, *ours.encode(TEXTS[0]), ours.end, ours.mask]) == theirs.decode(
+    assert ours.decode([ours.bos, *ours.encode(TEXTS[0]), ours.eos, ours.mask]) == theirs.decode(
         theirs.encode(TEXTS[0])
     )
     ours.save(tmp_path / "tokenizer.json")
@@ -381,8 +389,8 @@ def test_the_labs_list_and_model(model_file, tmp_path):
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     text = "L'été, c'est là"
     assert lab.vocabulary == 4 + theirs.get_piece_size() - 3
-    assert (lab.start, lab.padding, lab.end, lab.unknown, lab.cls, lab.mask) == (0, 1, 2, 3, None, None)
-    assert lab.token(3) == "<oov>"
+    assert (lab.bos, lab.pad, lab.eos, lab.unk, lab.cls, lab.mask) == (0, 1, 2, 3, None, None)
+    assert lab.id_to_token(3) == "<oov>"
     assert lab.encode(text) == [i + 1 for i in theirs.encode(text)], "the model has three special pieces, the lab four"
     cut = " ".join(theirs.encode(text, out_type=str))
     assert "▁" in cut
@@ -400,8 +408,8 @@ def test_pieces_the_lab_left_out_are_unknown(model_file, tmp_path):
     shorter = open_tokenizer(lab_folder(tmp_path, model_file, leave_out=20))
     last = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     piece = last.id_to_piece(last.get_piece_size() - 1)
-    assert shorter.id(piece) is None
-    assert shorter.encode(f"▁ {piece}")[-1] == shorter.unknown
+    assert shorter.token_to_id(piece) is None
+    assert shorter.encode(f"▁ {piece}")[-1] == shorter.unk
 
 
 def test_a_list_without_a_model_takes_cut_text_only(tmp_path):
@@ -417,13 +425,13 @@ def test_a_list_without_a_model_takes_cut_text_only(tmp_path):
 
 
 def test_describe_counts(trained):
-    about = describe(trained["word"], ["the cat", "the zebra"], "the cat")
+    about = tokenizer_statistics(trained["word"], ["the cat", "the zebra"], "the cat")
     assert about["tokens"] == 4
     assert about["tokens_per_word"] == 1
     assert about["unknown_rate"] == 0.25
     assert about["bytes_per_token"] == 16 / 4
     assert about["sample"] == ["the", "cat"]
-    assert describe(trained["bpe"], [], "é")["bytes_per_token"] is None
+    assert tokenizer_statistics(trained["bpe"], [], "é")["bytes_per_token"] is None
 
 
 # ---- mistakes
@@ -499,7 +507,7 @@ SPLIT = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated
 )
 def test_what_the_library_fails_on_is_said(trained, tmp_path, part, value):
     """Some of these end in a panic inside the library, some would end the whole process or take all its memory."""
-    (tmp_path / "t.json").write_text(json.dumps(json.loads(trained["bpe"].engine.content()) | {part: value}))
+    (tmp_path / "t.json").write_text(json.dumps(json.loads(trained["bpe"].backend.to_json()) | {part: value}))
 
     def use() -> None:
         opened = open_tokenizer(tmp_path / "t.json")

@@ -23,10 +23,10 @@ def test_a_made_up_store_is_a_store_of_the_size_asked_for(tmp_path):
     stores = write_token_stores(tmp_path / "store", 0.5, vocabulary=300)
     assert stores.train.tokens == 250_000 and stores.valid.tokens == 20_000
     assert sum(file.stat().st_size for file in (tmp_path / "store").glob("train-0*.bin")) == 500_000
-    rows = stores.train.gather(np.array([0, 1000]), 300)
-    assert rows.max() < 300 and (rows == placeholder_tokenizer().end).sum() in (4, 5, 6)
+    rows = stores.train.windows(np.array([0, 1000]), 300)
+    assert rows.max() < 300 and (rows == placeholder_tokenizer().eos).sum() in (4, 5, 6)
     assert stores.train.lengths.sum() == stores.train.tokens
-    assert stores.train.place(3) == "made up:0"
+    assert stores.train.location(3) == "made up:0"
 
 
 def test_made_up_text_and_rows(tmp_path):

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from headstock.experiments.claims import alone, claim, share
-from headstock.io import claimed
+from headstock.io import try_lock
 from tests.experiments.small import SETTINGS
 from tests.experiments.test_sweep import BASE
 
 HOLDER = """
 import sys
 from pathlib import Path
-from headstock.io import claimed
-with claimed(Path(sys.argv[1])) as mine:
+from headstock.io import try_lock
+with try_lock(Path(sys.argv[1])) as mine:
     print(mine, flush=True)
     sys.stdin.read()
 """
@@ -37,7 +37,7 @@ def held(tmp_path):
 @pytest.mark.parametrize("ends", ["well", "killed"])
 def test_what_another_is_at_work_on_comes_last(tmp_path, held, ends):
     said, order = [], []
-    with claimed(claim(tmp_path, "b")) as mine:
+    with try_lock(claim(tmp_path, "b")) as mine:
         assert not mine
 
     def say(line):
@@ -53,9 +53,9 @@ def test_what_another_is_at_work_on_comes_last(tmp_path, held, ends):
 def test_nobody_waits_where_nobody_else_is(tmp_path):
     said = []
     assert [made for _, made in share(tmp_path, [3, 1, 2], str, lambda n: n * n, said.append)] == [9, 1, 4]
-    with alone(tmp_path, "best"), claimed(claim(tmp_path, "best")) as mine:
+    with alone(tmp_path, "best"), try_lock(claim(tmp_path, "best")) as mine:
         assert not mine
-    with claimed(claim(tmp_path, "best")) as mine:
+    with try_lock(claim(tmp_path, "best")) as mine:
         assert mine
     assert said == []
 

@@ -90,8 +90,8 @@ def test_lengths_are_those_of_a_plain_backward_pass(tokenizer):
     layers = []
     for block in model.backbone.blocks:
         block.register_forward_hook(lambda module, given, output: (output.retain_grad(), layers.append(output))[0])
-    ids = torch.tensor([[tokenizer.start, *tokenizer.encode(TEXT)]])
-    wanted = torch.tensor([*tokenizer.encode(TEXT), tokenizer.end])
+    ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]])
+    wanted = torch.tensor([*tokenizer.encode(TEXT), tokenizer.eos])
     loss = F.cross_entropy(model.heads["token"](model.backbone(asked.batch).hidden)[0], wanted)
     loss.backward()
     assert torch.equal(asked.batch.tokens, ids)
@@ -233,7 +233,7 @@ def test_through_time_the_steps_are_those_of_the_last_prediction(tokenizer, cell
     assert [layer.layer for layer in found.layers] == [1, 2] and found.cell == cell
     embedded = run.model.backbone.tokens(asked.batch.tokens).detach().requires_grad_()
     layers, _ = run.model.backbone.stack(embedded)
-    last = F.cross_entropy(run.model.heads["token"](layers[-1])[0, -1:], torch.tensor([tokenizer.end]))
+    last = F.cross_entropy(run.model.heads["token"](layers[-1])[0, -1:], torch.tensor([tokenizer.eos]))
     (gradient,) = torch.autograd.grad(last, embedded)
     assert found.layers[0].steps == pytest.approx(gradient[0].norm(dim=-1).tolist(), rel=1e-4)
     layers, _ = run.model.backbone.stack(embedded)

@@ -47,7 +47,7 @@ def test_every_step_is_the_textbooks(tokenizer):
     run, place, head = opened(tokenizer, **OLD), 4, 1  # the fifth token, the second head; the width is 8, a head's is 4
     found = walk(run, [TEXT], word=str(place + 1), head=head + 1)
     got, w = steps_of(found), {name: value.double() for name, value in run.model.state_dict().items()}
-    ids = [tokenizer.start, *tokenizer.encode(TEXT)]
+    ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     e = w["backbone.tokens.weight"][ids]
     p = torch.tensor([[wave(t, i) for i in range(8)] for t in range(len(ids))], dtype=torch.float64)
     h = math.sqrt(8) * e + p
@@ -161,7 +161,7 @@ def test_gradients_are_what_the_loss_does(tokenizer, settings, monkeypatch):
 def test_a_token_learns_what_its_row_of_the_table_learns(tokenizer):
     run = opened(tokenizer, **OLD)
     found = walk(run, [TEXT], word="2")
-    ids = [tokenizer.start, *tokenizer.encode(TEXT)]
+    ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     assert ids.count(ids[1]) == 1
     model = run.model.double()
     lesson(run, [TEXT]).loss(model).backward()

@@ -52,7 +52,7 @@ def test_the_plain_product_is_the_gradient_by_the_embedding(tokenizer):
     run = classifier(tokenizer)
     found = predict(run, [TEXT], label="bad")
     assert found.answer == "bad"
-    model, ids = run.model, torch.tensor([[tokenizer.start, *tokenizer.encode(TEXT)]])
+    model, ids = run.model, torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]])
     embedded = model.backbone.tokens(ids).detach().requires_grad_()
     hook = model.backbone.tokens.register_forward_hook(lambda module, given, output: embedded)
     scores = model.heads["label"](model(Batch(ids)).hidden.mean(1))[0]
@@ -82,13 +82,13 @@ def test_the_next_token(tokenizer):
     run = opened(tokenizer)
     found = predict(run, ["Anne likes the"])
     logits = run.model.heads["token"](
-        run.model(Batch(torch.tensor([[tokenizer.start, *tokenizer.encode("Anne likes the")]]))).hidden
+        run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne likes the")]]))).hidden
     )
     chances = logits[0, -1].softmax(-1)
     chances[run.suppressed_tokens()] = 0
     assert found.kind == "next token" and found.probability == pytest.approx(float(chances.max()), abs=1e-6)
     assert len(found.tokens) == len(tokenizer.encode("Anne likes the"))
-    bare = run.model(Batch(torch.tensor([[tokenizer.start, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
+    bare = run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
     chance = run.model.heads["token"](bare).softmax(-1)[0, int(chances.argmax())]
     assert found.words[1].word == "likes" and found.words[1].probability == pytest.approx(float(chance), abs=1e-6)
     asked = predict(run, ["Anne likes the"], label="sea")
@@ -112,7 +112,7 @@ def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypa
         return logits, logits - logits.mean()
 
     logits, whole = score(ids)
-    logits[[*run.suppressed_tokens(), tokenizer.end]] = -torch.inf
+    logits[[*run.suppressed_tokens(), tokenizer.eos]] = -torch.inf
     target = int(logits.argmax())
     _, empty = score([tokenizer.cls] + [tokenizer.mask] * (len(ids) - 1))
     added = sum(token.weight for token in found.tokens)
@@ -160,11 +160,11 @@ def test_a_translation_is_explained_by_its_source(tokenizer):
     def chance(source):
         target = tokenizer.encode("Ben finds home.")
         batch = Batch(
-            torch.tensor([[tokenizer.start, *target]]),
-            source=Batch(torch.tensor([[*tokenizer.encode(source), tokenizer.end]])),
+            torch.tensor([[tokenizer.bos, *target]]),
+            source=Batch(torch.tensor([[*tokenizer.encode(source), tokenizer.eos]])),
         )
         told = run.model.heads["token"](run.model(batch).hidden)[0].log_softmax(-1)
-        return float(told[range(len(target) + 1), [*target, tokenizer.end]].mean().exp())
+        return float(told[range(len(target) + 1), [*target, tokenizer.eos]].mean().exp())
 
     assert found.probability == pytest.approx(chance("Anne likes Paris."), rel=1e-4)
     assert found.words[1].probability == pytest.approx(chance("Anne Paris."), rel=1e-4)

@@ -27,7 +27,7 @@ def tokenizer(corpus):
 def test_lengths_angles_and_moves(tokenizer, norm):
     run = opened(tokenizer, norm=norm)
     found = residuals(run, [TEXT])
-    batch = Batch(torch.tensor([[tokenizer.start, *tokenizer.encode(TEXT)]]))
+    batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     layers = [layer[0] for layer in run.model(batch, keep_layers=True).layers]  # (T, D) each
     assert [step.point for step in found.steps] == ["resid_mid", "resid_post"] * 2
     assert [step.norm for step in found.steps[1::2]] == pytest.approx([float(x.norm(dim=1).mean()) for x in layers[1:]])
@@ -61,7 +61,7 @@ def test_lengths_angles_and_moves(tokenizer, norm):
 def test_the_lens_ends_with_what_the_model_says(tokenizer, norm):
     run = opened(tokenizer, norm=norm)
     found = residuals(run, [TEXT])
-    batch = Batch(torch.tensor([[tokenizer.start, *tokenizer.encode(TEXT)]]))
+    batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     output = run.model(batch, keep_layers=True)
     assert found.says == "next token" and len(found.lens) == batch.tokens.size(1)
     for depth, layer in enumerate(output.layers):
@@ -103,7 +103,7 @@ def test_a_classifier_tells_its_classes_after_each_layer(tokenizer):
     run = classifier(tokenizer)
     (guess,) = residuals(run, [TEXT]).lens
     assert dict(guess.layers[-1]) == pytest.approx(run.predict(TEXT)[0]["probabilities"], abs=1e-5)
-    batch = Batch(torch.tensor([[tokenizer.start, *tokenizer.encode(TEXT)]]))
+    batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     layers = run.model(batch, keep_layers=True).layers
     first = run.model.heads["label"](run.model.backbone.final_norm(layers[0]).mean(1)).softmax(-1)[0]
     assert dict(guess.layers[0]) == pytest.approx(
@@ -124,7 +124,9 @@ def test_an_encoder_decoder_has_two_streams(tokenizer):
         "resid_cross",
         "resid_post",
     ]
-    assert len(found.lens) == len(found.tokens["decoder"]) and found.lens[-1].wanted == tokenizer.token(tokenizer.end)
+    assert len(found.lens) == len(found.tokens["decoder"]) and found.lens[-1].wanted == tokenizer.id_to_token(
+        tokenizer.eos
+    )
 
 
 def test_bad_input_is_refused_in_one_line(tokenizer):

@@ -182,7 +182,7 @@ def test_all_tokens_are_told_in_their_order_but_not_the_opening_mark(tokenizer, 
     model, task, data = make(tokenizer, kind)
     for row, text in enumerate(TEXTS):
         weighed = token_attributions(model, task, data, row, target=0, length=LENGTH)
-        assert [token for token, _ in weighed] == [tokenizer.token(number) for number in tokenizer.encode(text)]
+        assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in tokenizer.encode(text)]
         assert all(isinstance(weight, float) for _, weight in weighed)
 
 
@@ -203,14 +203,14 @@ def test_only_what_was_read_is_told(tokenizer, long):
     (row,) = task.rows(data.tokens[0], LENGTH)
     weighed = token_attributions(model, task, data, 0, target=0, length=LENGTH)
     assert len(data.tokens[0]) > LENGTH == len(row)
-    assert [token for token, _ in weighed] == [tokenizer.token(number) for number in row[1:]]
+    assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in row[1:]]
 
 
 @pytest.mark.parametrize("length", [24, 25, 2])
 def test_a_text_read_in_windows_is_told_once_and_padding_not_at_all(tokenizer, length):
     model, task, data = make(tokenizer, "masked", bag=True, texts=[LONG], long="windows")
     weighed = token_attributions(model, task, data, 0, target=2, length=length)
-    assert [token for token, _ in weighed] == [tokenizer.token(number) for number in data.tokens[0]]
+    assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in data.tokens[0]]
     batch = task.examples(data, length=length).batch([0])
     assert len(batch.tokens) > 2
     assert length == 2 or batch.padding is not None  # the last window is shorter

@@ -175,7 +175,7 @@ def test_any_run_embeds(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "causal", settings=tiny | {"steps": 2})
     headstock.pretrain(corpus, out=tmp_path / "hybrid", objective="hybrid", settings=tiny | {"steps": 2})
     texts = ["Anne sees Paris.", "", "Ben " * 60]
-    for name, mark, pool in (("causal", "start", "last"), ("hybrid", "cls", "mean")):
+    for name, mark, pool in (("causal", "bos", "last"), ("hybrid", "cls", "mean")):
         model = headstock.load(tmp_path / name)
         found = model.embed(texts)
         assert found.shape == (3, 16)

@@ -29,7 +29,7 @@ def filler(kind: str = "wordpiece", *, shift: int = 0, length: int = 32, closing
     sizes = {"context": 32, "depth": 2, "width": 16, "heads": 2, "hidden": 16, "causal": False}
     backbone = Transformer(TransformerConfig(vocabulary=tokenizer.vocabulary, **sizes))
     stir(backbone)
-    special = SpecialTokens((tokenizer.cls,), (tokenizer.separator,) if closing else (), tokenizer.padding)
+    special = SpecialTokens((tokenizer.cls,), (tokenizer.sep,) if closing else (), tokenizer.pad)
     return MaskFiller(
         Model(backbone, {"token": LMHead(backbone)}).eval(), tokenizer, special=special, length=length, shift=shift
     )
@@ -64,7 +64,7 @@ def test_probabilities_are_those_of_the_plain_way(shift, closing):
 def test_words_of_several_pieces_are_found_as_by_trying_all():
     one = filler()
     spelling, mask = one.spelling, one.tokenizer.mask
-    ids, (gap,) = spelling.cut("Ben saw [MASK].")
+    ids, (gap,) = spelling.tokenize("Ben saw [MASK].")
     assert ids == [*one.tokenizer.encode("Ben saw"), mask, *one.tokenizer.encode(".")]
     begin = [i for i in range(one.tokenizer.vocabulary) if spelling.spaced[i] and spelling.lettered[i]]
     go_on = [i for i in range(one.tokenizer.vocabulary) if not spelling.spaced[i] and spelling.lettered[i]]
@@ -72,7 +72,7 @@ def test_words_of_several_pieces_are_found_as_by_trying_all():
     for pieces in itertools.product(begin, go_on):
         word = one.tokenizer.decode(pieces)
         if tuple(one.tokenizer.encode(word)) == pieces:  # as the tokenizer itself would cut it
-            every[word] = chain(one, ids[: gap.place], list(pieces), ids[gap.place + 1 :])
+            every[word] = chain(one, ids[: gap.position], list(pieces), ids[gap.position + 1 :])
     assert len(every) > 50
     found = {word: math.exp(beam.score) for word, beam in one.search_words(ids, gap, 2, beams=10**6)}
     assert found == pytest.approx(every, rel=1e-3)
@@ -119,7 +119,7 @@ def test_a_candidate_longer_than_a_row_is_refused():
 def test_what_is_proposed_is_a_word_a_person_can_read(kind):
     one = filler(kind)
     made = one.fill("[MASK] sees [MASK], (the [MASK]sea", top=400, pieces=3)
-    special = {one.tokenizer.token(number) for number in one.tokenizer.engine.special}
+    special = {one.tokenizer.id_to_token(number) for number in one.tokenizer.all_special_ids}
     for fills in made.fills:
         assert fills
         for fill in fills:
@@ -145,12 +145,12 @@ def test_a_long_text_is_read_around_its_mask():
     one = filler(length=12)
     long = " ".join(["Ana sees the sea."] * 30)
     for text in (f"{long} Ben [MASK] a bee. {long}", f"[MASK] {long}", f"{long} [MASK]"):
-        ids, (gap,) = one.spelling.cut(text)
+        ids, (gap,) = one.spelling.tokenize(text)
         shown, place = one.masked_row(ids, gap, [], 1)
         assert len(shown) == 12
         assert shown[place] == one.tokenizer.mask
         assert one.fill(text, top=2, pieces=2).fills[0]
-    ids, (gap,) = one.spelling.cut(f"{long} [MASK] {long}")
+    ids, (gap,) = one.spelling.tokenize(f"{long} [MASK] {long}")
     assert 4 <= one.masked_row(ids, gap, [], 1)[1] <= 8  # in the middle
 
 
@@ -190,11 +190,11 @@ def test_a_model_of_pairs_reads_a_text_that_is_closed(tmp_path, tiny):
         *tokenizer.encode("Ben eats"),
         tokenizer.mask,
         *tokenizer.encode("x.")[1:],
-        tokenizer.separator,
+        tokenizer.sep,
     ]
     with torch.inference_mode():
         hidden = model.model(Batch(torch.tensor([row]))).hidden[0, row.index(tokenizer.mask)]
-        wanted = float(model.model.heads["token"](hidden).softmax(-1)[tokenizer.id("Ġcheese")])
+        wanted = float(model.model.heads["token"](hidden).softmax(-1)[tokenizer.token_to_id("Ġcheese")])
     ((fill,),) = model.fill("Ben eats [MASK].", among=["cheese"])[0].fills
     assert fill.probability == pytest.approx(wanted, rel=1e-4)
 

@@ -95,6 +95,6 @@ def test_what_a_run_can_score(corpus, tmp_path, tiny):
         assert [value for _, value in score.tokens] == pytest.approx(slow, abs=1e-4)
         assert score.log_likelihood == pytest.approx(sum(slow), abs=1e-3)
     (score,) = hybrid.score("Anne likes Paris.")
-    row = [hybrid.tokenizer.start, *hybrid.tokenizer.encode("Anne likes Paris.")]
+    row = [hybrid.tokenizer.bos, *hybrid.tokenizer.encode("Anne likes Paris.")]
     slow = [told(hybrid.model, row[:at], at - 1, row[at], causal=True) for at in range(1, len(row))]
     assert [value for _, value in score.tokens] == pytest.approx(slow, abs=1e-4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import headstock
-from headstock.data.minimal_pairs import Pair
+from headstock.data.minimal_pairs import MinimalPair
 from headstock.inference.minimal_pairs import score_minimal_pairs
 
 
@@ -28,7 +28,7 @@ def measured(pairs):
 def test_accuracy_ties_and_groups_are_counted():
     right, wrong, tie = ("aa", "ab"), ("c", "b"), ("ab", "ba")
     kinds = [{"UID": "x", "field": "f"}, {"UID": "x", "field": "f"}, {"UID": "y"}, {}]
-    pairs = [Pair(*texts, "here", kind) for texts, kind in zip((right, wrong, right, tie), kinds, strict=True)]
+    pairs = [MinimalPair(*texts, "here", kind) for texts, kind in zip((right, wrong, right, tie), kinds, strict=True)]
     found = measured(pairs)
     assert found["accuracy"] == (1 + 0 + 1 + 0.5) / 4
     assert (found["rows"], found["ties"]) == (4, 1)
@@ -45,7 +45,7 @@ def test_accuracy_ties_and_groups_are_counted():
 
 def test_the_part_after_the_candidate_is_compared_alone():
     # whole: the candidate z makes the good text less likely; after it, the good one is likelier
-    found = measured([Pair("xzaa", "xbcc", "here", rest=(2, 2)), Pair("xb", "xc", "here")])
+    found = measured([MinimalPair("xzaa", "xbcc", "here", continuation=(2, 2)), MinimalPair("xb", "xc", "here")])
     assert found["accuracy"] == 0.5
     assert found["partial_accuracy"] == 1.0
     assert found["intervals"].keys() == {"accuracy", "partial_accuracy"}
@@ -58,7 +58,7 @@ def test_texts_of_the_same_tokens_are_read_once():
         asked.extend(texts)
         return by_letters(texts)
 
-    pairs = [Pair("ab", "ab", "here"), Pair("ab", "b", "here")]
+    pairs = [MinimalPair("ab", "ab", "here"), MinimalPair("ab", "b", "here")]
     found = score_minimal_pairs(pairs, lambda texts: [list(map(ord, text)) for text in texts], lambda text: [], watch)
     assert sorted(map(len, asked)) == [1, 2]
     assert found["ties"] == 1

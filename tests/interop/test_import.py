@@ -302,7 +302,7 @@ def test_older_tokenizer_files_cut_as_the_newer_does(files, tmp_path):
         theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))
         texts = ["abc DEF", "àb, jj", "zzz a[MASK]"]
     else:
-        engine = json.loads(tokenizer_of("bpe").engine.content())["model"]
+        engine = json.loads(tokenizer_of("bpe").backend.to_json())["model"]
         names = {"<sos>": "<s>", "<eos>": "</s>"}
         vocabulary = {names.get(piece, piece): number for piece, number in engine["vocab"].items()}
         (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
@@ -312,7 +312,7 @@ def test_older_tokenizer_files_cut_as_the_newer_does(files, tmp_path):
     ours = read_tokenizer(tmp_path)
     plain = [text for text in texts if "[MASK]" not in text]
     assert ours.encode_batch(plain) == theirs(plain, add_special_tokens=False)["input_ids"]
-    assert ours.cls is not None and ours.separator is not None and ours.end is not None
+    assert ours.cls is not None and ours.sep is not None and ours.eos is not None
 
 
 def test_everything_works_on_an_imported_run(tmp_path):
@@ -330,7 +330,7 @@ def test_everything_works_on_an_imported_run(tmp_path):
     tuned = load(tmp_path / "tuned", device="cpu")
     assert tuned.config.task.closed and tuned.config.task.opening == "cls"
     t = tuned.tokenizer
-    assert tuned.task.rows(t.encode("ab"), 24) == [[t.cls, *t.encode("ab"), t.separator]]
+    assert tuned.task.rows(t.encode("ab"), 24) == [[t.cls, *t.encode("ab"), t.sep]]
     assert export_run(tmp_path / "tuned", tmp_path / "out")["architecture"] == "BertForSequenceClassification"
 
 
@@ -376,7 +376,7 @@ def test_marians_two_sentencepiece_models_cut_each_its_side(tmp_path):
         str(tmp_path / "source.spm"), str(tmp_path / "target.spm"), str(tmp_path / "vocab.json")
     )
     ours = read_tokenizer(tmp_path)
-    assert ours.start == ours.padding == numbers["<pad>"]  # which Marian's decoder begins with
+    assert ours.bos == ours.pad == numbers["<pad>"]  # which Marian's decoder begins with
     wanted = [row[:-1] for row in theirs(texts)["input_ids"]]
-    assert ours.source is not None and ours.source.encode_batch(texts) == wanted
+    assert ours.source_tokenizer is not None and ours.source_tokenizer.encode_batch(texts) == wanted
     assert [row[:-1] for row in theirs(text_target=texts)["input_ids"]] == ours.encode_batch(texts) != wanted

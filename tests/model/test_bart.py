@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headstock.config import plain
+from headstock.config import to_dict
 from headstock.interop.huggingface.architectures.bart import Bart
 from headstock.interop.huggingface.tensor_names import to_theirs
 from headstock.interop.imported_run import complete
@@ -20,7 +20,7 @@ BART = {"width": 16, "depth": 2, "encoder_depth": 3, "heads": 4, "hidden": 24, "
 
 def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Our weights under BART's names, and its settings."""
-    model = {"family": "seq2seq", **plain(ours.config)}
+    model = {"family": "seq2seq", **to_dict(ours.config)}
     chosen = complete(model, {"name": "translate"}, source="a test")
     export = Bart.export(chosen)
     tensors = {f"backbone.{name}": tensor.detach() for name, tensor in ours.named_parameters()}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headstock.config import build
+from headstock.config import from_dict
 from headstock.decoding.beam_search import beam_search
 from headstock.decoding.fast_modules import light
 from headstock.decoding.generate import generate
@@ -327,7 +327,7 @@ def test_presets_have_the_sizes_of_the_textbook(size):
     tree = read_preset(f"seq2seq-{size}")
     assert tree["task"]["name"] == "denoise"
     family = BACKBONES.get(tree["model"].pop("family"))
-    c = build(family.Config, tree["model"] | {"vocabulary": tree["tokenizer"]["vocabulary"]})
+    c = from_dict(family.Config, tree["model"] | {"vocabulary": tree["tokenizer"]["vocabulary"]})
     with torch.device("meta"):  # sizes only, no numbers
         backbone = family(c)
         model = Model(backbone, {"token": LMHead(backbone)})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import headstock.model
-from headstock.config import build, read_settings
+from headstock.config import from_dict, read_settings
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
@@ -21,7 +21,7 @@ PRESETS = Path(headstock.model.__file__).parent / "presets"
 def test_the_classic_preset_has_the_labs_sizes():
     settings = read_settings(PRESETS / "classic.toml")["model"]
     family = BACKBONES.get(settings.pop("family"))
-    config = build(family.Config, settings | {"vocabulary": 50_001})
+    config = from_dict(family.Config, settings | {"vocabulary": 50_001})
     with torch.device("meta"):  # sizes only, no numbers
         backbone = family(config)
         model = Model(backbone, {"token": LMHead(backbone)})

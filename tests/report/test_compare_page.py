@@ -463,7 +463,7 @@ def test_pieces_of_every_tokenizer_become_the_text_again(kind, text):
     from headstock.data.tokenizer_training import TokenizerSettings
 
     tokenizer = train_tokenizer([text, "other words"] * 20, TokenizerSettings(kind=kind, vocabulary=400))
-    spans = lay_over(text, decode_tokens([[piece, 0.5] for piece in tokenizer.pieces(text)]))
+    spans = lay_over(text, decode_tokens([[piece, 0.5] for piece in tokenizer.tokenize(text)]))
     assert "".join(span.text for span in spans) == text
     unweighted = "".join(span.text for span in spans if span.weight is None)
     assert unweighted.strip() == ""  # every letter got its weight, whatever the pieces looked like

@@ -13,7 +13,7 @@ import pytest
 import headstock
 from headstock.experiments.compare import LAYOUT, compare
 from headstock.experiments.error_report import add_error_analysis
-from headstock.io import foreign
+from headstock.io import unknown_entries
 from headstock.report.compare_page import fill_in, metrics_told
 from headstock.report.highlighted_text import make_passage
 from headstock.report.pages import write_report
@@ -146,5 +146,5 @@ def test_what_is_pointed_out_stays_text():
 def test_a_comparison_and_its_report_write_nothing_that_overwriting_would_refuse(compared):
     for _, folder in compared.values():
         write_report(folder)
-        assert foreign(folder, LAYOUT) == []
+        assert unknown_entries(folder, LAYOUT) == []
         assert list((folder / "figures").iterdir()) != []

@@ -58,7 +58,7 @@ def model_for(task, *, seed=0, **backbone):
 
 
 def text_of(ids, tokenizer=CHARACTERS):
-    return "".join(tokenizer.token(i) for i in ids)
+    return "".join(tokenizer.id_to_token(i) for i in ids)
 
 
 # What is read

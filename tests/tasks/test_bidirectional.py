@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
 from headstock.model.batch import IGNORE_INDEX
@@ -19,7 +19,7 @@ from headstock.tasks.bidirectional import BothWays, BothWaysConfig
 def stores(corpus):
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_stores(text, tokenizer)
+    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def made(tokenizer, **given):
@@ -49,7 +49,7 @@ def test_each_token_must_give_both_its_neighbours(stores):
     for tokens, forward, backward in neighbours(batch):
         assert forward[:-1] == tokens[1:]
         assert backward == [IGNORE_INDEX, *tokens[:-1]]
-        whole += tokens[0] == tokenizer.start and forward[-1] == tokenizer.end
+        whole += tokens[0] == tokenizer.bos and forward[-1] == tokenizer.eos
     assert whole > 100
     for labels in batch.labels.values():  # nothing is asked for where there is no token
         assert bool((labels[batch.document_ids < 0] == IGNORE_INDEX).all())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import IGNORE_INDEX
@@ -18,7 +18,7 @@ def stores(corpus):
     text = read_corpus(corpus)
     settings = TokenizerSettings(vocabulary=300)
     tokenizer = train_tokenizer((document.text for document in text), settings)
-    return tokenizer, build_stores(text, tokenizer)
+    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def task(tokenizer, rows="packed"):
@@ -39,8 +39,8 @@ def test_a_document_is_shown_after_start_and_wanted_up_to_end(stores):
     causal = task(tokenizer, "padded")
     batch = causal.examples(found.train, length=512).batch([0])
     ids = found.train.document(0).tolist()
-    assert batch.tokens[0].tolist() == [tokenizer.start, *ids]
-    assert batch.labels["token"][0].tolist() == [*ids, tokenizer.end]
+    assert batch.tokens[0].tolist() == [tokenizer.bos, *ids]
+    assert batch.labels["token"][0].tolist() == [*ids, tokenizer.eos]
 
 
 def test_packed_rows_hold_the_same_as_padded_ones(stores):
@@ -56,7 +56,7 @@ def test_packed_rows_hold_the_same_as_padded_ones(stores):
 @pytest.mark.parametrize("seed", [None, 3])
 def test_every_position_is_wanted_exactly_once(stores, rows, seed):
     tokenizer, found = stores
-    wanted = np.concatenate([[*found.train.document(i), tokenizer.end] for i in range(found.train.documents)])
+    wanted = np.concatenate([[*found.train.document(i), tokenizer.eos] for i in range(found.train.documents)])
     for epoch in (0, 1):
         examples = task(tokenizer, rows).examples(found.train, length=24, seed=seed, epoch=epoch)
         _, labels, _ = document_pairs(examples)

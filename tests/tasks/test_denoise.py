@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
@@ -25,7 +25,7 @@ LENGTH = 24
 def stores(corpus):
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_stores(text, tokenizer)
+    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def rows_of(examples):
@@ -60,7 +60,7 @@ def test_a_source_is_its_target_with_single_masks_for_spans(stores, seed):
     for left, whole in rows:
         assert fills(left, whole, tokenizer.mask), (left, whole)
         assert not any(a == b == tokenizer.mask for a, b in pairwise(left))
-        assert tokenizer.mask not in whole and tokenizer.end not in whole
+        assert tokenizer.mask not in whole and tokenizer.eos not in whole
     assert sum(len(whole) for _, whole in rows) == found.train.tokens - found.train.documents  # all of the text, once
 
 

@@ -8,7 +8,7 @@ import torch
 
 import headstock
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
@@ -24,7 +24,7 @@ from tests.tasks.small import model_for
 def stores(corpus):
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_stores(text, tokenizer)
+    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def task_of(tokenizer, **settings):
@@ -68,7 +68,7 @@ def test_in_masked_rows_the_state_before_a_hidden_token_must_give_it(stores):
     batch = examples.batch(range(len(examples)))
     rows = examples.windows.rows(range(len(examples)))
     masked = ~batch.causal.numpy()
-    plain = np.where(rows.shown == tokenizer.start, tokenizer.cls, rows.shown)[masked]
+    plain = np.where(rows.shown == tokenizer.bos, tokenizer.cls, rows.shown)[masked]
     shown, wanted = batch.tokens.numpy()[masked], batch.labels["masked"].numpy()[masked]
     assert (plain == tokenizer.cls).any()
     places = wanted != IGNORE_INDEX
@@ -159,7 +159,7 @@ def test_one_checkpoint_goes_on_and_fills(corpus, tmp_path, tiny):
     loaded = headstock.load(tmp_path / "run")
     assert loaded.model.backbone.causal is False
     tokenizer = loaded.tokenizer
-    prompt = [tokenizer.start, *tokenizer.encode("Story 12\nAnne likes")]
+    prompt = [tokenizer.bos, *tokenizer.encode("Story 12\nAnne likes")]
     with_cache, without = (
         generate(loaded.model, [prompt], max_tokens=6, sampling=Sampling(temperature=0.0), cache=cache)[0].tokens
         for cache in (True, False)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import headstock
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_store, build_stores
+from headstock.data.token_store import build_split_stores, build_store
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
@@ -26,7 +26,7 @@ from tests.tasks.small import model_for
 def stores(corpus):
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_stores(text, tokenizer)
+    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def plain_rows(task, store, length, *, seed, epoch):
@@ -87,8 +87,8 @@ def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stor
     assert near(noise, hidden, 0.1 - by_chance)
     assert near(same, hidden, 0.1 + by_chance)
     drawn = np.concatenate(replacements)
-    assert not np.isin(drawn, sorted(tokenizer.engine.special)).any()
-    assert set(task.hiding.words) == set(range(tokenizer.vocabulary)) - tokenizer.engine.special
+    assert not np.isin(drawn, sorted(tokenizer.all_special_ids)).any()
+    assert set(task.hiding.words) == set(range(tokenizer.vocabulary)) - tokenizer.all_special_ids
     assert len(np.unique(drawn)) > 0.95 * len(task.hiding.words)  # any other, not a favourite
 
 

@@ -28,13 +28,13 @@ def tokenizers():
 def rows(tokenizer, count=400, length=60, *, seed=0):
     """Rows of random entries: an opening mark, then two documents of uneven length, then padding."""
     draw = np.random.default_rng(seed)
-    words = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.engine.special))
+    words = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.all_special_ids))
     shown = draw.choice(words, (count, length))
     second, end = draw.integers(2, 20, (count, 1)), draw.integers(40, length + 1, (count, 1))
     place = np.arange(length)
     documents = np.where(place >= end, -1, np.where(place >= second, 2, 1))
     opening = (place == 0) | (place == second)
-    shown = np.where(opening, tokenizer.cls, np.where(place >= end, tokenizer.padding, shown))
+    shown = np.where(opening, tokenizer.cls, np.where(place >= end, tokenizer.pad, shown))
     return shown, ~opening & (place < end), documents
 
 
@@ -73,7 +73,7 @@ def test_just_the_wanted_share_is_hidden_and_shown_as_wanted(tokenizers, unit, f
     assert near((seen == tokenizer.mask).sum(), hidden.sum(), 0.7)
     assert near(((seen != were) & (seen != tokenizer.mask)).sum(), hidden.sum(), 0.2 - by_chance)
     assert near((seen == were).sum(), hidden.sum(), 0.1 + by_chance)
-    assert not np.isin(seen[seen != tokenizer.mask], sorted(tokenizer.engine.special)).any()
+    assert not np.isin(seen[seen != tokenizer.mask], sorted(tokenizer.all_special_ids)).any()
 
 
 def test_no_place_of_a_document_is_hidden_more_often_than_another(tokenizers):

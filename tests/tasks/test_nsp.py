@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers
 
 import headstock
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_store, build_stores
+from headstock.data.token_store import build_split_stores, build_store
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
@@ -47,12 +47,12 @@ def parts(tokenizer, batch, row):
     tokens = batch.tokens[row][~batch.padding[row]].tolist()
     segments = batch.segments[row][~batch.padding[row]].tolist()
     assert tokens[0] == tokenizer.cls
-    assert tokens[-1] == tokenizer.separator
-    first = tokens.index(tokenizer.separator)
+    assert tokens[-1] == tokenizer.sep
+    first = tokens.index(tokenizer.sep)
     assert segments == [0] * (first + 1) + [1] * (len(tokens) - first - 1)
     a, b = tokens[1:first], tokens[first + 1 : -1]
-    assert tokenizer.separator not in b
-    return [[tokenizer.token(number) for number in part] for part in (a, b)]
+    assert tokenizer.sep not in b
+    return [[tokenizer.id_to_token(number) for number in part] for part in (a, b)]
 
 
 def place(word):
@@ -193,7 +193,7 @@ def test_marks_are_never_hidden_and_tokens_are_counted_without_padding(library):
     wanted = batch.labels["token"]
     hidden = wanted[wanted != IGNORE_INDEX]
     assert len(hidden) > 300
-    assert not np.isin(hidden.numpy(), sorted(tokenizer.engine.special)).any()
+    assert not np.isin(hidden.numpy(), sorted(tokenizer.all_special_ids)).any()
     assert (wanted[batch.padding] == IGNORE_INDEX).all()
     assert task.tokens(batch) == int((~batch.padding).sum())
 
@@ -234,13 +234,13 @@ def test_sentences_are_marked_apart_and_nothing_else_changes(tmp_path, kind):
     tokenizer = train_tokenizer([text] * 4, settings)
     corpus = read_corpus(path, documents="file")
     plain, marked = (build_store(corpus, tokenizer, sentences=sentences) for sentences in (False, True))
-    assert plain.separator is None
+    assert plain.sep is None
     assert plain.folder != marked.folder
     ids = marked.document(0)
-    assert ids[ids != tokenizer.separator].tolist() == plain.document(0).tolist() == tokenizer.encode(text)
-    assert marked.separator == tokenizer.separator
-    assert marked.sentences == 1 + (ids == tokenizer.separator).sum() == 5
-    first = ids[: ids.tolist().index(tokenizer.separator)]
+    assert ids[ids != tokenizer.sep].tolist() == plain.document(0).tolist() == tokenizer.encode(text)
+    assert marked.sep == tokenizer.sep
+    assert marked.sentences == 1 + (ids == tokenizer.sep).sum() == 5
+    first = ids[: ids.tolist().index(tokenizer.sep)]
     assert tokenizer.decode(first).startswith("Anne likes the sea")
 
 
@@ -318,4 +318,4 @@ def test_a_tokenizer_without_a_separator_is_refused(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Anne likes Paris. Paris likes Anne.\n" * 3, encoding="utf-8")
     with pytest.raises(UserError, match=r"no \[SEP\]"):
-        build_stores(read_corpus(path, documents="file"), tokenizer, sentences=True, valid=read_corpus(path))
+        build_split_stores(read_corpus(path, documents="file"), tokenizer, sentences=True, valid=read_corpus(path))

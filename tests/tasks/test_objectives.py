@@ -10,7 +10,7 @@ import torch
 import headstock
 from headstock.cli import main
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
@@ -45,7 +45,7 @@ def stop_after(step):
 def test_the_hidden_share_follows_the_run_and_validation_does_not(corpus, monkeypatch):
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    stores = build_stores(text, tokenizer)
+    stores = build_split_stores(text, tokenizer)
     task = Masked(MaskedConfig(fraction=0.15, fraction_start=0.6), tokenizer)
     model, told, share = model_for(task), [], task.hiding.fraction
     monkeypatch.setattr(task.hiding, "fraction", lambda done: told.append(done) or share(done))

@@ -19,7 +19,7 @@ from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij"
 TOKENIZER = train_tokenizer([LETTERS] * 3, TokenizerSettings(kind="char", vocabulary=40, min_frequency=1))
-CLS, SEP = TOKENIZER.cls, TOKENIZER.separator
+CLS, SEP = TOKENIZER.cls, TOKENIZER.sep
 
 
 def make(**config):

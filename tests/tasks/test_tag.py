@@ -77,7 +77,7 @@ def test_a_word_of_which_the_tokenizer_leaves_nothing_is_unknown():
     nothing = "\u0301"
     assert tokenizer.encode(nothing) == []
     data = make(tokenizer).prepare(records([[nothing], ["Anne", nothing, nothing, "voit", nothing]]), labelled=False)
-    unknown = tokenizer.unknown
+    unknown = tokenizer.unk
     assert data.pieces[0] == [unknown]
     assert [data.pieces[1][at] == unknown for at in data.starts[1]] == [False, True, True, False, True]
     assert len(set(data.starts[1])) == 5

@@ -40,10 +40,10 @@ def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
     batch = examples.batch([0, 5])
     for row, index in enumerate([0, 5]):
         source, target = data.sources[index], data.targets[index]
-        assert batch.source.tokens[row].tolist()[: len(source) + 1] == [*source, tokenizer.end]
-        assert batch.tokens[row].tolist()[: len(target) + 1] == [tokenizer.start, *target]
+        assert batch.source.tokens[row].tolist()[: len(source) + 1] == [*source, tokenizer.eos]
+        assert batch.tokens[row].tolist()[: len(target) + 1] == [tokenizer.bos, *target]
         labels = batch.labels["token"][row]
-        assert labels[labels != IGNORE_INDEX].tolist() == [*target, tokenizer.end]
+        assert labels[labels != IGNORE_INDEX].tolist() == [*target, tokenizer.eos]
     assert tokenizer.decode(data.targets[3]) == ROWS[3][1]
     real = sum(len(side[i]) + 1 for side in (data.sources, data.targets) for i in (0, 5))
     assert task.tokens(batch) == real and examples.lengths[[0, 5]].sum() == real
@@ -75,7 +75,7 @@ def test_long_sentences_are_cut_and_said_or_refused(task, tokenizer):
     ]
     assert task.remarks(data, length=length + 1) == []
     batch = task.examples(data, length=length).batch([2])
-    assert batch.source.tokens.tolist() == [[*data.sources[2][: length - 1], tokenizer.end]]
+    assert batch.source.tokens.tolist() == [[*data.sources[2][: length - 1], tokenizer.eos]]
     cut = task.examples(data, length=4).batch([0])
     assert cut.labels["token"].tolist() == [data.targets[0][:4]]  # not taught to end where it was cut
     strict = Translate(TranslateConfig(long="refuse"), tokenizer)
@@ -98,16 +98,16 @@ def test_one_beam_is_greedy_and_more_find_no_worse(tokenizer):
     greedy, wide = (Translate(TranslateConfig(beams=beams, max_tokens=9), tokenizer) for beams in (1, 4))
     model = model_for(greedy)
     data = greedy.prepare(records(ROWS[:6]))
-    source = [[*data.sources[0], tokenizer.end]]
-    rules = {"end": tokenizer.end, "forbidden": greedy.unspoken(tokenizer.vocabulary), "sources": source}
+    source = [[*data.sources[0], tokenizer.eos]]
+    rules = {"end": tokenizer.eos, "forbidden": greedy.unspoken(tokenizer.vocabulary), "sources": source}
     scores = []
     for task, beams in ((greedy, 1), (wide, 4)):
         found = model_outputs(model, task, data, length=32)
         assert max(map(len, found)) <= 9
-        best = beam_search(model, [[tokenizer.start]], beams=beams, max_tokens=9, **rules)[0][0]
+        best = beam_search(model, [[tokenizer.bos]], beams=beams, max_tokens=9, **rules)[0][0]
         assert found[0].astype(int).tolist() == best.tokens
         scores.append(best.score)
-        assert not set(found[0].astype(int)) & (tokenizer.engine.special - {tokenizer.unknown})
+        assert not set(found[0].astype(int)) & (tokenizer.all_special_ids - {tokenizer.unk})
     assert scores[1] >= scores[0]
 
 
@@ -144,11 +144,11 @@ def test_two_tokenizers_cut_each_side_their_own_way():
     mine = train_tokenizer(targets, TokenizerSettings(vocabulary=290))
     with pytest.raises(UserError, match="two_tokenizers"):
         Translate(TranslateConfig(two_tokenizers=True), mine)
-    mine.source = train_tokenizer(sources, TokenizerSettings(vocabulary=320))
+    mine.source_tokenizer = train_tokenizer(sources, TokenizerSettings(vocabulary=320))
     task = Translate(TranslateConfig(two_tokenizers=True), mine)
     data = task.prepare(records())
-    assert data.sources[0] == mine.source.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
-    model = model_for(task, source=mine.source.vocabulary)
+    assert data.sources[0] == mine.source_tokenizer.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
+    model = model_for(task, source=mine.source_tokenizer.vocabulary)
     assert len(model_outputs(model, task, data, length=32)) == len(ROWS)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import headstock
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
 from headstock.tasks.causal import Causal
@@ -61,7 +61,7 @@ class Reading(Causal):
 def trained(corpus, settings, callbacks=()):
     """A run on the clock that counts rows, half of whose text is held out."""
     tokenizer = train_tokenizer([corpus.read_text()], TokenizerSettings(vocabulary=300))
-    stores = build_stores(read_corpus(corpus), tokenizer, seed=0, valid_fraction=0.5)
+    stores = build_split_stores(read_corpus(corpus), tokenizer, seed=0, valid_fraction=0.5)
     distributed = Working(torch.device("cpu"))
     task = Reading(Causal.Config(), tokenizer)
     task.clock = distributed.clock
@@ -125,7 +125,7 @@ def test_the_last_measurement_is_of_all_unless_it_would_take_over_a_tenth_of_the
 @pytest.mark.parametrize("tick", [0.3, 0.9, 1.4])
 def test_nothing_that_is_due_is_passed_over(corpus, tick):
     tokenizer = train_tokenizer([corpus.read_text()], TokenizerSettings(vocabulary=300))
-    stores = build_stores(read_corpus(corpus), tokenizer, seed=0)
+    stores = build_split_stores(read_corpus(corpus), tokenizer, seed=0)
     task = Causal(Causal.Config(), tokenizer)
     backbone = small_backbone(vocabulary=tokenizer.vocabulary, context=16)
     model = Model(backbone, task.heads(backbone))

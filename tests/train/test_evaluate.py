@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import headstock
-from headstock.data.token_shards import Unknown
+from headstock.data.token_shards import UnknownTokens
 from headstock.report.pages import write_report
 from headstock.tasks.causal import Causal
 from headstock.tasks.hybrid import Hybrid
@@ -47,7 +47,7 @@ def test_a_hybrids_bits_per_byte_are_as_sure_as_its_perplexity():
 
 def test_unknown_tokens_are_charged_or_bits_per_byte_are_withheld():
     sums, counts = {"token": 100 * math.log(2)}, {"token": 50, "unknown": 5}
-    of_all = Unknown(tokens=10, bytes=70)  # twice as many in the whole text: 8 * (7 + 1) bits each
+    of_all = UnknownTokens(tokens=10, bytes=70)  # twice as many in the whole text: 8 * (7 + 1) bits each
     found = score(Plain(), sums, counts, size=200, unknown=of_all)
     assert found["bits_per_byte"] == pytest.approx((100 + 5 * 64) / 200)
     assert found["loss"] == pytest.approx(2 * math.log(2)), "only bits per byte compare between vocabularies"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_stores
+from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.train.pretrain import build_model
@@ -42,7 +42,7 @@ def text(tmp_path_factory):
     path.write_text("\n".join(sentences) + "\n", encoding="utf-8")
     corpus = read_corpus(path, documents="line")
     tokenizer = train_tokenizer(sentences, TokenizerSettings(vocabulary=300))
-    return tokenizer, build_stores(corpus, tokenizer, valid_fraction=0.2, cache=folder / "cache")
+    return tokenizer, build_split_stores(corpus, tokenizer, valid_fraction=0.2, cache=folder / "cache")
 
 
 def test_all_see_as_many_tokens_and_are_measured_on_the_same_ones(tmp_path):

@@ -118,8 +118,8 @@ def test_labels_and_names_are_no_markup(corpus, tmp_path):
 
 
 def test_licences_come_from_the_catalog(corpus, tmp_path):
-    assert catalog.licence_of("catalog:imdb") == catalog.find("imdb").licence
-    assert catalog.licence_of("catalog:imdb/train.csv") == catalog.find("imdb").licence
+    assert catalog.licence_of("catalog:imdb") == catalog.find_entry("imdb").licence
+    assert catalog.licence_of("catalog:imdb/train.csv") == catalog.find_entry("imdb").licence
     assert catalog.licence_of(str(corpus)) is None
     (tmp_path / "corpus.txt").write_text(Path(corpus).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / catalog.CARD).write_text(json.dumps({"licence": "CC BY 4.0, as its makers say"}), encoding="utf-8")
@@ -130,5 +130,5 @@ def test_licences_come_from_the_catalog(corpus, tmp_path):
 def test_the_stocks_cards_can_be_made_again():
     for folder in STOCKS.iterdir():
         card = make_card(RunFolder(folder))
-        assert catalog.find("imdb").licence in card
+        assert catalog.find_entry("imdb").licence in card
         assert sum(counted(card).values()) == RunFolder(folder).results()["parameters"]["total"]

@@ -78,7 +78,7 @@ def test_a_run_generates_and_scores(runs, preset):
     [score] = run.score("Anne sees Paris.")
     ids = run.tokenizer.encode_batch(["Anne sees Paris."])[0]
     with torch.inference_mode():
-        tokens = torch.tensor([[run.tokenizer.start, *ids]])
+        tokens = torch.tensor([[run.tokenizer.bos, *ids]])
         scores = run.model.heads["token"](run.model(headstock.model.batch.Batch(tokens)).hidden[0]).log_softmax(-1)
     wanted = [scores[place, token].item() for place, token in enumerate(ids)]
     assert [value for _, value in score.tokens] == pytest.approx(wanted, abs=1e-5)
@@ -185,7 +185,7 @@ def test_windows_with_the_carried_state_are_the_document_read_whole(long_documen
 def test_what_stands_before_a_window_is_of_the_same_document(long_document):
     tokenizer, store, _ = long_document
     task = Causal(CausalConfig(), tokenizer)
-    shown = np.concatenate([[tokenizer.start, *store.document(i)] for i in range(store.documents)])
+    shown = np.concatenate([[tokenizer.bos, *store.document(i)] for i in range(store.documents)])
     for length in (7, 50, 64):
         for seed in (None, 0, 1):
             windows = task.examples(store, length=length, seed=seed).windows

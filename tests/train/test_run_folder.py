@@ -174,8 +174,8 @@ def test_all_files_have_the_rights_of_any_new_file(corpus, tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from headstock.io import at_work
-with at_work(Path(sys.argv[1])) as mine:
+from headstock.io import lock_folder
+with lock_folder(Path(sys.argv[1])) as mine:
     print(mine, flush=True)
     sys.stdin.read()
 """
@@ -231,7 +231,7 @@ def test_a_claim_to_a_file_that_went_is_none(tmp_path, monkeypatch):
         return lock(handle)
 
     monkeypatch.setattr(files, "_lock", late)
-    with files.claimed(tmp_path / "claim") as mine:
+    with files.try_lock(tmp_path / "claim") as mine:
         assert not mine
 
 
@@ -242,10 +242,10 @@ def test_where_nothing_can_be_locked_work_goes_on(tmp_path, monkeypatch, number)
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
     if number == "EIO":
-        with pytest.raises(OSError, match="EIO"), files.claimed(tmp_path / "claim"):
+        with pytest.raises(OSError, match="EIO"), files.try_lock(tmp_path / "claim"):
             pass
     else:
-        with files.claimed(tmp_path / "claim") as mine:
+        with files.try_lock(tmp_path / "claim") as mine:
             assert mine
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.model.batch import Batch
-from headstock.rng import Scattered, generator
+from headstock.rng import RandomPermutation, generator
 from headstock.train import sampler as order_module
 from headstock.train.sampler import POOL, BatchSampler, batch_by_length
 
@@ -134,16 +134,16 @@ def test_a_step_is_the_same_for_any_number_of_processes(world_size, size):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 9))
 def test_a_computed_order_has_every_number_once(count, seed):
-    order = Scattered(count, seed, 0, "order")
+    order = RandomPermutation(count, seed, 0, "order")
     whole = order[0:count]
     assert sorted(whole) == list(range(count)) == sorted(order[:])
     assert np.array_equal(np.concatenate([order[:5], order[5:11], order[11:]]), whole)
 
 
 def test_a_computed_order_is_another_in_every_pass_and_looks_like_chance():
-    first, second = (Scattered(100_000, 0, epoch, "order")[:] for epoch in (0, 1))
+    first, second = (RandomPermutation(100_000, 0, epoch, "order")[:] for epoch in (0, 1))
     assert not np.array_equal(first, second)
-    assert np.array_equal(first, Scattered(100_000, 0, 0, "order")[:])
+    assert np.array_equal(first, RandomPermutation(100_000, 0, 0, "order")[:])
     for one in (first, second):
         assert abs(np.corrcoef(np.arange(100_000), one)[0, 1]) < 0.015  # chance: 0.003
         assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.015

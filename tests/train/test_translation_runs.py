@@ -98,9 +98,12 @@ def test_each_side_may_have_a_tokenizer_of_its_own(files, tmp_path):
     learn(out, files, SHORT | {"two_tokenizers": True, "vocabulary": 280})
     run = RunFolder(out)
     tokenizer = run.tokenizer()
-    assert tokenizer.source is not None and tokenizer.source.fingerprint != tokenizer.fingerprint
+    assert tokenizer.source_tokenizer is not None and tokenizer.source_tokenizer.fingerprint != tokenizer.fingerprint
     model = run.config()["model"]
-    assert (model["vocabulary"], model["source_vocabulary"]) == (tokenizer.vocabulary, tokenizer.source.vocabulary)
+    assert (model["vocabulary"], model["source_vocabulary"]) == (
+        tokenizer.vocabulary,
+        tokenizer.source_tokenizer.vocabulary,
+    )
     assert len(headstock.load(out).translate(["anne sees a dog ."])) == 1
     run.source_tokenizer_file.unlink()
     with pytest.raises(UserError, match=r"source_tokenizer.json is missing"):

@@ -144,7 +144,7 @@ def score(
             for token, value in row.tokens:
                 common.show(f"{value:10.3f}    {token}")
     tokenizer = pipeline.tokenizer
-    name = None if tokenizer.unknown is None else tokenizer.token(tokenizer.unknown)
+    name = None if tokenizer.unk is None else tokenizer.id_to_token(tokenizer.unk)
     if unknown := sum(token == name for row in scores for token, _ in row.tokens):
         logger.info(f"{unknown:,} tokens are unknown ({name}): their likelihood is that of any unknown word")
     return {

@@ -253,7 +253,7 @@ def translate(
     Example: headstock translate runs/en-fr "I like tea." --beams 4
     """
     from headstock.data.records import is_table
-    from headstock.io import whole_file
+    from headstock.io import atomic_file
 
     check_text_source(text, file)
     if alignment is not None and (file is not None or len(text or ()) != 1):
@@ -265,7 +265,7 @@ def translate(
         names = pipeline.resolve_columns(file, names)
     translations, count = [], 0
     with ExitStack() as stack:
-        lines = stack.enter_context(stack.enter_context(whole_file(out)).open("w", encoding="utf-8")) if out else None
+        lines = stack.enter_context(stack.enter_context(atomic_file(out)).open("w", encoding="utf-8")) if out else None
         for chunk in chunks(text or read_sentences(file or "-", names)):
             for line in pipeline.translation_notes(chunk):
                 logger.info(line)
@@ -299,16 +299,16 @@ def read_sentences(file: str, columns: dict[str, str] | None) -> Iterator[str]:
 
     A file without a known suffix, such as test.en, is one side of a pair of parallel files.
     """
-    from headstock.data.formats import PLAIN, Source, source_of, text_lines
+    from headstock.data.formats import PLAIN, DataFile, detect_format, text_lines
     from headstock.data.parallel import read_parallel
     from headstock.data.records import stream_texts
 
-    source = source_of(Path(file))
+    source = detect_format(Path(file))
     if file != "-" and source is None and not columns:
         if not Path(file).is_file():
             raise UserError(f"{file}: no such file")
-        yield from (text for _, text in text_lines(Source(Path(file), file, PLAIN, "")))
+        yield from (text for _, text in text_lines(DataFile(Path(file), file, PLAIN, "")))
     elif file != "-" and (columns or (source is not None and source.format != PLAIN)):
-        yield from read_parallel(file, columns=columns, insist=False).plain
+        yield from read_parallel(file, columns=columns, strict=False).display_texts
     else:
         yield from (text for _, text in stream_texts(file))

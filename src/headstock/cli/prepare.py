@@ -42,7 +42,7 @@ def get(
     """Download a dataset, verify it, and print its folder."""
     from headstock.data import catalog
 
-    folder = catalog.get(name, to=to, source=source, say=logger.info)
+    folder = catalog.fetch(name, to=to, source=source, say=logger.info)
     files = sorted(file.name for file in folder.iterdir() if file.is_file())
     common.show(f"{folder}: {', '.join(files)}")
     return {"name": name, "folder": str(folder), "files": files}
@@ -92,7 +92,7 @@ def plan(
 
     Example: headstock plan corpus.txt --minutes 30 --probe --out mine.toml
     """
-    from headstock.errors import quoted
+    from headstock.errors import shell_quote
     from headstock.experiments.recipe import to_toml
     from headstock.io import write_text
     from headstock.planner import planner
@@ -119,7 +119,7 @@ def plan(
         common.show(f"\n{recipe}")
         return proposal.plain()
     write_text(out, recipe)
-    common.show(f"try: headstock pretrain --config {quoted(out)} --out runs/mine")
+    common.show(f"try: headstock pretrain --config {shell_quote(out)} --out runs/mine")
     return proposal.plain() | {"recipe": str(out)}
 
 
@@ -141,16 +141,16 @@ def train(
     """Train a tokenizer on text."""
     from headstock import config
     from headstock.data.corpus import read_corpus
-    from headstock.data.sampling import first, sampled
+    from headstock.data.sampling import first_texts, sample_texts
     from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 
     options = {"kind": kind, "vocabulary": vocab, "lowercase": lowercase, "strip_accents": strip_accents}
-    settings = config.build(TokenizerSettings, options)
+    settings = config.from_dict(TokenizerSettings, options)
     text = read_corpus(corpus, documents=documents, column=columns.text() or "text")  # type: ignore[arg-type]
-    logger.info(text.how())
-    trained = train_tokenizer(sampled(text), settings)
+    logger.info(text.describe())
+    trained = train_tokenizer(sample_texts(text), settings)
     trained.save(out)
-    texts = first(text, 1000)
+    texts = first_texts(text, 1000)
     return {"tokenizer": str(out)} | show_tokenizer(common, trained, texts, sample=" ".join(texts[0].split()[:40]))
 
 
@@ -184,9 +184,9 @@ def tokenizer_path(path: Path) -> Path:
 
 
 def show_tokenizer(common: Common, tokenizer: Any, texts: list[str], *, sample: str) -> dict[str, Any]:
-    from headstock.data.tokenizer import describe
+    from headstock.data.tokenizer import tokenizer_statistics
 
-    facts = describe(tokenizer, texts, sample=sample)
+    facts = tokenizer_statistics(tokenizer, texts, sample=sample)
     common.show(
         f"{tokenizer.kind}: {facts['vocabulary']:,} entries, {facts['tokens_per_word']:.2f} tokens per word, "
         f"{facts['unknown_rate']:.2%} unknown"

@@ -55,7 +55,7 @@ def pretrain(
 
     Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
     """
-    from headstock.errors import quoted
+    from headstock.errors import shell_quote
     from headstock.inference.samples import sample_lines
     from headstock.report.pages import write_report
     from headstock.tasks.base import TASKS
@@ -92,9 +92,9 @@ def pretrain(
         common.show(f"  {line}")
     task = TASKS.get(open_run(out).config()["task"]["name"])
     if task.generates:
-        common.show(f'try: headstock generate {quoted(out)} "Once"')
+        common.show(f'try: headstock generate {shell_quote(out)} "Once"')
     if task.fills:
-        common.show(f'try: headstock fill {quoted(out)} "Once [MASK] a time"')
+        common.show(f'try: headstock fill {shell_quote(out)} "Once [MASK] a time"')
     return results
 
 
@@ -117,7 +117,9 @@ def planned_settings(
     check_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
     train_settings = {key.removeprefix("train."): value for key, value in settings.items()}
     known = TrainSettings.__dataclass_fields__
-    config.build(TrainSettings, {name: value for name, value in train_settings.items() if name in known}, at="train")
+    config.from_dict(
+        TrainSettings, {name: value for name, value in train_settings.items() if name in known}, at="train"
+    )
     if "-" in corpus or any(key.startswith(SIZE_SETTINGS) for key in settings) or not common.prints:
         return settings
     proposal = plan(
@@ -172,7 +174,7 @@ def finetune(
 
     Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
     """
-    from headstock.errors import quoted
+    from headstock.errors import shell_quote
     from headstock.experiments.error_report import add_error_analysis
     from headstock.report.pages import write_report
     from headstock.train import finetune as training
@@ -210,5 +212,5 @@ def finetune(
                 common.show_prose(line)
     head = labelled_task(results["task"])
     common.show(f"report: {RunFolder(out).report}")
-    common.show(f"try: headstock {head.use} {quoted(out)} {head.example}")
+    common.show(f"try: headstock {head.use} {shell_quote(out)} {head.example}")
     return results

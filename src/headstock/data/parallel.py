@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.data import catalog, formats
-from headstock.data.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv_rows, source_of, text_lines
+from headstock.data.formats import COMPRESSIONS, FORMATS, PLAIN, TABLES, DataFile, csv_rows, detect_format, text_lines
 from headstock.data.records import (
     Records,
     Unusable,
@@ -19,7 +19,7 @@ from headstock.data.records import (
     table_names,
     usable_text,
 )
-from headstock.errors import UserError, nearest_path
+from headstock.errors import UserError, suggest_path
 
 SOURCE, TARGET = "source", "target"
 NAME = re.compile(r"[\w-]+")  # what a column is called; a sentence has spaces or marks in it
@@ -31,7 +31,7 @@ def read_parallel(
     path: str | Path,
     *,
     columns: Mapping[str, str] | None = None,
-    insist: bool = True,
+    strict: bool = True,
     skip_blank: bool = False,
 ) -> Records:
     """The rows of a file as columns "source" and, where there are any, "target".
@@ -42,27 +42,27 @@ def read_parallel(
     """
     called = table_names(columns, [SOURCE, TARGET])
     if (sides := _sides(path, columns)) is not None:
-        return _read_sides(*sides, insist, skip_blank)
+        return _read_sides(*sides, strict, skip_blank)
     where, name = find_file(path)
-    source = source_of(where, name)
+    source = detect_format(where, name)
     if source is None:
         wanted = f"{' '.join(FORMATS)}, or two files and how they end: --columns {LANGUAGES}"
         raise UserError(f"{name}: cannot tell what is in a {where.suffix or 'nameless'} file (wanted {wanted})")
     if source.format == PLAIN:
         return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)), skip_blank)
     if source.format == ".tsv" and (numbers := _numbers(source, columns)) is not None:
-        return _read_rows(source, _bare_rows(source, numbers, insist and TARGET in (columns or {})), skip_blank)
-    if (there := formats.columns(source)) is not None and len(there) == 1 and called[SOURCE] not in there:
+        return _read_rows(source, _bare_rows(source, numbers, strict and TARGET in (columns or {})), skip_blank)
+    if (there := formats.column_names(source)) is not None and len(there) == 1 and called[SOURCE] not in there:
         raise UserError(f"{name}: one column only ({there[0]!r}); wanted two, {SOURCE} and {TARGET}")
     return read_records(
-        path, columns=columns, wanted=(SOURCE,), optional=(TARGET,), insist=insist, skip_blank=skip_blank
+        path, columns=columns, required=(SOURCE,), optional=(TARGET,), strict=strict, skip_blank=skip_blank
     )
 
 
 # .tsv without a header
 
 
-def _numbers(source: Source, columns: Mapping[str, str] | None) -> dict[str, int] | None:
+def _numbers(source: DataFile, columns: Mapping[str, str] | None) -> dict[str, int] | None:
     """Which columns of a .tsv the sides are, from 1, where it has no header; None where it has one."""
     rows = [row for _, row in islice(csv_rows(source), SAMPLE_ROWS)]
     if not rows:
@@ -75,7 +75,7 @@ def _numbers(source: Source, columns: Mapping[str, str] | None) -> dict[str, int
     return {SOURCE: 1, TARGET: 2} if plainly and not given else None
 
 
-def _bare_rows(source: Source, numbers: Mapping[str, int], insist: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def _bare_rows(source: DataFile, numbers: Mapping[str, int], insist: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, row in csv_rows(source):
         for name, number in numbers.items():
             if not 1 <= number <= len(row) and (name == SOURCE or insist):
@@ -86,14 +86,14 @@ def _bare_rows(source: Source, numbers: Mapping[str, int], insist: bool) -> Iter
 # Two files
 
 
-def _sides(path: str | Path, columns: Mapping[str, str] | None) -> tuple[Source, Source | str] | None:
+def _sides(path: str | Path, columns: Mapping[str, str] | None) -> tuple[DataFile, DataFile | str] | None:
     """The files of both sides, where a path stands for two; of a target that is not there, the name it should have."""
     given = str(path)
     if given == "-" or given.startswith(catalog.PREFIX):
         return None
     whole = Path(given).expanduser()
     bare = bare_name(whole.name)[0]
-    if whole.is_file() and (known := source_of(whole)) is not None and known.format in TABLES:
+    if whole.is_file() and (known := detect_format(whole)) is not None and known.format in TABLES:
         return None
     if not columns or set(columns) != {SOURCE, TARGET}:
         _refuse_one_side(whole, bare, given)
@@ -106,10 +106,10 @@ def _sides(path: str | Path, columns: Mapping[str, str] | None) -> tuple[Source,
             return None
         wanted = f"{stem}{ends[SOURCE]} and {stem}{ends[TARGET]}"
         beside = [file.name for file in whole.parent.iterdir()] if whole.parent.is_dir() else []
-        hint = nearest_path(stem + ends[SOURCE], beside)
-        raise UserError(f"{given}: no such file{hint} (wanted {wanted}, plain or {' '.join(PACKINGS)}, or a table)")
+        hint = suggest_path(stem + ends[SOURCE], beside)
+        raise UserError(f"{given}: no such file{hint} (wanted {wanted}, plain or {' '.join(COMPRESSIONS)}, or a table)")
     sources = {
-        name: file and Source(file, str(Path(given).with_name(file.name)), PLAIN, bare_name(file.name)[1])
+        name: file and DataFile(file, str(Path(given).with_name(file.name)), PLAIN, bare_name(file.name)[1])
         for name, file in found.items()
     }
     missing = str(Path(given).with_name(stem + ends[TARGET]))
@@ -118,7 +118,7 @@ def _sides(path: str | Path, columns: Mapping[str, str] | None) -> tuple[Source,
 
 def _refuse_one_side(path: Path, bare: str, given: str) -> None:
     """One side of a pair, and nobody has said which the other is."""
-    if not path.is_file() or source_of(path) is not None:
+    if not path.is_file() or detect_format(path) is not None:
         return
     stem, _, end = bare.rpartition(".")
     beside = sorted({bare_name(file.name)[0] for file in path.parent.iterdir() if file.is_file()} - {bare})
@@ -128,10 +128,12 @@ def _refuse_one_side(path: Path, bare: str, given: str) -> None:
 
 
 def _file(path: Path) -> Path | None:
-    return next((file for packing in ("", *PACKINGS) if (file := path.with_name(path.name + packing)).is_file()), None)
+    return next(
+        (file for packing in ("", *COMPRESSIONS) if (file := path.with_name(path.name + packing)).is_file()), None
+    )
 
 
-def _read_sides(source: Source, target: Source | str, insist: bool, skip_blank: bool) -> Records:
+def _read_sides(source: DataFile, target: DataFile | str, insist: bool, skip_blank: bool) -> Records:
     if isinstance(target, str):
         if insist:
             raise UserError(f"{target}: no such file; {source.name} needs it beside it")
@@ -162,7 +164,7 @@ def _read_sides(source: Source, target: Source | str, insist: bool, skip_blank: 
 # Rows
 
 
-def _read_rows(source: Source, rows: Iterator[tuple[int, dict[str, Any]]], skip_blank: bool) -> Records:
+def _read_rows(source: DataFile, rows: Iterator[tuple[int, dict[str, Any]]], skip_blank: bool) -> Records:
     """Rows that have their sides by our own names."""
     lines: list[int] = []
     sides: dict[str, list[str]] = {SOURCE: [], TARGET: []}
@@ -184,7 +186,7 @@ def _read_rows(source: Source, rows: Iterator[tuple[int, dict[str, Any]]], skip_
 
 
 def _records(
-    source: Source, lines: list[int], sides: dict[str, list[str]], problems: list[str], skipped: int
+    source: DataFile, lines: list[int], sides: dict[str, list[str]], problems: list[str], skipped: int
 ) -> Records:
     if problems:
         raise refused(source.name, problems)

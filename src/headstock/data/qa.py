@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import PLAIN, TABLES, Source, source_of, table_rows, text_chunks
+from headstock.data.formats import PLAIN, TABLES, DataFile, detect_format, table_rows, text_chunks
 from headstock.data.records import (
     Layout,
     Records,
@@ -31,7 +31,7 @@ def read_questions(
     path: str | Path,
     *,
     columns: Mapping[str, str] | None = None,
-    insist: bool = True,
+    strict: bool = True,
     skip_blank: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Records:
@@ -44,14 +44,14 @@ def read_questions(
     """
     called = table_names(columns, [CONTEXT, QUESTION, ANSWERS, ID])
     where, name = find_file(path)
-    source = source_of(where, name)
+    source = detect_format(where, name)
     bare, packing = bare_name(where.name)
     reading = _Reading(name, skip_blank)
     if source and source.format in TABLES:
-        named = [column for column in (ANSWERS, ID) if insist and column in (columns or {})]
+        named = [column for column in (ANSWERS, ID) if strict and column in (columns or {})]
         _read_table(reading, source, called, named)
     elif bare.lower().endswith(JSON):
-        _read_squad(reading, Source(where, name, PLAIN, packing), called)
+        _read_squad(reading, DataFile(where, name, PLAIN, packing), called)
     else:
         wanted = f"{JSON} in SQuAD's layout, or {' '.join(TABLES)}"
         raise UserError(f"{name}: cannot tell what is in a {Path(bare).suffix or 'nameless'} file (wanted {wanted})")
@@ -135,7 +135,7 @@ class _Reading:
 # Tables
 
 
-def _read_table(reading: _Reading, source: Source, called: Mapping[str, str], named: list[str]) -> None:
+def _read_table(reading: _Reading, source: DataFile, called: Mapping[str, str], named: list[str]) -> None:
     layout = Layout(source)
     layout.check(called, [CONTEXT, QUESTION], named)
     is_text = source.format in (".csv", ".tsv")
@@ -169,7 +169,7 @@ def _cell(text: str | None) -> Any:
 # SQuAD
 
 
-def _read_squad(reading: _Reading, source: Source, called: Mapping[str, str]) -> None:
+def _read_squad(reading: _Reading, source: DataFile, called: Mapping[str, str]) -> None:
     for where, paragraph in _paragraphs(source):
         context = _of(paragraph, called[CONTEXT], str, where)
         if reading.skips(context):
@@ -191,7 +191,7 @@ def _read_squad(reading: _Reading, source: Source, called: Mapping[str, str]) ->
             reading.add(number, context, entry.get(called[QUESTION]), answers, identity)
 
 
-def _paragraphs(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
+def _paragraphs(source: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each paragraph with its place, such as `train.json: data[3].paragraphs[0]`."""
     top = _json(source)
     if not isinstance(top, dict):
@@ -206,7 +206,7 @@ def _paragraphs(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{where}.paragraphs[{j}]", paragraph
 
 
-def _json(source: Source) -> Any:
+def _json(source: DataFile) -> Any:
     text = "".join(chunk for _, chunk in text_chunks(source))
     try:
         return json.loads(text)

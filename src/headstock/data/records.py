@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from headstock.data import catalog, formats
-from headstock.data.formats import FORMATS, PACKINGS, PLAIN, TABLES, Source, csv_rows, source_of, table_rows, text_lines
-from headstock.errors import UserError, did_you_mean, nearest_path
+from headstock.data.formats import (
+    COMPRESSIONS,
+    FORMATS,
+    PLAIN,
+    TABLES,
+    DataFile,
+    csv_rows,
+    detect_format,
+    table_rows,
+    text_lines,
+)
+from headstock.errors import UserError, did_you_mean, suggest_path
 
 TEXT, TEXT_B, LABEL = "text", "text_b", "label"
 TARGETS = (LABEL, "tags", "answers", "target")  # the columns in which people say what is true of a row
@@ -32,7 +42,7 @@ class Records:
     source: str  # the file, as errors call it
     lines: list[int]  # where each row starts in it (in parquet: which row it is), from 1
     columns: dict[str, list[Any]]  # by our own names, such as "text" and, where there is one, "label"
-    places: list[str] | None = None  # where each row is, in words, in a file whose lines say nothing
+    locations: list[str] | None = None  # where each row is, in words, in a file whose lines say nothing
     skipped: int = 0  # blank rows of the file that were left out
 
     def __len__(self) -> int:
@@ -47,7 +57,7 @@ class Records:
         return self.columns.get(LABEL)
 
     @property
-    def labelled(self) -> bool:
+    def has_labels(self) -> bool:
         """Whether the rows say what is true of them."""
         return any(name in self.columns for name in TARGETS)
 
@@ -57,7 +67,7 @@ class Records:
         return self.labels or [""] * len(self)
 
     @property
-    def plain(self) -> list[str]:
+    def display_texts(self) -> list[str]:
         """What a person reads of each row: its text, also where that is already cut into pieces; of an answer's row
         the question, of a translation's the source."""
         columns = self.columns
@@ -72,18 +82,18 @@ class Records:
     @property
     def documents(self) -> list[str]:
         """All the text there is in the rows, each once: what a language model can learn from."""
-        every = [*self.plain, *self.columns.get("context", []), *self.columns.get("target", [])]
+        every = [*self.display_texts, *self.columns.get("context", []), *self.columns.get("target", [])]
         return list(dict.fromkeys(every)) if "context" in self.columns else every
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Where a row is, as errors say it: `train.csv:17`."""
-        return f"{self.source}: {self.places[index]}" if self.places else f"{self.source}:{self.lines[index]}"
+        return f"{self.source}: {self.locations[index]}" if self.locations else f"{self.source}:{self.lines[index]}"
 
     def select(self, indices: Iterable[int]) -> "Records":
         """Some of the rows, in the order asked for."""
         chosen = list(indices)
         columns = {name: [values[i] for i in chosen] for name, values in self.columns.items()}
-        places = [self.places[i] for i in chosen] if self.places else None
+        places = [self.locations[i] for i in chosen] if self.locations else None
         return Records(self.source, [self.lines[i] for i in chosen], columns, places)
 
 
@@ -95,10 +105,10 @@ def read_records(
     path: str | Path,
     *,
     columns: Mapping[str, str] | None = None,
-    wanted: Sequence[str] = (TEXT,),
+    required: Sequence[str] = (TEXT,),
     optional: Sequence[str] = (LABEL,),
     separator: str | None = None,
-    insist: bool = True,
+    strict: bool = True,
     skip_blank: bool = False,
 ) -> Records:
     """All rows of a file; those that cannot be used are reported together.
@@ -109,9 +119,9 @@ def read_records(
     where the file does not have it, unless `columns` names it and we `insist` on what it names. With `separator`, a
     label may be a list of labels, which are joined by it.
     """
-    called = table_names(columns, [*wanted, *optional])
+    called = table_names(columns, [*required, *optional])
     layout = _located(path)
-    layout.check(called, wanted, [name for name in optional if insist and name in (columns or {})])
+    layout.check(called, required, [name for name in optional if strict and name in (columns or {})])
     lines: list[int] = []
     values: dict[str, list[str]] = {name: [] for name in called}
     lacking: dict[str, list[int]] = {name: [] for name in called}  # the lines without the column
@@ -126,7 +136,7 @@ def read_records(
                     found[name] = _label(row[column], separator) if name == LABEL else usable_text(row[column])
                 except Unusable as why:
                     wrong[name] = why
-        absent = [name for name in wanted if called[name] not in row]
+        absent = [name for name in required if called[name] not in row]
         if skip_blank and (absent or any(isinstance(why, Blank) for why in wrong.values())):
             skipped += 1
             continue
@@ -139,7 +149,7 @@ def read_records(
     if not lines:
         raise all_blank(layout.source.name, skipped) if skipped else layout.no_rows()
     for name, without in lacking.items():
-        if name not in wanted and len(without) == len(lines):
+        if name not in required and len(without) == len(lines):
             del values[name]
         else:
             problems += [layout.problem(name, called[name], line, "is not there") for line in without]
@@ -177,7 +187,7 @@ def _streamed(
         stdin = cast(BufferedReader, sys.stdin.buffer)
         # read1 does not wait for a whole stretch, so that what comes slowly through a pipe is handed on at once
         stretches = iter(lambda: stdin.read1(formats.READ_BYTES), b"")
-        return _plain_texts(Layout(Source(Path("-"), "-", PLAIN, "")), stretches)
+        return _plain_texts(Layout(DataFile(Path("-"), "-", PLAIN, "")), stretches)
     layout = _located(path)
     layout.check(called, [TEXT], [])
     return _plain_texts(layout) if layout.source.format == PLAIN else _table_texts(layout, called, skipped)
@@ -235,7 +245,7 @@ def table_names(columns: Mapping[str, str] | None, known: Sequence[str]) -> dict
     return called
 
 
-def _missing(source: Source, called: Mapping[str, str], missing: Sequence[str], there: list[str]) -> UserError:
+def _missing(source: DataFile, called: Mapping[str, str], missing: Sequence[str], there: list[str]) -> UserError:
     told = "\n  ".join(str(formats.no_column(source.name, called[name], there)) for name in missing)
     hint = f"; say which it is with --columns {','.join(f'{name}=NAME' for name in missing)}"
     if source.format in (".csv", ".tsv") and _is_data(source, there):
@@ -244,7 +254,7 @@ def _missing(source: Source, called: Mapping[str, str], missing: Sequence[str], 
     return UserError(told + hint)
 
 
-def _is_data(source: Source, header: list[str]) -> bool:
+def _is_data(source: DataFile, header: list[str]) -> bool:
     """Whether what stands where the header should looks like a row: long, blank or a number, or there again below."""
     for cell in header:
         words = len(cell.split())
@@ -274,7 +284,7 @@ def usable_text(value: Any, wanted: str = "text") -> str:
     if isinstance(value, str):
         if not value or value.isspace():
             raise Blank
-        if not formats.is_whole(value):
+        if not formats.is_valid_unicode(value):
             raise Unusable("holds half of a surrogate pair, which is no character")
         return value
     if value is None:
@@ -329,8 +339,8 @@ def refused(name: str, problems: list[str]) -> UserError:
 class Layout:
     """Which files hold the rows."""
 
-    source: Source  # a table, or a file with one text a line
-    labels: Source | None = None  # the file with one label a line, where there is one
+    source: DataFile  # a table, or a file with one text a line
+    labels: DataFile | None = None  # the file with one label a line, where there is one
 
     def rows(self, called: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Each row with its line, by what the columns are called; those that are not there are left out."""
@@ -358,7 +368,7 @@ class Layout:
             if missing:
                 tables = f"wanted a table, {' '.join(TABLES)}"
                 raise UserError(f"{self.source.name}: one text a line, so no {' and no '.join(missing)} ({tables})")
-        elif (columns := formats.columns(self.source)) is not None:  # else: no rows, or rows that are bare strings
+        elif (columns := formats.column_names(self.source)) is not None:  # else: no rows, or rows that are bare strings
             needed = [*wanted, *named]
             if missing := [name for name in needed if called[name] not in columns]:
                 raise _missing(self.source, called, missing, columns)
@@ -372,19 +382,19 @@ class Layout:
         return f"{self.source.name}:{line}: {name}{f' (column {column!r})' if column != name else ''} {what}"
 
     def no_rows(self) -> UserError:
-        header = self.source.format in (".csv", ".tsv") and formats.columns(self.source)
+        header = self.source.format in (".csv", ".tsv") and formats.column_names(self.source)
         return UserError(f"{self.source.name}: no rows ({'only a header' if header else 'it is empty'})")
 
 
 def is_table(given: str | Path) -> bool:
     """Whether a file is a table, by its name alone."""
-    source = source_of(Path(given))
+    source = detect_format(Path(given))
     return source is not None and source.format in TABLES
 
 
 def find_file(given: str | Path) -> tuple[Path, str]:
     """The file that a path, or the beginning of one, stands for, and what errors call it."""
-    path, name = catalog.locate(str(given)) or Path(given).expanduser(), str(given)
+    path, name = catalog.resolve(str(given)) or Path(given).expanduser(), str(given)
     try:
         if not path.exists() or path.is_dir():
             path = _of_prefix(path, name)
@@ -400,22 +410,22 @@ def _located(given: str | Path) -> Layout:
     bare, packing = bare_name(path.name)
     if bare.endswith(LABELS):
         raise UserError(f"{name}: the labels alone; give the file that holds the texts")
-    source = source_of(path, name)
+    source = detect_format(path, name)
     if source and source.format in TABLES:
         return Layout(source)
     labels = _labels_of(path)
     if source is None and labels is None and not bare.endswith(PIECES):
-        wanted = f"{' '.join(FORMATS)} {PIECES}, plain or {' '.join(PACKINGS)}, or a file beside its {LABELS} file"
+        wanted = f"{' '.join(FORMATS)} {PIECES}, plain or {' '.join(COMPRESSIONS)}, or a file beside its {LABELS} file"
         raise UserError(f"{name}: cannot tell what is in a {path.suffix or 'nameless'} file (wanted {wanted})")
     if labels is None:
-        return Layout(Source(path, name, PLAIN, packing))
+        return Layout(DataFile(path, name, PLAIN, packing))
     beside = str(Path(name).with_name(labels.name))
-    return Layout(Source(path, name, PLAIN, packing), Source(labels, beside, PLAIN, bare_name(labels.name)[1]))
+    return Layout(DataFile(path, name, PLAIN, packing), DataFile(labels, beside, PLAIN, bare_name(labels.name)[1]))
 
 
 def bare_name(name: str) -> tuple[str, str]:
     """A file's name without its packing, and the packing."""
-    packing = next((packing for packing in PACKINGS if name.lower().endswith(packing)), "")
+    packing = next((packing for packing in COMPRESSIONS if name.lower().endswith(packing)), "")
     return name[: len(name) - len(packing)], packing
 
 
@@ -429,7 +439,7 @@ def _labels_of(path: Path) -> Path | None:
     """The file of labels of a file of texts: for `X.review.spm` it is `X.review.label` or else `X.label`."""
     stem = bare_name(path.name)[0].rpartition(".")[0]
     while stem:
-        for packing in ("", *PACKINGS):
+        for packing in ("", *COMPRESSIONS):
             if (labels := path.with_name(stem + LABELS + packing)).is_file():
                 return labels
         stem = stem.rpartition(".")[0]
@@ -451,4 +461,4 @@ def _of_prefix(path: Path, name: str) -> Path:
         raise UserError(f"{name}: no such file, but {', '.join(file.name for file in likely)}; give one of them")
     if not path.parent.is_dir():
         raise UserError(f"{name}: no such file, nor a folder {path.parent}")
-    raise UserError(f"{name}: no such file{nearest_path(path.name, [file.name for file in beside])}")
+    raise UserError(f"{name}: no such file{suggest_path(path.name, [file.name for file in beside])}")

@@ -5,15 +5,15 @@ from itertools import islice
 
 from headstock.data.corpus import Corpus
 
-SAMPLE = 100_000_000  # bytes; more text hardly changes a tokenizer
+SAMPLE_BYTES = 100_000_000  # bytes; more text hardly changes a tokenizer
 
 
-def sampled(corpus: Corpus) -> Iterator[str]:
+def sample_texts(corpus: Corpus) -> Iterator[str]:
     """The texts of a corpus, of a very large one every n-th."""
     size = sum(file.stat().st_size for file in corpus.files())
-    every = max(1, -(-size // SAMPLE))
+    every = max(1, -(-size // SAMPLE_BYTES))
     return (document.text for i, document in enumerate(corpus) if i % every == 0)
 
 
-def first(corpus: Corpus, count: int) -> list[str]:
+def first_texts(corpus: Corpus, count: int) -> list[str]:
     return [document.text for document in islice(corpus, count)]

@@ -10,26 +10,27 @@ from typing import Any
 
 import sentencepiece
 
-from headstock.data.special_tokens import SPECIALS
+from headstock.data.special_tokens import SPECIAL_TOKENS
 from headstock.errors import UserError
 
 FORMAT = "headstock-sentencepiece-1"
-LAB_SPECIALS = {"start": "<sos>", "padding": "<pad>", "end": "<eos>", "unknown": "<oov>"}
+LAB_SPECIAL_TOKENS = {"bos": "<sos>", "pad": "<pad>", "eos": "<eos>", "unk": "<oov>"}
+STORED_ROLES = {"bos": "start", "pad": "padding", "eos": "end", "unk": "unknown", "sep": "separator"}  # in our JSON
 WORD = "▁"  # what a piece that starts a word begins with
 
 
-class SentencePieces:
+class SentencePieceBackend:
     """A list of pieces whose places are the ids, and the model that cuts raw text into them.
 
     A text that already holds ▁ is taken as cut: its pieces are what stands between spaces.
     """
 
-    def __init__(self, pieces: Sequence[str], roles: dict[str, int], model: bytes | None, *, kind: str):
-        self.pieces, self.roles, self.model, self.kind = list(pieces), dict(roles), model, kind
+    def __init__(self, pieces: Sequence[str], special_ids: dict[str, int], model: bytes | None, *, kind: str):
+        self.pieces, self.special_ids, self.model, self.kind = list(pieces), dict(special_ids), model, kind
         self.size = len(self.pieces)
-        self.special = frozenset(roles.values())
-        self._ids = {piece: i for i, piece in enumerate(self.pieces) if i not in self.special}
-        self._unknown = roles["unknown"]
+        self.all_special_ids = frozenset(special_ids.values())
+        self._ids = {piece: i for i, piece in enumerate(self.pieces) if i not in self.all_special_ids}
+        self._unknown = special_ids["unk"]
         self._processor: Any = None
         if model is not None:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -38,13 +39,13 @@ class SentencePieces:
             self._ours = [self._ids.get(name, self._unknown) for name in names]  # the model's id -> our id
             self._theirs = {ours: theirs for theirs, ours in enumerate(self._ours) if ours != self._unknown}
 
-    def token(self, number: int) -> str:
+    def id_to_token(self, number: int) -> str:
         return self.pieces[number]
 
-    def id(self, token: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         if token in self._ids:
             return self._ids[token]
-        return next((i for i in self.special if self.pieces[i] == token), None)
+        return next((i for i in self.all_special_ids if self.pieces[i] == token), None)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         raw = [i for i, text in enumerate(texts) if WORD not in text]
@@ -94,55 +95,57 @@ class SentencePieces:
             return self._processor.decode([self._theirs[i] for i in ids])
         return "".join(self.pieces[i] for i in ids).replace(WORD, " ").removeprefix(" ")
 
-    def content(self) -> str:
+    def to_json(self) -> str:
         model = None if self.model is None else base64.b64encode(self.model).decode("ascii")
-        value = {"format": FORMAT, "kind": self.kind, "roles": self.roles, "pieces": self.pieces, "model": model}
+        roles = {STORED_ROLES.get(role, role): i for role, i in self.special_ids.items()}
+        value = {"format": FORMAT, "kind": self.kind, "roles": roles, "pieces": self.pieces, "model": model}
         return json.dumps(value, ensure_ascii=False)
 
     def behaviour(self) -> bytes:
-        return self.content().encode()
+        return self.to_json().encode()
 
 
-def from_content(value: dict[str, Any], named: str) -> SentencePieces:
+def from_content(value: dict[str, Any], named: str) -> SentencePieceBackend:
     """What `content` wrote, read back."""
     try:
         model = None if value["model"] is None else base64.b64decode(value["model"], validate=True)
-        roles = {role: int(i) for role, i in value["roles"].items() if role in SPECIALS}
+        stored = {STORED_ROLES.get(role, role): role for role in SPECIAL_TOKENS}
+        roles = {stored[name]: int(i) for name, i in value["roles"].items() if name in stored}
         pieces = [str(piece) for piece in value["pieces"]]
-        if "unknown" not in roles or not all(0 <= i < len(pieces) for i in roles.values()):
+        if "unk" not in roles or not all(0 <= i < len(pieces) for i in roles.values()):
             raise ValueError("its special tokens are not among its pieces")
-        return SentencePieces(pieces, roles, model, kind=str(value["kind"]))
+        return SentencePieceBackend(pieces, roles, model, kind=str(value["kind"]))
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error, RuntimeError) as wrong:
         raise UserError(f"{named}: damaged tokenizer ({wrong})") from None
 
 
-def open_model(path: Path) -> tuple[SentencePieces, tuple[str, ...]]:
+def open_model(path: Path) -> tuple[SentencePieceBackend, tuple[str, ...]]:
     """A SentencePiece .model; special tokens it lacks get ids after its own."""
     model, processor = _read_model(path)
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     own = {
-        "unknown": processor.unk_id(),
-        "start": processor.bos_id(),
-        "end": processor.eos_id(),
-        "padding": processor.pad_id(),
+        "unk": processor.unk_id(),
+        "bos": processor.bos_id(),
+        "eos": processor.eos_id(),
+        "pad": processor.pad_id(),
     }
     roles = {role: i for role, i in own.items() if i >= 0}
-    usual = {"cls": "[CLS]", "separator": "[SEP]", "mask": "[MASK]"}
+    usual = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     roles |= {role: pieces.index(name) for role, name in usual.items() if name in pieces}
     if "<mask>" in pieces:
         roles.setdefault("mask", pieces.index("<mask>"))
-    missing = [role for role in SPECIALS if role not in roles]
+    missing = [role for role in SPECIAL_TOKENS if role not in roles]
     for role in missing:
         roles[role] = len(pieces)
-        pieces.append(SPECIALS[role])
-    added = ", ".join(f"{SPECIALS[role]} {roles[role]}" for role in missing)
+        pieces.append(SPECIAL_TOKENS[role])
+    added = ", ".join(f"{SPECIAL_TOKENS[role]} {roles[role]}" for role in missing)
     notes = (f"{path.name} has no token for some parts; added after its own: {added}",) if missing else ()
-    return SentencePieces(pieces, roles, model, kind="sentencepiece"), notes
+    return SentencePieceBackend(pieces, roles, model, kind="sentencepiece"), notes
 
 
-def open_lab(path: Path, *, model: Path | None = None) -> tuple[SentencePieces, tuple[str, ...]]:
+def open_lab_vocabulary(path: Path, *, model: Path | None = None) -> tuple[SentencePieceBackend, tuple[str, ...]]:
     """The lab's dict.txt (`piece count` a line, ids from 4) and a SentencePiece model, by default the one beside it."""
-    pieces = list(LAB_SPECIALS.values())
+    pieces = list(LAB_SPECIAL_TOKENS.values())
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as wrong:
@@ -156,11 +159,11 @@ def open_lab(path: Path, *, model: Path | None = None) -> tuple[SentencePieces, 
     if len(models) > 1:
         names = ", ".join(model.name for model in models)
         raise UserError(f"{path}: wanted one SentencePiece model beside it, found {names}")
-    roles = {role: i for i, role in enumerate(LAB_SPECIALS)}
+    roles = {role: i for i, role in enumerate(LAB_SPECIAL_TOKENS)}
     if models:
-        return SentencePieces(pieces, roles, _read_model(models[0])[0], kind="lab"), ()
+        return SentencePieceBackend(pieces, roles, _read_model(models[0])[0], kind="lab"), ()
     notes = (f"no SentencePiece model beside {path.name}: only text already cut into pieces can be read",)
-    return SentencePieces(pieces, roles, None, kind="lab"), notes
+    return SentencePieceBackend(pieces, roles, None, kind="lab"), notes
 
 
 def _read_model(path: Path) -> tuple[bytes, Any]:

@@ -3,30 +3,30 @@
 from collections.abc import Callable
 
 # The first four stand where the course lab has them; all families share one tokenizer, so all seven are always there.
-SPECIALS = {
-    "start": "<sos>",
-    "padding": "<pad>",
-    "end": "<eos>",
-    "unknown": "<unk>",
+SPECIAL_TOKENS = {
+    "bos": "<sos>",
+    "pad": "<pad>",
+    "eos": "<eos>",
+    "unk": "<unk>",
     "cls": "[CLS]",
-    "separator": "[SEP]",
+    "sep": "[SEP]",
     "mask": "[MASK]",
 }
 
 # Names in the order they are looked for. GPT-2's one token serves as start and end; RoBERTa's and CamemBERT's <s> and
 # </s> serve as [CLS] and [SEP].
 USUAL_NAMES = {
-    "start": ("<sos>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
-    "padding": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
-    "end": ("<eos>", "</s>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
-    "unknown": ("<unk>", "[UNK]", "<oov>", "<|unk|>"),
+    "bos": ("<sos>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    "eos": ("<eos>", "</s>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]", "<oov>", "<|unk|>"),
     "cls": ("[CLS]", "<cls>", "<s>"),
-    "separator": ("[SEP]", "<sep>", "</s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
 
 
-def find_roles(id_of: Callable[[str], int | None]) -> dict[str, int]:
+def find_special_ids(id_of: Callable[[str], int | None]) -> dict[str, int]:
     """The roles whose token a vocabulary has, by the usual names."""
     roles = {}
     for role, names in USUAL_NAMES.items():

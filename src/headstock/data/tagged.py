@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import PLAIN, TABLES, Source, source_of, table_rows, text_lines
+from headstock.data.formats import PLAIN, TABLES, DataFile, detect_format, table_rows, text_lines
 from headstock.data.records import (
     Blank,
     Layout,
@@ -36,7 +36,7 @@ def read_tagged(
     path: str | Path,
     *,
     columns: Mapping[str, str] | None = None,
-    insist: bool = True,
+    strict: bool = True,
     skip_blank: bool = False,
 ) -> Records:
     """The sentences of a file as columns "tokens" and, where there are any, "tags": lists of words and of tags.
@@ -46,21 +46,21 @@ def read_tagged(
     `columns` names must be there if we `insist`. With `skip_blank`, rows of a table that are blank are left out.
     """
     where, name = find_file(path)
-    source = source_of(where, name)
+    source = detect_format(where, name)
     if source and source.format in TABLES and not _is_conll_table(source, columns):
-        return _read_table(source, columns, insist, skip_blank)
+        return _read_table(source, columns, strict, skip_blank)
     bare, packing = bare_name(where.name)
-    source = Source(where, name, PLAIN, packing)
+    source = DataFile(where, name, PLAIN, packing)
     if not bare.lower().endswith(CONLL) and not _looks_like_conll(source):
         wanted = f"{' '.join((*CONLL, *TABLES))}, or one word a line with its tag and a blank line between sentences"
         raise UserError(f"{name}: cannot tell what is in a {Path(bare).suffix or 'nameless'} file (wanted {wanted})")
-    return _read_conll(source, columns, insist)
+    return _read_conll(source, columns, strict)
 
 
 # Tables
 
 
-def _is_conll_table(source: Source, columns: Mapping[str, str] | None) -> bool:
+def _is_conll_table(source: DataFile, columns: Mapping[str, str] | None) -> bool:
     """Whether a .tsv is no table with a header but CoNLL, which is often called so."""
     if source.format != ".tsv":
         return False
@@ -68,7 +68,7 @@ def _is_conll_table(source: Source, columns: Mapping[str, str] | None) -> bool:
     return (columns or {}).get(TOKENS, TOKENS) not in first.split("\t") and _looks_like_conll(source)
 
 
-def _read_table(source: Source, columns: Mapping[str, str] | None, insist: bool, skip_blank: bool) -> Records:
+def _read_table(source: DataFile, columns: Mapping[str, str] | None, insist: bool, skip_blank: bool) -> Records:
     called, layout = table_names(columns, [TOKENS, TAGS]), Layout(source)
     layout.check(called, [TOKENS], [TAGS] if insist and TAGS in (columns or {}) else [])
     lines: list[int] = []
@@ -176,7 +176,7 @@ def _is_comment(line: str, form: _Form | None, inside: bool) -> bool:
     return not (as_wide and (inside or (form.separator == "\t" and form.width > 1)))
 
 
-def _read_conll(source: Source, columns: Mapping[str, str] | None, insist: bool) -> Records:
+def _read_conll(source: DataFile, columns: Mapping[str, str] | None, insist: bool) -> Records:
     numbers = _numbers(columns)
     form: _Form | None = None
     found = _Sentences()
@@ -209,7 +209,7 @@ def _read_conll(source: Source, columns: Mapping[str, str] | None, insist: bool)
     return Records(source.name, found.lines, values)
 
 
-def _take(found: _Sentences, source: Source, line: int, cells: list[str], form: _Form, *, first: bool) -> list[str]:
+def _take(found: _Sentences, source: DataFile, line: int, cells: list[str], form: _Form, *, first: bool) -> list[str]:
     """Add the word of a line, and say what is wrong with it."""
     if first:
         found.lines.append(line)
@@ -224,7 +224,7 @@ def _take(found: _Sentences, source: Source, line: int, cells: list[str], form: 
     return problems
 
 
-def _form(source: Source, line: int, text: str, numbers: dict[str, int], insist: bool) -> _Form:
+def _form(source: DataFile, line: int, text: str, numbers: dict[str, int], insist: bool) -> _Form:
     """What the first line that holds a word tells of all."""
     separator = _separator(text)
     cells = _cells(text, separator)
@@ -250,7 +250,7 @@ def _numbers(columns: Mapping[str, str] | None) -> dict[str, int]:
     return numbers
 
 
-def _all_unknown(source: Source, found: _Sentences, form: _Form) -> bool:
+def _all_unknown(source: DataFile, found: _Sentences, form: _Form) -> bool:
     """Whether a CoNLL-U file has words only; one that has tags for some of them is refused."""
     if not form.universal:
         return False
@@ -266,7 +266,7 @@ def _of_columns(number: int) -> str:
     return "1 column" if number == 1 else f"{number} columns"
 
 
-def _looks_like_conll(source: Source) -> bool:
+def _looks_like_conll(source: DataFile) -> bool:
     """Whether the first lines are equally wide, of two columns or more, and sentences have blank lines between them."""
     sample = list(islice(_sample(source), SAMPLE_LINES))
     if not sample:
@@ -276,7 +276,7 @@ def _looks_like_conll(source: Source) -> bool:
     return len(widths) == 1 and widths != {1} and (len(sample) < SAMPLE_LINES or "" in sample)
 
 
-def _sample(source: Source) -> Iterator[str]:
+def _sample(source: DataFile) -> Iterator[str]:
     """Lines without comments, "" for blank ones."""
     begun = False
     for _, line in text_lines(source):

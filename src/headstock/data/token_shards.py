@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headstock.errors import UserError
-from headstock.io import mismatch
+from headstock.io import checksum_mismatch
 
 FORMAT = 1  # of the folder; goes up when older ones can no longer be read
 INDEX = "index.json"
@@ -21,7 +21,7 @@ PLACE = np.dtype([("file", "<i4"), ("line", "<i8"), ("bytes", "<i8")])
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownTokens:
     """The unknown tokens of a text, and the UTF-8 bytes that they hide."""
 
     tokens: int = 0
@@ -36,8 +36,8 @@ class Unknown:
         """
         return 8 * (self.bytes + self.tokens)
 
-    def __add__(self, other: "Unknown") -> "Unknown":
-        return Unknown(self.tokens + other.tokens, self.bytes + other.bytes)
+    def __add__(self, other: "UnknownTokens") -> "UnknownTokens":
+        return UnknownTokens(self.tokens + other.tokens, self.bytes + other.bytes)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def digest_of(index: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def check_store(folder: Path) -> None:
+def verify_store(folder: Path) -> None:
     """Refuse a store of which any byte is not as it was written; stores of earlier versions cannot be checked.
 
     All files are read, each time: whoever wants to reuse a store has just read the text it was made from to compute
@@ -69,7 +69,7 @@ def check_store(folder: Path) -> None:
         raise UserError(f"{folder / INDEX}: is not what was written (its digest differs); delete {folder}")
     checksums = index.get("files", {})
     with ThreadPoolExecutor(min(4, max(1, len(checksums)))) as threads:
-        for wrong in threads.map(lambda name: mismatch(folder / name, checksums[name]), checksums):
+        for wrong in threads.map(lambda name: checksum_mismatch(folder / name, checksums[name]), checksums):
             if wrong:
                 raise UserError(f"{folder}: {wrong}; delete this folder, build it again")
 
@@ -78,25 +78,25 @@ def shard_name(side: str, number: int) -> str:
     return f"{side}-{number:05d}.bin"
 
 
-class Store:
+class TokenStore:
     """A stream of tokens, `A B C <end> D E <end>`, read from disk as it is needed."""
 
     tokens: int  # with the end marks
     documents: int
     bytes: int  # of the text, as UTF-8
     sentences: int | None  # where they are marked apart
-    unknown: Unknown | None  # counted in held-out text; None where they were not
+    unknown: UnknownTokens | None  # counted in held-out text; None where they were not
 
     def __init__(self, folder: Path, side: str):
         self.folder, self.side = folder, side
         index = read_index(folder)
-        self.end: int = index["end"]
-        self.separator: int | None = index.get("separator")  # between the sentences, where they are marked apart
+        self.eos: int = index["end"]
+        self.sep: int | None = index.get("separator")  # between the sentences, where they are marked apart
         self.sources: list[str] = index["sources"]
         counts = index[side]
         self.tokens, self.documents, self.bytes = counts["tokens"], counts["documents"], counts["bytes"]
         self.sentences = counts.get("sentences")
-        self.unknown = Unknown(**counts["unknown"]) if "unknown" in counts else None
+        self.unknown = UnknownTokens(**counts["unknown"]) if "unknown" in counts else None
         self.dtype = np.dtype(index["dtype"])
         sizes = counts["shards"]
         self._shards = [self._map(shard_name(side, i), self.dtype, size) for i, size in enumerate(sizes)]
@@ -105,7 +105,7 @@ class Store:
         self._places = self._map(f"{side}-places.bin", PLACE, self.documents)
 
     def __reduce__(self) -> Any:  # a worker process opens the files again rather than being sent them
-        return Store, (self.folder, self.side)
+        return TokenStore, (self.folder, self.side)
 
     def __repr__(self) -> str:
         return f"Store({str(self.folder)!r}, {self.side!r}: {self.documents:,} documents, {self.tokens:,} tokens)"
@@ -126,10 +126,10 @@ class Store:
         """Tokens per document, with its end mark."""
         return np.diff(self.offsets)
 
-    def gather(self, starts: np.ndarray, width: int) -> np.ndarray:
+    def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
         """Stretches of the stream, (rows, width) of int64; positions before or past the stream hold the end mark."""
         starts = np.asarray(starts, dtype=np.int64)
-        rows = np.full((len(starts), width), self.end, dtype=np.int64)
+        rows = np.full((len(starts), width), self.eos, dtype=np.int64)
         shard = np.searchsorted(self._bounds, starts, side="right") - 1
         bound = self._bounds[np.clip(shard + 1, 0, len(self._shards))]
         inside = (starts >= 0) & (starts < self.tokens) & (starts + width <= bound)
@@ -140,16 +140,16 @@ class Store:
         for row in np.flatnonzero(~inside):  # the few that cross a shard's bound or an end of the stream
             first, last = max(0, starts[row]), min(self.tokens, starts[row] + width)
             if first < last:
-                rows[row, first - starts[row] : last - starts[row]] = self.stretch(first, last)
+                rows[row, first - starts[row] : last - starts[row]] = self.slice(first, last)
         return rows
 
     def document(self, i: int) -> np.ndarray:
         """The ids of one document, without its end mark."""
         if not 0 <= i < self.documents:
             raise IndexError(f"document {i} of {self.documents}")
-        return self.stretch(int(self.offsets[i]), int(self.offsets[i + 1]) - 1)
+        return self.slice(int(self.offsets[i]), int(self.offsets[i + 1]) - 1)
 
-    def stretch(self, first: int, last: int) -> np.ndarray:
+    def slice(self, first: int, last: int) -> np.ndarray:
         """The stream from `first` to before `last`, both inside it."""
         shard = int(np.searchsorted(self._bounds, first, side="right")) - 1
         parts = []
@@ -165,16 +165,16 @@ class Store:
             raise IndexError(f"position {position} of {self.tokens}")
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
-    def place(self, i: int) -> str:
+    def location(self, i: int) -> str:
         """Where a document came from, as `file:line`."""
         return f"{self.sources[self._places['file'][i]]}:{self._places['line'][i]}"
 
-    def bytes_of(self, i: int) -> int:
+    def document_bytes(self, i: int) -> int:
         """The UTF-8 bytes of one document's text."""
         return int(self._places["bytes"][i])
 
 
-class SideWriter:
+class SplitWriter:
     """Writes one side by plain buffered writes: a full disk is then an error, where a mapped file would crash."""
 
     def __init__(self, folder: Path, side: str, dtype: np.dtype, shard_tokens: int, *, separator: int | None = None):
@@ -182,7 +182,7 @@ class SideWriter:
         self.separator = separator  # between sentences, where they are marked apart
         self.sizes: list[int] = []
         self.tokens = self.documents = self.bytes = self.sentences = 0
-        self.unknown: Unknown | None = None  # until some were counted
+        self.unknown: UnknownTokens | None = None  # until some were counted
         self._files: dict[str, HashedFile] = {}
         self._offsets = self._open(f"{side}-offsets.bin")
         self._places = self._open(f"{side}-places.bin")

@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 
 from headstock.data.corpus import Corpus
-from headstock.data.encoding import Batch, count_unknown, encode
+from headstock.data.encoding import DocumentBatch, count_unknown, encode_documents
 from headstock.data.token_shards import (
     FORMAT,
     INDEX,
     SHARD_TOKENS,
-    SideWriter,
-    Store,
-    Unknown,
-    check_store,
+    SplitWriter,
+    TokenStore,
+    UnknownTokens,
     digest_of,
     read_index,
+    verify_store,
 )
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, WorkError
-from headstock.io import cache_folder, whole_folder, write_json
+from headstock.io import atomic_folder, cache_folder, write_json
 
 DROP, TRAIN, VALID, CUT = range(4)  # what becomes of a document; CUT: its tail is held out
 SIDES = {TRAIN: "train", VALID: "valid"}
@@ -39,16 +39,16 @@ PROGRESS_BYTES = 1 << 26
 
 
 @dataclass
-class Stores:
-    train: Store
-    valid: Store
+class SplitStores:
+    train: TokenStore
+    valid: TokenStore
     summary: dict[str, Any]
     folder: Path
     reused: bool = False
 
 
 @dataclass
-class Plan:
+class SplitPlan:
     """What becomes of each document of a corpus, in the order they are read."""
 
     corpus: Corpus
@@ -57,7 +57,7 @@ class Plan:
     in_validation: int = 0  # dropped from training as copies of validation documents
 
 
-def build_stores(
+def build_split_stores(
     corpus: Corpus,
     tokenizer: Tokenizer,
     *,
@@ -69,7 +69,7 @@ def build_stores(
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
     shard_tokens: int = SHARD_TOKENS,
-) -> Stores:
+) -> SplitStores:
     """Tokens of a corpus, for training and for validation, made once and then reused.
 
     Without a `valid` corpus, validation is the `valid_fraction` of documents whose keyed hash is smallest: it depends
@@ -80,10 +80,10 @@ def build_stores(
     if not 0 < valid_fraction < 1:
         raise UserError(f"valid_fraction: must be between 0 and 1, not {valid_fraction}")
     split = [valid.fingerprint()] if valid else [valid_fraction, seed]
-    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.end, deduplicate, *split, *_apart(sentences)]
+    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.eos, deduplicate, *split, *_apart(sentences)]
 
     def make(folder: Path) -> dict[str, Any]:
-        say(corpus.how())
+        say(corpus.describe())
         begun = time.perf_counter()
         plans = _plans(corpus, valid, valid_fraction, deduplicate, seed, say)
         say(f"surveyed the documents in {time.perf_counter() - begun:.1f} s")
@@ -109,15 +109,15 @@ def build_store(
     sentences: bool = False,
     cache: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> Store:
+) -> TokenStore:
     """Tokens of all documents of a corpus, copies too: text to measure a model on."""
 
     def make(folder: Path) -> dict[str, Any]:
-        everything = Plan(corpus, np.full(len(survey(corpus)[0]), VALID, np.uint8))
+        everything = SplitPlan(corpus, np.full(len(survey(corpus)[0]), VALID, np.uint8))
         return _write(folder, [everything], tokenizer, (VALID,), 0.0, say, SHARD_TOKENS, sentences)
 
-    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.end, "all of it", *_apart(sentences)]
-    return Store(_made(what, make, tokenizer, cache, say)[0], "valid")
+    what = [corpus.fingerprint(), tokenizer.fingerprint, tokenizer.eos, "all of it", *_apart(sentences)]
+    return TokenStore(_made(what, make, tokenizer, cache, say)[0], "valid")
 
 
 def _apart(sentences: bool) -> list[str]:
@@ -133,7 +133,7 @@ def _made(
     say: Callable[[str], None],
 ) -> tuple[Path, bool]:
     """The folder that holds `what`, made whole now or found whole from an earlier time, and which of the two."""
-    if tokenizer.end is None:
+    if tokenizer.eos is None:
         raise UserError("this tokenizer has no end mark, which must stand between documents")
     fingerprint = hashlib.sha256(json.dumps([FORMAT, *what]).encode()).hexdigest()
     folder = (cache or cache_folder()) / "stores" / fingerprint
@@ -141,13 +141,13 @@ def _made(
         try:
             index = read_index(folder)
             if {"files", "digest"} <= index.keys():
-                check_store(folder)
+                verify_store(folder)
                 return folder, True
             say(f"{folder}: a token store of an earlier version, which cannot be checked: building it anew")
         except UserError as wrong:
             say(f"{wrong}: building it anew")
     try:
-        with whole_folder(folder) as beside:
+        with atomic_folder(folder) as beside:
             begun = time.perf_counter()
             index = make(beside)
             index["summary"] |= _speed(index["summary"], time.perf_counter() - begun)
@@ -159,20 +159,20 @@ def _made(
     return folder, False
 
 
-def open_stores(folder: Path) -> Stores:
+def open_split_stores(folder: Path) -> SplitStores:
     """Stores that were built earlier."""
-    check_store(folder)
+    verify_store(folder)
     return _opened(folder)
 
 
-def _opened(folder: Path) -> Stores:
+def _opened(folder: Path) -> SplitStores:
     index = read_index(folder)
-    return Stores(Store(folder, "train"), Store(folder, "valid"), index["summary"], folder)
+    return SplitStores(TokenStore(folder, "train"), TokenStore(folder, "valid"), index["summary"], folder)
 
 
 def _write(
     folder: Path,
-    plans: list[Plan],
+    plans: list[SplitPlan],
     tokenizer: Tokenizer,
     roles: Sequence[int],
     valid_fraction: float,
@@ -182,10 +182,10 @@ def _write(
 ) -> dict[str, Any]:
     """The sides that are asked for, as files in `folder`; returns what the index says of them."""
     dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
-    separator = tokenizer.separator if sentences else None
+    separator = tokenizer.sep if sentences else None
     if sentences and separator is None:
         raise UserError("this tokenizer has no [SEP], which must stand between sentences")
-    sides = {role: SideWriter(folder, SIDES[role], dtype, shard_tokens, separator=separator) for role in roles}
+    sides = {role: SplitWriter(folder, SIDES[role], dtype, shard_tokens, separator=separator) for role in roles}
     sources: list[str] = []
     empty = 0
     try:
@@ -198,7 +198,7 @@ def _write(
     for role, side in sides.items():
         if not side.documents:
             raise UserError(f"no tokens for {'training' if role == TRAIN else 'validation'}: too little text")
-    index = {"tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary, "end": tokenizer.end}
+    index = {"tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary, "end": tokenizer.eos}
     index |= {} if separator is None else {"separator": separator}
     index |= {"dtype": dtype.str, "sources": sources, "empty": empty, "sides": [side.side for side in sides.values()]}
     index |= {side.side: side.counts() for side in sides.values()}
@@ -206,7 +206,7 @@ def _write(
     return index | {"summary": _summary(index, plans)}
 
 
-def _summary(index: dict[str, Any], plans: list[Plan]) -> dict[str, Any]:
+def _summary(index: dict[str, Any], plans: list[SplitPlan]) -> dict[str, Any]:
     summary: dict[str, Any] = {"documents": len(plans[0].roles), "duplicates": plans[0].duplicates}
     summary |= {"in_validation": plans[0].in_validation, "empty": index["empty"]}
     for side in index["sides"]:
@@ -270,12 +270,12 @@ def _plans(
     deduplicate: bool,
     seed: int,
     say: Callable[[str], None],
-) -> list[Plan]:
+) -> list[SplitPlan]:
     hashes, longest = survey(corpus)
     if valid:
         valid_hashes, _ = survey(valid)
         plan = plan_apart(corpus, hashes, valid_hashes, deduplicate)
-        return [plan, Plan(valid, np.full(len(valid_hashes), VALID, np.uint8))]
+        return [plan, SplitPlan(valid, np.full(len(valid_hashes), VALID, np.uint8))]
     plan = plan_split(corpus, hashes, fraction, deduplicate, seed)
     if CUT in plan.roles:
         if longest < CUT_CHARACTERS:
@@ -287,22 +287,22 @@ def _plans(
     return [plan]
 
 
-def plan_split(corpus: Corpus, hashes: np.ndarray, fraction: float, deduplicate: bool, seed: int) -> Plan:
+def plan_split(corpus: Corpus, hashes: np.ndarray, fraction: float, deduplicate: bool, seed: int) -> SplitPlan:
     """Hold out the documents with the smallest keyed hashes."""
     first = first_copies(hashes)
     unique = int(first.sum())
     if unique == 1:  # copies are dropped in any case: they would train on what the first holds out
-        return Plan(corpus, np.where(first, np.uint8(CUT), np.uint8(DROP)), duplicates=len(hashes) - 1)
+        return SplitPlan(corpus, np.where(first, np.uint8(CUT), np.uint8(DROP)), duplicates=len(hashes) - 1)
     count = min(max(1, round(fraction * unique)), unique - 1)
     rank = keyed(hashes, seed)
     threshold = np.partition(rank[first], count - 1)[count - 1]
     roles = np.where(rank <= threshold, np.uint8(VALID), np.uint8(TRAIN))  # all copies, when kept, go to one side
     if deduplicate:
         roles[~first] = DROP
-    return Plan(corpus, roles, duplicates=int((roles == DROP).sum()))
+    return SplitPlan(corpus, roles, duplicates=int((roles == DROP).sum()))
 
 
-def plan_apart(corpus: Corpus, hashes: np.ndarray, valid_hashes: np.ndarray, deduplicate: bool) -> Plan:
+def plan_apart(corpus: Corpus, hashes: np.ndarray, valid_hashes: np.ndarray, deduplicate: bool) -> SplitPlan:
     """Train on what is not in the validation corpus."""
     roles = np.full(len(hashes), TRAIN, np.uint8)
     if deduplicate:
@@ -311,15 +311,15 @@ def plan_apart(corpus: Corpus, hashes: np.ndarray, valid_hashes: np.ndarray, ded
     roles[np.isin(hashes, valid_hashes)] = DROP
     if TRAIN not in roles:
         raise UserError("every training document is also in the validation corpus")
-    return Plan(corpus, roles, duplicates, int((roles == DROP).sum()) - duplicates)
+    return SplitPlan(corpus, roles, duplicates, int((roles == DROP).sum()) - duplicates)
 
 
 # From documents to tokens
 
 
-def _batches(plan: Plan, fraction: float, first_file: int) -> Iterator[Batch]:
+def _batches(plan: SplitPlan, fraction: float, first_file: int) -> Iterator[DocumentBatch]:
     """The documents that are kept, in batches for one side each."""
-    under_way = {role: Batch(role) for role in (TRAIN, VALID)}
+    under_way = {role: DocumentBatch(role) for role in (TRAIN, VALID)}
     seen = 0
     for chunk in plan.corpus.chunks():
         roles = plan.roles[seen : seen + len(chunk.texts)].tolist()
@@ -336,7 +336,7 @@ def _batches(plan: Plan, fraction: float, first_file: int) -> Iterator[Batch]:
             batch.add(text, file, line)
             if batch.characters >= BATCH_CHARACTERS:
                 yield batch
-                under_way[role] = Batch(role)
+                under_way[role] = DocumentBatch(role)
     if seen != len(plan.roles):
         raise WorkError(f"{', '.join(plan.corpus.paths)}: changed while it was being read")
     yield from (batch for batch in under_way.values() if batch.texts)
@@ -354,7 +354,7 @@ def tail_start(text: str, fraction: float) -> int:
 
 
 def _tokenize(
-    batches: Iterator[Batch], tokenizer: Tokenizer, sides: dict[int, SideWriter], say: Callable[[str], None]
+    batches: Iterator[DocumentBatch], tokenizer: Tokenizer, sides: dict[int, SplitWriter], say: Callable[[str], None]
 ) -> int:
     """Encode and write every batch, in order; returns how many documents gave no tokens."""
     under_way: deque[tuple[int, Future, Future | None]] = deque()
@@ -366,7 +366,7 @@ def _tokenize(
         tokens, lengths, places, without = result.result()
         sides[role].write(tokens, lengths, places)
         if unknown is not None:
-            sides[role].unknown = (sides[role].unknown or Unknown()) + unknown.result()
+            sides[role].unknown = (sides[role].unknown or UnknownTokens()) + unknown.result()
         empty += without
         if sum(side.bytes for side in sides.values()) >= (said + 1) * PROGRESS_BYTES:
             said += 1
@@ -375,7 +375,7 @@ def _tokenize(
     side = next(iter(sides.values()))
     with ThreadPoolExecutor(ENCODERS) as encoders:
         for batch in batches:
-            encoded = encoders.submit(encode, tokenizer, batch, side.dtype, side.separator)
+            encoded = encoders.submit(encode_documents, tokenizer, batch, side.dtype, side.separator)
             # only held-out text is measured, and looking behind unknown tokens is slow
             unknown = encoders.submit(count_unknown, tokenizer, batch) if batch.role == VALID else None
             under_way.append((batch.role, encoded, unknown))

@@ -14,10 +14,10 @@ import numpy as np
 import tokenizers
 
 from headstock.data import sentencepiece_tokenizer as sentencepieces
-from headstock.data.special_tokens import SPECIALS, find_roles
+from headstock.data.special_tokens import SPECIAL_TOKENS, find_special_ids
 from headstock.data.tokenizer_training import MOST_ENTRIES, TokenizerSettings, learn
 from headstock.data.word_starts import word_tables
-from headstock.errors import UserError, WorkError, nearest_path
+from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import write_text
 
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
@@ -29,48 +29,53 @@ BATCH_CHARACTERS = 1 << 20  # that are given to a library at once
 SEAM, SEAMS = 128, 8  # characters on each side of a cut that are looked at, and how many places are tried
 
 
-class Engine(Protocol):
+class TokenizerBackend(Protocol):
     """What cuts text: the `tokenizers` library or SentencePiece."""
 
     kind: str
     size: int
-    roles: dict[str, int]
-    special: frozenset[int]  # ids that plain text must never give, and that decoding leaves out
+    special_ids: dict[str, int]
+    all_special_ids: frozenset[int]  # ids that plain text must never give, and that decoding leaves out
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
     def spans(self, text: str) -> list[tuple[int, int, int]]: ...  # (id, first character, one past the last)
     def decode(self, ids: Sequence[int]) -> str: ...
-    def token(self, number: int) -> str: ...
-    def id(self, token: str) -> int | None: ...
-    def content(self) -> str: ...  # the whole tokenizer as one JSON file
+    def id_to_token(self, number: int) -> str: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def to_json(self) -> str: ...  # the whole tokenizer as one JSON file
     def behaviour(self) -> bytes: ...  # the part of it that decides which ids come out
 
 
 class Tokenizer:
     """Cuts text into numbered pieces; special tokens are put in by those who need them, never found in text."""
 
-    def __init__(self, engine: Engine, notes: Sequence[str] = ()):
-        self.engine, self.notes = engine, tuple(notes)
-        self.kind, self.vocabulary = engine.kind, engine.size
-        self.start = engine.roles.get("start")
-        self.padding = engine.roles.get("padding")
-        self.end = engine.roles.get("end")
-        self.unknown = engine.roles.get("unknown")
-        self.cls = engine.roles.get("cls")
-        self.separator = engine.roles.get("separator")
-        self.mask = engine.roles.get("mask")
-        self.source: Tokenizer | None = None  # what cuts the texts an encoder-decoder reads, where that is another
-        self._forged = engine.special - {self.unknown}  # unknown is a fair answer to plain text, the others are not
+    def __init__(self, backend: TokenizerBackend, notes: Sequence[str] = ()):
+        self.backend, self.notes = backend, tuple(notes)
+        self.kind, self.vocabulary = backend.kind, backend.size
+        self.bos = backend.special_ids.get("bos")
+        self.pad = backend.special_ids.get("pad")
+        self.eos = backend.special_ids.get("eos")
+        self.unk = backend.special_ids.get("unk")
+        self.cls = backend.special_ids.get("cls")
+        self.sep = backend.special_ids.get("sep")
+        self.mask = backend.special_ids.get("mask")
+        self.source_tokenizer: Tokenizer | None = (
+            None  # what cuts the texts an encoder-decoder reads, where that is another
+        )
+        self.all_special_ids = backend.all_special_ids
+        self._forged = backend.all_special_ids - {
+            self.unk
+        }  # unknown is a fair answer to plain text, the others are not
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, vocabulary {self.vocabulary})"
 
     def __reduce__(self) -> tuple[Any, ...]:  # the library forgets, when pickled, that special tokens are not text
-        return _from_content, (self.engine.content(), "tokenizer", self.notes)
+        return _from_content, (self.backend.to_json(), "tokenizer", self.notes)
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.engine.behaviour()).hexdigest()
+        return hashlib.sha256(self.backend.behaviour()).hexdigest()
 
     @property
     def word_starts(self) -> np.ndarray:
@@ -78,13 +83,13 @@ class Tokenizer:
         return self._words[0]
 
     @property
-    def marks(self) -> np.ndarray:
+    def punctuation(self) -> np.ndarray:
         """(V,) True for entries without a letter or digit: words of their own, after which another begins."""
         return self._words[1]
 
     @cached_property
     def _words(self) -> tuple[np.ndarray, np.ndarray]:
-        return word_tables(self.engine)
+        return word_tables(self.backend)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -93,15 +98,17 @@ class Tokenizer:
         rows: list[list[int]] = []
         for batch in _batches(texts):
             if len(batch) == 1 and isinstance(batch[0], str) and len(batch[0]) > LONG_TEXT:
-                rows.append([number for part, _ in self.parts(batch[0]) for number in self._encode([part])[0]])
+                rows.append(
+                    [number for part, _ in self.split_long_text(batch[0]) for number in self._encode([part])[0]]
+                )
             else:
                 rows += self._encode(batch)
         return rows
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         try:
-            with clean_panics():
-                rows = self.engine.encode_batch(texts)
+            with rust_errors():
+                rows = self.backend.encode_batch(texts)
         except (TypeError, RuntimeError, UnicodeEncodeError) as wrong:
             raise _no_text(texts, wrong) from None
         for i, ids in enumerate(rows):
@@ -109,7 +116,7 @@ class Tokenizer:
                 rows[i] = [number for number, _, _ in self._spans(texts[i])]
         return rows
 
-    def parts(self, text: str) -> Iterator[tuple[str, int]]:
+    def split_long_text(self, text: str) -> Iterator[tuple[str, int]]:
         """A long text in parts, each with where it begins, that together give the tokens of the whole.
 
         Libraries take some 200 bytes of memory for each byte of a text while they cut it. Parts begin at a space where
@@ -137,32 +144,34 @@ class Tokenizer:
                 return at, 1
         return end, 0
 
-    def pieces(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """The tokens of a text as the vocabulary spells them (`Ġle`, `▁le`, `##le`)."""
-        return [self.token(number) for number in self.encode(text)]
+        return [self.id_to_token(number) for number in self.encode(text)]
 
     @cached_property
-    def can_be_unknown(self) -> bool:
+    def can_produce_unk(self) -> bool:
         """Whether some text becomes unknown tokens; bytes as a fallback leave none unknown."""
         rare = self.encode("qjxzvkw\u1e9e \u34b4 \U00010380")  # a word nobody writes, an ideograph, a Ugaritic letter
-        return self.unknown is not None and self.unknown in rare
+        return self.unk is not None and self.unk in rare
 
-    def unknown_spans(self, text: str) -> list[tuple[int, int]]:
+    def unk_spans(self, text: str) -> list[tuple[int, int]]:
         """The characters behind each unknown token of a text."""
         if len(text) <= LONG_TEXT:
-            return [(begin, end) for number, begin, end in self._spans(text) if number == self.unknown]
-        return [(at + begin, at + end) for part, at in self.parts(text) for begin, end in self.unknown_spans(part)]
+            return [(begin, end) for number, begin, end in self._spans(text) if number == self.unk]
+        return [
+            (at + begin, at + end) for part, at in self.split_long_text(text) for begin, end in self.unk_spans(part)
+        ]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The characters each token stands for; tokens that share one multi-byte character have the same span."""
         if len(text) <= LONG_TEXT:
             return [(begin, end) for _, begin, end in self._spans(text)]
-        return [(at + begin, at + end) for part, at in self.parts(text) for begin, end in self.offsets(part)]
+        return [(at + begin, at + end) for part, at in self.split_long_text(text) for begin, end in self.offsets(part)]
 
     def _spans(self, text: str) -> list[tuple[int, int, int]]:
         try:
-            with clean_panics():
-                spans = self.engine.spans(text)
+            with rust_errors():
+                spans = self.backend.spans(text)
             if self._forged.isdisjoint(number for number, _, _ in spans):
                 return spans
             return self._unforged(text)
@@ -171,40 +180,40 @@ class Tokenizer:
 
     def _unforged(self, text: str) -> list[tuple[int, int, int]]:
         """Cuts a text that spells out special tokens, each broken after its first character."""
-        names = "|".join(re.escape(self.token(number)) for number in self._forged)
+        names = "|".join(re.escape(self.id_to_token(number)) for number in self._forged)
         breaks = [match.start() + 1 for match in re.finditer(names, text)]
         spans = []
         for begin, end in zip([0, *breaks], [*breaks, len(text)], strict=True):
-            for number, first, last in self.engine.spans(text[begin:end]):
+            for number, first, last in self.backend.spans(text[begin:end]):
                 if number not in self._forged:
                     spans.append((number, first + begin, last + begin))
-                elif self.unknown is not None:
-                    spans.append((self.unknown, first + begin, last + begin))
+                elif self.unk is not None:
+                    spans.append((self.unk, first + begin, last + begin))
         return spans
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         numbers = [int(i) for i in ids]
         if skip_special:
-            numbers = [i for i in numbers if i not in self.engine.special]
+            numbers = [i for i in numbers if i not in self.all_special_ids]
         try:
-            with clean_panics():
-                return self.engine.decode(numbers)
+            with rust_errors():
+                return self.backend.decode(numbers)
         except RuntimeError as wrong:
             raise UserError(f"the tokenizer cannot turn these ids into text ({wrong})") from None
 
-    def token(self, number: int) -> str:
+    def id_to_token(self, number: int) -> str:
         if not 0 <= number < self.vocabulary:
             raise IndexError(f"id {number} is outside this tokenizer's vocabulary of {self.vocabulary}")
-        return self.engine.token(number)
+        return self.backend.id_to_token(number)
 
-    def id(self, token: str) -> int | None:
-        return self.engine.id(token)
+    def token_to_id(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
 
     def save(self, path: Path) -> None:
-        write_text(path, self.engine.content())
+        write_text(path, self.backend.to_json())
 
 
-class Library:
+class TokenizersBackend:
     """A tokenizer of the `tokenizers` library, set to never read special tokens out of plain text."""
 
     def __init__(self, library: tokenizers.Tokenizer):
@@ -214,13 +223,15 @@ class Library:
         described = json.loads(library.to_str())
         model = described["model"]
         self.kind = "char" if model.get("merges") == [] else KINDS.get(model["type"], "other")
-        self.roles = find_roles(library.token_to_id)
+        self.special_ids = find_special_ids(library.token_to_id)
         unknown = library.token_to_id(_unknown(model) or "")
         if unknown is not None:
-            self.roles["unknown"] = unknown
+            self.special_ids["unk"] = unknown
         self.size = max(library.get_vocab().values(), default=-1) + 1
         added = library.get_added_tokens_decoder()
-        self.special = frozenset(self.roles.values()) | {number for number, token in added.items() if token.special}
+        self.all_special_ids = frozenset(self.special_ids.values()) | {
+            number for number, token in added.items() if token.special
+        }
         self._library = library
         self._bare = _without_composing(library, described["normalizer"], added)
 
@@ -243,17 +254,17 @@ class Library:
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode(list(ids), skip_special_tokens=False)
 
-    def token(self, number: int) -> str:
+    def id_to_token(self, number: int) -> str:
         return self._library.id_to_token(number) or ""  # "" where a foreign vocabulary leaves a number out
 
-    def id(self, token: str) -> int | None:
+    def token_to_id(self, token: str) -> int | None:
         return self._library.token_to_id(token)
 
-    def content(self) -> str:
+    def to_json(self) -> str:
         return self._library.to_str()
 
     def behaviour(self) -> bytes:
-        described = json.loads(self.content())
+        described = json.loads(self.to_json())
         if isinstance(pieces := described["model"]["vocab"], list):  # unigram scores lose their last bit in the file
             described["model"]["vocab"] = [(piece, round(score, 6)) for piece, score in pieces]
         deciding = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
@@ -261,7 +272,7 @@ class Library:
 
 
 @contextmanager
-def clean_panics() -> Iterator[None]:
+def rust_errors() -> Iterator[None]:
     """Turns the bare exceptions of the `tokenizers` library, and its panics, which are none, into RuntimeErrors."""
     try:
         yield
@@ -336,8 +347,8 @@ def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeni
     if settings.file is not None:
         return open_tokenizer(Path(settings.file))
     try:
-        with clean_panics():
-            return Tokenizer(Library(learn(texts, settings)))
+        with rust_errors():
+            return Tokenizer(TokenizersBackend(learn(texts, settings)))
     except RuntimeError as wrong:
         raise WorkError(f"no tokenizer could be trained on this text: {wrong}") from None
 
@@ -348,12 +359,12 @@ def open_tokenizer(path: Path) -> Tokenizer:
     if path.is_dir():
         path = _inside(path)
     elif not path.exists():
-        near = nearest_path(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
+        near = suggest_path(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
         raise UserError(f"{path}: no such tokenizer file{near}")
     if path.suffix == ".model":
         return Tokenizer(*sentencepieces.open_model(path))
     if path.suffix == ".txt":
-        return Tokenizer(*sentencepieces.open_lab(path))
+        return Tokenizer(*sentencepieces.open_lab_vocabulary(path))
     try:
         return _from_content(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as wrong:
@@ -382,17 +393,20 @@ def _from_content(content: str, named: str, notes: Sequence[str] = ()) -> Tokeni
         raise UserError(f"{named}: JSON, but no tokenizer: it has no `model`")
     _check_description(value, named)
     try:
-        with clean_panics():
+        with rust_errors():
             library = tokenizers.Tokenizer.from_str(content)
-            engine = Library(library)
-            if "end" not in engine.roles:
-                library.add_special_tokens([SPECIALS["end"]])
-                engine = Library(library)
-                notes = (*notes, f"{named} has no end-of-text token; added {SPECIALS['end']} as {engine.roles['end']}")
-            engine.encode_batch(["a"])  # which fails for models that are broken inside
+            backend = TokenizersBackend(library)
+            if "eos" not in backend.special_ids:
+                library.add_special_tokens([SPECIAL_TOKENS["eos"]])
+                backend = TokenizersBackend(library)
+                notes = (
+                    *notes,
+                    f"{named} has no end-of-text token; added {SPECIAL_TOKENS['eos']} as {backend.special_ids['eos']}",
+                )
+            backend.encode_batch(["a"])  # which fails for models that are broken inside
     except Exception as wrong:  # the library raises plain Exceptions
         raise UserError(f"{named}: JSON, but no tokenizer: {wrong}") from None
-    return Tokenizer(engine, notes)
+    return Tokenizer(backend, notes)
 
 
 def _check_description(value: dict[str, Any], named: str) -> None:
@@ -411,7 +425,7 @@ def _check_description(value: dict[str, Any], named: str) -> None:
             raise UserError(f"{named}: JSON, but no tokenizer: merges without the continuing_subword_prefix {prefix!r}")
 
 
-def describe(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[str, Any]:
+def tokenizer_statistics(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[str, Any]:
     """How well a tokenizer fits some texts, and how it cuts one sample."""
     words = size = tokens = unknown = 0
     stream = iter(texts)
@@ -420,7 +434,7 @@ def describe(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[st
             words += len(text.split())
             size += len(text.encode())
             tokens += len(ids)
-            unknown += 0 if tokenizer.unknown is None else ids.count(tokenizer.unknown)
+            unknown += 0 if tokenizer.unk is None else ids.count(tokenizer.unk)
     return {
         "kind": tokenizer.kind,
         "vocabulary": tokenizer.vocabulary,
@@ -429,6 +443,6 @@ def describe(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[st
         "bytes_per_token": size / tokens if tokens else None,
         "unknown_rate": unknown / tokens if tokens else None,
         "sample": [sample[begin:end] for begin, end in tokenizer.offsets(sample)],
-        "pieces": tokenizer.pieces(sample),
+        "pieces": tokenizer.tokenize(sample),
         "notes": list(tokenizer.notes),
     }

@@ -10,10 +10,10 @@ from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headstock.data.special_tokens import SPECIALS
+from headstock.data.special_tokens import SPECIAL_TOKENS
 from headstock.errors import ConfigError, UserError
 
-NAMES = list(SPECIALS.values())
+NAMES = list(SPECIAL_TOKENS.values())
 # Hyphens stay inside a word (avant-hier), any other mark and every line break is a token of its own.
 WORDS = r"\w+(?:-\w+)*|\n|[^\w\s]"
 WORD_PARTS = r"\w+|\n|[^\w\s]"
@@ -109,7 +109,7 @@ def _bpe(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
 
 def _word(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     """Whole words and marks; those too rare for the vocabulary are <unk>."""
-    tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIALS["unknown"]))
+    tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIAL_TOKENS["unk"]))
     tokenizer.normalizer = _spelling(settings)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
     tokenizer.decoder = _joining()
@@ -133,7 +133,7 @@ def _char(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
         counts.update(spelling.normalize_str(text))
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
     vocabulary = {piece: i for i, piece in enumerate([*NAMES, *frequent][: settings.vocabulary])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=SPECIALS["unknown"]))
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=SPECIAL_TOKENS["unk"]))
     tokenizer.normalizer = spelling
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(NAMES)
@@ -163,7 +163,7 @@ def _wordpiece(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     )
     pairs.train_from_iterator(texts, trainer)
     vocabulary = _pieces_of_words(pairs, settings.vocabulary)
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIALS["unknown"], max_input_chars_per_word=100))
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS["unk"], max_input_chars_per_word=100))
     tokenizer.normalizer = spelling
     tokenizer.pre_tokenizer = cut
     tokenizer.decoder = _joining()
@@ -201,7 +201,7 @@ def _unigram(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     spelling = _spelling(settings)
     pieces = _learn_unigram(texts, spelling, settings.vocabulary - len(NAMES))
     vocabulary = [(name, 0.0) for name in [*NAMES, *BYTES]] + pieces
-    tokenizer = Tokenizer(models.Unigram(vocabulary, NAMES.index(SPECIALS["unknown"]), byte_fallback=True))
+    tokenizer = Tokenizer(models.Unigram(vocabulary, NAMES.index(SPECIAL_TOKENS["unk"]), byte_fallback=True))
     # a word is spelled the same at the start of a text as inside it
     tokenizer.normalizer = _spelling(settings, normalizers.Prepend("▁"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

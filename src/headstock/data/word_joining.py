@@ -52,7 +52,7 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     at, quoted, close = 0, False, True  # whether inside straight quotes, and whether the next word comes up close
     for word in words:
         ends_quote = word == '"' and quoted
-        if not (close or ends_quote or comes_close(word, french=french)):
+        if not (close or ends_quote or joins_previous(word, french=french)):
             parts.append(" ")
             at += 1
         parts.append(word)
@@ -64,7 +64,7 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     return "".join(parts), spans
 
 
-def comes_close(word: str, *, french: bool) -> bool:
+def joins_previous(word: str, *, french: bool) -> bool:
     """Whether a word stands without a space after the one before."""
     if CLOSING.fullmatch(word) or ENDING.fullmatch(word):
         return True

@@ -11,17 +11,17 @@ BYTE = re.compile(r"^<0x([0-9A-F]{2})>$")  # how SentencePiece spells a byte
 WHOLE = ("word", "char")  # kinds whose every entry stands for itself
 
 
-def word_tables(engine: Any) -> tuple[np.ndarray, np.ndarray]:
+def word_tables(backend: Any) -> tuple[np.ndarray, np.ndarray]:
     """(V,) True for entries that begin a word, and (V,) True for marks, after which a new word begins too.
 
     A mark is an entry without a letter or digit; special entries count as marks.
     """
-    pieces = [engine.token(number) for number in range(engine.size)]
-    special = np.isin(np.arange(engine.size), sorted(engine.special))
-    marks = special | np.array([is_mark(text) for text in spelled(engine, pieces)], dtype=bool)
-    if engine.kind in WHOLE:
-        return np.ones(engine.size, dtype=bool), marks
-    if engine.kind == "wordpiece":
+    pieces = [backend.id_to_token(number) for number in range(backend.size)]
+    special = np.isin(np.arange(backend.size), sorted(backend.all_special_ids))
+    marks = special | np.array([is_mark(text) for text in spelled(backend, pieces)], dtype=bool)
+    if backend.kind in WHOLE:
+        return np.ones(backend.size, dtype=bool), marks
+    if backend.kind == "wordpiece":
         starts = np.array([not piece.startswith("##") for piece in pieces], dtype=bool)
     else:
         starts = np.array([piece.startswith(SPACES) for piece in pieces], dtype=bool)
@@ -30,11 +30,11 @@ def word_tables(engine: Any) -> tuple[np.ndarray, np.ndarray]:
     return starts | marks, marks
 
 
-def spelled(engine: Any, pieces: Sequence[str]) -> list[str]:
+def spelled(backend: Any, pieces: Sequence[str]) -> list[str]:
     """What each entry writes; byte-level entries spell the bytes of a character, so they are decoded."""
     if not any(piece.startswith("Ġ") for piece in pieces):
         return [BYTE.sub(_character, piece.removeprefix("##").strip("▁")) for piece in pieces]
-    return [engine.decode([number]) for number in range(len(pieces))]
+    return [backend.decode([number]) for number in range(len(pieces))]
 
 
 def _character(byte: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from headstock.io import claimed
+from headstock.io import try_lock
 
 Piece = TypeVar("Piece")
 Made = TypeVar("Made")
@@ -31,7 +31,7 @@ def share(
     while left:
         before = len(left)
         for place in list(left):
-            with claimed(claim(folder, name(pieces[place]))) as mine:
+            with try_lock(claim(folder, name(pieces[place]))) as mine:
                 if not mine:
                     continue
                 made = make(pieces[place])
@@ -48,7 +48,7 @@ def share(
 def alone(folder: Path, name: str) -> Iterator[None]:
     """The others wait until it is done."""
     while True:
-        with claimed(claim(folder, name)) as mine:
+        with try_lock(claim(folder, name)) as mine:
             if mine:
                 yield
                 return

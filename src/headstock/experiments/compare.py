@@ -16,7 +16,7 @@ from headstock.experiments.comparison_summary import summarize_comparison
 from headstock.experiments.duration import format_duration_range, grid_seconds
 from headstock.experiments.leakage_check import LeakageReport, check_leakage
 from headstock.experiments.metric_names import nouns_of, shown_score
-from headstock.io import Layout, sweep
+from headstock.io import Layout, remove_stale
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import ClassConfig
 from headstock.train.distributed import DistributedContext, choose_device
@@ -125,7 +125,7 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
     splits = read_splits(files, task, bare, seed=asked.seed, say=say)
     settled = task.settle(bare, splits.train)
     judge = task(settled, None)
-    measured = splits.test if splits.test is not None and splits.test.labelled else splits.valid
+    measured = splits.test if splits.test is not None and splits.test.has_labels else splits.valid
     for records in (splits.train, splits.valid, measured):
         judge.check(records)
     too_many = [count for count in asked.labels if count > len(splits.train)]
@@ -196,7 +196,7 @@ def run_comparison_grid(
     places, unit = grid_points(plan.compare, ground, arms), nouns_of(ground.task_class.name).unit
     if say is not silent and (seconds := grid_seconds(ground, places)):
         say(f"{len(places)} cells: {format_duration_range(seconds)} on this machine, if it stays as busy as it is")
-    sweep(ground.folder / "cells")
+    remove_stale(ground.folder / "cells")
     cells: dict[int, dict[str, Any]] = {}
     try:
         for number, (made, new) in share(

@@ -80,7 +80,7 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
         raise ConfigError(problems)
     separators = [finetune.pop(key) for key in ("separator", "task.separator") if key in finetune]
     merged = tables["compare"] | ({"separator": separators[0]} if separators else {}) | given
-    asked = config.build(CompareSettings, merged, at="compare")
+    asked = config.from_dict(CompareSettings, merged, at="compare")
     tried = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in asked.features}
     names = asked.arms or (() if tried else default_arms(asked))
     return ComparisonPlan(replace(asked, arms=(*names, *tried)), finetune, arms | tried, tables["pretrain"])

@@ -54,11 +54,11 @@ class ExperimentContext:
     def unlabelled_test(self) -> Records | None:
         """Test rows to predict."""
         test = self.splits.test
-        return test if test is not None and not test.labelled else None
+        return test if test is not None and not test.has_labels else None
 
     @property
     def evaluates_on_valid(self) -> bool:
-        return self.splits.test is None or not self.splits.test.labelled
+        return self.splits.test is None or not self.splits.test.has_labels
 
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
         """The same training rows for every arm, and at most as many to choose the epoch by: those are labels too."""
@@ -108,7 +108,7 @@ def trial_config(ground: ExperimentContext, place: GridPoint, train: Records) ->
         return None
     given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
     shared = {name: getattr(ground.task_config, name, None) for name in SHARED}
-    given |= {f"task.{name}": config.plain(value) for name, value in shared.items() if value}
+    given |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
     given |= {"data.train": ground.splits.train.source, "data.columns": list(ground.columns)}
     return settle(gather_config(place.arm.run, ground.task_class.name, None, given), train)
 
@@ -126,7 +126,7 @@ def fingerprint(
         "version": __version__,
         "rows": LabelledSplits(train, valid, ground.eval_records).fingerprint(),
         "unlabelled": ground.unlabelled_test.columns if ground.unlabelled_test else None,
-        "task": [ground.task_class.name, config.plain(ground.task_config)],
+        "task": [ground.task_class.name, config.to_dict(ground.task_config)],
         "settings": settings,
         "tokenizer": run.data()["tokenizer"] if run else None,
         "weights": sha256(run.weights_file) if run and place.arm.kind != "scratch" else None,
@@ -215,7 +215,7 @@ class LabelsOnly:
 def input_texts(records: Records) -> list[Any]:
     """Texts as a person reads them; the two of a pair stay two."""
     columns = records.columns
-    return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.plain
+    return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.display_texts
 
 
 def run_finetuning(

@@ -147,7 +147,7 @@ def verdicts(
 def whole(records: Records) -> list[str]:
     """All that a row says: the same question on another text is another one, and so is another translation."""
     contexts = records.columns.get("context", records.columns.get("target", [""] * len(records)))
-    return [f"{context} {text}" for context, text in zip(contexts, records.plain, strict=True)]
+    return [f"{context} {text}" for context, text in zip(contexts, records.display_texts, strict=True)]
 
 
 def settings_of(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
@@ -156,7 +156,7 @@ def settings_of(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
     if own := {name: value for name, value in plan.pretrain.items() if not isinstance(value, dict)}:
         grown = {"pretrain": own} | grown
     arms = {f"arms.{name}": table for name, table in plan.arms.items()}
-    return {"compare": config.plain(plan.compare), "finetune": plan.settings, **arms, **grown}
+    return {"compare": config.to_dict(plan.compare), "finetune": plan.settings, **arms, **grown}
 
 
 def title_of(ground: ExperimentContext, arms: Sequence[Arm]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from headstock.data import catalog
 from headstock.data.corpus import read_corpus
-from headstock.data.sampling import first
-from headstock.errors import UserError, quoted
+from headstock.data.sampling import first_texts
+from headstock.errors import UserError, shell_quote
 from headstock.experiments.arms import make_arms
 from headstock.experiments.compare import LAYOUT, compare, grid_points, make_context, silent
 from headstock.experiments.compare_settings import make_plan
@@ -18,7 +18,7 @@ from headstock.experiments.compare_trials import read_json
 from headstock.experiments.duration import format_duration_range, grid_seconds, measure_throughput
 from headstock.experiments.verdict import Difference
 from headstock.inference.pipeline import load
-from headstock.io import Layout, check_replaceable, discard, write_json, write_text
+from headstock.io import Layout, check_replaceable, remove_folder, write_json, write_text
 from headstock.report.pages import write_report
 from headstock.report.terminal_chart import terminal_chart
 from headstock.train.callbacks import on_screen, one_line
@@ -90,7 +90,7 @@ def run_demo(
     show(f"{STOCK}, a small model of film reviews that ships with Headstock, fills in what is missing:\n")
     for filled in load(STOCK, device=device).fill(GAPS):
         show(f"   {filled.text}\n   {filled.filled}")
-    catalog.get(QUOTES, say=say)
+    catalog.fetch(QUOTES, say=say)
     size = choose_size(out, minutes=minutes, device=device, seed=seed, say=say)
     say("1. A tokenizer and a small Transformer learn to continue film reviews, live")
     longer = minutes >= LONGER or choose_device(device).type != "cpu"
@@ -126,7 +126,7 @@ def run_demo(
     for text, told in zip(sentences or SENTENCES, predictions, strict=True):
         show(f"   {told['label']:9s} {max(told['probabilities'].values()):4.0%}  {text}")
     page = write_report(out)
-    show(f'\n   Try your own: headstock predict {quoted(model)} "..."')
+    show(f'\n   Try your own: headstock predict {shell_quote(model)} "..."')
     show(f"\n4. All of it, with the mistakes explained: {page}   ({time.monotonic() - began:.0f} s in all)")
     return results | {"live": live, "predictions": predictions, "report": str(page)}
 
@@ -141,7 +141,7 @@ def check_output_folder(out: Path, *, overwrite: bool, say: Callable[[str], None
         raise UserError(f"{out}: is there already and holds something else; name another folder with --out")
     if overwrite:
         check_replaceable(out, DEMO)
-        discard(out.resolve())
+        remove_folder(out.resolve())
     else:
         say(f"{out} is there already: what it holds is kept, and the rest is done (--overwrite begins anew)")
 
@@ -153,7 +153,7 @@ def pretrain_live(
     run = RunFolder(out / "live")
     if run.is_finished():
         return run.results()
-    reviews = first(read_corpus("catalog:imdb", documents="block"), REVIEWS_LONGER if longer else REVIEWS)
+    reviews = first_texts(read_corpus("catalog:imdb", documents="block"), REVIEWS_LONGER if longer else REVIEWS)
     texts = out / "reviews.txt"
     write_text(texts, "\n\n".join(reviews) + "\n")
     with on_screen(quiet=quiet) as callbacks:

@@ -70,7 +70,7 @@ def confidences(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) ->
 
 def shown_of(rows: Records, classes: Sequence[str]) -> dict[str, Any]:
     """The rows as a person looks at them."""
-    return {"texts": rows.plain, "places": [rows.place(i) for i in range(len(rows))], "classes": classes}
+    return {"texts": rows.display_texts, "places": [rows.location(i) for i in range(len(rows))], "classes": classes}
 
 
 def lengths_of(task: LabelledTask, lengths: np.ndarray, good: np.ndarray) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def worst_translations(
     return [
         {
             "place": data.places[row],
-            "text": rows.plain[row],
+            "text": rows.display_texts[row],
             "label": data.labels[row],
             "predicted": said[row],
             "confidence": None,

@@ -117,7 +117,7 @@ def make_plan(
     for name in ("corpus", "valid"):
         if isinstance(asked.get(name), str):
             asked[name] = [asked[name]]
-    chosen = config.build(SweepSettings, asked, at="sweep")
+    chosen = config.from_dict(SweepSettings, asked, at="sweep")
     if chosen.corpus and chosen.run:
         raise UserError(f"--run {chosen.run}: does not go with text; a sweep either pretrains or fine-tunes")
     if not (chosen.corpus or chosen.run or file):

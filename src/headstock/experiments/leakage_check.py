@@ -54,7 +54,10 @@ def search_run(run: RunFolder, measured: Records, folder: Path, say: Callable[[s
         return unchecked(run, "the run does not say what it was pretrained on")
     try:
         corpus = read_corpus(settings["corpus"], documents=settings["documents"], column=settings["column"])
-        texts = [*measured.plain, *measured.columns.get("target", [])]  # what is to be written may have been read too
+        texts = [
+            *measured.display_texts,
+            *measured.columns.get("target", []),
+        ]  # what is to be written may have been read too
         key = hashlib.sha256(json.dumps([corpus.fingerprint(), texts]).encode()).hexdigest()
         path = folder / "leakage" / f"{run.path.name}.json"
         try:
@@ -71,7 +74,7 @@ def search_run(run: RunFolder, measured: Records, folder: Path, say: Callable[[s
         return unchecked(run, f"its pretraining text cannot be read here ({wrong})")
     examples = [
         {
-            "place": measured.place(hit["row"] % len(measured)),
+            "place": measured.location(hit["row"] % len(measured)),
             "text": texts[hit["row"]],
             "found": hit["where"],
             "share": hit["share"],

@@ -224,7 +224,7 @@ def make_all(
 
     Nor are those that another process is at work on.
     """
-    files.sweep(field.folder / "cells")
+    files.remove_stale(field.folder / "cells")
     trials = [trial for point in points for trial in trials_of(plan, point)]
     total, seeds, known = len(trials), plan.sweep.seeds, dict[int, Made]()
     width = min(40, max(len(label(point)) for point in points))

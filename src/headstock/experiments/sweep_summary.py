@@ -54,7 +54,7 @@ def summarize_sweep(
         "seed": plan.sweep.seed,
         "seeds": plan.sweep.seeds,
         "seconds": round(max(seconds, sum(cell["seconds"] for cell in cells)), 1),  # also of what was there already
-        "settings": {"sweep": config.plain(plan.sweep), "grid": written(plan), plan.kind: settings_of(plan)},
+        "settings": {"sweep": config.to_dict(plan.sweep), "grid": written(plan), plan.kind: settings_of(plan)},
         "data": field.about(),
         "points": ranked,
         "cells": [{name: cell.get(name) for name in TOLD} for cell in cells],

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from headstock import __version__
 from headstock.data.corpus import Corpus
-from headstock.data.sampling import sampled
+from headstock.data.sampling import sample_texts
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
-from headstock.errors import Diverged, UserError
+from headstock.errors import DivergenceError, UserError
 from headstock.experiments.compare_trials import read_json, serialize_metric
 from headstock.experiments.grid import Point, SweepPlan, file_name
 from headstock.io import sha256, write_json
@@ -110,7 +110,7 @@ def make_trial(
         made = field.make(trial, chosen, run, callbacks)
         loss = made["metrics"].get("loss", 0.0)
         failed = None if math.isfinite(loss) else "the validation loss is not a finite number"
-    except Diverged as wrong:
+    except DivergenceError as wrong:
         made, failed = {}, str(wrong).partition(";")[0]
     if failed is not None:
         made = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
@@ -201,7 +201,7 @@ class Pretraining:
         path = self.tokenizer_file(chosen)
         if not chosen.tokenizer.file and not path.is_file():
             say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
-            train_tokenizer(sampled(self.corpus_of(chosen)[0]), chosen.tokenizer).save(path)
+            train_tokenizer(sample_texts(self.corpus_of(chosen)[0]), chosen.tokenizer).save(path)
         return open_tokenizer(path)
 
     def settle(self, chosen: RunConfig) -> RunConfig:
@@ -215,7 +215,7 @@ class Pretraining:
         tokenizer = self.tokenizers[self.tokenizer_key(chosen)]
         settings["tokenizer"] = tokenizer.fingerprint
         # trials of before were measured as if unknown tokens cost nothing
-        charged = {"unknown": "charged"} if tokenizer.can_be_unknown else {}
+        charged = {"unknown": "charged"} if tokenizer.can_produce_unk else {}
         return fingerprint({"text": self.corpus_of(chosen)[1], "settings": settings, **charged})
 
     def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from headstock.data.formats import PLAIN, source_of
-from headstock.data.mask_gaps import MASK, Spelling
+from headstock.data.formats import PLAIN, detect_format
+from headstock.data.mask_gaps import MASK, SurfaceForms
 from headstock.data.records import Records, stream_texts
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
@@ -100,14 +100,14 @@ def open_input(
 
 def reader(loaded: Pipeline) -> Tokenizer:
     """What cuts the texts that an encoder-decoder reads."""
-    return loaded.tokenizer.source or loaded.tokenizer
+    return loaded.tokenizer.source_tokenizer or loaded.tokenizer
 
 
 def cut(loaded: Pipeline, text: str) -> list[int]:
     """A text as tokens; [MASK] is one where the run learned to fill it."""
     tokenizer = reader(loaded)
     if tokenizer.mask is not None and MASK in text and (loaded.task.fills or loaded.task.needs_source):
-        return Spelling(tokenizer).cut(text)[0]
+        return SurfaceForms(tokenizer).tokenize(text)[0]
     if not (ids := tokenizer.encode(text)):
         raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
     return ids
@@ -156,7 +156,7 @@ def show_file(loaded: Pipeline, file: str, *, rows: int | None = None) -> Iterat
 
 def labelled_rows(loaded: Pipeline, file: str, rows: int | None) -> Iterator[Records]:
     """The rows of a file as the run's task has them; sentences to be translated may stand there one a line."""
-    task, known = loaded.labelled_task(), source_of(Path(file))
+    task, known = loaded.labelled_task(), detect_format(Path(file))
     lines = isinstance(task, Translate) and (file == "-" or (known is not None and known.format == PLAIN))
     found = (text for _, text in stream_texts(file)) if lines else loaded.read_rows(file)
     if isinstance(found, Records):

@@ -107,7 +107,7 @@ def check_number(option: str, given: int, most: int, what: str, loaded: Pipeline
 def names_of(loaded: Pipeline, row: Batch | None, read: bool) -> list[str]:
     if row is None:
         return []
-    tokenizer = loaded.tokenizer.source or loaded.tokenizer if read else loaded.tokenizer
+    tokenizer = loaded.tokenizer.source_tokenizer or loaded.tokenizer if read else loaded.tokenizer
     return display_tokens(tokenizer, row.tokens[0].tolist())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.data.mask_gaps import MASK, Gap, Spelling
+from headstock.data.mask_gaps import MASK, MaskGap, SurfaceForms
 from headstock.data.records import Records
 from headstock.errors import UserError
 from headstock.explain.targets import check_fits, check_length, class_number, masks_in, row_of
@@ -146,7 +146,7 @@ class OfTokens(Case):
         if label is None:
             return self.likeliest(chances, 1)[0]
         pieces = self.pieces_of(label)
-        if not pieces or self.tokenizer.unknown in pieces:
+        if not pieces or self.tokenizer.unk in pieces:
             raise UserError(f"{self.loaded.run}: --label {label!r}: this tokenizer cannot write it")
         if len(pieces) > 1:
             first = display_tokens(self.tokenizer, pieces[:1])[0]
@@ -177,7 +177,9 @@ class OfTokens(Case):
             self.model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged
         )
         values = found[first:last].tolist()
-        return [(self.tokenizer.token(token), value) for token, value in zip(shown[first:last], values, strict=True)]
+        return [
+            (self.tokenizer.id_to_token(token), value) for token, value in zip(shown[first:last], values, strict=True)
+        ]
 
 
 class Next(OfTokens):
@@ -213,10 +215,10 @@ class Masked(OfTokens):
         self.text, self.marks, self.spelling = (
             text,
             special_tokens_for(loaded.task, loaded.tokenizer),
-            Spelling(loaded.tokenizer),
+            SurfaceForms(loaded.tokenizer),
         )
-        if self.tokenizer.end is not None:
-            self.unspoken = [*self.unspoken, self.tokenizer.end]
+        if self.tokenizer.eos is not None:
+            self.unspoken = [*self.unspoken, self.tokenizer.eos]
         masks = len(masks_in(text, self.spelling.masks))
         if not 1 <= at <= masks:
             raise UserError(f"{loaded.run}: --at {at}: the text has {masks} {MASK}")
@@ -225,16 +227,16 @@ class Masked(OfTokens):
         if masks > 1:
             self.notes.append(f"explained is {MASK} number {at} of {masks}; the others stay hidden")
 
-    def gap(self, text: str) -> tuple[list[int], Gap]:
-        ids, gaps = self.spelling.cut(text)
+    def gap(self, text: str) -> tuple[list[int], MaskGap]:
+        ids, gaps = self.spelling.tokenize(text)
         return ids, gaps[self.at]
 
     def row(self, text: str) -> tuple[list[int], int]:
         ids, gap = self.gap(text)
-        return self.marks.wrap(ids), gap.place + len(self.marks.prefix) - self.loaded.task.shift
+        return self.marks.wrap(ids), gap.position + len(self.marks.prefix) - self.loaded.task.shift
 
     def pieces_of(self, word: str) -> list[int]:
-        return self.spelling.in_place(self.gap(self.text)[1], word)
+        return self.spelling.tokens_at(self.gap(self.text)[1], word)
 
     def closed(self, text: str) -> list[tuple[int, int]]:
         return masks_in(text, self.spelling.masks)
@@ -294,6 +296,6 @@ class Translation(Case):
             self.model, batch, self.likelihoods, blank=blank, steps=steps, fixed=fixed, averaged=averaged
         )
         return [
-            (self.task.reader.token(token), value)
+            (self.task.reader.id_to_token(token), value)
             for token, value in zip(tokens[0, :-1].tolist(), found[:-1].tolist(), strict=True)
         ]

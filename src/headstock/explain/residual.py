@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstock.data.mask_gaps import MASK, Spelling
+from headstock.data.mask_gaps import MASK, SurfaceForms
 from headstock.errors import UserError
 from headstock.explain.hooks import AFTER, Connection, Seen, need_stacks, watching
 from headstock.explain.targets import check_length, check_texts, labelled_lesson, lesson
@@ -109,7 +109,7 @@ def residuals(loaded: Pipeline, texts: Sequence[str], *, label: str | None = Non
     for stack in stacks:
         row = rows[stack]
         assert row is not None
-        reader = loaded.tokenizer.source or loaded.tokenizer if stack == "encoder" else loaded.tokenizer
+        reader = loaded.tokenizer.source_tokenizer or loaded.tokenizer if stack == "encoder" else loaded.tokenizer
         tokens[stack] = paths(seen, stack, display_tokens(reader, row.tokens[0].tolist()))
         embedding[stack] = lengths(seen.point(stack, 1, "resid_pre"))
     lens, notes = look_through(loaded, read, seen)
@@ -166,9 +166,9 @@ def reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Readin
         return forced_reading(task, asked.batch, tokenizer, [note])
     notes, wanted = [], list[str | None]()
     if task.fills and MASK in texts[0]:
-        ids, gaps = Spelling(tokenizer).cut(texts[0])
+        ids, gaps = SurfaceForms(tokenizer).tokenize(texts[0])
         marks = special_tokens_for(task, tokenizer)
-        places, says, causal = [gap.place + len(marks.prefix) - task.shift for gap in gaps], "masked token", False
+        places, says, causal = [gap.position + len(marks.prefix) - task.shift for gap in gaps], "masked token", False
     elif task.generates:
         ids, marks = tokenizer.encode(texts[0]), special_tokens_for(task, tokenizer, left_to_right=True)
         row = marks.wrap(ids)

@@ -63,7 +63,7 @@ def of_run(run: str, given: dict[str, Any], task: str | None, classes: int | Non
             raise UserError(f"{run}: a run is what it is; --set goes with --preset, or with --task for a new head")
         return Subject(loaded.model, loaded.tokenizer, loaded.task, loaded.config, str(loaded.run))
     chosen = transfer.gather_config(open_run(run), task, None, given | named_classes(task, classes))
-    if settings.plain(chosen.model) != settings.plain(loaded.config.model):
+    if settings.to_dict(chosen.model) != settings.to_dict(loaded.config.model):
         raise UserError(f"{run}: its model is what it is; with --task, --set changes the task's own settings only")
     made = TASKS.get(task)(chosen.task, loaded.tokenizer)
     model = loaded.model.with_heads(made.heads(loaded.model.backbone)).to(loaded.model.device)

@@ -130,7 +130,7 @@ def hidden_lesson(loaded: Pipeline, task: Masked, ids: Sequence[int], word: str 
     row = special_tokens_for(task, loaded.tokenizer).wrap(ids)
     check_length(loaded, len(row))
     shown = torch.tensor([row]).numpy()
-    allowed = ((shown != task.start) & (shown != loaded.tokenizer.separator)).astype(bool)
+    allowed = ((shown != task.start) & (shown != loaded.tokenizer.sep)).astype(bool)
     if word is not None and (place := place_of(display_tokens(loaded.tokenizer, row), word)) is not None:
         allowed[0, place] = False
         if not allowed.any():

@@ -51,7 +51,7 @@ def token_attributions(
         for place, value in enumerate(values[:again], len(weighed) - again):
             weighed[place] = (weighed[place][0], weighed[place][1] + value)
         new = zip(ids[again:], values[again:], strict=True)
-        weighed += [(task.tokenizer.token(number), value) for number, value in new]
+        weighed += [(task.tokenizer.id_to_token(number), value) for number, value in new]
     return weighed
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
 from headstock.inference.windowing import SpecialTokens, Window, to_device, token_batches, windows
-from headstock.io import whole_file
+from headstock.io import atomic_file
 from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
@@ -141,7 +141,7 @@ def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) 
     """
     with ExitStack() as stack:
         if out.suffix == ".jsonl":
-            lines = stack.enter_context(stack.enter_context(whole_file(out)).open("w", encoding="utf-8"))
+            lines = stack.enter_context(stack.enter_context(atomic_file(out)).open("w", encoding="utf-8"))
             count, size, width = 0, 0, 0
             for whose, vectors in rows:
                 name = "vector" if vectors.ndim == 1 else "vectors"
@@ -149,13 +149,13 @@ def write_vectors(out: Path, rows: Iterable[tuple[dict[str, Any], np.ndarray]]) 
                 lines.write(json.dumps(whose | {name: numbers}, ensure_ascii=False) + "\n")
                 count, size, width = count + 1, size + len(np.atleast_2d(vectors)), vectors.shape[-1]
             return {"texts": count, "shape": [size, width]}
-        table = NpyWriter(stack.enter_context(stack.enter_context(whole_file(out)).open("wb")))
+        table = NpyWriter(stack.enter_context(stack.enter_context(atomic_file(out)).open("wb")))
         count, index = 0, None
         for whose, vectors in rows:
             if vectors.ndim == 2:
                 beside = out.with_suffix(".tokens.jsonl")
                 index = index or stack.enter_context(
-                    stack.enter_context(whole_file(beside)).open("w", encoding="utf-8")
+                    stack.enter_context(atomic_file(beside)).open("w", encoding="utf-8")
                 )
                 place = [table.rows, table.rows + len(vectors)]
                 index.write(json.dumps(whose | {"rows": place}, ensure_ascii=False) + "\n")
@@ -196,7 +196,7 @@ def align_tokens(tokenizer: Tokenizer, text: str) -> TokenAlignment:
     """A text's tokens with their characters and the words they are of."""
     offsets = tokenizer.offsets(text)
     touched = overlapping_words(offsets, word_spans(text))
-    return TokenAlignment(text, tokenizer.pieces(text), [next(iter(words), None) for words in touched], offsets)
+    return TokenAlignment(text, tokenizer.tokenize(text), [next(iter(words), None) for words in touched], offsets)
 
 
 def word_vectors(aligned: TokenAlignment, vectors: np.ndarray) -> tuple[TokenAlignment, np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headstock.data.mask_gaps import MASK, Gap, Spelling
+from headstock.data.mask_gaps import MASK, MaskGap, SurfaceForms
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.sampling import check_scores
 from headstock.errors import UserError
@@ -52,7 +52,7 @@ class MaskFiller:
     """A model that tells hidden tokens from both sides, at work on texts with masks."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, *, special: SpecialTokens, length: int, shift: int):
-        self.model, self.tokenizer, self.spelling = model, tokenizer, Spelling(tokenizer)
+        self.model, self.tokenizer, self.spelling = model, tokenizer, SurfaceForms(tokenizer)
         self.special, self.room, self.shift = special, special.capacity(length), shift
 
     def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> FilledText:
@@ -62,7 +62,7 @@ class MaskFiller:
             hint = "with one piece, any number"
             raise UserError(f"top {top:,}: of words of up to {pieces} pieces at most {most:,} can be found; {hint}")
         self.tokenizer.encode_batch([text, *among])  # what is no text is refused as it was given, masks and all
-        ids, gaps = self.spelling.cut(text)
+        ids, gaps = self.spelling.tokenize(text)
         fills = []
         for gap in gaps:
             if among:
@@ -75,9 +75,9 @@ class MaskFiller:
                 ]
                 fills.append(rank_candidates(words)[:top])
         best = [row[0].token if row else MASK for row in fills]
-        return FilledText(text, fills, self.spelling.put(text, best))
+        return FilledText(text, fills, self.spelling.fill(text, best))
 
-    def search_words(self, ids: list[int], gap: Gap, count: int, *, beams: int) -> list[tuple[str, WordPrefix]]:
+    def search_words(self, ids: list[int], gap: MaskGap, count: int, *, beams: int) -> list[tuple[str, WordPrefix]]:
         """The likeliest words of `count` pieces, found left to right with so many masks in the place of one."""
         spelling = self.spelling
         fits = spelling.spaced == gap.spaced  # (V,)
@@ -103,14 +103,14 @@ class MaskFiller:
         return [
             (word, one)
             for word, one in words
-            if count == 1 or ("\ufffd" not in word and tuple(spelling.in_place(gap, word)) == one.pieces)
+            if count == 1 or ("\ufffd" not in word and tuple(spelling.tokens_at(gap, word)) == one.pieces)
         ]
 
-    def score_words(self, ids: list[int], gap: Gap, words: Sequence[str]) -> list[tuple[str, WordPrefix]]:
+    def score_words(self, ids: list[int], gap: MaskGap, words: Sequence[str]) -> list[tuple[str, WordPrefix]]:
         """How likely each of the given words is, of however many pieces."""
-        cut = [self.spelling.in_place(gap, word) for word in words]
+        cut = [self.spelling.tokens_at(gap, word) for word in words]
         for word, pieces in zip(words, cut, strict=True):
-            if not pieces or self.tokenizer.unknown in pieces:
+            if not pieces or self.tokenizer.unk in pieces:
                 raise UserError(f"{word!r}: this tokenizer cannot write it, so it has no probability")
             if len(pieces) > self.room:
                 raise UserError(f"{word!r}: is {len(pieces):,} tokens; this run reads rows of {self.room:,}")
@@ -123,13 +123,13 @@ class MaskFiller:
             at += len(pieces)
         return found
 
-    def masked_row(self, ids: list[int], gap: Gap, pieces: Sequence[int], count: int) -> tuple[list[int], int]:
+    def masked_row(self, ids: list[int], gap: MaskGap, pieces: Sequence[int], count: int) -> tuple[list[int], int]:
         """What the model is shown, a word's first pieces being known and the others hidden, and where the next is."""
         hidden = [self.spelling.mask] * (count - len(pieces))
-        text = [*ids[: gap.place], *pieces, *hidden, *ids[gap.place + 1 :]]
-        next_one = gap.place + len(pieces)
+        text = [*ids[: gap.position], *pieces, *hidden, *ids[gap.position + 1 :]]
+        next_one = gap.position + len(pieces)
         # a text too long for a row is read around the word
-        begin = max(0, min(gap.place + count // 2 - self.room // 2, len(text) - self.room))
+        begin = max(0, min(gap.position + count // 2 - self.room // 2, len(text) - self.room))
         shown = self.special.wrap(text[begin : begin + self.room])
         return shown, next_one - begin + len(self.special.prefix)
 

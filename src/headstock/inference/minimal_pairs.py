@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from headstock.data.minimal_pairs import KINDS, Pair
+from headstock.data.minimal_pairs import KINDS, MinimalPair
 from headstock.intervals import item_interval
 
 Likelihoods = Callable[[list[list[int]]], list[np.ndarray]]  # of every token of every text
 
 
 def score_minimal_pairs(
-    pairs: Sequence[Pair],
+    pairs: Sequence[MinimalPair],
     encode: Callable[[list[str]], list[list[int]]],
     offsets: Callable[[str], list[tuple[int, int]]],
     likelihoods: Likelihoods,
@@ -37,7 +37,7 @@ def score_minimal_pairs(
         "ties": int((right == 0.5).sum()),
         "intervals": {"accuracy": [accuracy.low, accuracy.high]},
     }
-    if partial := [(i, pair.rest) for i, pair in enumerate(pairs) if pair.rest is not None]:
+    if partial := [(i, pair.continuation) for i, pair in enumerate(pairs) if pair.continuation is not None]:
         after = [
             value_after(values[2 * i + side], offsets(texts[2 * i + side]), rest[side])
             for i, rest in partial
@@ -59,14 +59,14 @@ def value_after(values: np.ndarray, offsets: Sequence[tuple[int, int]], place: i
     return float(sum(value for value, (begin, _) in zip(values, offsets, strict=True) if begin >= place))
 
 
-def by_kind(pairs: Sequence[Pair], right: np.ndarray) -> dict[str, dict[str, dict[str, Any]]]:
+def by_kind(pairs: Sequence[MinimalPair], right: np.ndarray) -> dict[str, dict[str, dict[str, Any]]]:
     """For each way of grouping the pairs, the accuracy of each group, the worst first."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for kind in KINDS:
         groups: dict[str, list[int]] = {}
         for i, pair in enumerate(pairs):
-            if kind in pair.kinds:
-                groups.setdefault(pair.kinds[kind], []).append(i)
+            if kind in pair.groups:
+                groups.setdefault(pair.groups[kind], []).append(i)
         told: dict[str, dict[str, Any]] = {}
         for name, members in groups.items():
             share = item_interval(right[members])

@@ -9,8 +9,8 @@ import numpy as np
 
 from headstock.data import formats
 from headstock.data.corpus import read_corpus
-from headstock.data.formats import source_of
-from headstock.data.minimal_pairs import read_pairs
+from headstock.data.formats import detect_format
+from headstock.data.minimal_pairs import read_minimal_pairs
 from headstock.data.records import LABEL, Records, find_file, is_table, parse_columns, stream_texts
 from headstock.data.token_store import build_store
 from headstock.data.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ from headstock.inference.windowing import special_tokens_for, tokenizer_threads
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
-from headstock.rng import number
+from headstock.rng import derive_seed
 from headstock.tasks.answer import Answer
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.classify import Classify
@@ -141,8 +141,8 @@ class Pipeline:
             rows,
             max_tokens=max_tokens,
             sampling=sampling,
-            end=self.tokenizer.end,
-            seeds=[number(seed, i % samples, "sample") for i in range(len(texts))],
+            end=self.tokenizer.eos,
+            seeds=[derive_seed(seed, i % samples, "sample") for i in range(len(texts))],
             forbidden=self.suppressed_tokens(),
             stop=(lambda row, tokens: writers[row].update(tokens)) if stop or stream else None,
             cache=cache,
@@ -154,7 +154,7 @@ class Pipeline:
 
     def beam_search(self, rows: Sequence[Sequence[int]], **options: Any) -> list[Hypothesis]:
         """The best continuation that beam search finds for each row."""
-        end, forbidden, parts = self.tokenizer.end, self.suppressed_tokens(), range(0, len(rows), ROWS)
+        end, forbidden, parts = self.tokenizer.eos, self.suppressed_tokens(), range(0, len(rows), ROWS)
         return [
             found[0]
             for at in parts
@@ -164,7 +164,7 @@ class Pipeline:
     def suppressed_tokens(self) -> list[int]:
         """Entries that are never part of a text: special ones, and those the tokenizer does not have."""
         t = self.tokenizer
-        special = {t.start, t.padding, t.unknown, t.cls, t.separator, t.mask} - {None, t.end}
+        special = {t.bos, t.pad, t.unk, t.cls, t.sep, t.mask} - {None, t.eos}
         return [*(i for i in special if i is not None), *range(t.vocabulary, self.config.model.vocabulary)]
 
     def score(self, texts: str | Sequence[str], *, pseudo: bool | None = None) -> list[TextScore]:
@@ -172,7 +172,7 @@ class Pipeline:
         wanted = list_texts(texts)
         found = self.check_finite(self.token_log_probabilities(self.tokenizer.encode_batch(wanted), pseudo=pseudo))
         return [
-            TextScore(text, float(values.sum()), list(zip(self.tokenizer.pieces(text), values.tolist(), strict=True)))
+            TextScore(text, float(values.sum()), list(zip(self.tokenizer.tokenize(text), values.tolist(), strict=True)))
             for text, values in zip(wanted, found, strict=True)
         ]
 
@@ -301,8 +301,8 @@ class Pipeline:
             return columns
         known = parse_columns(",".join(own))
         if of_table:
-            source = source_of(*find_file(file))
-            there = formats.columns(source) if source else None
+            source = detect_format(*find_file(file))
+            there = formats.column_names(source) if source else None
             known = {ours: theirs for ours, theirs in known.items() if theirs.isdigit() or theirs in (there or ())}
         return known | (columns or {}) or None
 
@@ -429,7 +429,7 @@ class Pipeline:
         if splits.fingerprint() != self.run.data()["fingerprint"]:
             changed = "its labelled files are not what they were when it was made"
             raise UserError(f"{self.run}: {changed}; name the file to measure it on")
-        return splits.test if splits.test is not None and splits.test.labelled else splits.valid
+        return splits.test if splits.test is not None and splits.test.has_labels else splits.valid
 
     def evaluate_text(
         self, corpus: str | Path | Sequence[str | Path], documents: str, *, column: str | None = None
@@ -470,7 +470,7 @@ class Pipeline:
         """In how many minimal pairs the right text is the likelier one."""
         kind = self.likelihood_kind(pseudo)
         metrics = score_minimal_pairs(
-            read_pairs(files, rows=rows),
+            read_minimal_pairs(files, rows=rows),
             self.tokenizer.encode_batch,
             self.tokenizer.offsets,
             lambda texts: self.token_log_probabilities(texts, pseudo=pseudo, watch=watch),

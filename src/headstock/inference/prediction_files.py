@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from headstock.data import formats
-from headstock.data.formats import source_of, table_rows
+from headstock.data.formats import detect_format, table_rows
 from headstock.data.records import TEXT, Records, find_file, is_table
 from headstock.errors import UserError
-from headstock.io import whole_file
+from headstock.io import atomic_file
 
 Row = dict[str, Any]
 TABLES = {".csv": ",", ".tsv": "\t"}
@@ -29,7 +29,7 @@ def open_prediction_file(out: Path) -> Iterator[Callable[[Row], None]]:
     """Writes one prediction at a time; the name of the file says how. In a table, nested values are flattened:
     `probabilities` become columns such as `probabilities.good`, and lists are JSON."""
     check_suffix(out)
-    with whole_file(out) as beside, beside.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(out) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         delimiter = TABLES.get(out.suffix.lower())
         if delimiter is None:
             yield lambda row: print(json.dumps(row, ensure_ascii=False), file=file)
@@ -73,9 +73,9 @@ class InputColumns:
             raise UserError(f"--with {other[0]}: {where}, so only text can be carried")
 
     def open_table(self, file: str) -> Iterator[tuple[int, Row]]:
-        source = source_of(*find_file(file))
+        source = detect_format(*find_file(file))
         assert source is not None, "a table by its name"
-        there = formats.columns(source)
+        there = formats.column_names(source)
         for name in self.called.values():
             if there is not None and name not in there:
                 raise formats.no_column(f"--with {name}: {file}", name, there)
@@ -89,7 +89,7 @@ class InputColumns:
 
     def track_records(self, records: Records) -> Records:
         if self.names:
-            self.waiting.extend(zip(records.lines, records.plain, strict=True))
+            self.waiting.extend(zip(records.lines, records.display_texts, strict=True))
         return records
 
     def merge(self, prediction: Row) -> Row:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headstock.data.mask_gaps import MASK
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
@@ -20,7 +20,7 @@ from headstock.inference.fill_mask import MaskFiller
 from headstock.inference.text_streamer import TextStreamer
 from headstock.inference.windowing import special_tokens_for
 from headstock.model.model import Model
-from headstock.rng import number
+from headstock.rng import derive_seed
 from headstock.tasks.base import Task
 from headstock.tasks.denoise import Broken, Denoise
 
@@ -47,7 +47,7 @@ class Sample:
 
 
 def sample_outputs(
-    model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
+    model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
 ) -> list[dict[str, Any]]:
     """Samples of all that the task's objective teaches, as plain data; none where it teaches nothing of the kind."""
     found: list[Sample] = []
@@ -60,7 +60,9 @@ def sample_outputs(
     return [asdict(sample) for sample in found]
 
 
-def sample_continuations(model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, seed: int) -> list[Sample]:
+def sample_continuations(
+    model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, seed: int
+) -> list[Sample]:
     """The first words of held-out texts, and how the model goes on."""
     texts = texts_of(store, tokenizer, seed=seed, least=2 * PROMPT_WORDS)
     cuts = [first_words(text, min(PROMPT_WORDS, max(1, len(text.split()) // 2))) for text in texts]
@@ -71,8 +73,8 @@ def sample_continuations(model: Model, task: Task, tokenizer: Tokenizer, store: 
         [special.wrap(prompt) for prompt in prompts],
         max_tokens=NEW_TOKENS,
         sampling=SAMPLING,
-        end=tokenizer.end,
-        seeds=[number(seed, row, "sample") for row in range(len(prompts))],
+        end=tokenizer.eos,
+        seeds=[derive_seed(seed, row, "sample") for row in range(len(prompts))],
         forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
     )
     return [
@@ -82,11 +84,11 @@ def sample_continuations(model: Model, task: Task, tokenizer: Tokenizer, store: 
 
 
 def sample_fills(
-    model: Model, task: Task, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
+    model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
 ) -> list[Sample]:
     """Held-out texts in which some words are masked, and the likeliest word for each mask."""
     filler = MaskFiller(model, tokenizer, special=special_tokens_for(task, tokenizer), length=length, shift=task.shift)
-    draw = np.random.default_rng(number(seed, "sample masks"))
+    draw = np.random.default_rng(derive_seed(seed, "sample masks"))
     model.eval()
     samples = []
     for whole in texts_of(store, tokenizer, seed=seed, least=6):
@@ -103,13 +105,13 @@ def sample_fills(
 
 
 def sample_denoised(
-    model: Model, task: Denoise, tokenizer: Tokenizer, store: Store, *, length: int, seed: int
+    model: Model, task: Denoise, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
 ) -> list[Sample]:
     """Held-out texts with spans taken out, and the whole texts that the model writes."""
     examples = Broken(task, store, min(length, DENOISED_TOKENS), seed=None, epoch=0)
     starts = np.flatnonzero(examples.cuts.begins == 0)  # of documents: other pieces may begin inside a word
     long = starts[examples.lengths[starts] >= min(12, int(examples.lengths[starts].max()))]
-    draw = np.random.default_rng(number(seed, "sample rows"))
+    draw = np.random.default_rng(derive_seed(seed, "sample rows"))
     rows = sorted(draw.choice(long, size=min(SAMPLES, len(long)), replace=False).tolist())
     batches = [examples.batch([row]) for row in rows]
     sources = [batch.source.tokens[0].tolist() for batch in batches if batch.source is not None]
@@ -144,21 +146,21 @@ def with_masks(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
     return f" {MASK} ".join(tokenizer.decode(part).strip() for part in parts).strip()
 
 
-def texts_of(store: Store, tokenizer: Tokenizer, *, seed: int, least: int) -> list[str]:
+def texts_of(store: TokenStore, tokenizer: Tokenizer, *, seed: int, least: int) -> list[str]:
     """Held-out texts of `least` words or more where there are such, or else the longest of those that were tried."""
     tried = list(dict.fromkeys(stretches(store, tokenizer, seed=seed)))
     enough = [text for text in tried if len(text.split()) >= least]
     return (enough or sorted(tried, key=len, reverse=True))[:SAMPLES]
 
 
-def stretches(store: Store, tokenizer: Tokenizer, *, seed: int) -> Iterator[str]:
+def stretches(store: TokenStore, tokenizer: Tokenizer, *, seed: int) -> Iterator[str]:
     """Texts from places drawn at random: the beginning of a document, or somewhere in a long one."""
-    draw = np.random.default_rng(number(seed, "sample texts"))
+    draw = np.random.default_rng(derive_seed(seed, "sample texts"))
     for position in draw.integers(0, store.tokens, size=DRAWS):
         document = store.document_at(int(position))
         first, last = int(store.offsets[document]), int(store.offsets[document + 1]) - 1
         begin = int(position) if last - first > 4 * STRETCH else first
-        text = tokenizer.decode(store.stretch(begin, min(last, begin + STRETCH)))
+        text = tokenizer.decode(store.slice(begin, min(last, begin + STRETCH)))
         if begin > first:  # a stretch may begin inside a word or a line
             half = text[: len(text) // 2]
             text = text[max(half.rfind("\n"), half.find(" ")) + 1 :]
@@ -175,7 +177,7 @@ def first_words(text: str, count: int) -> tuple[str, str]:
 
 def suppressed_tokens(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
     """Entries that are never part of a text: special ones but the end, and those the tokenizer does not have."""
-    special = (entry for entry in tokenizer.engine.special if entry != tokenizer.end)
+    special = (entry for entry in tokenizer.all_special_ids if entry != tokenizer.eos)
     return [*special, *range(tokenizer.vocabulary, vocabulary)]
 
 

@@ -75,6 +75,6 @@ def display_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Tokens as a person reads them; marks and parts of a character as the vocabulary spells them."""
     plain = [tokenizer.decode([token]) for token in tokens]
     return [
-        tokenizer.token(token) if not text or "\ufffd" in text else text.strip() or "\u2423"
+        tokenizer.id_to_token(token) if not text or "\ufffd" in text else text.strip() or "\u2423"
         for text, token in zip(plain, tokens, strict=True)
     ]

@@ -47,7 +47,7 @@ def special_tokens_for(task: Task, tokenizer: Tokenizer, *, left_to_right: bool 
 
     Whatever reads left to right begins with the start mark and closes nothing: the text may go on.
     """
-    filler = tokenizer.padding or 0
+    filler = tokenizer.pad or 0
     if left_to_right:
         return SpecialTokens((opening(tokenizer, "start"),), (), filler)
     start = opening(tokenizer, getattr(task.config, "opening", task.opening))

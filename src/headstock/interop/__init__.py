@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstock.config import read_settings
-from headstock.errors import UserError, did_you_mean, nearest_path
+from headstock.errors import UserError, did_you_mean, suggest_path
 from headstock.io import Layout, check_inputs, check_replaceable
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def import_run(
 
     source = Path(path)
     if not source.exists():
-        near = nearest_path(source.name, (p.name for p in source.parent.glob("*"))) if source.parent.is_dir() else ""
+        near = suggest_path(source.name, (p.name for p in source.parent.glob("*"))) if source.parent.is_dir() else ""
         raise UserError(f"{path}: no such folder or file{near}")
     if RunFolder(Path(out)).path.exists() and not overwrite:
         raise UserError(f"{out}: exists already; replace it with --overwrite, or name another")

@@ -44,8 +44,8 @@ def make_run(
     `known` is what else is known of where they come from, such as the file's sha256.
     """
     if tokenizer.vocabulary > chosen.model.vocabulary:
-        spare = [tokenizer.token(i) for i in range(chosen.model.vocabulary, tokenizer.vocabulary)]
-        special = tokenizer.engine.special
+        spare = [tokenizer.id_to_token(i) for i in range(chosen.model.vocabulary, tokenizer.vocabulary)]
+        special = tokenizer.all_special_ids
         if any(i not in special for i in range(chosen.model.vocabulary, tokenizer.vocabulary)):
             many = f"{tokenizer.vocabulary:,} entries, the model {chosen.model.vocabulary:,}"
             raise UserError(f"{source}: its tokenizer has {many}; they do not belong together")

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from headstock import __version__, config
-from headstock.data.sentencepiece_tokenizer import LAB_SPECIALS, SentencePieces, open_lab
+from headstock.data.sentencepiece_tokenizer import LAB_SPECIAL_TOKENS, SentencePieceBackend, open_lab_vocabulary
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.inference.pipeline import load
 from headstock.interop import LAYOUT, MARK
 from headstock.interop.imported_run import complete, make_run
-from headstock.io import sha256, whole_folder, write_bytes, write_json, write_text
+from headstock.io import atomic_folder, sha256, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
@@ -100,7 +100,7 @@ def import_lab(
     words = Path(dictionary) if dictionary is not None else file.parent / DICTIONARY
     if not words.is_file():
         raise UserError(f"{words}: no such file; name the dict.txt that goes with {file} with --dictionary")
-    engine, notes = open_lab(words, model=None if sentencepiece is None else Path(sentencepiece))
+    engine, notes = open_lab_vocabulary(words, model=None if sentencepiece is None else Path(sentencepiece))
     tokenizer = Tokenizer(engine, notes)
     chosen = settings_of(file, state, tokenizer, heads=heads)
     notes = (*notes, f"attention is taken to have {chosen.model.heads} heads: no file says how many it has")
@@ -140,7 +140,7 @@ def settings_of(file: Path, state: Tensors, tokenizer: Tokenizer, *, heads: int 
         raise UserError(f"{file}: has no {', '.join(missing)}, so it is no model of the lab (has {some(state)})")
     (vocabulary, width), hidden = state["base.encoder.weight"].shape, len(state[needed[2]])
     if vocabulary != tokenizer.vocabulary:
-        counted = f"{tokenizer.vocabulary - len(LAB_SPECIALS):,} pieces and {len(LAB_SPECIALS)} marks"
+        counted = f"{tokenizer.vocabulary - len(LAB_SPECIAL_TOKENS):,} pieces and {len(LAB_SPECIAL_TOKENS)} marks"
         raise UserError(f"{file}: has {vocabulary:,} embeddings, its dict.txt {counted}: they do not belong together")
     layers = {int(name.split(".")[3]) for name in state if name.startswith("base.transformer_encoder.layers.")}
     context = len(state[POSITIONS])
@@ -193,14 +193,14 @@ def export_lab(run: RunFolder, folder: Path, say: Say = lambda line: None) -> di
     table = names(loaded.model.backbone.depth, HEADS.get(loaded.config.objective))
     mine = loaded.model.tensors()
     state = {theirs: mine[ours].reshape(shape_there(mine[ours], theirs)).clone() for ours, theirs in table.items()}
-    engine = loaded.tokenizer.engine
-    assert isinstance(engine, SentencePieces)
-    pieces = engine.pieces[len(LAB_SPECIALS) :]
+    engine = loaded.tokenizer.backend
+    assert isinstance(engine, SentencePieceBackend)
+    pieces = engine.pieces[len(LAB_SPECIAL_TOKENS) :]
     known = run.data().get(COUNTS)
     counts = known.split() if known else ["1"] * len(pieces)
     if not known:
         say("how often each piece came is not known here: dict.txt says 1 of all")
-    with whole_folder(folder, layout=LAYOUT) as beside:
+    with atomic_folder(folder, layout=LAYOUT) as beside:
         torch.save({STATE: state}, beside / MODEL)
         write_json(beside / MARK, {"format": "lab", "version": __version__})
         listed = "".join(f"{piece} {count}\n" for piece, count in zip(pieces, counts, strict=True))
@@ -216,7 +216,7 @@ def check_fits(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer, *, model
     problems = []
     if chosen.family != "transformer":
         raise UserError(f"{run}: is of the family {chosen.family!r}; the lab's model is a transformer")
-    settings = config.plain(chosen.model)
+    settings = config.to_dict(chosen.model)
     problems += [
         f"model.{name} is {settings[name]!r}, not {wanted!r}"
         for name, wanted in WANTED.items()

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstock.data.sentencepiece_tokenizer import SentencePieces
+from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError, WorkError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT, needs_extra
 from headstock.interop.onnx_card import card_of, describe_reading
 from headstock.interop.onnx_graph import Graph, graph_of, write_graph
-from headstock.io import whole_folder, write_bytes, write_json, write_text
+from headstock.io import atomic_folder, write_bytes, write_json, write_text
 from headstock.model.batch import Batch
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
@@ -62,7 +62,7 @@ def export_onnx(
     graph = graph_of(loaded.model, loaded.task, named=str(run), embedding=embedding)
     about = describe_reading(loaded, graph)
     say(f"tracing the {graph.kind} graph")
-    with whole_folder(folder, layout=LAYOUT) as beside:
+    with atomic_folder(folder, layout=LAYOUT) as beside:
         written = write_graph(graph, beside / MODEL)
         about |= {"inputs": written.inputs, "outputs": written.outputs}
         session = open_session(beside / MODEL)
@@ -105,8 +105,8 @@ def open_session(file: Path, *, threads: int | None = None) -> Session:
 
 def keep_tokenizer(loaded: Pipeline, folder: Path) -> None:
     """As the library it belongs to reads it."""
-    engine = loaded.tokenizer.engine
-    if not isinstance(engine, SentencePieces):
+    engine = loaded.tokenizer.backend
+    if not isinstance(engine, SentencePieceBackend):
         shutil.copyfile(loaded.run.tokenizer_file, folder / "tokenizer.json")
     elif engine.model is not None:
         write_bytes(folder / "sentencepiece.model", engine.model)

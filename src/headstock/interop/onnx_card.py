@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headstock.data.sentencepiece_tokenizer import SentencePieces
+from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.data.word_joining import WORD
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
@@ -157,14 +157,14 @@ def describe_reading(loaded: Pipeline, graph: Graph) -> dict[str, Any]:
     """What model.json says: all that a program without Headstock must know to show the model a text."""
     task, tokenizer = loaded.task, loaded.tokenizer
     about: dict[str, Any] = {"kind": graph.kind, "length": sequence_length(loaded.model, loaded.config.train)}
-    about["padding"] = tokenizer.padding or 0
-    if isinstance(engine := tokenizer.engine, SentencePieces):
+    about["padding"] = tokenizer.pad or 0
+    if isinstance(engine := tokenizer.backend, SentencePieceBackend):
         if isinstance(graph, Tagging | Answering):
             raise UserError(f"{loaded.run}: its tokenizer is SentencePiece's, whose pieces this script cannot place")
         if engine.model is None:
             raise UserError(f"{loaded.run}: its tokenizer has no SentencePiece model, so no text can be read with it")
-        about["unknown"] = tokenizer.unknown
-        about["pieces"] = [None if i in engine.special else piece for i, piece in enumerate(engine.pieces)]
+        about["unknown"] = tokenizer.unk
+        about["pieces"] = [None if i in engine.all_special_ids else piece for i, piece in enumerate(engine.pieces)]
     if isinstance(graph, Embedding):
         marks = special_tokens_for(task, tokenizer)
         return about | around(marks.prefix, marks.suffix, about["length"]) | {"pool": graph.pool}
@@ -173,7 +173,7 @@ def describe_reading(loaded: Pipeline, graph: Graph) -> dict[str, Any]:
         start = special_tokens_for(task, tokenizer, left_to_right=True).prefix[0]
         past = [1, config.heads, 0, config.width // config.heads]
         context = loaded.model.backbone.context
-        told = {"start": start, "end": tokenizer.end, "never": sorted(loaded.suppressed_tokens()), "past": past}
+        told = {"start": start, "end": tokenizer.eos, "never": sorted(loaded.suppressed_tokens()), "past": past}
         return about | told | {"length": context}
     assert isinstance(task, LabelledTask)
     if isinstance(task, Pair | Answer):
@@ -198,7 +198,7 @@ def around(before: Sequence[int], after: Sequence[int], length: int) -> dict[str
 
 def script_of(loaded: Pipeline, graph: Graph) -> str:
     """The program of the card, which needs neither torch nor Headstock."""
-    task, pieces = loaded.task, isinstance(loaded.tokenizer.engine, SentencePieces)
+    task, pieces = loaded.task, isinstance(loaded.tokenizer.backend, SentencePieceBackend)
     cut = (PIECES_CUT if pieces else LIBRARY_CUT).format("text")
     likely = SIGMOID if getattr(task, "several", False) else SOFTMAX
     kinds = KINDS if "token_type_ids" in graph.inputs else ""
@@ -231,7 +231,7 @@ def card_of(loaded: Pipeline, graph: Graph, about: dict[str, Any], result: dict[
         "embedding": "A vector for every text, and one for every token.",
         "causal": "How a text goes on.",
     }
-    pieces = isinstance(loaded.tokenizer.engine, SentencePieces)
+    pieces = isinstance(loaded.tokenizer.backend, SentencePieceBackend)
     own = make_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
     card = CARD.format(
         name=escape_markdown(run.path.name),

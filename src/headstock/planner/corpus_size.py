@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headstock.data.corpus import Corpus, sources
+from headstock.data.corpus import Corpus, resolve_paths
 from headstock.data.formats import PLAIN
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
@@ -41,14 +41,14 @@ class Counted:
 
 
 def extent(corpus: Corpus) -> Extent:
-    found = sources(corpus.paths)
+    found = resolve_paths(corpus.paths)
     if sum(source.path.stat().st_size for source in found) <= READ_ALL:
         return read_through(corpus)
     chosen = found[:: -(-len(found) // FILES)]
     parts = [look_into(corpus, source.path, SAMPLE // len(chosen)) for source in chosen]
     sample = tuple(text for part in parts for text in part)
     size = sum(map(byte_length, sample))
-    grown = sum(text_bytes(source.path, source.format, source.packing, sample) for source in found)
+    grown = sum(text_bytes(source.path, source.format, source.compression, sample) for source in found)
     return Extent(round(grown), max(1, round(grown * len(sample) / size)), sample, read=False, whole=False)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import Stores, build_stores
+from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer
 from headstock.io import write_text
 from headstock.planner.forecast import Costs
@@ -221,7 +221,7 @@ class Trial:
 
     chosen: RunConfig
     tokenizer: Tokenizer
-    stores: Stores
+    stores: SplitStores
     folder: Path
     way: ExecutionMode
     whole: int  # steps that the run itself has
@@ -318,13 +318,13 @@ def settled(kinds: Sequence[int]) -> int:
 
 def stores_of(
     sample: Sequence[str], tokenizer: Tokenizer, folder: Path, chosen: RunConfig, valid_tokens: float
-) -> Stores:
+) -> SplitStores:
     """The sample as tokens, with enough of it held out for validations as long as the run's."""
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in sample]
     write_text(folder / "sample.jsonl", "\n".join(lines))
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
     tokens = sum(map(len, tokenizer.encode_batch(list(sample))))
-    return build_stores(
+    return build_split_stores(
         read_corpus(folder / "sample.jsonl"),
         tokenizer,
         valid_fraction=max(chosen.data.valid_fraction, min(0.5, 1.2 * valid_tokens / max(1, tokens))),

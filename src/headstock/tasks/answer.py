@@ -150,7 +150,7 @@ class Answer(LabelledTask):
         insist: bool = True,
         skip_blank: bool = False,
     ) -> Records:
-        return read_questions(path, columns=columns, insist=insist, skip_blank=skip_blank)
+        return read_questions(path, columns=columns, strict=insist, skip_blank=skip_blank)
 
     @staticmethod
     def is_row(row: Any) -> bool:
@@ -182,7 +182,7 @@ class Answer(LabelledTask):
         }
         about = [passages[text] for text in contexts]
         tokens = self.tokenizer.encode_batch(records.columns["question"])
-        places = [records.place(i) for i in range(len(records))]
+        places = [records.location(i) for i in range(len(records))]
         return Questions(
             [ids[: self.config.longest_question] for ids in tokens],
             about,

@@ -105,8 +105,8 @@ class Task(ABC):
 
 def opening(tokenizer: Tokenizer, role: str) -> int:
     """The mark before every text: its own, or else the next best that the tokenizer has (GPT-2 has one for all)."""
-    marks = {"start": (tokenizer.start, tokenizer.cls), "cls": (tokenizer.cls, tokenizer.start)}[role]
-    found = next((mark for mark in (*marks, tokenizer.end) if mark is not None), None)
+    marks = {"start": (tokenizer.bos, tokenizer.cls), "cls": (tokenizer.cls, tokenizer.bos)}[role]
+    found = next((mark for mark in (*marks, tokenizer.eos) if mark is not None), None)
     if found is None:
         raise UserError("this tokenizer has no mark to begin a text with (<sos>, [CLS] or an end mark)")
     return found
@@ -114,7 +114,7 @@ def opening(tokenizer: Tokenizer, role: str) -> int:
 
 def closing(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The mark after every text, where there is to be one."""
-    found = tokenizer.end if tokenizer.separator is None else tokenizer.separator
+    found = tokenizer.eos if tokenizer.sep is None else tokenizer.sep
     if found is None:
         raise UserError("this tokenizer has no mark to close a text with ([SEP] or an end mark)")
     return (found,)

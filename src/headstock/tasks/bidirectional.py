@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, token_loss
@@ -36,7 +36,7 @@ class BothWays(StreamTask):
     def passes(self, head: str, length: Any) -> Any:
         return 2  # once for each direction
 
-    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+    def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         return Rows(self.windows(data, length, seed=seed, epoch=epoch))
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:

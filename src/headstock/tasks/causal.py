@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, make_cu_seqlens, pad
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, token_loss
@@ -31,7 +31,7 @@ class Causal(StreamTask):
     bits_head = "token"
     generates = True
 
-    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+    def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.rows == "padded":
             return Pieces(self, data, length)
         return Packed(self, self.windows(data, length, seed=seed, epoch=epoch))
@@ -88,7 +88,7 @@ class Packed:
 class Pieces:
     """One document a row; a document longer than a row is cut into several."""
 
-    def __init__(self, task: Causal, store: Store, length: int):
+    def __init__(self, task: Causal, store: TokenStore, length: int):
         self.task, self.store, self.length = task, store, length
         self.pieces = -(-store.lengths // length)  # rows that each document takes
         self.ends = self.pieces.cumsum()
@@ -114,4 +114,4 @@ class Pieces:
         return batch
 
     def name(self, index: int) -> str:
-        return self.store.place(self.locate(index)[0])
+        return self.store.location(self.locate(index)[0])

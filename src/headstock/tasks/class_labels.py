@@ -63,7 +63,7 @@ def label_numbers(records: Records, config: ClassConfig) -> np.ndarray:
     separator = getattr(config, "separator", None)
     split = [split_label(label, separator) for label in records.labels or []]
     problems = [
-        f"{records.place(i)}: label {name!r} is new; training has {listed(config.classes)}"
+        f"{records.location(i)}: label {name!r} is new; training has {listed(config.classes)}"
         + did_you_mean(name, config.classes)
         for i, names in enumerate(split)
         for name in names

@@ -93,7 +93,7 @@ class Classify(LabelledTask):
         insist: bool = True,
         skip_blank: bool = False,
     ) -> Records:
-        return read_records(path, columns=columns, separator=config.separator, insist=insist, skip_blank=skip_blank)
+        return read_records(path, columns=columns, separator=config.separator, strict=insist, skip_blank=skip_blank)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {"text": list(rows)}
@@ -113,12 +113,14 @@ class Classify(LabelledTask):
             label_numbers(records, self.config)
 
     def prepare(self, records: Records, *, labelled: bool = True) -> Labelled:
-        texts = records.texts if self.tokenizer.kind == "lab" else records.plain  # the lab's texts are already cut
+        texts = (
+            records.texts if self.tokenizer.kind == "lab" else records.display_texts
+        )  # the lab's texts are already cut
         return self.labelled(records, self.tokenizer.encode_batch(texts), texts, labelled=labelled)
 
     def labelled(self, records: Records, tokens: list[Any], texts: Sequence[str], *, labelled: bool) -> Labelled:
         labels = label_numbers(records, self.config) if labelled and records.labels is not None else None
-        places = [records.place(i) for i in range(len(records))]
+        places = [records.location(i) for i in range(len(records))]
         return Labelled(tokens, labels, places, sum(len(text.encode()) for text in texts))
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
@@ -51,16 +51,16 @@ class Denoise(Task):
 
     def __init__(self, config: DenoiseConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        if tokenizer.mask is None or tokenizer.end is None:
+        if tokenizer.mask is None or tokenizer.eos is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which denoising needs")
         self.hiding = Hiding(config.hiding(), tokenizer)
-        self.mask, self.end, self.start = tokenizer.mask, tokenizer.end, opening(tokenizer, self.opening)
-        self.filler = tokenizer.padding or 0
+        self.mask, self.end, self.start = tokenizer.mask, tokenizer.eos, opening(tokenizer, self.opening)
+        self.filler = tokenizer.pad or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}
 
-    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+    def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if length < 2:
             raise UserError(f"train.length: {length} is too short for a text and its mark")
         return Broken(self, data, length, seed=seed, epoch=epoch)
@@ -78,7 +78,7 @@ class Denoise(Task):
 class Broken:
     """Pieces of documents, and the same with spans taken out, anew in every pass."""
 
-    def __init__(self, task: Denoise, store: Store, length: int, *, seed: int | None, epoch: int):
+    def __init__(self, task: Denoise, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         self.task, self.store, self.length = task, store, length
         self.key, self.training = drawn_from(seed, epoch), seed is not None
         self.cuts = Cuts(store.lengths - 1, length - 1, seed=seed, epoch=epoch)  # each side has a mark besides
@@ -110,7 +110,7 @@ class Broken:
         at = np.asarray(indices)
         there = np.arange(self.cuts.lengths[at].max()) < self.cuts.lengths[at][:, None]
         first = self.store.offsets[self.cuts.documents[at]] + self.cuts.begins[at]
-        return self.store.gather(first, there.shape[1]), there
+        return self.store.windows(first, there.shape[1]), there
 
     def broken(self, shown: np.ndarray, there: np.ndarray, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """(B, T) the pieces with a [MASK] in the place of what is taken out, and True where one of them stays."""
@@ -124,7 +124,7 @@ class Broken:
         return np.where(gone, task.mask, shown), there & ~again
 
     def name(self, index: int) -> str:
-        return self.store.place(int(self.cuts.documents[index]))
+        return self.store.location(int(self.cuts.documents[index]))
 
 
 def ending(flat: np.ndarray, counts: np.ndarray, end: int, filler: int) -> tuple[Tensor, Tensor | None]:

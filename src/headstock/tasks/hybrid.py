@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
@@ -50,10 +50,10 @@ class Hybrid(Task):
 
     def __init__(self, config: HybridConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        if tokenizer.mask is None or tokenizer.end is None:
+        if tokenizer.mask is None or tokenizer.eos is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which hybrid language modelling needs")
         self.hiding = Hiding(config, tokenizer)
-        self.end, self.filler = tokenizer.end, tokenizer.padding or 0
+        self.end, self.filler = tokenizer.eos, tokenizer.pad or 0
         self.start, self.cls = opening(tokenizer, "start"), opening(tokenizer, "cls")
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
@@ -65,7 +65,7 @@ class Hybrid(Task):
     def weight(self, head: str) -> float:
         return self.config.causal_share if head == "causal" else 1.0 - self.config.causal_share
 
-    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+    def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         windows = Windows(data, length, start=self.start, end=self.end, filler=self.filler, seed=seed, epoch=epoch)
         return BothWays(self, windows, seed=seed, epoch=epoch)
 

@@ -55,14 +55,14 @@ def label_warnings(records: Records, separator: str | None = None) -> list[str]:
     found = []
     if once := [name for name, count in counts.items() if count == 1]:
         what = "a label occurs" if len(once) == 1 else f"{len(once):,} labels occur"
-        found.append(f"{records.source}: {what} once: {some(f'{n!r} ({records.place(first[n])})' for n in once)}")
+        found.append(f"{records.source}: {what} once: {some(f'{n!r} ({records.location(first[n])})' for n in once)}")
     if pairs := similar_names(counts):
         what = "are two labels" if len(pairs) == 1 else f"are {len(pairs):,} pairs of labels"
         shown = some(f"{a!r} ({counts[a]:,} rows) and {b!r} ({counts[b]:,})" for a, b in pairs)
         found.append(f"{records.source}: {what} the same, spelled differently? {shown}")
     if twice := contradictions(records):
         what = "a text has" if len(twice) == 1 else f"{len(twice):,} texts have"
-        shown = some(f"{records.place(a)} {labels[a]!r}, {records.place(b)} {labels[b]!r}" for a, b in twice)
+        shown = some(f"{records.location(a)} {labels[a]!r}, {records.location(b)} {labels[b]!r}" for a, b in twice)
         found.append(f"{records.source}: {what} more than one label: {shown}")
     if len(counts) > MOST_VALUES and all(NUMERIC.fullmatch(name) for name in counts):
         found.append(f"{records.source}: {len(counts):,} labels are all numbers; they are classes here, without order")
@@ -103,7 +103,7 @@ def contradictions(records: Records) -> list[tuple[int, int]]:
     first: dict[str, int] = {}
     found: dict[str, tuple[int, int]] = {}
     labels = records.labels or []
-    for row, text in enumerate(records.plain):
+    for row, text in enumerate(records.display_texts):
         key = " ".join(text.split())
         before = first.setdefault(key, row)
         if labels[before] != labels[row]:

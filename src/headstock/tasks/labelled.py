@@ -79,7 +79,7 @@ class LabelledTask(Task):
         super().__init__(config, tokenizer)  # type: ignore[arg-type]
         if tokenizer is not None:
             self.start = opening(tokenizer, getattr(config, "opening", self.opening))
-            self.filler = tokenizer.padding or 0
+            self.filler = tokenizer.pad or 0
             self.closing = closing(tokenizer) if getattr(config, "closed", False) else ()
 
     # From files to batches
@@ -256,7 +256,7 @@ def segments_of(tokens: Tensor, separator: int) -> Tensor:
 
 def separator_of(tokenizer: Tokenizer) -> int:
     """The mark between two texts: its own, or else the end mark."""
-    found = tokenizer.separator if tokenizer.separator is not None else tokenizer.end
+    found = tokenizer.sep if tokenizer.sep is not None else tokenizer.eos
     if found is None:
         raise UserError("this tokenizer has no mark to put between two texts ([SEP] or an end mark)")
     return found

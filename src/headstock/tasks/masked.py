@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
@@ -42,15 +42,15 @@ class Masked(Task):
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        if tokenizer.mask is None or tokenizer.end is None:
+        if tokenizer.mask is None or tokenizer.eos is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which masked language modelling needs")
         self.hiding = Hiding(config, tokenizer)
-        self.mask, self.end = tokenizer.mask, tokenizer.end
+        self.mask, self.end = tokenizer.mask, tokenizer.eos
         self.start = opening(tokenizer, self.opening)
-        self.filler = tokenizer.padding or 0
+        self.filler = tokenizer.pad or 0
         self.sentences = config.nsp
         self.of_tokens = not config.nsp
-        if config.nsp and tokenizer.separator is None:
+        if config.nsp and tokenizer.sep is None:
             raise UserError("this tokenizer has no [SEP], which next-sentence prediction puts between two texts")
 
     @classmethod
@@ -64,7 +64,7 @@ class Masked(Task):
     def passes(self, head: str, length: Any) -> Any:
         return 1 / length if head == "next" else self.config.fraction
 
-    def examples(self, data: Store, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+    def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.nsp:
             check_pairs(data, length)
             return Pairs(self, Following(data, length, seed=seed, epoch=epoch), seed=seed, epoch=epoch)

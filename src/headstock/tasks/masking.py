@@ -52,9 +52,9 @@ class Hiding:
         if tokenizer.mask is None:
             raise UserError("this tokenizer has no [MASK], which masked language modelling needs")
         self.config, self.mask = config, tokenizer.mask
-        self.words = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.engine.special))
+        self.words = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.all_special_ids))
         if config.unit == "word":
-            self.starts, self.marks = tokenizer.word_starts, tokenizer.marks
+            self.starts, self.marks = tokenizer.word_starts, tokenizer.punctuation
 
     def fraction(self, done: float) -> float:
         """The share to hide when `done` of the run is over."""

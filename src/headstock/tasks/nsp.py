@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
@@ -37,9 +37,9 @@ class PairRows:
     follows: np.ndarray  # (B,) 1 where B follows A, 0 where it is from elsewhere, IGNORE_INDEX where there is none
 
 
-def check_pairs(store: Store, length: int) -> None:
+def check_pairs(store: TokenStore, length: int) -> None:
     """Refuse text from which no pairs can be made."""
-    if store.separator is None:
+    if store.sep is None:
         raise ValueError("next-sentence prediction needs a store that was built with sentences=True")
     if length < MARKS + 2:
         raise UserError(f"train.length: {length} is too short for two texts and their {MARKS} marks")
@@ -59,15 +59,15 @@ def check_pairs(store: Store, length: int) -> None:
 class Following:
     """Pieces of documents, each of at most a row less its marks; example i of a pass is the same whoever asks."""
 
-    def __init__(self, store: Store, length: int, *, seed: int | None, epoch: int):
-        assert store.separator is not None
-        self.store, self.size, self.separator = store, length - MARKS, store.separator
+    def __init__(self, store: TokenStore, length: int, *, seed: int | None, epoch: int):
+        assert store.sep is not None
+        self.store, self.size, self.separator = store, length - MARKS, store.sep
         cuts = Cuts(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the end mark
         self.firsts, self.documents, self.begins, self.stops = cuts.firsts, cuts.documents, cuts.begins, cuts.stops
         self.lengths = cuts.lengths + MARKS
 
     def name(self, index: int) -> str:
-        return self.store.place(int(self.documents[index]))
+        return self.store.location(int(self.documents[index]))
 
     def rows(self, indices: Sequence[int], *, key: tuple[int | str, ...], opening: int, filler: int) -> PairRows:
         draws = uniforms(*key, "next", rows=indices, count=2 + TRIES)
@@ -126,7 +126,7 @@ class Following:
 
     def read(self, document: int, begin: int, stop: int) -> np.ndarray:
         first, end = int(self.store.offsets[document]), int(self.store.offsets[document + 1]) - 1
-        return self.store.stretch(first + begin, min(first + stop, end))
+        return self.store.slice(first + begin, min(first + stop, end))
 
 
 def best_match(candidates: Iterable[Sentences], target: int, *, limit: int) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headstock.data.token_store import Store
+from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
@@ -36,7 +36,9 @@ class Windows:
     Where the windows begin is drawn anew for every pass, so that documents are cut at other places.
     """
 
-    def __init__(self, store: Store, length: int, *, start: int, end: int, filler: int, seed: int | None, epoch: int):
+    def __init__(
+        self, store: TokenStore, length: int, *, start: int, end: int, filler: int, seed: int | None, epoch: int
+    ):
         self.store, self.length = store, length
         self.start, self.end, self.filler = start, end, filler
         self.count = max(1, -(-store.tokens // length))
@@ -55,7 +57,7 @@ class Windows:
         begin = self.begin(at)
         sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
         # position p is shown S[p-1], and S[p] follows; before the stream's first document there is an end mark too
-        stream = self.store.gather(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
+        stream = self.store.windows(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
         stream[begin == 0, 0] = self.end
         before, wanted = stream[:, :-1], stream[:, 1:]
         starts = before == self.end
@@ -70,7 +72,7 @@ class Windows:
 
     def before(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
         """For each window what was shown before it of the document it begins in, up to a window's length of it."""
-        stream = self.store.gather(self.begin(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
+        stream = self.store.windows(self.begin(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
         found = []
         for row in stream:
             ends = np.flatnonzero(row == self.end)  # the last one opens the document; at the very end, the window does
@@ -82,8 +84,8 @@ class Windows:
         begin = int(self.begin([index])[0])
         last = min(begin + self.length, self.store.tokens) - 1
         first, final = self.store.document_at(begin), self.store.document_at(last)
-        names = self.store.place(first)
-        return names if first == final else f"{names} to {self.store.place(final)}"
+        names = self.store.location(first)
+        return names if first == final else f"{names} to {self.store.location(final)}"
 
 
 class StreamTask(Task):
@@ -91,15 +93,15 @@ class StreamTask(Task):
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        if tokenizer.end is None:
+        if tokenizer.eos is None:
             raise UserError("this tokenizer has no end mark, which a language model must learn to give")
-        self.end = tokenizer.end
+        self.end = tokenizer.eos
         self.start = opening(tokenizer, "start")
-        self.filler = tokenizer.padding or 0
+        self.filler = tokenizer.pad or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}
 
-    def windows(self, data: Store, length: int, *, seed: int | None, epoch: int) -> Windows:
+    def windows(self, data: TokenStore, length: int, *, seed: int | None, epoch: int) -> Windows:
         marks = {"start": self.start, "end": self.end, "filler": self.filler}
         return Windows(data, length, **marks, seed=seed, epoch=epoch)

@@ -47,7 +47,7 @@ class Pair(Classify):
         insist: bool = True,
         skip_blank: bool = False,
     ) -> Records:
-        return read_records(path, columns=columns, wanted=("text", "text_b"), insist=insist, skip_blank=skip_blank)
+        return read_records(path, columns=columns, required=("text", "text_b"), strict=insist, skip_blank=skip_blank)
 
     @staticmethod
     def is_row(row: Any) -> bool:

@@ -100,7 +100,7 @@ class Tag(LabelledTask):
         insist: bool = True,
         skip_blank: bool = False,
     ) -> Records:
-        return read_tagged(path, columns=columns, insist=insist, skip_blank=skip_blank)
+        return read_tagged(path, columns=columns, strict=insist, skip_blank=skip_blank)
 
     @staticmethod
     def is_row(row: Any) -> bool:
@@ -135,13 +135,13 @@ class Tag(LabelledTask):
         labels = None
         if labelled and "tags" in records.columns:
             labels = tag_numbers(records, self.config.classes)
-        places = [records.place(i) for i in range(len(records))]
+        places = [records.location(i) for i in range(len(records))]
         return Tagged(words, pieces, starts, labels, places, sum(len(text.encode()) for text, _ in joined))
 
     @property
     def missing(self) -> int:
         """What stands for a word of which the tokenizer leaves nothing."""
-        return self.start if self.tokenizer.unknown is None else self.tokenizer.unknown
+        return self.start if self.tokenizer.unk is None else self.tokenizer.unk
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if isinstance(data, Features):
@@ -334,7 +334,7 @@ def tag_numbers(records: Records, classes: Sequence[str]) -> list[np.ndarray]:
     for i, (words, tags) in enumerate(zip(records.columns["tokens"], records.columns["tags"], strict=True)):
         for place, (word, tag) in enumerate(zip(words, tags, strict=True), 1):
             if tag not in number:
-                new.setdefault(tag, f"{records.place(i)}: tag {tag!r} of word {place}, {word!r}, is new")
+                new.setdefault(tag, f"{records.location(i)}: tag {tag!r} of word {place}, {word!r}, is new")
         found.append(np.array([number.get(tag, IGNORE_INDEX) for tag in tags], dtype=np.int64))
     if new:
         told = [f"{what}; training has {listed(classes)}{did_you_mean(tag, classes)}" for tag, what in new.items()]

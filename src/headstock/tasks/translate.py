@@ -101,12 +101,12 @@ class Translate(LabelledTask):
         super().__init__(config, tokenizer)
         if tokenizer is None:
             return
-        self.reader = tokenizer.source or tokenizer  # what cuts the sources
-        if tokenizer.end is None or self.reader.end is None:
+        self.reader = tokenizer.source_tokenizer or tokenizer  # what cuts the sources
+        if tokenizer.eos is None or self.reader.eos is None:
             raise UserError("this tokenizer has no end mark, which a translation must end with")
-        if config.two_tokenizers and tokenizer.source is None:
+        if config.two_tokenizers and tokenizer.source_tokenizer is None:
             raise UserError("task.two_tokenizers: the run to begin from has one tokenizer for both sides")
-        self.end, self.source_end = tokenizer.end, self.reader.end
+        self.end, self.source_end = tokenizer.eos, self.reader.eos
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}
@@ -123,7 +123,7 @@ class Translate(LabelledTask):
         insist: bool = True,
         skip_blank: bool = False,
     ) -> Records:
-        return read_parallel(path, columns=columns, insist=insist, skip_blank=skip_blank)
+        return read_parallel(path, columns=columns, strict=insist, skip_blank=skip_blank)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {SOURCE: list(rows)}
@@ -137,7 +137,7 @@ class Translate(LabelledTask):
             self.reader.encode_batch(sources),
             None if wanted is None else self.tokenizer.encode_batch(wanted),
             wanted,
-            [records.place(i) for i in range(len(records))],
+            [records.location(i) for i in range(len(records))],
             sum(len(text.encode()) for text in (sources if wanted is None else wanted)),
         )
 
@@ -215,7 +215,7 @@ class Translate(LabelledTask):
 
     def unspoken(self, vocabulary: int) -> list[int]:
         """Entries that are no part of a text."""
-        special = (number for number in self.tokenizer.engine.special if number != self.end)
+        special = (number for number in self.tokenizer.all_special_ids if number != self.end)
         return [*special, *range(self.tokenizer.vocabulary, vocabulary)]
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:

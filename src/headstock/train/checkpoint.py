@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from headstock.io import checksum, discard, mismatch, sweep, whole_folder, write_json
+from headstock.io import atomic_folder, checksum, checksum_mismatch, remove_folder, remove_stale, write_json
 from headstock.model.model import Model
 from headstock.train.optimizers import EMA
 from headstock.train.tensors import read_tensors, write_tensors
@@ -58,7 +58,7 @@ def restore(checkpoint: Checkpoint, model: Model, optimizers: list[Optimizer], a
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write beside, flush, rename; the manifest is the last file to be written."""
     path = folder / f"step-{checkpoint.progress['step']}"
-    with whole_folder(path) as inside:
+    with atomic_folder(path) as inside:
         for part in ("model", "optimizer", "average"):
             tensors = getattr(checkpoint, part)
             if tensors:
@@ -78,7 +78,9 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every byte is as it was written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        return next(filter(None, (mismatch(path / name, recorded) for name, recorded in manifest.items())), None)
+        return next(
+            filter(None, (checksum_mismatch(path / name, recorded) for name, recorded in manifest.items())), None
+        )
     except (OSError, ValueError, AttributeError, RecursionError) as wrong:
         return f"{MANIFEST} cannot be read ({wrong})"
 
@@ -109,7 +111,7 @@ def prune(folder: Path, *, written: int, keep: int, best: int | None) -> None:
     The one just written counts as the first of them. Later steps come from before a resume, which passed them over
     because they are damaged; the run replaces each when it reaches that step.
     """
-    sweep(folder)
+    remove_stale(folder)
     undamaged = 1
     for path in by_age(folder):
         if step_of(path) >= written:
@@ -117,4 +119,4 @@ def prune(folder: Path, *, written: int, keep: int, best: int | None) -> None:
         if undamaged < keep and damage(path) is None:
             undamaged += 1
         elif step_of(path) != best:
-            discard(path)
+            remove_folder(path)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headstock.errors import LostProcess, UserError
+from headstock.errors import LostProcessError, UserError
 from headstock.ranks import rank_and_size
 
 TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
@@ -95,7 +95,7 @@ def process_group(device: str = "auto") -> Iterator[DistributedContext]:
         known = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
         if distributed.size == 1 or not known:
             raise
-        raise LostProcess(
+        raise LostProcessError(
             f"rank {distributed.rank} of {distributed.size}: another process does not answer; it was stopped or lost "
             f"(waited at most {seconds:.0f} s, which the environment variable {TIMEOUT} sets)"
         ) from error

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.data.token_shards import Unknown
+from headstock.data.token_shards import UnknownTokens
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.kernels.fp8 import fp8_matmuls
 from headstock.model.batch import Batch
@@ -38,7 +38,7 @@ def evaluate(
     dtype: str = "auto",
     most: int | None = None,
     pieces: BatchSums | None = None,
-    unknown: Unknown | None = None,
+    unknown: UnknownTokens | None = None,
 ) -> dict[str, float]:
     """The task's metrics over all examples, or over `most` of them spread evenly; `size` is all their text in bytes.
 
@@ -77,13 +77,13 @@ def evaluate(
 
 def count_unknown(task: Task, batch: Batch) -> dict[str, int]:
     """How many of the tokens that bits per byte are of are unknown ones; nothing for tasks without bits per byte."""
-    if task.bits_head is None or task.tokenizer.unknown is None:
+    if task.bits_head is None or task.tokenizer.unk is None:
         return {}
-    return {UNKNOWN: int((batch.labels[task.bits_head] == task.tokenizer.unknown).sum())}
+    return {UNKNOWN: int((batch.labels[task.bits_head] == task.tokenizer.unk).sum())}
 
 
 def score(
-    task: Task, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int, unknown: Unknown | None
+    task: Task, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int, unknown: UnknownTokens | None
 ) -> dict[str, float]:
     """The task's metrics, with what unknown tokens hide charged to the bits per byte (see `Unknown.bits`)."""
     metrics = task.score(sums, counts, size=size)
@@ -100,7 +100,7 @@ def exact(loss: Tensor) -> Tensor:
 
 
 def bootstrap_intervals(
-    task: Task, pieces: BatchSums, *, size: int, unknown: Unknown | None = None
+    task: Task, pieces: BatchSums, *, size: int, unknown: UnknownTokens | None = None
 ) -> dict[str, tuple[float, float]]:
     """95% intervals of the metrics of held-out text: had it been other batches of the same kind (bootstrap).
 

@@ -136,16 +136,16 @@ def learn_tokenizers(chosen: RunConfig, records: Records, say: Say) -> Tokenizer
     if not getattr(chosen.task, "two_tokenizers", False):
         return train_tokenizer(records.documents, settings)
     found = train_tokenizer(records.columns["target"], settings)
-    found.source = train_tokenizer(records.columns["source"], settings)
+    found.source_tokenizer = train_tokenizer(records.columns["source"], settings)
     return found
 
 
 def with_vocabularies(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     """A new model has the vocabulary of its tokenizer, and of its second one where there are two."""
     chosen = with_vocabulary(chosen, tokenizer)
-    if tokenizer.source is None:
+    if tokenizer.source_tokenizer is None:
         return chosen
-    return replace(chosen, model=replace(chosen.model, source_vocabulary=tokenizer.source.vocabulary))
+    return replace(chosen, model=replace(chosen.model, source_vocabulary=tokenizer.source_tokenizer.vocabulary))
 
 
 def check(
@@ -170,8 +170,8 @@ def check(
 def check_fit(source: RunFolder, chosen: RunConfig, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> None:
     """Refuse settings of the model that the source's weights do not fit, before a folder is made."""
     theirs = make_config(source.config()).model
-    own = config.plain(theirs)
-    changed = {name: value for name, value in config.plain(chosen.model).items() if own.get(name) != value}
+    own = config.to_dict(theirs)
+    changed = {name: value for name, value in config.to_dict(chosen.model).items() if own.get(name) != value}
     if not changed:  # the sizes are the source's: there is no need to build a model for it
         return
     model, task = build_model(chosen, tokenizer)

@@ -138,7 +138,7 @@ def check_kind(tree: dict[str, Any], task: type[LabelledTask], kind: str) -> Non
 def complete(tree: dict[str, Any]) -> RunConfig:
     """Fill in what a way to begin needs to do well, and check that the parts go together."""
     transfer, asked = tree["transfer"], tree["train"]
-    config.build(TransferSettings, transfer, at="transfer")  # what is asked of it below must be of the right type
+    config.from_dict(TransferSettings, transfer, at="transfer")  # what is asked of it below must be of the right type
     kind = "frozen" if transfer.get("freeze") else transfer.get("init", "pretrained")
     task = labelled_task(tree["task"]["name"])
     check_kind(tree, task, kind)

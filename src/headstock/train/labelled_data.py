@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import PLAIN, source_of
+from headstock.data.formats import PLAIN, detect_format
 from headstock.data.records import LABEL, LABELS, Records, parse_columns
 from headstock.errors import UserError
 from headstock.rng import generator
@@ -73,7 +73,7 @@ def read_splits(
         check_class_labels(train.source, names)  # of the whole file, before rows are held out
     warnings += label_warnings(train, separator)
     test = read(settings.test, insist=False) if settings.test else None
-    if test is not None and not test.labelled:
+    if test is not None and not test.has_labels:
         say(f"{test.source} has no labels: it is predicted, not measured")
     valid = with_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
     for line in warnings:
@@ -121,15 +121,15 @@ def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: st
 
 def with_labels(records: Records, target: str, why: str) -> Records:
     if (
-        not records.labelled
+        not records.has_labels
         and target == LABEL
-        and (known := source_of(Path(records.source)))
+        and (known := detect_format(Path(records.source)))
         and known.format == PLAIN
     ):
         beside = Path(records.source).with_suffix(LABELS).name
         wanted = f"a table with the columns text and label, such as .csv, or {beside} beside it"
         raise UserError(f"{records.source}: plain text, one a line, so there are no labels {why} (wanted {wanted})")
-    if not records.labelled:
+    if not records.has_labels:
         named = f"add a column {target!r}, or name it with --columns {target}=NAME"
         raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {named}")
     return records

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headstock.errors import Diverged, UserError
+from headstock.errors import DivergenceError, UserError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.kernels.fp8 import supports_fp8
 from headstock.model.batch import Batch, pad_to_multiple
@@ -332,7 +332,7 @@ def stop_if_not_finite(
     shown = ", ".join(places[:8]) + (f" and {len(places) - 8} more" if len(places) > 8 else "")
     good = keeper.newest()
     last = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
-    raise Diverged(f"step {step}: {what} is not a finite number; the step read {shown}; {last}")
+    raise DivergenceError(f"step {step}: {what} is not a finite number; the step read {shown}; {last}")
 
 
 def validate(

@@ -9,8 +9,8 @@ from typing import Any
 
 from headstock.cost.parameter_table import formula_table
 from headstock.data.catalog import licence_of
-from headstock.data.sentencepiece_tokenizer import SentencePieces
-from headstock.errors import UserError, quoted
+from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
+from headstock.errors import UserError, shell_quote
 from headstock.model.backbone import BACKBONES
 from headstock.report.markdown import escape_markdown
 from headstock.tasks.base import TASKS
@@ -140,7 +140,7 @@ def language_limits(run: RunFolder) -> Iterable[str]:
 
 def language_use(run: RunFolder) -> str:
     name, task = run.path.name, TASKS.get(run.config()["task"]["name"])
-    typed = quoted(name)
+    typed = shell_quote(name)
     words = [f'headstock generate {typed} "..."'] if task.generates else []
     words += [f'headstock fill {typed} "... [MASK] ..."'] if task.fills else []
     words = words or ([f'headstock embed {typed} "..."'] if not task.needs_source else [])
@@ -151,7 +151,9 @@ def language_use(run: RunFolder) -> str:
     if not task.needs_source:
         words.append(f"headstock compare {typed} --train labelled.csv --out ANSWER     # whether it pays")
     if not run.results().get("imported"):
-        words.append(f"headstock pretrain --config {quoted(f'{name}/config.json')} --out ANOTHER     # the same again")
+        words.append(
+            f"headstock pretrain --config {shell_quote(f'{name}/config.json')} --out ANOTHER     # the same again"
+        )
     return lines(words) + "\n\nIn Python:\n\n" + in_python(name, calls[:1] or ([] if task.needs_source else ["embed"]))
 
 
@@ -170,7 +172,7 @@ def finetuned(run: RunFolder) -> dict[str, str]:
     title = f"A {task.title}" + (f" ({some(classes, 12)})" if classes else "")
     measured = {f"on {side} rows": with_intervals(results[side]) for side in ("valid", "test") if side in results}
     chosen = "The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not."
-    typed = quoted(run.path.name)
+    typed = shell_quote(run.path.name)
     words = [f"headstock {task.use} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
     return {
         "title": f"{title}, made by Headstock {results['versions']['headstock']} from {source}: {how}.",
@@ -263,7 +265,7 @@ def imported(run: RunFolder) -> dict[str, str]:
     notes = f"\n\n{listed(map(escape_markdown, data['notes']))}" if data.get("notes") else ""
     task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
     if issubclass(task, LabelledTask):
-        typed = quoted(name)
+        typed = shell_quote(name)
         words = [f"headstock {task.use} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
         here = lines(words) + "\n\nIn Python:\n\n" + in_python(name, [call_of(task)])
     return {
@@ -286,8 +288,8 @@ def call_of(task: type[LabelledTask]) -> str:
 def tokenizer_of(run: RunFolder) -> str:
     tokenizer, data = run.tokenizer(), run.data()
     told = f"{tokenizer.kind}, {tokenizer.vocabulary:,} entries, fingerprint `{data['tokenizer']}`."
-    if tokenizer.source is not None:
-        source = tokenizer.source
+    if tokenizer.source_tokenizer is not None:
+        source = tokenizer.source_tokenizer
         told += f" What it reads is cut by another: {source.kind}, {source.vocabulary:,} entries."
     if (unused := run.config()["model"].get("vocabulary", 0) - tokenizer.vocabulary) > 0:
         told += f" The model has room for {unused:,} more, which stand for nothing and are never said."
@@ -336,8 +338,8 @@ def elsewhere(run: RunFolder) -> str:
     family = BACKBONES.get(settings["model"]["family"])
     if (settings.get("transfer") or {}).get("ensemble", 1) > 1:
         name = run.member(0).path.relative_to(run.path.parent).as_posix()
-    name, words, tokenizer = quoted(name), [], run.tokenizer()
-    if family.name in ("transformer", "seq2seq") and not isinstance(tokenizer.engine, SentencePieces):
+    name, words, tokenizer = shell_quote(name), [], run.tokenizer()
+    if family.name in ("transformer", "seq2seq") and not isinstance(tokenizer.backend, SentencePieceBackend):
         words.append(f"headstock export {name} --to huggingface FOLDER     # for transformers' from_pretrained")
     if family.name == "transformer":
         words.append(f"headstock export {name} --to onnx FOLDER            # for ONNX Runtime, without torch")

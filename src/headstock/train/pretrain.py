@@ -13,17 +13,17 @@ import torch
 from torch import Size, Tensor
 
 from headstock import __version__, config
-from headstock.data.corpus import Corpus, read_corpus, sources
-from headstock.data.sampling import first, sampled
-from headstock.data.token_shards import Unknown
-from headstock.data.token_store import Stores, build_stores
-from headstock.data.tokenizer import Tokenizer, describe, open_tokenizer, train_tokenizer
+from headstock.data.corpus import Corpus, read_corpus, resolve_paths
+from headstock.data.sampling import first_texts, sample_texts
+from headstock.data.token_shards import UnknownTokens
+from headstock.data.token_store import SplitStores, build_split_stores
+from headstock.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_statistics, train_tokenizer
 from headstock.errors import UserError
 from headstock.inference.samples import sample_outputs
 from headstock.model.allocation import AllocationLimit, AllocationTooLarge
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
-from headstock.rng import number
+from headstock.rng import derive_seed
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.budget import Budget, ValidationBudget
@@ -89,7 +89,7 @@ def pretrain(
             chosen = resumed_config(run, given) if going_on else gather_config(preset, config_file, given, start=start)
             done = going_on and run.is_complete()
             if not going_on:
-                texts = [source.path for source in sources((*chosen.data.corpus, *chosen.data.valid))]
+                texts = [source.path for source in resolve_paths((*chosen.data.corpus, *chosen.data.valid))]
                 check_inputs_outside(run, [*texts, chosen.tokenizer.file, config_file])
             weights = source_weights(open_run(start)) if start and not done else None
             stores = None
@@ -243,7 +243,7 @@ def same_settings(run: RunFolder, given: dict[str, Any], *, moved: bool = False)
     if moved:
         for name in DATA_PATHS & wanted.get("data", {}).keys():
             if tree["data"][name] and wanted["data"][name]:
-                tree["data"][name] = config.plain(wanted["data"].pop(name))
+                tree["data"][name] = config.to_dict(wanted["data"].pop(name))
         file = wanted.get("tokenizer", {}).get("file")
         if file and tree["tokenizer"]["file"] and open_tokenizer(Path(file)).fingerprint == run.data()["tokenizer"]:
             del wanted["tokenizer"]["file"]
@@ -251,7 +251,7 @@ def same_settings(run: RunFolder, given: dict[str, Any], *, moved: bool = False)
         f"{section}.{key} is {json.dumps(tree[section].get(key))}, not {json.dumps(value)}"
         for section, values in wanted.items()
         for key, value in values.items()
-        if config.plain(value) != tree[section].get(key)
+        if config.to_dict(value) != tree[section].get(key)
     ]
     if differing:
         raise UserError(f"{run}: resuming goes on with the run's own settings; {'; '.join(differing)}")
@@ -267,14 +267,14 @@ def remember_paths(run: RunFolder, chosen: RunConfig) -> None:
         run.write("config.json", moved)
 
 
-def prepare(run: RunFolder, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> Stores:
+def prepare(run: RunFolder, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> SplitStores:
     """Text, tokenizer and token store; the run's folder appears only when all of it went well."""
     corpus, valid = corpora(chosen)
     if chosen.tokenizer.file:
         tokenizer = open_tokenizer(Path(chosen.tokenizer.file))
     else:
         say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
-        tokenizer = train_tokenizer(sampled(corpus), chosen.tokenizer)
+        tokenizer = train_tokenizer(sample_texts(corpus), chosen.tokenizer)
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
     say(tokenizer_line(tokenizer, corpus))
     stores = stores_of(chosen, tokenizer, corpus, valid, say)
@@ -285,13 +285,13 @@ def prepare(run: RunFolder, chosen: RunConfig, say: Say, weights: dict[str, Tens
         say(f"the model's vocabulary is padded to {chosen.model.vocabulary:,}: {spare:,} entries stand for no token")
     if weights is not None:
         take_over(build_model(chosen, tokenizer)[0], weights)  # refuses what does not fit
-    sources = {"corpus": list(corpus.names()), "how": corpus.how()}
+    sources = {"corpus": list(corpus.names()), "how": corpus.describe()}
     card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
     run.begin(chosen.plain(), tokenizer, card)
     return stores
 
 
-def prepare_again(run: RunFolder, chosen: RunConfig | None, say: Say) -> Stores:
+def prepare_again(run: RunFolder, chosen: RunConfig | None, say: Say) -> SplitStores:
     """The same store for a run that exists; refuses text that has changed since."""
     chosen = chosen or make_config(run.config())
     stores = stores_of(chosen, run.tokenizer(), *corpora(chosen), say)
@@ -306,10 +306,10 @@ def corpora(chosen: RunConfig) -> tuple[Corpus, Corpus | None]:
     return read(data.corpus), read(data.valid) if data.valid else None
 
 
-def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Corpus | None, say: Say) -> Stores:
+def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Corpus | None, say: Say) -> SplitStores:
     data = chosen.data
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
-    return build_stores(
+    return build_split_stores(
         corpus,
         tokenizer,
         valid=valid,
@@ -332,8 +332,8 @@ def with_vocabulary(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
 
 
 def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
-    texts = first(corpus, 200)
-    facts = describe(tokenizer, texts, sample=" ".join(texts[0].split()[:8]))
+    texts = first_texts(corpus, 200)
+    facts = tokenizer_statistics(tokenizer, texts, sample=" ".join(texts[0].split()[:8]))
     split = " ".join(facts["sample"])
     return (
         f"tokenizer: {facts['vocabulary']:,} entries, {facts['tokens_per_word']:.2f} tokens a word, "
@@ -346,7 +346,7 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed every GPU's generator too, which nothing here draws from
-        torch.default_generator.manual_seed(number(chosen.train.seed, "weights"))
+        torch.default_generator.manual_seed(derive_seed(chosen.train.seed, "weights"))
         backbone = BACKBONES.get(chosen.family)(chosen.model)
         model = Model(backbone, task.heads(backbone))
     task.carries = backbone.carries_state
@@ -405,7 +405,7 @@ def check_sizes(run: RunFolder, chosen: RunConfig, tokenizer: Tokenizer) -> None
 
 def work(
     run: RunFolder,
-    stores: Stores,
+    stores: SplitStores,
     distributed: DistributedContext,
     callbacks: Sequence[Callback],
     say: Say,
@@ -430,7 +430,7 @@ def work(
     length = sequence_length(model, chosen.train)
     rows = done.at_once or chosen.train.micro_batch or chosen.train.batch // distributed.size
     valid = task.examples(stores.valid, length=length)
-    size, unknown, pieces = stores.valid.bytes, stores.valid.unknown or Unknown(), BatchSums()
+    size, unknown, pieces = stores.valid.bytes, stores.valid.unknown or UnknownTokens(), BatchSums()
     budget = Budget.of(chosen.train, 1)
     most = min(ValidationBudget(chosen.train, budget, length).final_examples(done) or len(valid), len(valid))
     share = most / max(1, len(valid))
@@ -462,7 +462,7 @@ def work(
     return results
 
 
-def unknown_note(unknown: Unknown, tokens: int) -> str:
+def unknown_note(unknown: UnknownTokens, tokens: int) -> str:
     return (
         f"{unknown.tokens / tokens:.1%} of the held-out tokens are unknown: bits per byte include 8 bits for each of "
         f"the {unknown.bytes:,} bytes that they hide, and 8 for each unknown token"

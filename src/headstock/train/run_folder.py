@@ -13,19 +13,19 @@ from torch import Size, Tensor
 
 from headstock import config
 from headstock.data.tokenizer import Tokenizer, open_tokenizer
-from headstock.errors import UserError, WorkError, nearest_path
+from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import (
     Layout,
-    at_work,
+    atomic_file,
+    atomic_folder,
     check_inputs,
     check_replaceable,
     checksum,
-    mismatch,
-    named_errors,
-    remove_known,
-    sweep,
-    whole_file,
-    whole_folder,
+    checksum_mismatch,
+    errors_name_path,
+    lock_folder,
+    remove_layout,
+    remove_stale,
     write_json,
     write_text,
 )
@@ -85,14 +85,14 @@ class RunFolder:
 
     def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
         """Make the folder, whole and in the place of any before it: what loads and repeats the run is there at once."""
-        with whole_folder(self.path, layout=LAYOUT) as folder:
+        with atomic_folder(self.path, layout=LAYOUT) as folder:
             beginning = RunFolder(folder)
             beginning.write("config.json", settings)
             beginning.write("data.json", data)
             tokenizer.save(beginning.tokenizer_file)
             beginning.record("tokenizer.json")
-            if tokenizer.source is not None:
-                tokenizer.source.save(beginning.source_tokenizer_file)
+            if tokenizer.source_tokenizer is not None:
+                tokenizer.source_tokenizer.save(beginning.source_tokenizer_file)
                 beginning.record("source_tokenizer.json")
 
     def is_ours(self) -> bool:
@@ -104,10 +104,10 @@ class RunFolder:
 
     def remove(self) -> None:
         """Delete the run; what is not part of one stays."""
-        remove_known(self.path, LAYOUT)
+        remove_layout(self.path, LAYOUT)
 
     def remove_checkpoints(self) -> None:
-        remove_known(self.checkpoints, CHECKPOINTS)
+        remove_layout(self.checkpoints, CHECKPOINTS)
 
     def owns(self, path: Path) -> bool:
         """Whether a file is part of the run; report.html is not, which can be made again at any time."""
@@ -159,7 +159,7 @@ class RunFolder:
     def damage(self, file: Path) -> str | None:
         """How a file differs from what the manifest says of it; None where it does not, or nothing is said."""
         manifest = self.manifest()
-        return mismatch(file, manifest[file.name]) if file.name in manifest else None
+        return checksum_mismatch(file, manifest[file.name]) if file.name in manifest else None
 
     def check(self, file: Path) -> None:
         """Refuse a file that is not as it was written."""
@@ -184,7 +184,7 @@ class RunFolder:
     def results(self) -> dict[str, Any]:
         results = self.read("results.json")
         uncharged = results.get("bits_per_byte") is not None and "unknown" not in results
-        if not uncharged or not self.tokenizer_file.is_file() or not self.tokenizer().can_be_unknown:
+        if not uncharged or not self.tokenizer_file.is_file() or not self.tokenizer().can_produce_unk:
             return results
         # made when unknown tokens cost nothing, which made a small vocabulary look good
         parts = {name: results[name] for name in ("metrics", "intervals") if name in results}
@@ -229,12 +229,12 @@ class RunFolder:
         found = open_tokenizer(self.tokenizer_file)
         if self.source_tokenizer_file.is_file():
             self.check(self.source_tokenizer_file)
-            found.source = open_tokenizer(self.source_tokenizer_file)
+            found.source_tokenizer = open_tokenizer(self.source_tokenizer_file)
         return found
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
-        sweep(self.path)
-        with whole_file(self.weights_file) as beside:
+        remove_stale(self.path)
+        with atomic_file(self.weights_file) as beside:
             write_tensors(beside, tensors)
             # recorded first: whatever happens next, weights that are not these are refused
             self.write(MANIFEST, self.manifest() | {self.weights_file.name: checksum(beside)})
@@ -262,7 +262,7 @@ class RunFolder:
             raise UserError(f"{self}: has no model.safetensors yet; finish its training with --resume")
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        with named_errors(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+        with errors_name_path(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def rewind_metrics(self, step: int) -> int:
@@ -382,7 +382,7 @@ def locked_run(run: RunFolder) -> Iterator[None]:
         return
     with ExitStack() as stack:
         try:
-            mine = stack.enter_context(at_work(run.path))
+            mine = stack.enter_context(lock_folder(run.path))
         except OSError as wrong:  # it names the file of the claim, which nobody asked for
             kind = UserError if wrong.errno in NOT_THERE else WorkError
             raise kind(f"{run}: cannot be written: {wrong.strerror}") from None
@@ -421,13 +421,17 @@ def source_run(run: RunFolder) -> RunFolder | None:
 def fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
     """By which a run knows its tokenizers again."""
     own = {"tokenizer": tokenizer.fingerprint}
-    return own if tokenizer.source is None else own | {"source_tokenizer": tokenizer.source.fingerprint}
+    return (
+        own
+        if tokenizer.source_tokenizer is None
+        else own | {"source_tokenizer": tokenizer.source_tokenizer.fingerprint}
+    )
 
 
 def check_tokenizers(run: RunFolder, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that is not the one the model was trained with."""
     known, own = run.data(), fingerprints(tokenizer)
-    for name, found in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source)):
+    for name, found in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source_tokenizer)):
         if known.get(name) != own.get(name):
             there = f"({found.vocabulary} entries) does not belong to this run" if found else "is missing"
             raise UserError(f"{run}: its {name}.json {there}: it is not the one the model was trained with")
@@ -452,6 +456,6 @@ def open_run(path: str | Path) -> RunFolder:
     beside = sorted(folder.name for folder in parent.glob("*") if RunFolder(folder).exists()) if parent.is_dir() else []
     if not run.path.exists():
         there = f" (beside it: {', '.join(beside)})" if beside else ""
-        hint = nearest_path(run.path.name, [*beside, *stock_names()]) or there
+        hint = suggest_path(run.path.name, [*beside, *stock_names()]) or there
         raise UserError(f"{path}: no such run{hint}")
     raise UserError(f"{path}: is not a run folder, it has no config.json")

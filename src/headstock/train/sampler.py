@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headstock.model.batch import Batch
-from headstock.rng import Scattered, generator
+from headstock.rng import RandomPermutation, generator
 from headstock.tasks.base import Examples, Task, filled
 
 POOL = 64  # steps whose examples are sorted by length together
@@ -33,7 +33,7 @@ class BatchSampler:
         count = len(self.examples)
         lengths = getattr(self.examples, "lengths", None)
         self.cuts: np.ndarray | None = None  # where steps begin and end, if not after every `batch` examples
-        self.order: np.ndarray | Scattered = Scattered(count, self.seed, epoch, "order")
+        self.order: np.ndarray | RandomPermutation = RandomPermutation(count, self.seed, epoch, "order")
         if count > MANY and lengths is None and self.batch_tokens is None:
             return
         draw = generator(self.seed, epoch, "order")

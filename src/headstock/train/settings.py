@@ -170,9 +170,9 @@ class RunConfig:
 
     def plain(self) -> dict[str, Any]:
         return {
-            "model": {"family": self.family, **config.plain(self.model)},
-            "task": {"name": self.objective, **config.plain(self.task)},
-            **{name: config.plain(getattr(self, name)) for name in self.sections()},
+            "model": {"family": self.family, **config.to_dict(self.model)},
+            "task": {"name": self.objective, **config.to_dict(self.task)},
+            **{name: config.to_dict(getattr(self, name)) for name in self.sections()},
         }
 
     def sections(self) -> dict[str, type]:
@@ -197,11 +197,11 @@ def make_config(tree: dict[str, Any]) -> RunConfig:
     model, task = dict(tree.get("model", {})), dict(tree.get("task", {}))
     family, objective = model.pop("family", "transformer"), task.pop("name", "causal")
     parts = {
-        "model": config.collect(BACKBONES.get(family).Config, model, "model", problems),
-        "task": config.collect(TASKS.get(objective).Config, task, "task", problems),
+        "model": config.collect_problems(BACKBONES.get(family).Config, model, "model", problems),
+        "task": config.collect_problems(TASKS.get(objective).Config, task, "task", problems),
     }
     for name, section in sections.items():
-        parts[name] = config.collect(section, tree.get(name, {}), name, problems)
+        parts[name] = config.collect_problems(section, tree.get(name, {}), name, problems)
     if problems:
         raise ConfigError(problems)
     return RunConfig(family=family, objective=objective, **parts)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headstock.model.batch import Batch
 from headstock.model.model import Model
-from headstock.rng import number
+from headstock.rng import derive_seed
 from headstock.tasks.base import Task
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
@@ -88,7 +88,7 @@ def gather(
 
     The mean is made once, over all micro-batches and processes: sums are divided by the counts of the whole step.
     """
-    seed_dropout(distributed.device, number(settings.seed, step, distributed.rank, "dropout"))
+    seed_dropout(distributed.device, derive_seed(settings.seed, step, distributed.rank, "dropout"))
     counts, tokens = total_counts(task, batches, distributed)
     whole, seen = torch.zeros((), device=distributed.device), MetricAccumulator()
     for place, batch in enumerate(batches):

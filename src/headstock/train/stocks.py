@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from headstock.io import whole_folder
+from headstock.io import atomic_folder
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import RunFolder, open_run
 
@@ -18,7 +18,7 @@ KEPT = ("config.json", "data.json", "tokenizer.json")
 
 def pack(run: RunFolder, folder: Path) -> None:
     """A finished run as a stock: its weights rounded to half precision, and the files that say what it is."""
-    with whole_folder(folder) as beside:
+    with atomic_folder(folder) as beside:
         for name in KEPT:
             shutil.copyfile(run.path / name, beside / name)
         stock = RunFolder(beside)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headstock.cost.training import flops_per_token, model_cost
-from headstock.data.token_store import Stores, open_stores
+from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.experiments.bench.measurement import environment_info
 from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.experiments.bench.training import Workload, measure, settings_of
@@ -49,7 +49,7 @@ def measure_scaling(
         rounds = [[in_own_process(one, shape, chosen.type, steps) for one in made] for _ in range(ROUNDS)]
         stores = [{"megabytes": size, **best(turns)} for size, *turns in zip(sizes, *rounds, strict=True)]
         say("stores of all sizes: done")
-        small = open_stores(made[0])
+        small = open_split_stores(made[0])
         rows = [best([over_rows(shape, count, small, chosen, steps) for _ in range(ROUNDS)]) for count in ROWS]
         say("steps of more tokens: done")
         lengths = [
@@ -77,16 +77,16 @@ def in_own_process(folder: Path, shape: Workload, device: str, steps: int) -> di
 
 def read_store(folder: Path, shape: Workload, device: str, steps: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    found = measure(settings_of(shape), open_stores(folder), choose_device(device), steps=steps)
+    found = measure(settings_of(shape), open_split_stores(folder), choose_device(device), steps=steps)
     return {"seconds": found.seconds, "tokens_per_second": found.speed, "peak_bytes": found.peak}
 
 
-def over_rows(shape: Workload, rows: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
+def over_rows(shape: Workload, rows: int, stores: SplitStores, device: torch.device, steps: int) -> dict[str, Any]:
     found = measure(settings_of(replace(shape, rows=rows)), stores, device, steps=steps)
     return {"tokens": rows * shape.length, "seconds": found.seconds}
 
 
-def over_length(shape: Workload, length: int, stores: Stores, device: torch.device, steps: int) -> dict[str, Any]:
+def over_length(shape: Workload, length: int, stores: SplitStores, device: torch.device, steps: int) -> dict[str, Any]:
     """The same number of tokens in fewer, longer rows; and the share of its arithmetic that is attention's."""
     longer = replace(
         shape,

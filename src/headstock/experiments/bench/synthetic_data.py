@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headstock.data.token_shards import FORMAT, INDEX, PLACE, SHARD_TOKENS, SideWriter
-from headstock.data.token_store import Stores, open_stores
+from headstock.data.token_shards import FORMAT, INDEX, PLACE, SHARD_TOKENS, SplitWriter
+from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.io import write_json
 from headstock.rng import generator
 from headstock.train.blueprint import placeholder_tokenizer
@@ -51,13 +51,13 @@ def write_labelled_rows(path: Path, count: int) -> Path:
     return path
 
 
-def write_token_stores(folder: Path, megabytes: float, *, vocabulary: int) -> Stores:
+def write_token_stores(folder: Path, megabytes: float, *, vocabulary: int) -> SplitStores:
     """A token store of so many megabytes on disk, two bytes a token; a small one for validation beside it."""
     folder.mkdir(parents=True)
-    end = placeholder_tokenizer().end or 0
+    end = placeholder_tokenizer().eos or 0
     dtype = np.dtype("<u2")
-    sides = {"train": SideWriter(folder, "train", dtype, SHARD_TOKENS)}
-    sides["valid"] = SideWriter(folder, "valid", dtype, SHARD_TOKENS)
+    sides = {"train": SplitWriter(folder, "train", dtype, SHARD_TOKENS)}
+    sides["valid"] = SplitWriter(folder, "valid", dtype, SHARD_TOKENS)
     for name, size in (("train", megabytes * 1e6 / 2), ("valid", 20_000)):
         left, part = int(size), 0
         while left > 0:
@@ -72,4 +72,4 @@ def write_token_stores(folder: Path, megabytes: float, *, vocabulary: int) -> St
     about = {"format": FORMAT, "fingerprint": "made-up", "tokenizer": "made-up", "vocabulary": vocabulary, "end": end}
     about |= {"dtype": dtype.str, "sources": ["made up"], "empty": 0, "sides": list(sides), "summary": {}}
     write_json(folder / INDEX, about | {name: side.counts() for name, side in sides.items()})
-    return open_stores(folder)
+    return open_split_stores(folder)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headstock import config
-from headstock.data.token_store import Stores
+from headstock.data.token_store import SplitStores
 from headstock.experiments.bench.measurement import Measurement
 from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.kernels.fp8 import supports_fp8
@@ -106,7 +106,7 @@ def settings_of(shape: Workload) -> RunConfig:
     return make_config(with_direction(tree))
 
 
-def measure(chosen: RunConfig, stores: Stores, device: torch.device, *, steps: int) -> StepTiming:
+def measure(chosen: RunConfig, stores: SplitStores, device: torch.device, *, steps: int) -> StepTiming:
     """The middle of the steps after the first few."""
     model, task = blueprint(chosen, weights=True)
     settings = replace(

@@ -16,7 +16,7 @@ from headstock.interop.huggingface.architecture import ARCHITECTURES, Architectu
 from headstock.interop.huggingface.model_card_header import card
 from headstock.interop.huggingface.tensor_names import to_theirs
 from headstock.interop.huggingface.tokenizer import tokenizer_files, tokenizer_problems
-from headstock.io import whole_folder, write_json, write_text
+from headstock.io import atomic_folder, write_json, write_text
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.train.loop import sequence_length
@@ -55,7 +55,7 @@ def export(run: str | Path | RunFolder, folder: str | Path, *, say: Say = lambda
     for line in remarks:
         say(line)
     tensors = to_theirs(architecture.rows(chosen, made), model.tensors())
-    with whole_folder(Path(folder), layout=LAYOUT) as beside:
+    with atomic_folder(Path(folder), layout=LAYOUT) as beside:
         write(beside, subject, made, tensors, remarks)
     hint = f'pipeline("{made.pipeline}", "{folder}")' if made.pipeline not in (None, "translation") else ""
     return {
@@ -124,14 +124,14 @@ def write(folder: Path, subject: Subject, made: Export, tensors: dict[str, Tenso
 def describe(subject: Subject, made: Export) -> dict[str, Any]:
     """Their config.json; what it has no word for stands in a section of ours, which they leave alone."""
     t, chosen = subject.tokenizer, subject.chosen
-    tokens = {"bos_token_id": t.start, "eos_token_id": t.end, "pad_token_id": t.padding}
+    tokens = {"bos_token_id": t.bos, "eos_token_id": t.eos, "pad_token_id": t.pad}
     if made.model_type == "eurobert":
         tokens["mask_token_id"] = t.mask
     if subject.task.needs_source:
         tokens |= {"decoder_start_token_id": subject.task.start, "forced_eos_token_id": None}  # type: ignore[attr-defined]
         tokens["forced_bos_token_id"] = None
-    own = {"version": __version__, "model": {"family": chosen.family, **config.plain(chosen.model)}}
-    own |= {"task": {"name": chosen.objective, **config.plain(chosen.task)}}
+    own = {"version": __version__, "model": {"family": chosen.family, **config.to_dict(chosen.model)}}
+    own |= {"task": {"name": chosen.objective, **config.to_dict(chosen.task)}}
     return {
         "architectures": [made.head],
         "model_type": made.model_type,
@@ -145,11 +145,11 @@ def describe(subject: Subject, made: Export) -> dict[str, Any]:
 def generation(subject: Subject) -> dict[str, Any]:
     """How to write with it: what ends a text, and which tokens are never part of one."""
     t, task, vocabulary = subject.tokenizer, subject.task, subject.chosen.model.vocabulary
-    silent = sorted(number for number in t.engine.special if number not in (t.end, None))
+    silent = sorted(number for number in t.all_special_ids if number not in (t.eos, None))
     found: dict[str, Any] = {
-        "bos_token_id": t.start,
-        "eos_token_id": t.end,
-        "pad_token_id": t.end if t.padding is None else t.padding,
+        "bos_token_id": t.bos,
+        "eos_token_id": t.eos,
+        "pad_token_id": t.eos if t.pad is None else t.pad,
         "suppress_tokens": [*silent, *range(t.vocabulary, vocabulary)],
     }
     if task.needs_source:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headstock.config import describing, read_settings
+from headstock.config import malformed_as_user_error, read_settings
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import HeadstockError, UserError
 from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, Export
@@ -38,7 +38,7 @@ def import_folder(folder: str | Path, out: str | Path, *, say: Say = lambda line
     tensors = with_prefix(raw, architecture, kind)
     tokenizer = read_tokenizer(source)
     notes = list(tokenizer.notes)
-    with describing(source / "config.json", f"a {kind} model"):
+    with malformed_as_user_error(source / "config.json", f"a {kind} model"):
         head = str((config.get("architectures") or [f"{kind}Model"])[0])
         chosen, ours, left = as_it_was(architecture, config, tensors, tokenizer, str(source)) or as_it_says(
             architecture, config, head, tensors, tokenizer, str(source)
@@ -157,7 +157,7 @@ def read_weights(folder: Path) -> Tensors:
         if (folder / name).is_file():
             return {key: as_float(tensor) for key, tensor in read(folder / name).items()}
         if index.is_file():
-            with describing(index, "weights in parts"):
+            with malformed_as_user_error(index, "weights in parts"):
                 parts = sorted(set(map(str, read_settings(index)["weight_map"].values())))
             if not parts:
                 raise UserError(f"{index}: wanted names of files in weight_map, found none")

@@ -8,30 +8,30 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from headstock.config import describing, read_settings
-from headstock.data.sentencepiece_tokenizer import SentencePieces
-from headstock.data.special_tokens import SPECIALS
-from headstock.data.tokenizer import Library, Tokenizer, clean_panics, open_tokenizer
+from headstock.config import malformed_as_user_error, read_settings
+from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
+from headstock.data.special_tokens import SPECIAL_TOKENS
+from headstock.data.tokenizer import Tokenizer, TokenizersBackend, open_tokenizer, rust_errors
 from headstock.errors import UserError
 from headstock.inference.windowing import special_tokens_for
 from headstock.tasks.base import Task
 from headstock.tasks.labelled import separator_of
 
 ROLES = {  # ours: theirs
-    "start": "bos_token",
-    "end": "eos_token",
-    "padding": "pad_token",
-    "unknown": "unk_token",
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "pad": "pad_token",
+    "unk": "unk_token",
     "cls": "cls_token",
-    "separator": "sep_token",
+    "sep": "sep_token",
     "mask": "mask_token",
 }
 
 
 def tokenizer_problems(tokenizer: Tokenizer) -> list[str]:
-    if tokenizer.source is not None:
+    if tokenizer.source_tokenizer is not None:
         return ["source and target have tokenizers of their own, and there one cuts both"]
-    if not isinstance(tokenizer.engine, Library):
+    if not isinstance(tokenizer.backend, TokenizersBackend):
         return [
             f"its tokenizer ({tokenizer.kind}) is run by SentencePiece, whose cuts tokenizer.json does not hold exactly"
         ]
@@ -40,7 +40,7 @@ def tokenizer_problems(tokenizer: Tokenizer) -> list[str]:
 
 def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: bool) -> dict[str, str]:
     """tokenizer.json and what stands beside it, by file name."""
-    library = tokenizers.Tokenizer.from_str(tokenizer.engine.content())
+    library = tokenizers.Tokenizer.from_str(tokenizer.backend.to_json())
     library.post_processor = template(tokenizer, task)
     names = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
     special = special_tokens(tokenizer)
@@ -64,7 +64,7 @@ def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
     return {
-        theirs: tokenizer.token(number)
+        theirs: tokenizer.id_to_token(number)
         for role, theirs in ROLES.items()
         if (number := getattr(tokenizer, role)) is not None
     }
@@ -73,24 +73,24 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 def template(tokenizer: Tokenizer, task: Task) -> processors.PostProcessor:
     """The marks around one text and around two, as the run reads them."""
     if task.needs_source:
-        assert tokenizer.end is not None
-        single, pair, used = ["$A", tokenizer.end], ["$A", "$B", tokenizer.end], {tokenizer.end}
+        assert tokenizer.eos is not None
+        single, pair, used = ["$A", tokenizer.eos], ["$A", "$B", tokenizer.eos], {tokenizer.eos}
     else:
         marks = special_tokens_for(task, tokenizer, left_to_right=task.generates)
         opening = getattr(task, "start", marks.prefix[0]) if not task.generates else marks.prefix[0]
         closing = getattr(task, "closing", marks.suffix)
         separator = separator_of(tokenizer)
         single = [opening, "$A", *closing]
-        pair = [opening, "$A:0", separator, "$B:1", f"{tokenizer.token(separator)}:1"]
+        pair = [opening, "$A:0", separator, "$B:1", f"{tokenizer.id_to_token(separator)}:1"]
         used = {opening, separator, *closing}
 
     def spelled(parts: list[Any]) -> list[str]:
-        return [tokenizer.token(part) if isinstance(part, int) else part for part in parts]
+        return [tokenizer.id_to_token(part) if isinstance(part, int) else part for part in parts]
 
     return processors.TemplateProcessing(
         single=spelled(single),
         pair=spelled(pair),
-        special_tokens=[(tokenizer.token(number), number) for number in sorted(used)],
+        special_tokens=[(tokenizer.id_to_token(number), number) for number in sorted(used)],
     )
 
 
@@ -99,7 +99,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return open_tokenizer(folder / "tokenizer.json")
     try:
-        with describing(folder, "a tokenizer"), clean_panics():
+        with malformed_as_user_error(folder, "a tokenizer"), rust_errors():
             return _read_parts(folder)
     except (RuntimeError, OSError) as wrong:
         raise UserError(f"{folder}: its tokenizer cannot be read ({wrong})") from None
@@ -118,12 +118,14 @@ def _read_parts(folder: Path) -> Tokenizer:
 
 
 def opened(library: tokenizers.Tokenizer) -> Tokenizer:
-    return Tokenizer(Library(library)) if "end" in Library(library).roles else with_end(library)
+    return (
+        Tokenizer(TokenizersBackend(library)) if "eos" in TokenizersBackend(library).special_ids else with_end(library)
+    )
 
 
 def with_end(library: tokenizers.Tokenizer) -> Tokenizer:
-    library.add_special_tokens([SPECIALS["end"]])
-    return Tokenizer(Library(library))
+    library.add_special_tokens([SPECIAL_TOKENS["eos"]])
+    return Tokenizer(TokenizersBackend(library))
 
 
 def wordpiece(file: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -169,10 +171,10 @@ def marian_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     if [numbers[piece] for piece in pieces] != list(range(len(pieces))):
         raise UserError(f"{folder / 'vocab.json'}: its numbers leave some out")
     padding = numbers[named(settings, "pad_token", "<pad>")]
-    roles = {"start": padding, "padding": padding, "end": numbers["</s>"], "unknown": numbers["<unk>"]}
+    roles = {"bos": padding, "pad": padding, "eos": numbers["</s>"], "unk": numbers["<unk>"]}
     sides = [
-        Tokenizer(SentencePieces(pieces, roles, (folder / name).read_bytes(), kind="sentencepiece"))
+        Tokenizer(SentencePieceBackend(pieces, roles, (folder / name).read_bytes(), kind="sentencepiece"))
         for name in ("target.spm", "source.spm")
     ]
-    sides[0].source = sides[1]
+    sides[0].source_tokenizer = sides[1]
     return sides[0]

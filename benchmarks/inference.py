@@ -8,7 +8,7 @@
 Cached greedy generation is compared with `generate`, with prompts of one length and of many; `predict` and `embed` with
 the text-classification and feature-extraction pipelines. The sides take turns, after a warm-up; the table has medians,
 by the clock and by processor time, which hardly moves when others use the machine. Before anything is timed the answers
-of both sides are compared: a fast wrong answer would be worth nothing. Needs headstock[exchange].
+of both sides are compared: a fast wrong answer would be worth nothing. Needs headstock[interop].
 """
 
 import argparse

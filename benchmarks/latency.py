@@ -5,7 +5,7 @@
 
 All four compute the same classifier: one run is made and exported, its weights are random (what they are does not
 change how long they take). Texts are read one at a time, in turns, so that what else the machine does falls on all
-four alike; each time is from the text's tokens to the scores of its classes. Needs headstock[exchange].
+four alike; each time is from the text's tokens to the scores of its classes. Needs headstock[interop].
 """
 
 import argparse

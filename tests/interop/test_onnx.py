@@ -261,6 +261,6 @@ def test_what_does_not_fit_is_refused(causal, tokenizer, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is several models; export one of them"):
         export_onnx(RunFolder(tmp_path / "two"), tmp_path / "onnx")
     monkeypatch.setattr(exchange, "find_spec", lambda name: None if name == "onnxruntime" else True)
-    with pytest.raises(UserError, match=r"pip install 'headstock\[exchange\]'"):
+    with pytest.raises(UserError, match=r"pip install 'headstock\[interop\]'"):
         export_onnx(RunFolder(causal), tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()

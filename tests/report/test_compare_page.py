@@ -10,11 +10,11 @@ import warnings
 from pathlib import Path
 
 import pytest
-from headstock.cli.report import report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from headstock.cli.app import report
 from headstock.cli.command import Common
 from headstock.data.word_joining import word_spans
 from headstock.errors import UserError

@@ -53,7 +53,7 @@ from headstock.data.records import read_records
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.errors import HeadstockError
 from headstock.tasks.class_labels import find_classes
-from headstock.tasks.classify import Classify, Labelled
+from headstock.tasks.classify import Classify, EncodedTexts
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import subset, with_labels
@@ -76,7 +76,7 @@ class Work:
 
     tokenizer: Tokenizer
     classes: tuple[str, ...]
-    train: Labelled
+    train: EncodedTexts
     named: str  # which rows they are, in words
     batch: int
     dropout: float
@@ -143,7 +143,7 @@ def made_up(rows: int, batch: int, dropout: float) -> Work:
     tokens = [draw.integers(16, VOCABULARY, length).tolist() for length in lengths]
     tokenizer = train_tokenizer(["un livre"], TokenizerSettings(vocabulary=300))  # asked for its special tokens only
     places = [f"row {i}" for i in range(rows)]
-    train = Labelled(tokens, draw.integers(0, 2, rows), places, bytes=0)
+    train = EncodedTexts(tokens, draw.integers(0, 2, rows), places, bytes=0)
     return Work(tokenizer, ("0", "1"), train, "made up, in lengths drawn like those of the reviews", batch, dropout)
 
 

@@ -41,7 +41,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.tasks.causal import Causal, CausalConfig
+from headstock.tasks.causal import CausalConfig, CausalLM
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import BatchSums, evaluate
 from headstock.train.loop import Event, train
@@ -126,7 +126,7 @@ def perplexity(
     model: Model, tokenizer: Tokenizer, store: TokenStore, length: int, device: torch.device, rows: str = "padded"
 ) -> tuple[float, int]:
     """Of held-out text, and how many tokens had to be given; the same for every model, however it was trained."""
-    task, pieces = Causal(CausalConfig(rows=rows), tokenizer), BatchSums()  # type: ignore[arg-type]
+    task, pieces = CausalLM(CausalConfig(rows=rows), tokenizer), BatchSums()  # type: ignore[arg-type]
     examples = task.examples(store, length=length)
     options: dict[str, Any] = {"rows": MEASURED_ROWS, "size": 0, "dtype": "float32", "pieces": pieces}
     metrics = evaluate(model, task, examples, distributed=DistributedContext(device), **options)

@@ -20,20 +20,20 @@ from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.base import cross_entropy
-from headstock.tasks.masked import Masked, MaskedConfig
+from headstock.tasks.masked import MaskedConfig, MaskedLM
 
 
 def everywhere(model: Model, batch: Batch) -> torch.Tensor:
     return cross_entropy(model.heads["token"](model(batch).hidden), batch.labels["token"])
 
 
-def some_batch(task: Masked, given: argparse.Namespace, *, row: int) -> Batch:
+def some_batch(task: MaskedLM, given: argparse.Namespace, *, row: int) -> Batch:
     """Random text: what the tokens are does not change how long they take."""
     shape = (given.batch, given.length)
     shown = np.random.default_rng(row).integers(7, given.vocabulary, shape)
     rows = range(row, row + given.batch)
     allowed, documents = np.ones(shape, dtype=bool), np.zeros(shape, dtype=int)
-    tokens, labels = task.hiding.hide(shown, allowed, documents, key=(0,), rows=rows, fraction=given.fraction)
+    tokens, labels = task.masker.mask_tokens(shown, allowed, documents, key=(0,), rows=rows, fraction=given.fraction)
     return Batch(torch.from_numpy(tokens), labels={"token": torch.from_numpy(labels)})
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     given = parser.parse_args()
     tokenizer = train_tokenizer(["some text"] * 2, TokenizerSettings(vocabulary=263))
-    task = Masked(MaskedConfig(), tokenizer)
+    task = MaskedLM(MaskedConfig(), tokenizer)
     torch.manual_seed(0)
     sizes = {"depth": given.depth, "width": given.width, "heads": 4, "hidden": 4 * given.width}
     backbone = Transformer(TransformerConfig(vocabulary=given.vocabulary, context=given.length, causal=False, **sizes))

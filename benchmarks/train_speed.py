@@ -41,7 +41,7 @@ from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.kernels import ops as kernels
 from headstock.model.backbones import transformer
 from headstock.model.batch import Batch
-from headstock.tasks.classify import Labelled
+from headstock.tasks.classify import EncodedTexts
 from headstock.train import loop
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData
@@ -185,11 +185,11 @@ class Text:
         return tokenizer, build_split_stores(corpus, tokenizer, cache=self.folder / "cache")
 
 
-def made_up_reviews(work: Work, count: int) -> Labelled:
+def made_up_reviews(work: Work, count: int) -> EncodedTexts:
     draw = np.random.default_rng(0)
     lengths = np.maximum(9, draw.lognormal(LOG_LENGTH, LOG_SPREAD, count).astype(int))
     tokens = [draw.integers(16, work.real, length).tolist() for length in lengths]
-    return Labelled(tokens, draw.integers(0, 2, count), [f"row {i}" for i in range(count)], bytes=0)
+    return EncodedTexts(tokens, draw.integers(0, 2, count), [f"row {i}" for i in range(count)], bytes=0)
 
 
 # Our side

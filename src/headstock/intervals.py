@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstock.rng import generator
-from headstock.tasks.labelled import Statistics
+from headstock.tasks.labelled import SufficientStatistics
 
 RESAMPLES = 2000
 TAILS = (0.025, 0.975)
@@ -46,7 +46,9 @@ def macro_f1(true: Integers, predicted: Integers, classes: int) -> float:
     return float(_macro_f1(np.ones((1, len(true))), true, predicted, classes)[0])
 
 
-def interval(hits: NDArray | Statistics, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()) -> Interval:
+def interval(
+    hits: NDArray | SufficientStatistics, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()
+) -> Interval:
     """The mean score of S models on the same N items. `hits` is (S, N): for accuracy, 1 where a model is right.
 
     Where items weigh differently a score is a ratio, and `of` (S, N) is what the sum of the hits is divided by: the
@@ -58,15 +60,15 @@ def interval(hits: NDArray | Statistics, of: NDArray | None = None, *, key: tupl
 
 
 def difference(
-    a: NDArray | Statistics,
-    b: NDArray | Statistics,
+    a: NDArray | SufficientStatistics,
+    b: NDArray | SufficientStatistics,
     of_a: NDArray | None = None,
     of_b: NDArray | None = None,
     *,
     key: tuple[int | str, ...] = (),
 ) -> Interval:
     """The score of `a` minus that of `b`, all (S, N): paired by seed and by item, so shared difficulty cancels."""
-    if isinstance(a, Statistics) and isinstance(b, Statistics):
+    if isinstance(a, SufficientStatistics) and isinstance(b, SufficientStatistics):
         return _difference_of_statistics(a, b, key)
     assert isinstance(a, np.ndarray) and isinstance(b, np.ndarray), "a score is compared with one of its own kind"
     if a.shape != b.shape:
@@ -80,10 +82,10 @@ def difference(
     return crossed_interval(*scores, items=a.shape[1], bounds=(-1.0, 1.0), key=key)
 
 
-def _difference_of_statistics(a: Statistics, b: Statistics, key: tuple[int | str, ...]) -> Interval:
+def _difference_of_statistics(a: SufficientStatistics, b: SufficientStatistics, key: tuple[int | str, ...]) -> Interval:
     if a.values.shape != b.values.shape:
         raise ValueError(f"a pair needs the same seeds and items, not {a.values.shape} and {b.values.shape}")
-    both, resampled = _resampled_scores(Statistics(np.concatenate([a.values, b.values]), a.score), None, key)
+    both, resampled = _resampled_scores(SufficientStatistics(np.concatenate([a.values, b.values]), a.score), None, key)
     seeds = len(a.values)
     scores = both[:seeds] - both[seeds:], resampled[:, :seeds] - resampled[:, seeds:]
     return crossed_interval(*scores, items=a.values.shape[1], bounds=(-1.0, 1.0), key=key)
@@ -97,10 +99,10 @@ def macro_f1_interval(
 
 
 def item_interval(
-    hits: NDArray | Statistics, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()
+    hits: NDArray | SufficientStatistics, of: NDArray | None = None, *, key: tuple[int | str, ...] = ()
 ) -> Interval:
     """The score of one finished model; both are (N,). Says nothing of what another seed would have given."""
-    one = Statistics(hits.values[None], hits.score) if isinstance(hits, Statistics) else hits[None]
+    one = SufficientStatistics(hits.values[None], hits.score) if isinstance(hits, SufficientStatistics) else hits[None]
     (mean,), resampled = _resampled_scores(one, None if of is None else of[None], key)
     return _over_items(float(mean), resampled[:, 0], items=_shape(one)[1], bounds=(0.0, 1.0))
 
@@ -160,15 +162,15 @@ def _over_items(mean: float, resampled: Floats, *, items: int, bounds: tuple[flo
     return Interval(mean, max(min(low, mean), bounds[0]), min(max(high, mean), bounds[1]))
 
 
-def _shape(hits: NDArray | Statistics) -> tuple[int, ...]:
-    return hits.values.shape if isinstance(hits, Statistics) else hits.shape
+def _shape(hits: NDArray | SufficientStatistics) -> tuple[int, ...]:
+    return hits.values.shape if isinstance(hits, SufficientStatistics) else hits.shape
 
 
 def _resampled_scores(
-    hits: NDArray | Statistics, of: NDArray | None, key: tuple[int | str, ...]
+    hits: NDArray | SufficientStatistics, of: NDArray | None, key: tuple[int | str, ...]
 ) -> tuple[Floats, Floats]:
     """Each row's score of (S, N) hits, (S,), and those of every resample of the items, (R, S)."""
-    if isinstance(hits, Statistics):
+    if isinstance(hits, SufficientStatistics):
         return _resampled_statistics(hits, key)
     hits = np.asarray(hits)
     if of is None:
@@ -179,7 +181,7 @@ def _resampled_scores(
     return hits.sum(1) / np.maximum(np.asarray(of).sum(1), 1e-9), above / np.maximum(below, 1e-9)
 
 
-def _resampled_statistics(found: Statistics, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
+def _resampled_statistics(found: SufficientStatistics, key: tuple[int | str, ...]) -> tuple[Floats, Floats]:
     """The same of (S, N, K) counts, of which hardly two items have the same; a resample's are summed, then scored."""
     seeds, items, counts = found.values.shape
     random = generator("interval", "items", *key)

@@ -70,7 +70,7 @@ def step(subject, batch):
     hidden = model(batch).hidden
     for name, head in model.heads.items():
         wanted = round(task.passes(name, LENGTH) * ROWS * LENGTH)
-        if task.both_ways:
+        if task.needs_bidirectional:
             for half in hidden.chunk(2, -1):
                 total = total + cross_entropy(head(half), batch.tokens)
             continue

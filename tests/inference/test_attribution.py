@@ -12,7 +12,7 @@ from headstock.model.backbone import Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Output
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
+from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts
 from tests.model.small import stir
 
 TEXTS = ["Anne likes Paris.", "Ben finds the sea. Zoë sees home.", "le café"]
@@ -62,7 +62,7 @@ def make(tokenizer, kind, **settings):
     model = Model(backbone, task.heads(backbone)).double().eval()
     stir(model, spread=0.5)
     tokens = tokenizer.encode_batch(settings.get("texts", TEXTS))
-    return model, task, Labelled(tokens, None, [str(i) for i in range(len(tokens))], 0)
+    return model, task, EncodedTexts(tokens, None, [str(i) for i in range(len(tokens))], 0)
 
 
 @torch.no_grad()
@@ -111,7 +111,7 @@ def test_without_a_token_means_masked_where_the_model_knows_a_mask(tokenizer):
     for place, (_, weight) in enumerate(weighed):
         hidden = list(data.tokens[0])
         hidden[place] = tokenizer.mask
-        without = Labelled([hidden], None, ["0"], 0)
+        without = EncodedTexts([hidden], None, ["0"], 0)
         assert weight == pytest.approx(score(model, task, data, 0, 2) - score(model, task, without, 0, 2), abs=1e-12)
 
 
@@ -188,7 +188,7 @@ def test_all_tokens_are_told_in_their_order_but_not_the_opening_mark(tokenizer, 
 
 def test_the_other_texts_do_not_matter(tokenizer):
     model, task, data = make(tokenizer, "masked")
-    alone = Labelled([data.tokens[2]], None, ["2"], 0)
+    alone = EncodedTexts([data.tokens[2]], None, ["2"], 0)
     assert token_attributions(model, task, data, 2, target=1, length=LENGTH) == token_attributions(
         model, task, alone, 0, target=1, length=LENGTH
     )

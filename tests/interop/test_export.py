@@ -141,8 +141,8 @@ def test_it_says_the_same_there_and_comes_back_as_it_was(name, tmp_path):
     first, second = texts_for(task)
     cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
     given = cut(first, second, padding=True, truncation=True, max_length=24, return_tensors="pt")
-    targets = given["input_ids"].flip(0) if opened.task.needs_source else None
-    real = None if opened.task.needs_source else given["attention_mask"].bool()
+    targets = given["input_ids"].flip(0) if opened.task.needs_encoder_decoder else None
+    real = None if opened.task.needs_encoder_decoder else given["attention_mask"].bool()
     ours, theirs = scores(opened, given, targets), their_scores(tmp_path / "there", given, targets)
     assert ours.shape == theirs.shape and ours.std() > 0.05
     assert distance(ours, theirs, real) < 1e-4

@@ -95,7 +95,7 @@ def test_a_run_says_what_their_model_says(name, tmp_path):
     tokens = torch.randint(7, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(0))
     real = torch.arange(12)[None] < torch.tensor([12, 9, 5])[:, None]
     given = {"input_ids": torch.where(real, tokens, 1), "attention_mask": real.long()}
-    targets = tokens.flip(0) if opened.task.needs_source else None
+    targets = tokens.flip(0) if opened.task.needs_encoder_decoder else None
     said = theirs(**given, **({} if targets is None else {"decoder_input_ids": targets}))
     if "start_logits" in said:
         wanted = torch.stack([said.start_logits, said.end_logits], -1)

@@ -20,7 +20,7 @@ from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch, pad
 from headstock.model.model import Model
-from headstock.tasks.causal import Causal, CausalConfig
+from headstock.tasks.causal import CausalConfig, CausalLM
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
@@ -90,7 +90,7 @@ def test_a_classifier_is_written_shrunk_measured_and_run_elsewhere(causal, tmp_p
     task, pick = loaded.classifier(), random.Random(2)
     for count in (1, 2, 5):
         texts = [" ".join(story(pick) for _ in range(pick.randint(1, 2))) for _ in range(count)]
-        tokens, mask = real([[task.start, *row][:32] for row in loaded.tokenizer.encode_batch(texts)])
+        tokens, mask = real([[task.bos, *row][:32] for row in loaded.tokenizer.encode_batch(texts)])
         (logits,) = session.run(["logits"], {"input_ids": tokens.numpy(), "attention_mask": mask.numpy()})
         likely = torch.from_numpy(logits).softmax(-1).numpy()
         assert likely == pytest.approx(loaded.probabilities(texts), abs=1e-4)
@@ -213,7 +213,7 @@ def continuing(tokenizer, **more):
     torch.manual_seed(0)
     sizes = {"vocabulary": 30, "context": 24, "depth": 2, "width": 16, "heads": 2, "hidden": 32}
     backbone = Transformer(TransformerConfig(**sizes, **more))
-    task = Causal(CausalConfig(), tokenizer)
+    task = CausalLM(CausalConfig(), tokenizer)
     return graph_of(Model(backbone, task.heads(backbone)), task, named="run")
 
 
@@ -251,7 +251,7 @@ def test_a_memory_from_outside_is_as_good_as_reading_all_again(tokenizer, tmp_pa
 
 def test_what_does_not_fit_is_refused(causal, tokenizer, tmp_path, monkeypatch):
     backbone = Recurrent(RecurrentConfig(vocabulary=30, width=8, hidden=8, depth=1))
-    task = Causal(CausalConfig(), tokenizer)
+    task = CausalLM(CausalConfig(), tokenizer)
     with pytest.raises(UserError, match="a model of the family 'recurrent' is not written as ONNX"):
         graph_of(Model(backbone, task.heads(backbone)), task, named="run")
     with pytest.raises(UserError, match="only a run that was fine-tuned on labels"):

@@ -16,7 +16,7 @@ from headstock.inference.predict import cache_features, ensemble_mean, model_out
 from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, AnswerConfig, Passage, best_spans
-from headstock.tasks.base import filled
+from headstock.tasks.base import padded_batch
 from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij ?"
@@ -80,7 +80,7 @@ def test_a_row_is_the_question_and_then_the_context():
 def test_the_two_texts_are_told_apart_where_one_mark_serves_for_all(tmp_path):
     """As in GPT-2: the opening mark is then the separator too, and must not be taken for one."""
     task = make()
-    task.start = task.separator
+    task.bos = task.separator
     batch = task.examples(task.prepare(records(("abc", "d?", ["b"]))), length=32).batch([0])
     assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
     scores, context = task.scores(model_for(task), batch)
@@ -221,7 +221,7 @@ def test_the_gradient_is_finite_and_rows_that_only_fill_up_count_for_nothing():
     model = model_for(task)
     data = task.prepare(records(("abcdefghij" * 2, "ab?", ["c"]), ("ab", "c?", ["b"]), ("abcd", "c?", [])))
     examples = task.examples(data, length=16)
-    plain, more = filled(examples, [0, 1], 2), filled(examples, [0, 1], 4, filler=0)
+    plain, more = padded_batch(examples, [0, 1], 2), padded_batch(examples, [0, 1], 4, filler=0)
     assert len(more.tokens) == len(plain.tokens) + 2 * 3
     assert (more.labels["start"] == IGNORE_INDEX).sum() == 2 * 3
     assert task.counts(more) == task.counts(plain) == {"start": 4, "end": 4}
@@ -254,7 +254,7 @@ def hits(task, batch, *spans):
     model = model_for(task)
     model.heads["span"] = Known(spans)
     found = task.losses(model, batch)
-    return int(found["hits"]), int(found["questions"])
+    return int(found["correct"]), int(found["questions"])
 
 
 def test_accuracy_is_the_share_of_questions_whose_very_span_is_found():
@@ -264,9 +264,13 @@ def test_accuracy_is_the_share_of_questions_whose_very_span_is_found():
     assert hits(task, batch, (5, 6), (7, 7)) == (2, 2)
     assert hits(task, batch, (5, 5), (7, 7)) == (1, 2)
     assert hits(task, batch, (0, 0), (7, 7)) == (1, 2)
-    metrics = task.score({"start": 4.0, "end": 2.0, "hits": 1.0, "questions": 2.0}, {"start": 4, "end": 4}, size=0)
+    metrics = task.score({"start": 4.0, "end": 2.0, "correct": 1.0, "questions": 2.0}, {"start": 4, "end": 4}, size=0)
     assert metrics == {"loss": 0.75, "accuracy": 0.5}
-    assert task.merit(metrics) > task.merit(metrics | {"accuracy": 0.6}) > task.merit({"loss": 9.0, "accuracy": 0.61})
+    assert (
+        task.selection_score(metrics)
+        > task.selection_score(metrics | {"accuracy": 0.6})
+        > task.selection_score({"loss": 9.0, "accuracy": 0.61})
+    )
 
 
 def test_windows_of_one_question_make_one_hit():
@@ -294,7 +298,7 @@ def test_to_say_nothing_is_a_hit_only_where_there_is_no_answer():
     assert hits(either, batch, (5, 6), (5, 6)) == (1, 2)
     assert hits(answerable, batch, (5, 6), (0, 0)) == (1, 2)
     assert hits(make(unanswerable=True, threshold=99.0), batch, (5, 6), (0, 0)) == (1, 2)
-    more = filled(either.examples(either.prepare(rows), length=32), [1], 3, filler=1)
+    more = padded_batch(either.examples(either.prepare(rows), length=32), [1], 3, filler=1)
     assert hits(either, more, (0, 0), (0, 0), (0, 0)) == (1, 1)
 
 
@@ -416,11 +420,11 @@ def test_what_a_frozen_backbone_saw_gives_the_same_answers(layers):
 def test_tallies_are_those_of_the_official_scores():
     task = make()
     data = task.prepare(records(("abc def", "a?", ["abc", "abc def"]), ("abc def", "b?", ["abc def"])))
-    found = task.tallies(data, [peaked(1, 7, (0, 1, 3)), peaked(1, 7, (0, 1, 3))])
+    found = task.row_metrics(data, [peaked(1, 7, (0, 1, 3)), peaked(1, 7, (0, 1, 3))])
     assert found["exact_match"][0].tolist() == [1.0, 0.0]
     assert found["f1"][0].tolist() == pytest.approx([1.0, 2 / 3])
     assert all((of == 1).all() for _, of in found.values())
-    assert task.headline == "f1"
+    assert task.primary_metric == "f1"
 
 
 # Settings and rows
@@ -428,9 +432,9 @@ def test_tallies_are_those_of_the_official_scores():
 
 def test_training_rows_tell_whether_there_may_be_no_answer():
     config = AnswerConfig()
-    assert not Answer.settle(config, records(("ab", "a?", ["b"]))).unanswerable
-    assert Answer.settle(config, records(("ab", "a?", ["b"]), ("ab", "c?", []))).unanswerable
-    assert Answer.settle(AnswerConfig(unanswerable=True), records(("ab", "a?", ["b"]))).unanswerable
+    assert not Answer.infer_settings(config, records(("ab", "a?", ["b"]))).unanswerable
+    assert Answer.infer_settings(config, records(("ab", "a?", ["b"]), ("ab", "c?", []))).unanswerable
+    assert Answer.infer_settings(AnswerConfig(unanswerable=True), records(("ab", "a?", ["b"]))).unanswerable
 
 
 def test_wrong_settings_are_named_together():
@@ -465,12 +469,12 @@ def test_the_best_threshold_is_the_best_of_all_that_could_be_set():
     data = task.prepare(records(*rows))
     draw = np.random.default_rng(0)
     found = [np.log(draw.dirichlet(np.ones(8), 2).T[None]).astype(np.float32) for _ in rows]  # (1, 1 + 7, 2)
-    told = task.extras(data, found)
+    told = task.extra_metrics(data, found)
 
     def f1_at(threshold):
-        return make(unanswerable=True, threshold=threshold).tallies(data, found)["f1"][0].mean()
+        return make(unanswerable=True, threshold=threshold).row_metrics(data, found)["f1"][0].mean()
 
     assert told["best_f1"] == pytest.approx(f1_at(told["best_threshold"]))
     assert told["best_f1"] == pytest.approx(max(f1_at(t) for t in np.linspace(-15, 15, 601)))
     assert told["best_f1"] > f1_at(15.0) or told["best_f1"] > f1_at(-15.0)
-    assert make().extras(data, found) == {}
+    assert make().extra_metrics(data, found) == {}

@@ -12,7 +12,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
 from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
-from headstock.tasks.bidirectional import BothWays, BothWaysConfig
+from headstock.tasks.bidirectional import BidirectionalConfig, BidirectionalLM
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def stores(corpus):
 
 
 def made(tokenizer, **given):
-    task = BothWays(BothWaysConfig(), tokenizer)
+    task = BidirectionalLM(BidirectionalConfig(), tokenizer)
     torch.manual_seed(0)
     sizes = {"vocabulary": tokenizer.vocabulary, "depth": 2, "width": 8, "hidden": 8}
     backbone = Elmo(ElmoConfig(**(sizes | given)))

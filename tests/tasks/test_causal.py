@@ -10,7 +10,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
-from headstock.tasks.causal import Causal, CausalConfig
+from headstock.tasks.causal import CausalConfig, CausalLM
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def stores(corpus):
 
 
 def task(tokenizer, rows="packed"):
-    return Causal(CausalConfig(rows=rows), tokenizer)
+    return CausalLM(CausalConfig(rows=rows), tokenizer)
 
 
 def document_pairs(examples):

@@ -19,9 +19,9 @@ from headstock.inference.predict import cache_features
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
-from headstock.tasks.base import filled, framed
+from headstock.tasks.base import pad_with_special_tokens, padded_batch
 from headstock.tasks.class_labels import balanced_weights, find_classes, label_numbers
-from headstock.tasks.classify import Classify, ClassifyConfig, Labelled, as_predictions
+from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts, as_predictions
 from tests.model.small import small_backbone, stir
 
 POOLS = ("last", "cls", "mean", "max", "concat")
@@ -35,7 +35,7 @@ def make(**config):
 
 def labelled(*texts, labels=None):
     tokens = [TOKENIZER.encode(text) for text in texts]
-    return Labelled(tokens, None if labels is None else np.array(labels), [f"t:{i}" for i in range(len(tokens))], 0)
+    return EncodedTexts(tokens, None if labels is None else np.array(labels), [f"t:{i}" for i in range(len(tokens))], 0)
 
 
 def model_for(task, *, seed=0, **backbone):
@@ -59,7 +59,7 @@ def records(*labels, source="train.csv"):
     st.lists(st.integers(60, 69), max_size=2),
 )
 def test_texts_are_framed_as_if_each_was_a_row_by_itself(texts, before, after):
-    tokens, padding = framed(texts, before, after, 99)
+    tokens, padding = pad_with_special_tokens(texts, before, after, 99)
     wanted, nowhere = pad([[*before, *text, *after] for text in texts], 99)
     assert tokens.dtype == wanted.dtype and torch.equal(tokens, wanted)
     assert (padding is None) == (nowhere is None)
@@ -73,7 +73,7 @@ def test_a_batch_is_the_rows_of_its_texts_whether_they_are_long_or_not(long, clo
     examples = task.examples(data, length=8)
     for chosen in ([0, 1, 2], [2, 0], [1], [3, 0], [4, 2]):
         rows = [row for i in chosen for row in task.rows(data.tokens[i], 8)]
-        tokens, padding = pad(rows, task.filler)
+        tokens, padding = pad(rows, task.pad_id)
         batch = examples.batch(chosen)
         assert torch.equal(batch.tokens, tokens)
         assert (batch.padding is None) == (padding is None)
@@ -87,7 +87,7 @@ def test_a_batch_is_the_rows_of_its_texts_whether_they_are_long_or_not(long, clo
 def test_a_row_holds_as_much_as_fits(count, length, long):
     task, tokens, room = make(long=long), list(range(100, 100 + count)), length - 1
     rows = task.rows(tokens, length)
-    assert all(row[0] == task.start and len(row) <= length for row in rows)
+    assert all(row[0] == task.bos and len(row) <= length for row in rows)
     parts = [row[1:] for row in rows]
     if count <= room:
         assert parts == [tokens]
@@ -127,7 +127,7 @@ def test_a_text_in_windows_is_the_mean_of_its_windows(how):
 def test_what_a_frozen_backbone_saw_is_kept_in_single_precision_as_it_is_made():
     task = make()
     batch = task.examples(labelled("abc", "ji"), length=8).batch([0, 1])
-    kept = task.remember(model_for(task).bfloat16(), batch)
+    kept = task.compute_features(model_for(task).bfloat16(), batch)
     assert [[part.dtype for part in parts] for parts in kept] == [[torch.float32]] * 2
 
 
@@ -136,12 +136,12 @@ def test_rows_that_fill_a_batch_lose_nothing():
         task = make(long=long, dropout=0.0)
         model = model_for(task)
         examples = task.examples(labelled("abc" * 9, "jihg", "fe", labels=[2, 0, 1]), length=8)
-        alone, more = filled(examples, [0, 1], 2), filled(examples, [0, 1], 4, filler=2)
+        alone, more = padded_batch(examples, [0, 1], 2), padded_batch(examples, [0, 1], 4, filler=2)
         assert task.counts(more) == task.counts(alone) == {"label": 2}
         assert task.tokens(more) == task.tokens(alone)
         mine, theirs = task.losses(model, more), task.losses(model, alone)
         assert mine["label"].item() == pytest.approx(theirs["label"].item(), rel=1e-5)
-        assert int(mine["hits"]) == int(theirs["hits"])
+        assert int(mine["correct"]) == int(theirs["correct"])
 
 
 # Into which vector
@@ -251,7 +251,7 @@ def test_the_loss_is_torchs_weighted_sum(weights, smoothing):
         each = [-scores[i].log_softmax(-1)[y] * (weights[y] if weights else 1) for i, y in enumerate(labels) if y >= 0]
         assert sums["label"].item() == pytest.approx(sum(each).item(), rel=1e-5)
     assert task.counts(batch) == {"label": 5}
-    assert int(sums["hits"]) == int((scores[kept].argmax(-1) == batch.labels["label"][kept]).sum())
+    assert int(sums["correct"]) == int((scores[kept].argmax(-1) == batch.labels["label"][kept]).sum())
 
 
 @pytest.mark.parametrize("weights", [(), (0.5, 3.0, 1.0)])
@@ -284,10 +284,12 @@ def test_the_best_is_the_most_accurate_then_the_one_with_the_least_loss(rows, da
     hits = rows - 1 if data is None else data.draw(st.integers(0, rows - 1))
     for task, name in ((make(), "accuracy"), (make(separator=","), "micro_f1")):
         more, less = {name: (hits + 1) / rows, "loss": other}, {name: hits / rows, "loss": loss}
-        assert task.merit(more) < task.merit(less)  # one text more is better, whatever the loss
+        assert task.selection_score(more) < task.selection_score(less)  # one text more is better, whatever the loss
         if abs(loss - other) > 1e-3:
             better, worse = sorted([loss, other])
-            assert task.merit({name: hits / rows, "loss": better}) < task.merit({name: hits / rows, "loss": worse})
+            assert task.selection_score({name: hits / rows, "loss": better}) < task.selection_score(
+                {name: hits / rows, "loss": worse}
+            )
 
 
 # Classes and their names

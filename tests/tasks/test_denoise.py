@@ -14,7 +14,7 @@ from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.base import filled
+from headstock.tasks.base import padded_batch
 from headstock.tasks.denoise import Denoise, DenoiseConfig
 from tests.tasks.parallel import model_for
 
@@ -35,9 +35,9 @@ def rows_of(examples):
         batch = examples.batch(range(at, min(at + 64, len(examples))))
         for source, shown, labels in zip(batch.source.tokens, batch.tokens, batch.labels["token"], strict=True):
             wanted = labels[labels != IGNORE_INDEX].tolist()
-            left = source.tolist()[: source.tolist().index(task.end)]
-            assert shown.tolist()[: len(wanted)] == [task.start, *wanted[:-1]]  # teacher forcing
-            assert wanted[-1] == task.end
+            left = source.tolist()[: source.tolist().index(task.eos)]
+            assert shown.tolist()[: len(wanted)] == [task.bos, *wanted[:-1]]  # teacher forcing
+            assert wanted[-1] == task.eos
             found.append((left, wanted[:-1]))
     return found
 
@@ -136,7 +136,7 @@ def test_the_share_may_grow_over_the_run(stores):
     task = Denoise(DenoiseConfig(fraction=0.5, fraction_start=0.1), tokenizer)
 
     def gone(done):
-        task.done = done
+        task.progress = done
         rows = rows_of(task.examples(found.train, length=60, seed=1))
         return np.mean([1 - sum(token != tokenizer.mask for token in left) / len(whole) for left, whole in rows])
 
@@ -154,5 +154,5 @@ def test_rows_that_fill_a_batch_are_no_tokens(stores):
     task = Denoise(DenoiseConfig(), tokenizer)
     examples = task.examples(found.train, length=LENGTH, seed=1)
     batch = examples.batch([0, 1])
-    assert task.tokens(filled(examples, [0, 1], 5, filler=2)) == task.tokens(batch)
+    assert task.tokens(padded_batch(examples, [0, 1], 5, filler=2)) == task.tokens(batch)
     assert task.tokens(batch) == (batch.labels["token"] != IGNORE_INDEX).sum() + (~batch.source.padding).sum()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.tasks.entities import entities, is_entity_scheme, tallies
+from headstock.tasks.entities import entities, entity_counts, is_entity_scheme
 
 CASES = [
     ("O O", []),
@@ -39,7 +39,7 @@ def test_no_words_hold_no_entities():
 def test_tallies_are_of_whole_entities_sentence_by_sentence():
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "O"], ["B-PER"]]
     predicted = [["B-PER", "I-PER", "O", "B-PER"], ["O", "B-LOC"], ["B-PER"]]
-    numerators, denominators = tallies(predicted, gold)
+    numerators, denominators = entity_counts(predicted, gold)
     assert numerators.tolist() == [2, 0, 2]
     assert denominators.tolist() == [4, 1, 2]
     # precision 2/4, recall 2/3
@@ -47,13 +47,13 @@ def test_tallies_are_of_whole_entities_sentence_by_sentence():
 
 
 def test_half_of_an_entity_is_none():
-    numerators, denominators = tallies([["B-PER", "O"]], [["B-PER", "I-PER"]])
+    numerators, denominators = entity_counts([["B-PER", "O"]], [["B-PER", "I-PER"]])
     assert (numerators.tolist(), denominators.tolist()) == ([0], [2])
 
 
 def test_sentences_of_different_length_are_our_mistake():
     with pytest.raises(ValueError, match="sentence 0: 1 predicted tags for 2 words"):
-        tallies([["O"]], [["O", "O"]])
+        entity_counts([["O"]], [["O", "O"]])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_entities_cover_just_the_tagged_words(tags):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(tag))
 def test_a_right_prediction_scores_one(tags):
-    numerators, denominators = tallies([tags], [tags])
+    numerators, denominators = entity_counts([tags], [tags])
     assert numerators.tolist() == denominators.tolist()
 
 
@@ -102,7 +102,7 @@ def test_f1_is_that_of_seqeval(pairs):
     same = {"L": "E", "U": "S"}  # which seqeval reads only where it is told the scheme
     sides = [[[same.get(of[0], of[0]) + of[1:] for of in side] for side in zip(*row, strict=True)] for row in pairs]
     predicted, gold = ([side[i] for side in sides] for i in range(2))
-    numerators, denominators = tallies(predicted, gold)
+    numerators, denominators = entity_counts(predicted, gold)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are no entities at all
         wanted = metrics.f1_score(gold, predicted)

@@ -14,9 +14,9 @@ from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
 from headstock.model.batch import IGNORE_INDEX, Batch
-from headstock.tasks.base import filled
-from headstock.tasks.causal import Causal, CausalConfig
-from headstock.tasks.hybrid import Hybrid, HybridConfig
+from headstock.tasks.base import padded_batch
+from headstock.tasks.causal import CausalConfig, CausalLM
+from headstock.tasks.hybrid import HybridConfig, HybridLM
 from tests.tasks.small import model_for
 
 
@@ -28,7 +28,7 @@ def stores(corpus):
 
 
 def task_of(tokenizer, **settings):
-    return Hybrid(HybridConfig(**settings), tokenizer)
+    return HybridLM(HybridConfig(**settings), tokenizer)
 
 
 def test_some_rows_are_read_left_to_right_drawn_anew_in_every_pass(stores):
@@ -48,7 +48,7 @@ def test_some_rows_are_read_left_to_right_drawn_anew_in_every_pass(stores):
 def test_causal_rows_are_those_of_the_causal_objective(stores):
     tokenizer, found = stores
     examples = task_of(tokenizer).examples(found.train, length=32, seed=1, epoch=3)
-    alone = Causal(CausalConfig(), tokenizer).examples(found.train, length=32, seed=1, epoch=3)
+    alone = CausalLM(CausalConfig(), tokenizer).examples(found.train, length=32, seed=1, epoch=3)
     mixed, causal = (part.batch(range(len(part))) for part in (examples, alone))
     rows = mixed.causal
     assert rows.any()
@@ -113,13 +113,13 @@ def test_each_way_has_a_loss_of_its_own_and_weighs_its_share(stores):
     assert list(model.heads) == ["token"]
     assert (task.weight("causal"), task.weight("masked")) == (0.25, 0.75)
     examples = task.examples(found.train, length=32, seed=1)
-    batch, fuller = filled(examples, range(8), 8), filled(examples, range(8), 11)
+    batch, fuller = padded_batch(examples, range(8), 8), padded_batch(examples, range(8), 11)
     assert set(task.counts(batch)) == {"masked", "causal"}
     assert task.counts(fuller) == task.counts(batch)
     assert task.tokens(fuller) == task.tokens(batch)
     for head, sums in task.losses(model, batch).items():
         assert sums.item() == pytest.approx(task.losses(model, fuller)[head].item(), rel=1e-5)
-    score = task.score({"masked": 8.0, "causal": 30.0, "hits": 3.0}, {"masked": 4, "causal": 10}, size=20)
+    score = task.score({"masked": 8.0, "causal": 30.0, "correct": 3.0}, {"masked": 4, "causal": 10}, size=20)
     assert score["loss"] == pytest.approx(0.75 * 2 + 0.25 * 3)
     assert score["perplexity"] == score["causal_perplexity"] == pytest.approx(math.exp(3))
     assert score["masked_perplexity"] == pytest.approx(math.exp(2))
@@ -130,7 +130,7 @@ def test_each_way_has_a_loss_of_its_own_and_weighs_its_share(stores):
 def test_held_out_text_is_read_both_ways(stores):
     tokenizer, found = stores
     task = task_of(tokenizer, fraction=0.15, fraction_start=0.6)
-    task.done = 0.0  # the schedule is for training; held-out text is always asked the same
+    task.progress = 0.0  # the schedule is for training; held-out text is always asked the same
     examples = task.examples(found.valid, length=32)
     windows = len(examples.windows)
     assert len(examples) == 2 * windows

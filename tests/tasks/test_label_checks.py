@@ -14,7 +14,7 @@ def rows(labels, texts=None, source="train.csv"):
 
 
 def classes(labels, **config):
-    return Classify.settle(ClassifyConfig(**config), rows(labels)).classes
+    return Classify.infer_settings(ClassifyConfig(**config), rows(labels)).classes
 
 
 # Refused

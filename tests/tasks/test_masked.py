@@ -15,9 +15,9 @@ from headstock.data.token_store import build_split_stores, build_store
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.base import filled
-from headstock.tasks.masked import Masked, MaskedConfig
-from headstock.tasks.packing import Windows
+from headstock.tasks.base import padded_batch
+from headstock.tasks.masked import MaskedConfig, MaskedLM
+from headstock.tasks.packing import PackedWindows
 from headstock.train.graphed_step import shape_of
 from tests.tasks.small import model_for
 
@@ -31,8 +31,8 @@ def stores(corpus):
 
 def plain_rows(task, store, length, *, seed, epoch):
     """The same windows with nothing hidden."""
-    marks = {"start": task.start, "end": task.end, "filler": task.filler}
-    windows = Windows(store, length, **marks, seed=seed, epoch=epoch)
+    marks = {"start": task.bos, "end": task.eos, "filler": task.pad_id}
+    windows = PackedWindows(store, length, **marks, seed=seed, epoch=epoch)
     return windows.rows(range(len(windows)))
 
 
@@ -46,8 +46,8 @@ def whole(examples):
 @pytest.mark.parametrize("seed", [None, 4])
 def test_what_is_not_hidden_is_shown_and_what_is_hidden_is_wanted(stores, seed):
     tokenizer, found = stores
-    task = Masked(MaskedConfig(fraction=0.3), tokenizer)
-    assert task.start == tokenizer.cls
+    task = MaskedLM(MaskedConfig(fraction=0.3), tokenizer)
+    assert task.bos == tokenizer.cls
     rows = plain_rows(task, found.train, 64, seed=seed, epoch=2)
     batch = whole(task.examples(found.train, length=64, seed=seed, epoch=2))
     tokens, labels = batch.tokens.numpy(), batch.labels["token"].numpy()
@@ -64,7 +64,7 @@ def test_what_is_not_hidden_is_shown_and_what_is_hidden_is_wanted(stores, seed):
 
 def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stores):
     tokenizer, found = stores
-    task = Masked(MaskedConfig(), tokenizer)
+    task = MaskedLM(MaskedConfig(), tokenizer)
     hidden = masks = noise = same = allowed = 0
     replacements = []
     for epoch in range(40):
@@ -83,18 +83,18 @@ def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stor
 
     assert near(hidden, allowed, 0.15)
     assert near(masks, hidden, 0.8)
-    by_chance = 0.1 / len(task.hiding.words)  # a random token may be the hidden one itself
+    by_chance = 0.1 / len(task.masker.words)  # a random token may be the hidden one itself
     assert near(noise, hidden, 0.1 - by_chance)
     assert near(same, hidden, 0.1 + by_chance)
     drawn = np.concatenate(replacements)
     assert not np.isin(drawn, sorted(tokenizer.all_special_ids)).any()
-    assert set(task.hiding.words) == set(range(tokenizer.vocabulary)) - tokenizer.all_special_ids
-    assert len(np.unique(drawn)) > 0.95 * len(task.hiding.words)  # any other, not a favourite
+    assert set(task.masker.words) == set(range(tokenizer.vocabulary)) - tokenizer.all_special_ids
+    assert len(np.unique(drawn)) > 0.95 * len(task.masker.words)  # any other, not a favourite
 
 
 def test_shares_are_settings(stores):
     tokenizer, found = stores
-    task = Masked(MaskedConfig(fraction=0.5, masked=0.0, random=0.0), tokenizer)
+    task = MaskedLM(MaskedConfig(fraction=0.5, masked=0.0, random=0.0), tokenizer)
     rows = plain_rows(task, found.train, 64, seed=1, epoch=0)
     batch = whole(task.examples(found.train, length=64, seed=1, epoch=0))
     assert np.array_equal(batch.tokens.numpy(), rows.shown)  # all kept as they were, and still asked for
@@ -110,14 +110,14 @@ def test_masks_are_a_pure_function_of_seed_epoch_and_index(stores):
     length = found.valid.tokens
 
     def labels(seed, epoch):
-        task = Masked(MaskedConfig(), tokenizer)
+        task = MaskedLM(MaskedConfig(), tokenizer)
         return task.examples(found.valid, length=length, seed=seed, epoch=epoch).batch([0]).labels["token"]
 
     assert torch.equal(labels(1, 3), labels(1, 3))
     assert not torch.equal(labels(1, 3), labels(1, 4))
     assert not torch.equal(labels(1, 3), labels(2, 3))
     assert torch.equal(labels(None, 0), labels(None, 5))  # held-out text is always asked the same
-    examples = Masked(MaskedConfig(), tokenizer).examples(found.train, length=32, seed=1, epoch=3)
+    examples = MaskedLM(MaskedConfig(), tokenizer).examples(found.train, length=32, seed=1, epoch=3)
     together = examples.batch([4, 0, 9, 4])
     for row, index in enumerate([4, 0, 9, 4]):
         alone = examples.batch([index])
@@ -131,7 +131,7 @@ def test_what_is_hidden_does_not_show(tmp_path):
     # so many characters that a random one is hardly ever the one it stands for
     characters = [chr(code) for code in range(ord("a"), ord("a") + 500) if chr(code).isalpha()]
     tokenizer = train_tokenizer(["".join(characters)] * 3, TokenizerSettings(kind="char", vocabulary=600))
-    task = Masked(MaskedConfig(fraction=0.5, masked=0.5, random=0.3), tokenizer)
+    task = MaskedLM(MaskedConfig(fraction=0.5, masked=0.5, random=0.3), tokenizer)
 
     def read(text):
         path = tmp_path / f"{text}.txt"
@@ -163,7 +163,7 @@ def test_what_is_hidden_does_not_show(tmp_path):
 
 def test_the_head_reads_only_what_is_hidden_and_loses_the_same(stores):
     tokenizer, found = stores
-    task = Masked(MaskedConfig(), tokenizer)
+    task = MaskedLM(MaskedConfig(), tokenizer)
     model = model_for(task)
     batch = task.examples(found.train, length=64, seed=1).batch(range(6))
     wanted = batch.labels["token"]
@@ -185,31 +185,31 @@ def test_the_head_reads_only_what_is_hidden_and_loses_the_same(stores):
             label_smoothing=smoothing,
         )
         assert sums["token"].item() == pytest.approx(full.item(), rel=1e-5)
-        assert int(sums["hits"]) == int(((everywhere.argmax(-1) == wanted) & (wanted != IGNORE_INDEX)).sum())
+        assert int(sums["correct"]) == int(((everywhere.argmax(-1) == wanted) & (wanted != IGNORE_INDEX)).sum())
     watching.remove()
 
 
 def test_rows_that_fill_a_batch_lose_nothing(stores):
     tokenizer, found = stores
-    task = Masked(MaskedConfig(), tokenizer)
+    task = MaskedLM(MaskedConfig(), tokenizer)
     model = model_for(task)
     examples = task.examples(found.train, length=64, seed=1)
-    alone, more = filled(examples, [3, 5], 2), filled(examples, [3, 5], 4)
+    alone, more = padded_batch(examples, [3, 5], 2), padded_batch(examples, [3, 5], 4)
     assert len(more.tokens) == 4
     assert task.counts(more) == task.counts(alone)
     assert task.tokens(more) == task.tokens(alone) == 2 * 64
-    assert shape_of(more) == shape_of(filled(examples, [3, 5, 0, 0], 4)), "one recording is for both"
+    assert shape_of(more) == shape_of(padded_batch(examples, [3, 5, 0, 0], 4)), "one recording is for both"
     assert task.losses(model, more)["token"].item() == pytest.approx(task.losses(model, alone)["token"].item())
-    nothing = filled(examples, [], 1)
+    nothing = padded_batch(examples, [], 1)
     assert task.tokens(nothing) == 0
     assert task.losses(model, nothing)["token"].item() == 0
-    assert task.score({"token": 0.0, "hits": 0.0}, task.counts(nothing), size=0)["loss"] == 0
+    assert task.score({"token": 0.0, "correct": 0.0}, task.counts(nothing), size=0)["loss"] == 0
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_token_sees_both_sides_of_its_own_document_and_no_other(stores, causal):
     tokenizer, found = stores
-    task = Masked(MaskedConfig(), tokenizer)
+    task = MaskedLM(MaskedConfig(), tokenizer)
     model = model_for(task, causal=causal)
     batch = task.examples(found.train, length=64, seed=1).batch(range(4))
     documents = batch.document_ids[1]
@@ -228,7 +228,7 @@ def test_a_token_sees_both_sides_of_its_own_document_and_no_other(stores, causal
 
 def test_scores_are_per_hidden_token(stores):
     tokenizer, _ = stores
-    score = Masked(MaskedConfig(), tokenizer).score({"token": 20.0, "hits": 4.0}, {"token": 10}, size=40)
+    score = MaskedLM(MaskedConfig(), tokenizer).score({"token": 20.0, "correct": 4.0}, {"token": 10}, size=40)
     # no bits per byte: only some of the text was asked for, and with the rest of it in sight
     assert score == {"loss": 2.0, "perplexity": pytest.approx(math.exp(2)), "accuracy": 0.4}
 
@@ -254,7 +254,7 @@ def test_a_masked_run_learns_and_opens(corpus, stores, tmp_path, tiny):
     assert "bits_per_byte" not in results["metrics"]
     loaded = headstock.load(tmp_path / "run")
     assert loaded.model.backbone.causal is False
-    assert isinstance(loaded.task, Masked)
+    assert isinstance(loaded.task, MaskedLM)
     assert loaded.task.config.fraction == 0.2
     again = loaded.evaluate()
     assert again["loss"] == pytest.approx(results["valid_loss"], rel=1e-5)
@@ -275,7 +275,7 @@ def test_a_tokenizer_without_a_mask_is_refused(corpus, tmp_path, tiny):
     words.add_special_tokens(names[:4])
     words.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match=r"no \[MASK\]"):
-        Masked(MaskedConfig(), open_tokenizer(tmp_path / "tokenizer.json"))
+        MaskedLM(MaskedConfig(), open_tokenizer(tmp_path / "tokenizer.json"))
     del tiny["vocabulary"]
     with pytest.raises(UserError, match=r"no \[MASK\]"):
         headstock.pretrain(

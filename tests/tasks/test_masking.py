@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.masking import Hiding, HidingConfig, Spans, runs
+from headstock.tasks.masking import MaskingConfig, Spans, TokenMasker, runs
 
 TEXT = ["Anne-Marie likes « le café », doesn't she? Naturally: unbelievably so.\nBen goes home, too."] * 3
 KINDS = {"bpe": 320, "unigram": 300, "wordpiece": 90, "word": 60, "char": 60}
@@ -42,7 +42,7 @@ def hide(hiding, parts, *, key=(1, 0), fraction=None, chosen=None):
     shown, allowed, documents = parts
     chosen = np.arange(len(shown)) if chosen is None else np.asarray(chosen)
     fraction = hiding.config.fraction if fraction is None else fraction
-    return hiding.hide(
+    return hiding.mask_tokens(
         shown[chosen], allowed[chosen], documents[chosen], key=key, rows=chosen.tolist(), fraction=fraction
     )
 
@@ -58,7 +58,7 @@ def near(got, of, share, *, spread=1.0):
 @pytest.mark.parametrize("fraction", [0.15, 0.4])
 def test_just_the_wanted_share_is_hidden_and_shown_as_wanted(tokenizers, unit, fraction):
     tokenizer = tokenizers["bpe"]
-    hiding = Hiding(HidingConfig(fraction=fraction, masked=0.7, random=0.2, unit=unit), tokenizer)
+    hiding = TokenMasker(MaskingConfig(fraction=fraction, masked=0.7, random=0.2, unit=unit), tokenizer)
     parts = rows(tokenizer, 3000)
     shown, allowed, _ = parts
     tokens, labels = hide(hiding, parts)
@@ -79,11 +79,11 @@ def test_just_the_wanted_share_is_hidden_and_shown_as_wanted(tokenizers, unit, f
 def test_no_place_of_a_document_is_hidden_more_often_than_another(tokenizers):
     """A span cannot begin before its document, and still the first tokens are hidden as often as those after them."""
     tokenizer = tokenizers["char"]
-    hiding = Hiding(HidingConfig(unit="span", span_mean=4.0), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit="span", span_mean=4.0), tokenizer)
     shown = np.full((60_000, 9), hiding.words[0])
     allowed, documents = np.ones(shown.shape, dtype=bool), np.zeros(shown.shape, dtype=int)
     allowed[:, 0] = False
-    _, labels = hiding.hide(shown, allowed, documents, key=(3,), rows=range(len(shown)), fraction=0.15)
+    _, labels = hiding.mask_tokens(shown, allowed, documents, key=(3,), rows=range(len(shown)), fraction=0.15)
     for place, share in enumerate((labels != IGNORE_INDEX).mean(0)[1:], 1):
         assert near(share * len(shown), len(shown), 0.15), place
 
@@ -94,7 +94,7 @@ def test_no_place_of_a_document_is_hidden_more_often_than_another(tokenizers):
 def words_of(tokenizer, text):
     """A text's ids, and for each whether it begins a word."""
     ids = np.array(tokenizer.encode(text))[None]
-    hiding = Hiding(HidingConfig(unit="word"), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit="word"), tokenizer)
     everywhere = np.ones(ids.shape, dtype=bool)
     return ids, hiding.begins(ids, everywhere, np.zeros_like(ids))[0]
 
@@ -119,7 +119,7 @@ def test_every_character_is_a_word_of_its_own(tokenizers):
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_the_pieces_of_a_word_are_hidden_together_or_not_at_all(tokenizers, kind):
     tokenizer = tokenizers[kind]
-    hiding = Hiding(HidingConfig(unit="word", fraction=0.4), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit="word", fraction=0.4), tokenizer)
     shown, allowed, documents = parts = rows(tokenizer)
     hidden = hide(hiding, parts)[1] != IGNORE_INDEX
     begins = hiding.begins(shown, allowed, documents)
@@ -142,7 +142,7 @@ def test_spans_have_the_wanted_mean_and_end_with_their_document(tokenizers):
         assert lengths.min() >= 1
         assert lengths.max() <= most
         assert 1 - np.prod(1 - spans.rate * spans.tails) == pytest.approx(0.15, abs=1e-12)
-    hiding = Hiding(HidingConfig(unit="span", fraction=0.02, span_mean=4.0, span_most=6), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit="span", fraction=0.02, span_mean=4.0, span_most=6), tokenizer)
     _, allowed, documents = parts = rows(tokenizer, 6000)
     hidden = hide(hiding, parts)[1] != IGNORE_INDEX
     # a stretch of hidden tokens that touches neither end of its run is, at so small a share, nearly always one span
@@ -160,12 +160,14 @@ def test_spans_have_the_wanted_mean_and_end_with_their_document(tokenizers):
 
 def test_a_span_never_goes_on_in_the_next_document(tokenizers):
     tokenizer = tokenizers["char"]
-    hiding = Hiding(HidingConfig(unit="span", span_mean=8.0, span_most=8), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit="span", span_mean=8.0, span_most=8), tokenizer)
     shown = np.full((20_000, 8), hiding.words[0])
     allowed = np.ones(shown.shape, dtype=bool)
     documents = np.repeat([[0, 0, 0, 0, 1, 1, 1, 1]], len(shown), 0)
     before, after = (
-        (hiding.hide(shown, allowed, which, key=(5,), rows=range(len(shown)), fraction=0.2)[1] != IGNORE_INDEX)[:, 3:5]
+        (hiding.mask_tokens(shown, allowed, which, key=(5,), rows=range(len(shown)), fraction=0.2)[1] != IGNORE_INDEX)[
+            :, 3:5
+        ]
         for which in (documents, np.zeros_like(documents))
     )
     assert np.corrcoef(after.T)[0, 1] > 0.7  # inside one document most spans go on
@@ -180,7 +182,7 @@ def test_a_span_never_goes_on_in_the_next_document(tokenizers):
 @settings(max_examples=10, deadline=None, derandomize=True)
 def test_what_is_hidden_at_a_small_share_is_hidden_at_a_larger_one(tokenizers, unit, low, more, seed):
     tokenizer = tokenizers["bpe"]
-    hiding = Hiding(HidingConfig(unit=unit), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit=unit), tokenizer)
     parts = rows(tokenizer, 30, seed=seed)
     few, many = (hide(hiding, parts, key=(seed,), fraction=share) for share in (low, low + more))
     hidden = few[1] != IGNORE_INDEX
@@ -189,15 +191,15 @@ def test_what_is_hidden_at_a_small_share_is_hidden_at_a_larger_one(tokenizers, u
 
 
 def test_the_share_goes_in_a_line_from_its_start_to_its_end(tokenizers):
-    hiding = Hiding(HidingConfig(fraction=0.15, fraction_start=0.3), tokenizers["bpe"])
+    hiding = TokenMasker(MaskingConfig(fraction=0.15, fraction_start=0.3), tokenizers["bpe"])
     assert [hiding.fraction(done) for done in (0.0, 0.5, 1.0)] == pytest.approx([0.3, 0.225, 0.15])
-    assert Hiding(HidingConfig(), tokenizers["bpe"]).fraction(0.2) == 0.15
+    assert TokenMasker(MaskingConfig(), tokenizers["bpe"]).fraction(0.2) == 0.15
 
 
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 def test_a_row_is_hidden_alike_in_any_batch_and_at_any_length(tokenizers, unit):
     tokenizer = tokenizers["bpe"]
-    hiding = Hiding(HidingConfig(unit=unit), tokenizer)
+    hiding = TokenMasker(MaskingConfig(unit=unit), tokenizer)
     parts = rows(tokenizer, 20)
     whole = hide(hiding, parts)
     some = hide(hiding, parts, chosen=[7, 3, 7])
@@ -211,7 +213,7 @@ def test_a_row_is_hidden_alike_in_any_batch_and_at_any_length(tokenizers, unit):
 
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(ConfigError) as caught:
-        HidingConfig(fraction=0.0, fraction_start=1.0, masked=0.8, random=0.3, span_mean=0.5)
+        MaskingConfig(fraction=0.0, fraction_start=1.0, masked=0.8, random=0.3, span_mean=0.5)
     assert [where for where, _ in caught.value.problems] == ["fraction", "fraction_start", "masked", "span_mean"]
     with pytest.raises(ConfigError, match="span_mean: must be from 1 to span_most 4, not 5"):
-        HidingConfig(span_mean=5, span_most=4)
+        MaskingConfig(span_mean=5, span_most=4)

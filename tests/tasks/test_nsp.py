@@ -15,8 +15,8 @@ from headstock.data.token_store import build_split_stores, build_store
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.base import filled
-from headstock.tasks.masked import Masked, MaskedConfig
+from headstock.tasks.base import padded_batch
+from headstock.tasks.masked import MaskedConfig, MaskedLM
 from tests.tasks.small import model_for
 
 NSP = MaskedConfig(nsp=True)
@@ -63,7 +63,7 @@ def place(word):
 
 def shown_only(tokenizer, **settings):
     """The task, with nothing but a few tokens hidden, all of them shown as they are."""
-    return Masked(MaskedConfig(nsp=True, fraction=0.01, masked=0.0, random=0.0, **settings), tokenizer)
+    return MaskedLM(MaskedConfig(nsp=True, fraction=0.01, masked=0.0, random=0.0, **settings), tokenizer)
 
 
 @pytest.mark.parametrize("length", [64, 24])
@@ -168,7 +168,7 @@ def test_every_token_is_read_once_in_a_pass_before_half_of_it_is_replaced(librar
 
 def test_a_pair_is_a_pure_function_of_seed_epoch_and_index(library):
     _, tokenizer, store = library
-    task = Masked(NSP, tokenizer)
+    task = MaskedLM(NSP, tokenizer)
 
     def read(seed, epoch, indices):
         return task.examples(store, length=32, seed=seed, epoch=epoch).batch(indices)
@@ -188,7 +188,7 @@ def test_a_pair_is_a_pure_function_of_seed_epoch_and_index(library):
 
 def test_marks_are_never_hidden_and_tokens_are_counted_without_padding(library):
     _, tokenizer, store = library
-    task = Masked(MaskedConfig(nsp=True, fraction=0.9, unit="span"), tokenizer)
+    task = MaskedLM(MaskedConfig(nsp=True, fraction=0.9, unit="span"), tokenizer)
     batch = task.examples(store, length=32, seed=1).batch(range(40))
     wanted = batch.labels["token"]
     hidden = wanted[wanted != IGNORE_INDEX]
@@ -200,26 +200,26 @@ def test_marks_are_never_hidden_and_tokens_are_counted_without_padding(library):
 
 def test_both_losses_are_sums_over_their_own_counts(library):
     _, tokenizer, store = library
-    task = Masked(NSP, tokenizer)
+    task = MaskedLM(NSP, tokenizer)
     model = model_for(task)
     examples = task.examples(store, length=32, seed=1)
     batch = examples.batch(range(12))
     whole, counts = task.losses(model, batch), task.counts(batch)
     assert set(counts) == {"token", "next"} == set(model.heads)
     halves = [examples.batch(range(6)), examples.batch(range(6, 12))]
-    for head in ("token", "next", "hits", "next_hits"):
+    for head in ("token", "next", "correct", "next_correct"):
         assert whole[head].item() == pytest.approx(sum(task.losses(model, half)[head].item() for half in halves))
     assert counts == {head: sum(task.counts(half)[head] for half in halves) for head in counts}
-    fuller = filled(examples, list(range(6)), 9)
+    fuller = padded_batch(examples, list(range(6)), 9)
     assert task.counts(fuller) == task.counts(halves[0])
     assert task.tokens(fuller) == task.tokens(halves[0])
     again, alone = (task.losses(model, part)["next"].item() for part in (fuller, halves[0]))
     assert again == pytest.approx(alone)
-    score = task.score({"token": 8.0, "hits": 1, "next": 3.0, "next_hits": 5}, {"token": 4, "next": 6}, size=9)
+    score = task.score({"token": 8.0, "correct": 1, "next": 3.0, "next_correct": 5}, {"token": 4, "next": 6}, size=9)
     assert score["loss"] == 2.5
     assert score["perplexity"] == pytest.approx(np.exp(2.0))
     assert score["next_accuracy"] == pytest.approx(5 / 6)
-    assert "next_accuracy" not in task.score({"token": 8.0, "hits": 1, "next": 0.0}, {"token": 4, "next": 0}, size=9)
+    assert "next_accuracy" not in task.score({"token": 8.0, "correct": 1, "next": 0.0}, {"token": 4, "next": 0}, size=9)
 
 
 # The store
@@ -312,9 +312,9 @@ def test_a_tokenizer_without_a_separator_is_refused(tmp_path):
     words.add_special_tokens(names[:5])
     words.save(str(tmp_path / "tokenizer.json"))
     tokenizer = open_tokenizer(tmp_path / "tokenizer.json")
-    Masked(replace(NSP, nsp=False), tokenizer)
+    MaskedLM(replace(NSP, nsp=False), tokenizer)
     with pytest.raises(UserError, match=r"no \[SEP\]"):
-        Masked(NSP, tokenizer)
+        MaskedLM(NSP, tokenizer)
     path = tmp_path / "text.txt"
     path.write_text("Anne likes Paris. Paris likes Anne.\n" * 3, encoding="utf-8")
     with pytest.raises(UserError, match=r"no \[SEP\]"):

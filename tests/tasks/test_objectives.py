@@ -14,7 +14,7 @@ from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.masked import Masked, MaskedConfig
+from headstock.tasks.masked import MaskedConfig, MaskedLM
 from headstock.train.callbacks import summary
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
@@ -46,16 +46,16 @@ def test_the_hidden_share_follows_the_run_and_validation_does_not(corpus, monkey
     text = read_corpus(corpus)
     tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
     stores = build_split_stores(text, tokenizer)
-    task = Masked(MaskedConfig(fraction=0.15, fraction_start=0.6), tokenizer)
-    model, told, share = model_for(task), [], task.hiding.fraction
-    monkeypatch.setattr(task.hiding, "fraction", lambda done: told.append(done) or share(done))
+    task = MaskedLM(MaskedConfig(fraction=0.15, fraction_start=0.6), tokenizer)
+    model, told, share = model_for(task), [], task.masker.fraction
+    monkeypatch.setattr(task.masker, "fraction", lambda done: told.append(done) or share(done))
     settings = TrainSettings(steps=4, batch=8, length=32, validate_every=9)
     train(model, task, stores, settings, run=None, distributed=DistributedContext(torch.device("cpu")))
     assert [done for done in told if done < 1] == [0, 0.25, 0.5, 0.75]  # of the steps, one after the other
     assert told[4:] and set(told[4:]) == {1.0}  # of the validation
 
     def hidden(done, seed):
-        task.done = done
+        task.progress = done
         examples = task.examples(stores.train, length=32, seed=seed)
         return examples.batch(range(len(examples))).labels["token"] != IGNORE_INDEX
 

@@ -13,7 +13,7 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.model import Model
-from headstock.tasks.labelled import segments_of
+from headstock.tasks.labelled import segment_ids
 from headstock.tasks.pair import Pair, PairConfig, shortened
 from tests.model.small import small_backbone, stir
 
@@ -50,7 +50,7 @@ def test_a_row_is_both_texts_with_marks_and_segments():
 
 def test_an_opening_mark_that_is_also_the_separator_starts_no_second_text():
     row = torch.tensor([[7, 1, 2, 7, 3, 7]])
-    assert segments_of(row, 7).tolist() == [[0, 0, 0, 0, 1, 1]]
+    assert segment_ids(row, 7).tolist() == [[0, 0, 0, 0, 1, 1]]
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))

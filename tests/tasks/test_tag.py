@@ -14,8 +14,8 @@ from headstock.inference.predict import cache_features, model_outputs
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
-from headstock.tasks.base import filled
-from headstock.tasks.labelled import Features
+from headstock.tasks.base import padded_batch
+from headstock.tasks.labelled import CachedFeatures
 from headstock.tasks.tag import Tag, TagConfig, find_tags
 from tests.model.small import small_backbone, stir
 
@@ -139,7 +139,7 @@ def test_outputs_are_those_of_the_words_own_places(length):
         assert likely.shape == (len(SENTENCES[index]), len(CLASSES))
         assert torch.allclose(likely.sum(-1), torch.ones(len(likely)))
         if length == 64:
-            row = torch.tensor([[task.start, *data.pieces[index]]])
+            row = torch.tensor([[task.bos, *data.pieces[index]]])
             hidden = model(Batch(row)).hidden[0, [1 + at for at in data.starts[index]]]
             assert torch.allclose(likely, model.heads["tag"](hidden).softmax(-1), atol=1e-5)
     whole = model_outputs(model, task, data, length=length)
@@ -172,21 +172,21 @@ def test_losses_are_summed_over_words_and_hits_counted():
         likely, labels = np.concatenate(found), np.concatenate(data.labels)
         assert float(sums["tag"]) == pytest.approx(-np.log(likely[np.arange(11), labels]).sum(), rel=1e-4)
         scored = task.score({name: float(value) for name, value in sums.items()}, counts, size=0)
-        hits, of = task.tallies(data, found)["accuracy"]
+        hits, of = task.row_metrics(data, found)["accuracy"]
         assert of.tolist() == [5, 4, 2]
         assert (
             scored["accuracy"]
             == pytest.approx(hits.sum() / of.sum())
             == pytest.approx(np.mean(likely.argmax(1) == labels))
         )
-        assert task.extras(data, found)["loss"] == pytest.approx(scored["loss"], rel=1e-4)
+        assert task.extra_metrics(data, found)["loss"] == pytest.approx(scored["loss"], rel=1e-4)
 
 
 @torch.no_grad()
 def test_what_a_frozen_backbone_saw_is_kept_in_single_precision_as_it_is_made():
     task = make()
     batch = task.examples(task.prepare(records()), length=64).batch([0, 1])
-    kept = task.remember(model_for(task).bfloat16(), batch)
+    kept = task.compute_features(model_for(task).bfloat16(), batch)
     assert [[part.dtype for part in parts] for parts in kept] == [[torch.float32]] * 2
 
 
@@ -196,14 +196,14 @@ def test_rows_that_fill_a_batch_count_for_nothing(length):
     task = make(classes=PLACES)
     model = model_for(task)
     examples = task.examples(task.prepare(records(classes=PLACES)), length=length)
-    alone, more = filled(examples, [1, 2], 2), filled(examples, [1, 2], 4, filler=0)
+    alone, more = padded_batch(examples, [1, 2], 2), padded_batch(examples, [1, 2], 4, filler=0)
     assert len(more.tokens) > len(alone.tokens)
     assert task.counts(more) == task.counts(alone) == {"tag": 6}
     assert task.tokens(more) == task.tokens(alone) == examples.lengths[[1, 2]].sum()
     sums, others = task.losses(model, alone), task.losses(model, more)
-    assert sums.keys() == others.keys() == {"tag", "hits", "found", "either"}
+    assert sums.keys() == others.keys() == {"tag", "correct", "found", "either"}
     assert all(torch.allclose(sums[name].float(), others[name].float(), atol=1e-4) for name in sums)
-    nobody = filled(examples, [], 1)
+    nobody = padded_batch(examples, [], 1)
     assert task.counts(nobody) == {"tag": 0}
     assert all(float(value) == 0 for value in task.losses(model, nobody).values())
 
@@ -214,7 +214,7 @@ def test_what_a_frozen_backbone_saw_is_as_good_as_running_it(layers, length):
     model = model_for(task, causal=False)
     data = task.prepare(records())
     kept = cache_features(model, task, data, length=length)
-    assert isinstance(kept, Features)
+    assert isinstance(kept, CachedFeatures)
     head = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
     live, recalled = task.examples(data, length=length), task.examples(kept, length=length)
     assert len(live) == len(recalled) == 3
@@ -223,7 +223,7 @@ def test_what_a_frozen_backbone_saw_is_as_good_as_running_it(layers, length):
         losses = [task.losses(m, e.batch(indices)) for m, e in ((model, live), (head, recalled))]
         gradients = [torch.autograd.grad(loss["tag"], list(model.heads.parameters())) for loss in losses]
         assert torch.allclose(losses[0]["tag"], losses[1]["tag"], rtol=1e-4)
-        assert int(losses[0]["hits"]) == int(losses[1]["hits"])
+        assert int(losses[0]["correct"]) == int(losses[1]["correct"])
         for one, other in zip(*gradients, strict=True):
             assert torch.allclose(one, other, atol=1e-3)
         assert len(gradients[0]) == (4 if layers == "mix" else 2)  # a mix has weights and a scale of its own
@@ -235,32 +235,32 @@ def test_what_a_frozen_backbone_saw_is_as_good_as_running_it(layers, length):
 @torch.no_grad()
 def test_entities_decide_where_tags_name_them():
     task, parts = make(classes=PLACES), make()
-    assert (task.headline, parts.headline) == ("f1", "accuracy")
+    assert (task.primary_metric, parts.primary_metric) == ("f1", "accuracy")
     model = model_for(task)
     gold = [["B-PER", "O", "B-LOC", "I-LOC", "O"], ["B-PER", "O", "O", "B-LOC"], ["I-PER", "O"]]
     data = task.prepare(records(tags=gold))
     examples = task.examples(data, length=9)
     said = [np.eye(5)[[PLACES.index(tag) for tag in tags]] for tags in gold]
-    assert [part.tolist() for part in task.tallies(data, said)["f1"]] == [[4, 4, 2], [4, 4, 2]]
+    assert [part.tolist() for part in task.row_metrics(data, said)["f1"]] == [[4, 4, 2], [4, 4, 2]]
     said[1][3] = np.eye(5)[PLACES.index("O")]  # one of five is missed
-    assert [part.tolist() for part in task.tallies(data, said)["f1"]] == [[4, 2, 2], [4, 3, 2]]
+    assert [part.tolist() for part in task.row_metrics(data, said)["f1"]] == [[4, 2, 2], [4, 3, 2]]
 
     batch = examples.batch([0, 1, 2])
     sums = {name: float(value) for name, value in task.losses(model, batch).items()}
-    hits, either = task.tallies(data, model_outputs(model, task, data, length=9))["f1"]
+    hits, either = task.row_metrics(data, model_outputs(model, task, data, length=9))["f1"]
     scored = task.score(sums, task.counts(batch), size=0)
     assert (sums["found"], sums["either"]) == (hits.sum(), either.sum())
     assert scored["f1"] == pytest.approx(hits.sum() / either.sum())
     model.train()
-    assert set(task.losses(model, batch)) == {"tag", "hits"}
+    assert set(task.losses(model, batch)) == {"tag", "correct"}
 
 
 def test_merit_is_the_metric_that_counts_then_the_loss():
     entities, parts = make(classes=PLACES), make()
     one, other = {"accuracy": 0.9, "f1": 0.5, "loss": 0.1}, {"accuracy": 0.8, "f1": 0.6, "loss": 9.0}
-    assert parts.merit(one) < parts.merit(other)
-    assert entities.merit(other) < entities.merit(one)
-    assert parts.merit(one) < parts.merit(one | {"loss": 0.2})
+    assert parts.selection_score(one) < parts.selection_score(other)
+    assert entities.selection_score(other) < entities.selection_score(one)
+    assert parts.selection_score(one) < parts.selection_score(one | {"loss": 0.2})
 
 
 # What people hand in
@@ -291,10 +291,10 @@ def test_a_text_is_split_and_a_list_of_words_taken_as_it_is():
 
 def test_tags_come_from_training_and_a_new_one_is_named_with_its_place():
     rows = records(tags=[["N", "V", "D", "N", "P"], ["N", "V", "D", "N"], ["N", "V"]])
-    config = Tag.settle(TagConfig(), rows)
+    config = Tag.infer_settings(TagConfig(), rows)
     assert config.classes == CLASSES
-    assert Tag.settle(TagConfig(classes=("V", "N")), rows).classes == ("V", "N")
-    task = Tag(Tag.settle(TagConfig(), records(tags=[["NOUN", "VERB", "DET", "NOUN", "PUNCT"]] * 3)), CHARS)
+    assert Tag.infer_settings(TagConfig(classes=("V", "N")), rows).classes == ("V", "N")
+    task = Tag(Tag.infer_settings(TagConfig(), records(tags=[["NOUN", "VERB", "DET", "NOUN", "PUNCT"]] * 3)), CHARS)
     with pytest.raises(UserError) as wrong:
         task.check(records(tags=[["NOUN"] * 5, ["NOUN", "VERV", "VERV", "X"], ["VERV", "NOUN"]]))
     first, second = str(wrong.value).split("; valid")

@@ -11,8 +11,8 @@ from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
 from headstock.inference.predict import model_outputs
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.base import filled
-from headstock.tasks.labelled import share
+from headstock.tasks.base import padded_batch
+from headstock.tasks.labelled import metric_value
 from headstock.tasks.translate import Translate, TranslateConfig
 from tests.tasks.parallel import model_for, sentences
 
@@ -48,7 +48,7 @@ def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
     real = sum(len(side[i]) + 1 for side in (data.sources, data.targets) for i in (0, 5))
     assert task.tokens(batch) == real and examples.lengths[[0, 5]].sum() == real
     assert examples.name(0) == "rows.tsv:2"
-    padded = filled(examples, [0], 3)
+    padded = padded_batch(examples, [0], 3)
     assert task.counts(padded)["token"] == len(data.targets[0]) + 1
     assert task.tokens(padded) == examples.lengths[0]
 
@@ -69,11 +69,11 @@ def test_long_sentences_are_cut_and_said_or_refused(task, tokenizer):
     rows = [*ROWS[:2], (" ".join([ROWS[0][0]] * 8), ROWS[0][1])]
     data = task.prepare(records(rows))
     length = len(data.sources[2])
-    assert task.remarks(task.prepare(records()), length=32) == []
-    assert task.remarks(data, length=length) == [
+    assert task.reading_warnings(task.prepare(records()), length=32) == []
+    assert task.reading_warnings(data, length=length) == [
         f"1 sentence is longer than a row of {length} tokens with its mark and cut, first rows.tsv:4"
     ]
-    assert task.remarks(data, length=length + 1) == []
+    assert task.reading_warnings(data, length=length + 1) == []
     batch = task.examples(data, length=length).batch([2])
     assert batch.source.tokens.tolist() == [[*data.sources[2][: length - 1], tokenizer.eos]]
     cut = task.examples(data, length=4).batch([0])
@@ -117,25 +117,25 @@ def test_its_metrics_are_sacrebleus(task):
     found = [np.array(task.tokenizer.encode(text), dtype=np.float32) for text in said]
     assert [row["text"] for row in task.predictions(data, found)] == said
     wanted = [row[1] for row in ROWS]
-    tallies = task.tallies(data, found)
-    assert share(tallies["bleu"]) == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score / 100)
-    assert share(tallies["chrf"]) == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score / 100)
-    assert 0.5 < share(tallies["bleu"]) < 1
-    assert "tok:13a" in task.extras(data, found)["signature"]["bleu"]
+    tallies = task.row_metrics(data, found)
+    assert metric_value(tallies["bleu"]) == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score / 100)
+    assert metric_value(tallies["chrf"]) == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score / 100)
+    assert 0.5 < metric_value(tallies["bleu"]) < 1
+    assert "tok:13a" in task.extra_metrics(data, found)["signature"]["bleu"]
 
 
 def test_the_best_weights_may_be_chosen_by_bleu(tokenizer):
     task = Translate(TranslateConfig(validate_bleu=True), tokenizer)
     model = model_for(task)
     data = task.prepare(records(ROWS[:5]))
-    batch = filled(task.examples(data, length=32), range(5), 7)
+    batch = padded_batch(task.examples(data, length=32), range(5), 7)
     with torch.no_grad():
         sums = task.losses(model, batch)
     metrics = task.score({name: float(value) for name, value in sums.items()}, task.counts(batch), size=0)
     greedy = Translate(TranslateConfig(beams=1), tokenizer)
     said = [row["text"] for row in greedy.predictions(data, model_outputs(model, greedy, data, length=32))]
     assert metrics["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[row[1] for row in ROWS[:5]]]).score / 100)
-    assert task.merit({"bleu": 0.3, "loss": 9.0}) < task.merit({"bleu": 0.2, "loss": 1.0})
+    assert task.selection_score({"bleu": 0.3, "loss": 9.0}) < task.selection_score({"bleu": 0.2, "loss": 1.0})
     assert "bleu 0" not in task.losses(model.train(), batch)  # nothing is decoded while it learns
 
 

@@ -6,7 +6,7 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.tasks.labelled import Statistics, share
+from headstock.tasks.labelled import SufficientStatistics, metric_value
 from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
 
 SAID = ["The cat sat on the mat.", "A dog", "", "It's 3.5 p.m. already, isn't it?", "the the the the", "x"]
@@ -48,7 +48,7 @@ def test_many_samples_are_scored_at_once():
 
 def test_a_corpus_score_is_no_mean_of_sentence_scores():
     counts = bleu_counts(SAID, WANTED)
-    assert share(Statistics(counts, bleu)) != pytest.approx(float(bleu(counts).mean()))
+    assert metric_value(SufficientStatistics(counts, bleu)) != pytest.approx(float(bleu(counts).mean()))
 
 
 def test_the_signature_says_how_it_was_counted():

@@ -11,7 +11,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
-from headstock.tasks.causal import Causal
+from headstock.tasks.causal import CausalLM
 from headstock.train.budget import Budget, ValidationBudget
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
@@ -46,7 +46,7 @@ class Working(DistributedContext):
         return lambda: before + self.clock.seconds
 
 
-class Reading(Causal):
+class Reading(CausalLM):
     """Counts what is read on the clock above."""
 
     clock: SimpleNamespace
@@ -63,7 +63,7 @@ def trained(corpus, settings, callbacks=()):
     tokenizer = train_tokenizer([corpus.read_text()], TokenizerSettings(vocabulary=300))
     stores = build_split_stores(read_corpus(corpus), tokenizer, seed=0, valid_fraction=0.5)
     distributed = Working(torch.device("cpu"))
-    task = Reading(Causal.Config(), tokenizer)
+    task = Reading(CausalLM.Config(), tokenizer)
     task.clock = distributed.clock
     backbone = small_backbone(vocabulary=tokenizer.vocabulary, context=16)
     model = Model(backbone, task.heads(backbone))
@@ -126,7 +126,7 @@ def test_the_last_measurement_is_of_all_unless_it_would_take_over_a_tenth_of_the
 def test_nothing_that_is_due_is_passed_over(corpus, tick):
     tokenizer = train_tokenizer([corpus.read_text()], TokenizerSettings(vocabulary=300))
     stores = build_split_stores(read_corpus(corpus), tokenizer, seed=0)
-    task = Causal(Causal.Config(), tokenizer)
+    task = CausalLM(CausalLM.Config(), tokenizer)
     backbone = small_backbone(vocabulary=tokenizer.vocabulary, context=16)
     model = Model(backbone, task.heads(backbone))
     heard = []

@@ -10,8 +10,8 @@ import pytest
 import headstock
 from headstock.data.token_shards import UnknownTokens
 from headstock.report.pages import write_report
-from headstock.tasks.causal import Causal
-from headstock.tasks.hybrid import Hybrid
+from headstock.tasks.causal import CausalLM
+from headstock.tasks.hybrid import HybridLM
 from headstock.train.evaluate import bootstrap_intervals, score
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
@@ -35,8 +35,9 @@ def test_a_hybrids_bits_per_byte_are_as_sure_as_its_perplexity():
     """Half of the batches are masked and half causal: neither kind may stand in for the other in a resample."""
     rng = np.random.default_rng(4)
     masked, causal = rng.normal(2.5, 0.2, 20), rng.normal(5.5, 0.4, 20)
-    pieces = [({"masked": 15 * loss, "causal": 0.0, "hits": 5.0}, {"masked": 15, "causal": 0}, 2) for loss in masked]
-    pieces += [({"masked": 0.0, "causal": 100 * loss, "hits": 0.0}, {"masked": 0, "causal": 100}, 2) for loss in causal]
+    pieces = [({"masked": 15 * loss, "causal": 0.0, "correct": 5.0}, {"masked": 15, "causal": 0}, 2) for loss in masked]
+    none = {"masked": 0.0, "correct": 0.0}
+    pieces += [({**none, "causal": 100 * loss}, {"masked": 0, "causal": 100}, 2) for loss in causal]
     found = bootstrap_intervals(Mixed(), pieces, size=20 * 300)
     mean = causal.mean()
     of_loss = [math.log(edge) / mean for edge in found["perplexity"]]
@@ -110,11 +111,11 @@ def test_a_run_of_before_withholds_bits_per_byte_where_tokens_can_be_unknown(two
 
 
 class Plain:
-    score, bits_head = Causal.score, Causal.bits_head
+    score, bits_per_byte_head = CausalLM.score, CausalLM.bits_per_byte_head
 
 
 class Mixed:
-    score, bits_head = Hybrid.score, Hybrid.bits_head
+    score, bits_per_byte_head = HybridLM.score, HybridLM.bits_per_byte_head
 
     def weight(self, head):
         return 0.5

@@ -39,7 +39,7 @@ class Uneven:
 
 
 class UnevenTask:
-    of_tokens = True
+    is_language_model = True
 
     def __init__(self, weight=1.0):
         self.weight = lambda head: weight

@@ -14,7 +14,7 @@ from headstock.errors import UserError
 from headstock.inference.pipeline import load
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.model import Model
-from headstock.tasks.causal import Causal, CausalConfig
+from headstock.tasks.causal import CausalConfig, CausalLM
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import evaluate
 from headstock.train.finetune import finetune
@@ -168,13 +168,13 @@ def long_document(tmp_path_factory):
 @pytest.mark.parametrize("rows", ["packed", "padded"])
 def test_windows_with_the_carried_state_are_the_document_read_whole(long_document, rows):
     tokenizer, store, backbone = long_document
-    task = Causal(CausalConfig(rows=rows), tokenizer)
+    task = CausalLM(CausalConfig(rows=rows), tokenizer)
     model = Model(backbone, task.heads(backbone))
     half = int(store.lengths.max()) // 2 + 30
     assert store.lengths.max() > half  # so that it lies in two windows
 
     def loss(length, carries):
-        task.carries = carries
+        task.needs_prefix = carries
         return evaluate(model, task, task.examples(store, length=length), distributed=ALONE, rows=4, size=0)["loss"]
 
     whole = loss(store.tokens, False)
@@ -184,7 +184,7 @@ def test_windows_with_the_carried_state_are_the_document_read_whole(long_documen
 
 def test_what_stands_before_a_window_is_of_the_same_document(long_document):
     tokenizer, store, _ = long_document
-    task = Causal(CausalConfig(), tokenizer)
+    task = CausalLM(CausalConfig(), tokenizer)
     shown = np.concatenate([[tokenizer.bos, *store.document(i)] for i in range(store.documents)])
     for length in (7, 50, 64):
         for seed in (None, 0, 1):
@@ -198,10 +198,10 @@ def test_what_stands_before_a_window_is_of_the_same_document(long_document):
 
 def test_only_models_that_carry_are_brought_what_stands_before(runs, corpus, tiny, tmp_path):
     store = load(runs["lstm-nano"][0])
-    assert store.task.carries
-    assert not load(runs["elmo-nano"][0]).task.carries
+    assert store.task.needs_prefix
+    assert not load(runs["elmo-nano"][0]).task.needs_prefix
     pretrain(corpus, out=tmp_path / "gpt", settings=tiny | {"steps": 1})
-    assert not load(tmp_path / "gpt").task.carries
+    assert not load(tmp_path / "gpt").task.needs_prefix
 
 
 # Training

@@ -24,7 +24,7 @@ from headstock.train.settings import (
 )
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
-OBJECTIVES = [one for one in TASKS.names() if not issubclass(TASKS.get(one), LabelledTask) and TASKS.get(one).learns]
+OBJECTIVES = [one for one in TASKS.names() if not issubclass(TASKS.get(one), LabelledTask) and TASKS.get(one).trainable]
 PAIRS = [(name, objective) for name in preset_names() for objective in OBJECTIVES]
 
 

@@ -12,7 +12,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify, ClassifyConfig, Labelled
+from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts
 from headstock.train import loop
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import evaluate
@@ -30,7 +30,7 @@ def labels_to_learn(count, *, flipped=False):
     draw = np.random.default_rng(count)
     tokens = [draw.integers(7, 17, draw.integers(2, 12)).tolist() for _ in range(count)]
     labels = np.array([int((row[0] < 12) != flipped) for row in tokens])
-    return Labelled(tokens, labels, [f"text {i}" for i in range(count)], 0)
+    return EncodedTexts(tokens, labels, [f"text {i}" for i in range(count)], 0)
 
 
 def classifier(seed=0, **config):
@@ -130,7 +130,7 @@ def test_patience_ends_a_run_that_gets_worse_with_its_best_weights(tmp_path, pla
 
     def hear(event):
         if event.kind == "valid":
-            merits.append(task.merit(event.state.valid))
+            merits.append(task.selection_score(event.state.valid))
             if event.state.best_step == event.state.step:
                 best.update(kept(model))
                 scores.update(event.state.valid)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headstock.intervals import difference, interval, item_interval
-from headstock.tasks.labelled import Statistics
+from headstock.tasks.labelled import SufficientStatistics
 from headstock.tasks.translation_metrics import bleu, bleu_counts
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "red", "blue", "house", "tree"]
@@ -33,26 +33,29 @@ def test_a_ratio_told_as_counts_has_the_interval_of_a_ratio():
     random = np.random.default_rng(1)
     of = random.integers(1, 9, (3, 400)).astype(float)
     hits = np.floor(of * random.uniform(0.2, 1, (3, 400)))
-    plain, counted = interval(hits, of), interval(Statistics(np.stack([hits, of], -1), ratio))
+    plain, counted = interval(hits, of), interval(SufficientStatistics(np.stack([hits, of], -1), ratio))
     assert counted.mean == pytest.approx(plain.mean)
     assert counted.low == pytest.approx(plain.low, abs=0.006) and counted.high == pytest.approx(plain.high, abs=0.006)
-    one, alone = item_interval(hits[0], of[0]), item_interval(Statistics(np.stack([hits[0], of[0]], -1), ratio))
+    one, alone = (
+        item_interval(hits[0], of[0]),
+        item_interval(SufficientStatistics(np.stack([hits[0], of[0]], -1), ratio)),
+    )
     assert alone.mean == pytest.approx(one.mean) and alone.low == pytest.approx(one.low, abs=0.006)
 
 
 def test_bleu_has_an_interval_around_the_corpus_score(wanted):
     counts = counts_of(wanted, 0.2, 3)
-    found = interval(Statistics(counts, bleu))
+    found = interval(SufficientStatistics(counts, bleu))
     assert found.mean == pytest.approx(float(np.mean([bleu(one.sum(0)) for one in counts])))
     assert 0 < found.low < found.mean < found.high < 1
-    wider = interval(Statistics(counts[:, :20], bleu))
+    wider = interval(SufficientStatistics(counts[:, :20], bleu))
     assert wider.high - wider.low > found.high - found.low
-    single = interval(Statistics(counts[:1], bleu))
+    single = interval(SufficientStatistics(counts[:1], bleu))
     assert single.low is None and single.mean == pytest.approx(float(bleu(counts[0].sum(0))))
 
 
 def test_a_difference_is_paired_and_clear_where_it_is_large(wanted):
-    better, worse = (Statistics(counts_of(wanted, rate, 3), bleu) for rate in (0.1, 0.3))
+    better, worse = (SufficientStatistics(counts_of(wanted, rate, 3), bleu) for rate in (0.1, 0.3))
     gap = difference(better, worse)
     assert gap.low > 0.1 and gap.mean == pytest.approx(float((better.total() - worse.total()).mean()))
     turned = difference(worse, better)
@@ -60,4 +63,4 @@ def test_a_difference_is_paired_and_clear_where_it_is_large(wanted):
     same = difference(better, better)
     assert same.mean == 0 and same.low < 0 < same.high
     with pytest.raises(ValueError, match="same seeds and items"):
-        difference(better, Statistics(worse.values[:, :10], bleu))
+        difference(better, SufficientStatistics(worse.values[:, :10], bleu))

@@ -93,7 +93,7 @@ def pretrain(
     task = TASKS.get(open_run(out).config()["task"]["name"])
     if task.generates:
         common.show(f'try: headstock generate {shell_quote(out)} "Once"')
-    if task.fills:
+    if task.fills_masks:
         common.show(f'try: headstock fill {shell_quote(out)} "Once [MASK] a time"')
     return results
 
@@ -212,5 +212,5 @@ def finetune(
                 common.show_prose(line)
     head = labelled_task(results["task"])
     common.show(f"report: {RunFolder(out).report}")
-    common.show(f"try: headstock {head.use} {shell_quote(out)} {head.example}")
+    common.show(f"try: headstock {head.verb} {shell_quote(out)} {head.example}")
     return results

@@ -33,7 +33,7 @@ class TrainingMemory:
 
 def model_cost(model: Model, task: Task, d: Dimensions, place: ExecutionContext = CPU) -> ModuleCost:
     """The closed forms of a model as a task uses it."""
-    return model.counted(d, place, uses={head: task.passes(head, d.length) for head in model.heads})
+    return model.counted(d, place, uses={head: task.head_passes(head, d.length) for head in model.heads})
 
 
 def flops_per_token(parts: ModuleCost, *, training: bool = False) -> Size:

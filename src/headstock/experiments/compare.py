@@ -123,7 +123,7 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
         many = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
         bare = replace(bare, many_classes=bool(many))
     splits = read_splits(files, task, bare, seed=asked.seed, say=say)
-    settled = task.settle(bare, splits.train)
+    settled = task.infer_settings(bare, splits.train)
     judge = task(settled, None)
     measured = splits.test if splits.test is not None and splits.test.has_labels else splits.valid
     for records in (splits.train, splits.valid, measured):
@@ -207,7 +207,7 @@ def run_comparison_grid(
             say,
         ):
             place, cells[number] = places[number], made
-            score = f"{shown_score(ground.task.headline, made['score']):>6s}"
+            score = f"{shown_score(ground.task.primary_metric, made['score']):>6s}"
             told = f"{score}  {made['seconds']:5.1f} s" if new else f"{score}  (kept)"
             where = f"{place.labels:6,} {unit}s  seed {place.seed}  {arm_label(place.arm.name):20s}"
             say(f"{len(cells):3d}/{len(places)}  {where} {told}")

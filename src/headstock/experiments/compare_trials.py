@@ -21,7 +21,7 @@ from headstock.intervals import macro_f1
 from headstock.io import sha256, write_json
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import LabelledTask, Statistics, Tally, share
+from headstock.tasks.labelled import LabelledTask, RowMetric, SufficientStatistics, metric_value
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import save_fit, sizes
 from headstock.train.finetune_config import gather_config, settle
@@ -146,25 +146,25 @@ def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray
     """What a cell says of the measured rows."""
     of_classes = isinstance(task, Classify)
     kept = list(rounded(np.stack(outputs))) if of_classes else outputs  # near ties count as they are kept
-    tallies, sure = task.tallies(data, kept), confidences(task, data, kept)
-    found = task.extras(data, kept) | {name: share(tally) for name, tally in tallies.items()}
-    if (numbers := task.class_numbers(data, kept)) is not None:
+    tallies, sure = task.row_metrics(data, kept), confidences(task, data, kept)
+    found = task.extra_metrics(data, kept) | {name: metric_value(tally) for name, tally in tallies.items()}
+    if (numbers := task.true_and_predicted(data, kept)) is not None:
         found["macro_f1"] = macro_f1(*numbers)
     return {
-        "score": found[task.headline],
+        "score": found[task.primary_metric],
         "accuracy": found.get("accuracy", found.get("exact_match")),  # a translation has neither
         **{name: found[name] for name in tallies},
         "macro_f1": found.get("macro_f1"),
-        "loss": task.extras(data, outputs).get("loss"),  # rounded, the improbable were impossible
+        "loss": task.extra_metrics(data, outputs).get("loss"),  # rounded, the improbable were impossible
         "ece": None if sure is None else reliability(*sure)["ece"],
         "tallies": {name: serialize_metric(tally) for name, tally in tallies.items()},
         "probabilities": np.stack(kept).tolist() if of_classes else None,
     }
 
 
-def serialize_metric(tally: Tally) -> list[list[float]]:
+def serialize_metric(tally: RowMetric) -> list[list[float]]:
     """As text: a numerator and a denominator for each row, or the counts of each row."""
-    return [brief(values) for values in (tally.values if isinstance(tally, Statistics) else tally)]
+    return [brief(values) for values in (tally.values if isinstance(tally, SufficientStatistics) else tally)]
 
 
 def rounded(probabilities: np.ndarray) -> np.ndarray:
@@ -262,10 +262,10 @@ def run_finetuning(
 
 def valid_score(fitted: FitResult, valid: Any, chosen: RunConfig) -> float:
     """Of the epoch that was chosen; what is not known of every epoch is measured again."""
-    if fitted.task.headline == "accuracy":
+    if fitted.task.primary_metric == "accuracy":
         return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.state.best_step)
     found = fitted.outputs(valid, dtype=chosen.train.dtype)
-    return share(fitted.task.tallies(valid, found)[fitted.task.headline])
+    return metric_value(fitted.task.row_metrics(valid, found)[fitted.task.primary_metric])
 
 
 def tokens_per_second(fitted: FitResult) -> float:

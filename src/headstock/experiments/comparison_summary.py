@@ -26,7 +26,7 @@ from headstock.intervals import difference, interval, macro_f1_interval
 from headstock.io import write_json, write_text
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
-from headstock.tasks.labelled import LabelledTask, Statistics
+from headstock.tasks.labelled import LabelledTask, SufficientStatistics
 from headstock.train.metrics import against_majority, majority_of
 
 Cell = dict[str, Any]
@@ -51,7 +51,7 @@ def summarize_comparison(
     by_arm = {
         (arm.name, n): [c for c in cells if (c["arm"], c["labels"]) == (arm.name, n)] for arm in arms for n in counts
     }
-    metric = ground.task.headline
+    metric = ground.task.primary_metric
     summary = [summarise(ground, arm.name, n, by_arm[arm.name, n]) for n in counts for arm in arms]
     pairs = [
         compare_pair(ground.task, a.name, b.name, n, by_arm[a.name, n], by_arm[b.name, n])
@@ -181,13 +181,15 @@ def predicted(cells: list[Cell]) -> np.ndarray:
     return np.array([made["probabilities"] for made in cells])
 
 
-def tallied(judge: LabelledTask, cells: list[Cell], metric: str) -> tuple[np.ndarray | Statistics, np.ndarray | None]:
+def tallied(
+    judge: LabelledTask, cells: list[Cell], metric: str
+) -> tuple[np.ndarray | SufficientStatistics, np.ndarray | None]:
     """(S, N) what each seed's model got right of each row, and what that is a share of; None if of one each.
 
     Of a metric that is no share, such as BLEU, the (S, N, K) counts that it is made from.
     """
     if metric in judge.formulas:
-        return Statistics(np.array([made["tallies"][metric] for made in cells]), judge.formulas[metric]), None
+        return SufficientStatistics(np.array([made["tallies"][metric] for made in cells]), judge.formulas[metric]), None
     hits, of = (np.array([made["tallies"][metric][part] for made in cells]) for part in (0, 1))
     return hits, None if (of == 1).all() else of
 
@@ -197,7 +199,7 @@ def summarise(ground: ExperimentContext, arm: str, labels: int, cells: list[Cell
     for metric in cells[0]["tallies"]:
         around = interval(*tallied(ground.task, cells, metric), key=("accuracy",))
         found |= {metric: around.mean, f"{metric}_low": around.low, f"{metric}_high": around.high}
-    metric = ground.task.headline
+    metric = ground.task.primary_metric
     means = [made["macro_f1"] for made in cells if made["macro_f1"] is not None]
     f1 = {"macro_f1": float(np.mean(means)) if means else None, "macro_f1_low": None, "macro_f1_high": None}
     if (
@@ -226,7 +228,7 @@ def summarise(ground: ExperimentContext, arm: str, labels: int, cells: list[Cell
 def compare_pair(
     judge: LabelledTask, a: str, b: str, labels: int, ours: list[Cell], theirs: list[Cell]
 ) -> dict[str, Any]:
-    (hits, of), (other_hits, other_of) = (tallied(judge, cells, judge.headline) for cells in (ours, theirs))
+    (hits, of), (other_hits, other_of) = (tallied(judge, cells, judge.primary_metric) for cells in (ours, theirs))
     gap = difference(hits, other_hits, of, other_of)
     return {"labels": labels, "a": a, "b": b, "difference": gap.mean, "low": gap.low, "high": gap.high}
 
@@ -259,7 +261,7 @@ def notes(plan: ComparisonPlan, ground: ExperimentContext, leaks: LeakageReport)
     said = ["Each arm chose its epoch or classifier on at most as many validation rows as it had training rows."]
     if last:
         said = ["The weights are those of the last epoch: no rows chose one."]
-    said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.task.signatures().items()]
+    said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.task.metric_signatures().items()]
     if plan.compare.seeds < 2:
         said.append("One seed only: nothing is known of how much another would differ, so intervals are left out.")
     if ground.evaluates_on_valid:

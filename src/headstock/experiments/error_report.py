@@ -12,12 +12,12 @@ from headstock.experiments.metric_names import nouns_of
 from headstock.inference.attribution import token_attributions
 from headstock.inference.pipeline import load
 from headstock.model.model import Model
-from headstock.tasks.answer import Answer, Questions
-from headstock.tasks.classify import Classify, Labelled
+from headstock.tasks.answer import Answer, EncodedQuestions
+from headstock.tasks.classify import Classify, EncodedTexts
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.squad_metrics import exact_match, f1
-from headstock.tasks.tag import Tag, Tagged
-from headstock.tasks.translate import Sentences, Translate
+from headstock.tasks.tag import EncodedSentences, Tag
+from headstock.tasks.translate import EncodedPairs, Translate
 from headstock.tasks.translation_metrics import chrf, chrf_counts
 from headstock.train.loop import sequence_length
 from headstock.train.run_folder import RunFolder
@@ -45,7 +45,7 @@ def analyze_errors(
     if isinstance(task, Translate):
         return {"mistakes": worst_translations(task, rows, data, outputs)}
     assert isinstance(task, Classify)
-    if task.several:
+    if task.multilabel:
         return {}
     found = np.stack(outputs).round(5)
     explained = {} if model is None else explain_mistakes(model, task, data, found, length=length)
@@ -60,7 +60,7 @@ def confidences(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) ->
         said = task.predictions(data, outputs)
         right = [exact_match(row["answer"], gold) for row, gold in zip(said, data.labels, strict=True)]
         return np.array([row["score"] for row in said]), np.array(right) == 1
-    if isinstance(task, Classify) and task.several:
+    if isinstance(task, Classify) and task.multilabel:
         return None
     tagged = isinstance(task, Tag)
     found = np.concatenate(outputs) if tagged else np.stack(outputs)
@@ -100,7 +100,9 @@ def tell_classes(
     }
 
 
-def explain_mistakes(model: Model, task: Classify, data: Labelled, found: np.ndarray, *, length: int) -> dict[str, Any]:
+def explain_mistakes(
+    model: Model, task: Classify, data: EncodedTexts, found: np.ndarray, *, length: int
+) -> dict[str, Any]:
     """The tokens that weighed most in the surest mistakes, by row."""
     assert data.labels is not None
     explained = {}
@@ -113,7 +115,7 @@ def explain_mistakes(model: Model, task: Classify, data: Labelled, found: np.nda
 # Tags
 
 
-def tell_tags(task: Tag, data: Tagged, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+def tell_tags(task: Tag, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """The same of every word; a sentence is right if all its words are."""
     assert data.labels is not None
     found, truth = np.concatenate(outputs), np.concatenate(data.labels)  # (words, C), (words,)
@@ -127,7 +129,9 @@ def tell_tags(task: Tag, data: Tagged, outputs: Sequence[np.ndarray]) -> dict[st
     }
 
 
-def wrong_words(task: Tag, data: Tagged, found: np.ndarray, truth: np.ndarray, sizes: np.ndarray) -> list[dict]:
+def wrong_words(
+    task: Tag, data: EncodedSentences, found: np.ndarray, truth: np.ndarray, sizes: np.ndarray
+) -> list[dict]:
     """The surest of them, each in its sentence, where `marks` says which it is."""
     told, begins = [], np.cumsum(sizes) - sizes
     for at in mistakes.surest_mistakes(found, truth, limit=SHOWN):
@@ -152,7 +156,7 @@ def wrong_words(task: Tag, data: Tagged, found: np.ndarray, truth: np.ndarray, s
 # Answers
 
 
-def tell_answers(task: Answer, rows: Records, data: Questions, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+def tell_answers(task: Answer, rows: Records, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """Calibration against exact matches, the contexts' lengths, and the surest wrong answers."""
     assert data.labels is not None
     sure, right = confidences(task, data, outputs)  # type: ignore[misc]
@@ -167,7 +171,7 @@ def tell_answers(task: Answer, rows: Records, data: Questions, outputs: Sequence
 def wrong_answers(
     task: Answer,
     rows: Records,
-    data: Questions,
+    data: EncodedQuestions,
     outputs: Sequence[np.ndarray],
     sure: np.ndarray,
     right: np.ndarray,
@@ -217,7 +221,7 @@ def excerpt(text: str, said: Mapping[str, Any], gold: Sequence[Mapping[str, Any]
 
 
 def worst_translations(
-    task: Translate, rows: Records, data: Sentences, outputs: Sequence[np.ndarray]
+    task: Translate, rows: Records, data: EncodedPairs, outputs: Sequence[np.ndarray]
 ) -> list[dict[str, Any]]:
     """The sentences that are furthest from what they should be, by the chrF of each alone."""
     assert data.labels is not None

@@ -124,14 +124,14 @@ def score_interval(judge: LabelledTask | None, cells: list[Made]) -> Interval:
     """Over the seeds and, where rows were judged one by one, over these too."""
     if judge is None:
         return over_seeds([cell["score"] for cell in cells])
-    return interval(*tallied(judge, cells, judge.headline))
+    return interval(*tallied(judge, cells, judge.primary_metric))
 
 
 def gap_between(judge: LabelledTask | None, cells: list[Made], others: list[Made]) -> Interval:
     """Scores minus the others', paired by seed, and by row where there are rows."""
     if judge is None:
         return over_seeds([a["score"] - b["score"] for a, b in zip(cells, others, strict=True)])
-    (hits, of), (other_hits, other_of) = (tallied(judge, those, judge.headline) for those in (cells, others))
+    (hits, of), (other_hits, other_of) = (tallied(judge, those, judge.primary_metric) for those in (cells, others))
     return difference(hits, other_hits, of, other_of)
 
 

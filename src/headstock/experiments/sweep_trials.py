@@ -273,7 +273,7 @@ class Finetuning:
         assert plan.sweep.run is not None
         self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
         self.task = transfer.labelled_task(plan.sweep.task)
-        self.metric = self.task.headline
+        self.metric = self.task.primary_metric
         self.tokenizer = self.source.tokenizer()
         self.overlap: set[str] = set()
         self.splits: LabelledSplits
@@ -332,7 +332,9 @@ class Finetuning:
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
             "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze)["total"],
             "steps": fitted.state.step,
-            "tallies": {task.headline: serialize_metric(task.tallies(data.valid, found)[task.headline])},
+            "tallies": {
+                task.primary_metric: serialize_metric(task.row_metrics(data.valid, found)[task.primary_metric])
+            },
         }
 
     @property

@@ -26,8 +26,8 @@ from headstock.inference.windowing import padded_batch, special_tokens_for
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.teacher_forcing import forced
-from headstock.tasks.translate import Sentences, Translate
+from headstock.tasks.teacher_forcing import teacher_forcing_batch
+from headstock.tasks.translate import EncodedPairs, Translate
 from headstock.train.loop import sequence_length
 
 AT_ONCE = 16  # texts of a file that are read together
@@ -106,14 +106,14 @@ def reader(loaded: Pipeline) -> Tokenizer:
 def cut(loaded: Pipeline, text: str) -> list[int]:
     """A text as tokens; [MASK] is one where the run learned to fill it."""
     tokenizer = reader(loaded)
-    if tokenizer.mask is not None and MASK in text and (loaded.task.fills or loaded.task.needs_source):
+    if tokenizer.mask is not None and MASK in text and (loaded.task.fills_masks or loaded.task.needs_encoder_decoder):
         return SurfaceForms(tokenizer).tokenize(text)[0]
     if not (ids := tokenizer.encode(text)):
         raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
     return ids
 
 
-def written(loaded: Pipeline, task: Translate, data: Sentences, target: str | None) -> list[str]:
+def written(loaded: Pipeline, task: Translate, data: EncodedPairs, target: str | None) -> list[str]:
     """Put beside a source what is to be written: as given, or as the run itself translates it."""
     check_length(loaded, len(data.sources[0]) + 1)
     if target is not None:
@@ -130,9 +130,9 @@ def repaired(loaded: Pipeline, text: str, target: str | None) -> tuple[Batch, li
     if target is None and MASK in text:
         raise UserError(f"{loaded.run}: what stands behind {MASK} is not known; give the whole text as --target")
     wanted = loaded.tokenizer.encode(text if target is None else target)
-    marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
+    marks = {"start": task.bos, "end": task.eos, "source_end": task.eos, "filler": task.pad_id}
     notes = ["this run repairs texts: the decoder is shown the whole text"] if target is None else []
-    return forced([(cut(loaded, text), wanted)], **marks, length=ENDLESS), notes
+    return teacher_forcing_batch([(cut(loaded, text), wanted)], **marks, length=ENDLESS), notes
 
 
 # A whole file
@@ -178,8 +178,8 @@ def together(loaded: Pipeline, texts: Sequence[str], length: int) -> Batch:
     task: Any = loaded.task
     cuts = loaded.tokenizer.encode_batch(texts)
     if loaded.model.backbone.is_encoder_decoder:
-        marks = {"start": task.start, "end": task.end, "source_end": task.end, "filler": task.filler}
-        return forced([(ids, ids) for ids in cuts], **marks, length=length).to(loaded.model.device)
+        marks = {"start": task.bos, "end": task.eos, "source_end": task.eos, "filler": task.pad_id}
+        return teacher_forcing_batch([(ids, ids) for ids in cuts], **marks, length=length).to(loaded.model.device)
     marks_around = special_tokens_for(task, loaded.tokenizer, left_to_right=loaded.model.backbone.causal)
     room = marks_around.capacity(length)
     return padded_batch([marks_around.wrap(ids[:room]) for ids in cuts], marks_around.pad, loaded.model.device)

@@ -62,7 +62,7 @@ class Case(ABC):
 
 def case_of(loaded: Pipeline, texts: list[str], at: int | None, label: str | None) -> Case:
     task = loaded.task
-    if at is not None and not (task.fills and MASK in texts[0]):
+    if at is not None and not (task.fills_masks and MASK in texts[0]):
         raise UserError(f"{loaded.run}: --at says which {MASK} is explained, and there is none to fill in")
     if isinstance(task, Classify):
         return Classes(loaded, texts)
@@ -71,11 +71,11 @@ def case_of(loaded: Pipeline, texts: list[str], at: int | None, label: str | Non
     if isinstance(task, LabelledTask):
         able = "classifiers, translators and language models"
         raise UserError(f"{loaded.run}: is a {task.title}; predictions are explained of {able}")
-    if task.fills and MASK in texts[0]:
+    if task.fills_masks and MASK in texts[0]:
         return Masked(loaded, texts[0], at or 1)
     if task.generates:
         return Next(loaded, texts[0])
-    if task.fills:
+    if task.fills_masks:
         raise UserError(f'{loaded.run}: tells hidden words; write {MASK} for one, as in "It was {MASK}."')
     loaded.require("generates", "tell the next token")
     raise AssertionError("what does not generate was refused")
@@ -233,7 +233,7 @@ class Masked(OfTokens):
 
     def row(self, text: str) -> tuple[list[int], int]:
         ids, gap = self.gap(text)
-        return self.marks.wrap(ids), gap.position + len(self.marks.prefix) - self.loaded.task.shift
+        return self.marks.wrap(ids), gap.position + len(self.marks.prefix) - self.loaded.task.mask_shift
 
     def pieces_of(self, word: str) -> list[int]:
         return self.spelling.tokens_at(self.gap(self.text)[1], word)
@@ -296,6 +296,6 @@ class Translation(Case):
             self.model, batch, self.likelihoods, blank=blank, steps=steps, fixed=fixed, averaged=averaged
         )
         return [
-            (self.task.reader.id_to_token(token), value)
+            (self.task.source_tokenizer.id_to_token(token), value)
             for token, value in zip(tokens[0, :-1].tolist(), found[:-1].tolist(), strict=True)
         ]

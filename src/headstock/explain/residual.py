@@ -160,15 +160,19 @@ def reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Readin
         return labelled_reading(loaded, texts, label)
     if label is not None:
         raise UserError(f"{loaded.run}: is a language model and knows no --label")
-    if not (task.generates or task.fills):  # a denoiser: both its sides are made from the text
+    if not (task.generates or task.fills_masks):  # a denoiser: both its sides are made from the text
         asked = lesson(loaded, texts)
         note = f"this run repairs texts: it reads what its objective left of this one, and must write {asked.wanted}"
         return forced_reading(task, asked.batch, tokenizer, [note])
     notes, wanted = [], list[str | None]()
-    if task.fills and MASK in texts[0]:
+    if task.fills_masks and MASK in texts[0]:
         ids, gaps = SurfaceForms(tokenizer).tokenize(texts[0])
         marks = special_tokens_for(task, tokenizer)
-        places, says, causal = [gap.position + len(marks.prefix) - task.shift for gap in gaps], "masked token", False
+        places, says, causal = (
+            [gap.position + len(marks.prefix) - task.mask_shift for gap in gaps],
+            "masked token",
+            False,
+        )
     elif task.generates:
         ids, marks = tokenizer.encode(texts[0]), special_tokens_for(task, tokenizer, left_to_right=True)
         row = marks.wrap(ids)
@@ -244,7 +248,7 @@ def chances_of(loaded: Pipeline, read: Reading, vectors: Tensor) -> Tensor:
     heads, task = loaded.model.heads, read.task
     if isinstance(task, Classify):
         scores = heads["label"](pool(vectors, read.batch.padding, task.config.pool)).float()
-        return scores.sigmoid() if task.several else scores.softmax(-1)
+        return scores.sigmoid() if task.multilabel else scores.softmax(-1)
     return heads["tag" if isinstance(task, Tag) else "token"](vectors[0, read.places]).float().softmax(-1)
 
 

@@ -28,7 +28,7 @@ from headstock.tasks.base import Examples, Task
 from headstock.tasks.class_labels import listed
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.masked import Masked
+from headstock.tasks.masked import MaskedLM
 from headstock.tasks.pair import Pair
 from headstock.tasks.tag import Tag
 from headstock.tasks.translate import Translate, too_long
@@ -108,12 +108,12 @@ def lesson(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, 
     if label is not None:
         raise UserError(f"{loaded.run}: is a language model, whose loss needs no --label")
     (text,) = texts
-    if loaded.task.fills and MASK in text:
+    if loaded.task.fills_masks and MASK in text:
         raise UserError(f"{loaded.run}: what stands behind {MASK} is not known; give the whole text, some is hidden")
     ids = loaded.tokenizer.encode(text)
     if not ids:
         raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
-    if isinstance(loaded.task, Masked):
+    if isinstance(loaded.task, MaskedLM):
         return hidden_lesson(loaded, loaded.task, ids, shown)
     check_length(loaded, len(ids) + 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -125,20 +125,20 @@ def lesson(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, 
     return Asked(loaded.task, batch.to(loaded.model.device), *told(loaded.task, batch))
 
 
-def hidden_lesson(loaded: Pipeline, task: Masked, ids: Sequence[int], word: str | None = None) -> Asked:
+def hidden_lesson(loaded: Pipeline, task: MaskedLM, ids: Sequence[int], word: str | None = None) -> Asked:
     """One text of which the objective hides some tokens but not `word`, drawn again until there is one."""
     row = special_tokens_for(task, loaded.tokenizer).wrap(ids)
     check_length(loaded, len(row))
     shown = torch.tensor([row]).numpy()
-    allowed = ((shown != task.start) & (shown != loaded.tokenizer.sep)).astype(bool)
+    allowed = ((shown != task.bos) & (shown != loaded.tokenizer.sep)).astype(bool)
     if word is not None and (place := place_of(display_tokens(loaded.tokenizer, row), word)) is not None:
         allowed[0, place] = False
         if not allowed.any():
             raise UserError(f"{loaded.run}: nothing but --word {word} could be masked; give a longer text")
     for draw in range(TRIES):
         key = ("explain", draw)
-        tokens, labels = task.hiding.hide(
-            shown, allowed, 0 * shown, key=key, rows=[0], fraction=task.hiding.fraction(1.0)
+        tokens, labels = task.masker.mask_tokens(
+            shown, allowed, 0 * shown, key=key, rows=[0], fraction=task.masker.fraction(1.0)
         )
         if (labels != IGNORE_INDEX).any():
             break
@@ -182,7 +182,7 @@ def lesson_of_file(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, 
         examples = task.examples(task.prepare(rows), length=length)
     else:
         corpus = read_corpus(file, column=loaded.config.data.column)
-        store = build_store(corpus, loaded.tokenizer, sentences=task.sentences)
+        store = build_store(corpus, loaded.tokenizer, sentences=task.needs_sentences)
         examples = task.examples(store, length=length)
     batch = examples.batch(range(min(ROWS, len(examples))))
     wanted, notes = told(task, batch)

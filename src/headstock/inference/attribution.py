@@ -17,7 +17,7 @@ from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.tasks.classify import Classify, Labelled
+from headstock.tasks.classify import Classify, EncodedTexts
 
 TokenAttributions = list[tuple[str, float]]
 Scores = Callable[[Model, Batch], Tensor]  # a score for each example of a batch, (N,)
@@ -25,7 +25,7 @@ STEPS = 16  # on the way
 
 
 def token_attributions(
-    model: Model, task: Classify, data: Labelled, row: int, *, target: int, length: int, averaged: bool = True
+    model: Model, task: Classify, data: EncodedTexts, row: int, *, target: int, length: int, averaged: bool = True
 ) -> TokenAttributions:
     """Each token of the part of a text that was read, and how far it moved the score of class `target`.
 
@@ -40,7 +40,7 @@ def token_attributions(
 
     def score(model: Model, batch: Batch) -> Tensor:
         scores = model.heads["label"](task.read(model, batch))  # (steps, C)
-        return scores[:, target] if task.several else scores[:, target] - scores.mean(1)
+        return scores[:, target] if task.multilabel else scores[:, target] - scores.mean(1)
 
     weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=opening, averaged=averaged)
     weighed: TokenAttributions = []
@@ -102,7 +102,7 @@ def integrated_gradients(
 def baseline_embedding(model: Model, task: Task, *, left_to_right: bool = False) -> Tensor:
     """What stands for no word in particular: [MASK] where the model was taught it, else the mean of all words."""
     table = model.backbone.tokens.weight.detach()
-    marked = getattr(task.config, "opening", task.opening) == "cls"
+    marked = getattr(task.config, "opening", task.bos_role) == "cls"
     if not (model.backbone.causal or left_to_right) and marked and task.tokenizer.mask is not None:
         return table[task.tokenizer.mask]
     return table.mean(0)

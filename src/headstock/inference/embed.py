@@ -27,7 +27,7 @@ from headstock.model.heads import pool as pooled
 from headstock.model.heads import pooled_positions
 from headstock.model.layer_features import ScalarMix, check_layers, feature_width, select_layers
 from headstock.model.model import Model
-from headstock.tasks.base import framed
+from headstock.tasks.base import pad_with_special_tokens
 
 Pool = Literal["none", "mean", "cls", "last"]
 WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # letters with hyphens and apostrophes inside, or marks
@@ -76,7 +76,7 @@ def embed(
     whole: list[Tensor] = []  # of each batch (B, D), left where the model is until all are there
     for held in token_batches(rows, lambda row: special.row_length(row[1]), device):
         shown = [texts[i] if part.covers(texts[i]) else texts[i][part.start : part.end] for i, part in held]
-        batch = to_device(Batch(*framed(shown, special.prefix, special.suffix, special.pad)), device)
+        batch = to_device(Batch(*pad_with_special_tokens(shown, special.prefix, special.suffix, special.pad)), device)
         if pool != "none":
             whole.append(pooled_vectors(model, batch, layers, pool))
             continue

@@ -179,10 +179,10 @@ class Pipeline:
     def likelihood_kind(self, pseudo: bool | None = None) -> LikelihoodKind:
         """How this run scores text: left to right where it can; `pseudo` asks for each token given all others."""
         if pseudo:
-            self.require("fills", "tell a token from both its sides, which --pseudo asks for")
+            self.require("fills_masks", "tell a token from both its sides, which --pseudo asks for")
         elif pseudo is False:
             self.require("generates", "score text from left to right")
-        elif not (self.task.generates or self.task.fills):
+        elif not (self.task.generates or self.task.fills_masks):
             if not isinstance(self.task, LabelledTask):
                 self.require("generates", "score text from left to right")
             raise UserError(f"{self.run}: is no language model, so it cannot score text; name the run it was made from")
@@ -203,7 +203,7 @@ class Pipeline:
             special=special_tokens_for(self.task, self.tokenizer, left_to_right=not ahead),
             length=sequence_length(self.model, self.config.train),
             mask=self.tokenizer.mask if ahead else None,
-            shift=self.task.shift,
+            shift=self.task.mask_shift,
             watch=watch,
         )
 
@@ -211,11 +211,11 @@ class Pipeline:
         self, texts: str | Sequence[str], *, top: int = 5, pieces: int = 3, among: Sequence[str] = ()
     ) -> list[FilledText]:
         """Words for every [MASK]: the `top` likeliest of up to `pieces` tokens each, or those given as `among`."""
-        self.require("fills", "fill in words")
+        self.require("fills_masks", "fill in words")
         if top < 1 or pieces < 1:
             raise UserError(f"top and pieces must be 1 or more, not {top} and {pieces}")
         special, length = special_tokens_for(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
-        filler = MaskFiller(self.model, self.tokenizer, special=special, length=length, shift=self.task.shift)
+        filler = MaskFiller(self.model, self.tokenizer, special=special, length=length, shift=self.task.mask_shift)
         return [filler.fill(text, top=top, pieces=pieces, among=among) for text in list_texts(texts)]
 
     def embed(
@@ -282,7 +282,7 @@ class Pipeline:
         Where `skipped` is a list, blank rows are left out; of texts, their lines are added to it.
         """
         task, named = self.labelled_task(), self.resolve_columns(file, columns)
-        if task.of_texts or str(file) == "-":
+        if task.row_is_text or str(file) == "-":
             known = {name: column for name, column in (named or {}).items() if name != LABEL}
             return stream_texts(file, columns=known, skipped=skipped)
         skip = skipped is not None
@@ -337,7 +337,7 @@ class Pipeline:
     def translation_notes(self, texts: Sequence[str]) -> list[str]:
         """What should be known of how texts to be translated are read, such as that some are cut."""
         task = self.translation_task()
-        return task.remarks(prepare_texts(task, texts), length=sequence_length(self.model, self.config.train))
+        return task.reading_warnings(prepare_texts(task, texts), length=sequence_length(self.model, self.config.train))
 
     def align(self, text: str, **options: Any) -> Alignment:
         """What each token of a text's translation looked at."""
@@ -438,7 +438,7 @@ class Pipeline:
         if corpus:
             column = column or self.config.data.column
             text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
-            store = build_store(text, self.tokenizer, sentences=self.task.sentences)
+            store = build_store(text, self.tokenizer, sentences=self.task.needs_sentences)
         else:
             store = prepare_again(self.run, self.config, lambda line: None).valid
         examples = self.task.examples(store, length=length)
@@ -481,6 +481,6 @@ class Pipeline:
         """Refuse what the run's objective did not teach it, and say which ones do."""
         if not getattr(self.task, ability):
             able = ", ".join(name for name in TASKS.names() if getattr(TASKS.get(name), ability))
-            kind = {"generates": "left-to-right", "fills": "masked"}[ability]
+            kind = {"generates": "left-to-right", "fills_masks": "masked"}[ability]
             lacking = f"is no {kind} language model, so it cannot {what}"
             raise UserError(f"{self.run}: {lacking} (objectives that can: {able})")

@@ -14,7 +14,7 @@ from headstock.inference.windowing import max_batch_tokens, to_device, tokenizer
 from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
 from headstock.model.batch import Batch
 from headstock.model.model import Model
-from headstock.tasks.labelled import Features, LabelledTask
+from headstock.tasks.labelled import CachedFeatures, LabelledTask
 from headstock.train.evaluate import precision
 from headstock.train.stream_prefetch import AT_ONCE, growing, worked_ahead
 
@@ -63,10 +63,10 @@ def ensemble_mean(models: list[list[np.ndarray]]) -> list[np.ndarray]:
     return models[0] if len(models) == 1 else [reduce(np.add, row) / len(row) for row in zip(*models, strict=True)]
 
 
-def cache_features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> Features:
+def cache_features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> CachedFeatures:
     """What the backbone makes of each row, computed once: all that the head of a frozen model ever sees."""
-    order, made = run_batches(model, task, data, task.remember, length=length, dtype=dtype)
-    return Features.of(data, restore_order(order, [parts for batch in made for parts in batch]))
+    order, made = run_batches(model, task, data, task.compute_features, length=length, dtype=dtype)
+    return CachedFeatures.of(data, restore_order(order, [parts for batch in made for parts in batch]))
 
 
 @torch.no_grad()

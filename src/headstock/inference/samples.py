@@ -22,7 +22,7 @@ from headstock.inference.windowing import special_tokens_for
 from headstock.model.model import Model
 from headstock.rng import derive_seed
 from headstock.tasks.base import Task
-from headstock.tasks.denoise import Broken, Denoise
+from headstock.tasks.denoise import Denoise, DenoisingExamples
 
 SAMPLES = 3  # of each kind
 DRAWS = 60  # places in the held-out text that are tried for texts that are long enough
@@ -53,7 +53,7 @@ def sample_outputs(
     found: list[Sample] = []
     if task.generates:
         found += sample_continuations(model, task, tokenizer, store, seed=seed)
-    if task.fills:
+    if task.fills_masks:
         found += sample_fills(model, task, tokenizer, store, length=length, seed=seed)
     if isinstance(task, Denoise):
         found += sample_denoised(model, task, tokenizer, store, length=length, seed=seed)
@@ -87,7 +87,9 @@ def sample_fills(
     model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
 ) -> list[Sample]:
     """Held-out texts in which some words are masked, and the likeliest word for each mask."""
-    filler = MaskFiller(model, tokenizer, special=special_tokens_for(task, tokenizer), length=length, shift=task.shift)
+    filler = MaskFiller(
+        model, tokenizer, special=special_tokens_for(task, tokenizer), length=length, shift=task.mask_shift
+    )
     draw = np.random.default_rng(derive_seed(seed, "sample masks"))
     model.eval()
     samples = []
@@ -108,7 +110,7 @@ def sample_denoised(
     model: Model, task: Denoise, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
 ) -> list[Sample]:
     """Held-out texts with spans taken out, and the whole texts that the model writes."""
-    examples = Broken(task, store, min(length, DENOISED_TOKENS), seed=None, epoch=0)
+    examples = DenoisingExamples(task, store, min(length, DENOISED_TOKENS), seed=None, epoch=0)
     starts = np.flatnonzero(examples.cuts.begins == 0)  # of documents: other pieces may begin inside a word
     long = starts[examples.lengths[starts] >= min(12, int(examples.lengths[starts].max()))]
     draw = np.random.default_rng(derive_seed(seed, "sample rows"))
@@ -117,10 +119,10 @@ def sample_denoised(
     sources = [batch.source.tokens[0].tolist() for batch in batches if batch.source is not None]
     made = generate(
         model,
-        [[task.start]] * len(rows),
+        [[task.bos]] * len(rows),
         max_tokens=DENOISED_TOKENS,
         sampling=Sampling(temperature=0.0),
-        end=task.end,
+        end=task.eos,
         forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
         sources=sources,
     )

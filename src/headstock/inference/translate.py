@@ -15,7 +15,7 @@ from headstock.errors import UserError
 from headstock.inference.predict import model_outputs
 from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.model import Model
-from headstock.tasks.translate import Sentences, Translate
+from headstock.tasks.translate import EncodedPairs, Translate
 
 
 def translate_texts(
@@ -32,7 +32,7 @@ def translate_texts(
     return made
 
 
-def prepare_texts(task: Translate, texts: Sequence[str]) -> Sentences:
+def prepare_texts(task: Translate, texts: Sequence[str]) -> EncodedPairs:
     records = Records("text", list(range(1, len(texts) + 1)), task.columns_of(texts))
     return task.prepare(records, labelled=False)
 
@@ -65,7 +65,7 @@ def align_translation(model: Model, task: Translate, text: str, *, length: int) 
     written = batch.labels["token"][0].tolist()
     return Alignment(
         task.predictions(data, [found])[0]["text"],
-        display_tokens(task.reader, batch.source.tokens[0].tolist()),
+        display_tokens(task.source_tokenizer, batch.source.tokens[0].tolist()),
         display_tokens(task.tokenizer, written),
         last.weights[0].mean(0).cpu().numpy(),
     )

@@ -12,7 +12,7 @@ import torch
 
 from headstock.data.tokenizer import Tokenizer
 from headstock.model.batch import Batch, pad
-from headstock.tasks.base import Task, closing, opening
+from headstock.tasks.base import Task, bos_id, closing_ids
 
 # About so many are read at once. On a CPU more are slower: what a layer makes then no longer fits into the processor's
 # own memory, and is asked from the system anew each time.
@@ -49,10 +49,10 @@ def special_tokens_for(task: Task, tokenizer: Tokenizer, *, left_to_right: bool 
     """
     filler = tokenizer.pad or 0
     if left_to_right:
-        return SpecialTokens((opening(tokenizer, "start"),), (), filler)
-    start = opening(tokenizer, getattr(task.config, "opening", task.opening))
-    closed = task.sentences or getattr(task.config, "closed", False)
-    return SpecialTokens((start,), closing(tokenizer) if closed else (), filler)
+        return SpecialTokens((bos_id(tokenizer, "start"),), (), filler)
+    start = bos_id(tokenizer, getattr(task.config, "opening", task.bos_role))
+    closed = task.needs_sentences or getattr(task.config, "closed", False)
+    return SpecialTokens((start,), closing_ids(tokenizer) if closed else (), filler)
 
 
 class Window(NamedTuple):

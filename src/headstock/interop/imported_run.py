@@ -73,7 +73,7 @@ def results_of(
     if labelled:
         sizes = sizes | {"trainable": sizes["total"], "frozen": 0}
         more = {"kind": "finetune", "task": chosen.objective, "classes": list(getattr(chosen.task, "classes", ()))}
-        more |= {"headline": task.headline, "epochs": [], "best_epoch": None, "measured_on": None}
+        more |= {"headline": task.primary_metric, "epochs": [], "best_epoch": None, "measured_on": None}
     return {
         "run": str(run),
         "from": source,

@@ -174,13 +174,13 @@ def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session], say: Sa
     data = task.prepare(records)
     say(f"measuring on {len(records):,} rows of {records.source}")
     found = {name: outputs(loaded, session, data) for name, session in sessions.items()}
-    told: dict[str, Any] = {"file": records.source, "headline": task.headline}
+    told: dict[str, Any] = {"file": records.source, "headline": task.primary_metric}
     told |= {name: metrics_with_intervals(task, data, rows) for name, rows in found.items()}
     if "int8" in found:
-        told["change"] = told["int8"][task.headline] - told["float32"][task.headline]
+        told["change"] = told["int8"][task.primary_metric] - told["float32"][task.primary_metric]
         said = [[said_of(row) for row in task.predictions(data, rows)] for rows in found.values()]
         told["changed"] = sum(a != b for a, b in zip(*said, strict=True))
-        say(f"8-bit numbers change {task.headline} by {100 * told['change']:+.2f} points")
+        say(f"8-bit numbers change {task.primary_metric} by {100 * told['change']:+.2f} points")
     return told
 
 

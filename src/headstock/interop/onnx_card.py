@@ -177,9 +177,9 @@ def describe_reading(loaded: Pipeline, graph: Graph) -> dict[str, Any]:
         return about | told | {"length": context}
     assert isinstance(task, LabelledTask)
     if isinstance(task, Pair | Answer):
-        about |= {"start": task.start, "separator": task.separator}
+        about |= {"start": task.bos, "separator": task.separator}
     else:
-        about |= around((task.start,), task.closing, about["length"])
+        about |= around((task.bos,), task.suffix, about["length"])
     if isinstance(task, Classify | Tag):
         about["classes"] = list(task.config.classes)
     if isinstance(task, Tag):
@@ -200,7 +200,7 @@ def script_of(loaded: Pipeline, graph: Graph) -> str:
     """The program of the card, which needs neither torch nor Headstock."""
     task, pieces = loaded.task, isinstance(loaded.tokenizer.backend, SentencePieceBackend)
     cut = (PIECES_CUT if pieces else LIBRARY_CUT).format("text")
-    likely = SIGMOID if getattr(task, "several", False) else SOFTMAX
+    likely = SIGMOID if getattr(task, "multilabel", False) else SOFTMAX
     kinds = KINDS if "token_type_ids" in graph.inputs else ""
     if isinstance(graph, Embedding):
         body = VECTORS.format(cut=cut)

@@ -90,7 +90,7 @@ class Tagging(Graph):
 
     def answer(self, batch: Batch) -> Tensor:
         assert isinstance(self.task, Tag)
-        return self.model.heads["tag"](self.task.vectors(self.model, batch))
+        return self.model.heads["tag"](self.task.token_features(self.model, batch))
 
 
 class Answering(Graph):
@@ -101,7 +101,7 @@ class Answering(Graph):
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
         assert isinstance(self.task, Answer)
-        start, end = self.model.heads["span"](self.task.vectors(self.model, batch)).unbind(-1)
+        start, end = self.model.heads["span"](self.task.token_features(self.model, batch)).unbind(-1)
         return start, end
 
 

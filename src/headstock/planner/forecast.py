@@ -98,7 +98,7 @@ def held_in(
     """The closed form of memory; where scores of tokens are made in parts, only a part of them counts."""
     ask = partial(training_memory, model, task, rows=rows, optimizer=chosen.train.optimizer, place=place)
     held = ask(d, averaged=chosen.train.ema > 0)
-    scored = round(rows * d.length * task.passes("token", d.length))
+    scored = round(rows * d.length * task.head_passes("token", d.length))
     if not worth_fusing(scored, d.vocabulary):
         return held
     without = ask(replace(d, vocabulary=0))

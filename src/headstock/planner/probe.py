@@ -328,6 +328,6 @@ def stores_of(
         read_corpus(folder / "sample.jsonl"),
         tokenizer,
         valid_fraction=max(chosen.data.valid_fraction, min(0.5, 1.2 * valid_tokens / max(1, tokens))),
-        sentences=task.sentences,
+        sentences=task.needs_sentences,
         cache=folder / "cache",
     )

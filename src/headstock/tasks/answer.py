@@ -26,7 +26,7 @@ from headstock.model.heads import SpanHead
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.labelled import Features, LabelledTask, Tallies, separator_of
+from headstock.tasks.labelled import CachedFeatures, LabelledTask, RowMetrics, separator_id
 from headstock.tasks.squad_metrics import exact_match, f1
 
 MARKS = 3  # the opening, and a separator after the question and after the context
@@ -82,7 +82,7 @@ class Passage:
 
 
 @dataclass
-class Questions:
+class EncodedQuestions:
     """Questions as tokens; those about the same text share it."""
 
     tokens: list[list[int]]
@@ -99,13 +99,13 @@ class Questions:
     def bytes(self) -> int:
         return sum(len(passage.text.encode()) for passage in {id(p): p for p in self.passages}.values())
 
-    def select(self, rows: Sequence[int]) -> "Questions":
+    def select(self, rows: Sequence[int]) -> "EncodedQuestions":
         def chosen(values: list[Any]) -> list[Any]:
             return [values[i] for i in rows]
 
         labels = None if self.labels is None else chosen(self.labels)
         texts = chosen(self.tokens), chosen(self.passages), chosen(self.gold)
-        return Questions(*texts, labels, chosen(self.ids), chosen(self.places))
+        return EncodedQuestions(*texts, labels, chosen(self.ids), chosen(self.places))
 
 
 @TASKS.add("answer")
@@ -122,13 +122,13 @@ class Answer(LabelledTask):
     target = "answers"
     input_column = "question"
     row_form = '{"question": "Who came?", "context": "Anne came."}'
-    headline = "f1"
+    primary_metric = "f1"
     title = "model that answers questions"
 
     def __init__(self, config: AnswerConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)
         if tokenizer is not None:
-            self.separator = separator_of(tokenizer)
+            self.separator = separator_id(tokenizer)
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         mixed = backbone.depth + 1 if self.config.layers == "mix" else None
@@ -166,14 +166,14 @@ class Answer(LabelledTask):
         return {name: [row[name] for row in rows] for name in ("context", "question")} | {"id": ids}
 
     @classmethod
-    def settle(cls, config: Any, records: Records) -> Any:
+    def infer_settings(cls, config: Any, records: Records) -> Any:
         some_without = not all(records.columns["answers"])
         return replace(config, unanswerable=config.unanswerable or some_without)
 
     def check(self, records: Records) -> None:
         """Nothing to refuse: an answer stands in its text, or the reader has refused it."""
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> Questions:
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedQuestions:
         contexts, answers = records.columns["context"], records.columns.get("answers") if labelled else None
         distinct = list(dict.fromkeys(contexts))
         passages = {
@@ -183,7 +183,7 @@ class Answer(LabelledTask):
         about = [passages[text] for text in contexts]
         tokens = self.tokenizer.encode_batch(records.columns["question"])
         places = [records.location(i) for i in range(len(records))]
-        return Questions(
+        return EncodedQuestions(
             [ids[: self.config.longest_question] for ids in tokens],
             about,
             [gold_tokens(*row) for row in zip(about, answers or [[]] * len(about), strict=True)],
@@ -193,9 +193,9 @@ class Answer(LabelledTask):
         )
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        if isinstance(data, Features):
-            return self.recall(self.examples(data.data, length=length), data)
-        return Windows(self, data, length)
+        if isinstance(data, CachedFeatures):
+            return self.with_features(self.examples(data.data, length=length), data)
+        return QuestionExamples(self, data, length)
 
     def windows(self, count: int, room: int) -> list[tuple[int, int]]:
         """Which of `count` context tokens each row reads, where a row has room for so many."""
@@ -214,7 +214,7 @@ class Answer(LabelledTask):
             context &= ~batch.padding
         allowed = context.clone()
         allowed[:, 0] = True  # the opening mark, for "not here"
-        scores = model.heads["span"](self.vectors(model, batch)).float()
+        scores = model.heads["span"](self.token_features(model, batch)).float()
         return scores.masked_fill(~allowed[..., None], -torch.inf).log_softmax(1), context
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
@@ -224,7 +224,7 @@ class Answer(LabelledTask):
         start, end = (
             span_loss(scores[..., i], batch.labels[head], smoothing) for i, head in enumerate(("start", "end"))
         )
-        return {"start": start, "end": end, "hits": hits, "questions": questions}
+        return {"start": start, "end": end, "correct": hits, "questions": questions}
 
     def hits(self, scores: Tensor, context: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """How many questions get the first answer's very tokens, chosen as a prediction is, and of how many."""
@@ -244,9 +244,9 @@ class Answer(LabelledTask):
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sum(self.weight(head) * sums[head] / max(1, counts[head]) for head in ("start", "end"))
-        return {"loss": loss, "accuracy": sums["hits"] / max(1.0, sums["questions"])}
+        return {"loss": loss, "accuracy": sums["correct"] / max(1.0, sums["questions"])}
 
-    def merit(self, metrics: Mapping[str, float]) -> float:
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
         """Exactly found answers first; among equals, the smaller loss."""
         return -metrics["accuracy"] + 1e-7 * metrics["loss"] / (1 + metrics["loss"])
 
@@ -271,7 +271,7 @@ class Answer(LabelledTask):
             made.append(one)
         return made
 
-    def predictions(self, data: Questions, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    def predictions(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """The likeliest words with their characters in the context, and how likely their start and end are together."""
         return [
             {"id": name, **self.predicted(passage, torch.from_numpy(scores))}
@@ -298,7 +298,7 @@ class Answer(LabelledTask):
         offset = windows[row][0]
         return nothing, float(bests[row]), passage.characters(int(firsts[row]) + offset, int(lasts[row]) + offset)
 
-    def extras(self, data: Questions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+    def extra_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         """Where there may be no answer: the threshold that would have been best for F1 on these rows, and that F1."""
         if not self.config.unanswerable or data.labels is None:
             return {}
@@ -313,7 +313,7 @@ class Answer(LabelledTask):
         edges = np.concatenate([[margins.min() - 1], margins[order]])
         return {"best_f1": float(totals[best] / len(said)), "best_threshold": float(edges[best])}
 
-    def tallies(self, data: Questions, outputs: Sequence[np.ndarray]) -> Tallies:
+    def row_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> RowMetrics:
         assert data.labels is not None
         said = [row["answer"] for row in self.predictions(data, outputs)]
         each = {"exact_match": exact_match, "f1": f1}
@@ -323,10 +323,10 @@ class Answer(LabelledTask):
         }
 
 
-class Windows:
+class QuestionExamples:
     """Questions as rows of tokens, one for each window of their context."""
 
-    def __init__(self, task: Answer, data: Questions, length: int):
+    def __init__(self, task: Answer, data: EncodedQuestions, length: int):
         self.task, self.data = task, data
         self.rooms = [length - MARKS - len(tokens) for tokens in data.tokens]
         for i, (room, passage) in enumerate(zip(self.rooms, data.passages, strict=True)):
@@ -350,7 +350,7 @@ class Windows:
 
     def row(self, index: int, begin: int, end: int) -> list[int]:
         question, context = self.data.tokens[index], self.data.passages[index].tokens[begin:end]
-        return [self.task.start, *question, self.task.separator, *context, self.task.separator]
+        return [self.task.bos, *question, self.task.separator, *context, self.task.separator]
 
     def label(self, index: int, begin: int, end: int) -> tuple[int, int]:
         """Where in a row the answer starts and ends: at the opening mark unless the row has all of it."""
@@ -362,7 +362,7 @@ class Windows:
     def batch(self, indices: Sequence[int]) -> Batch:
         of_each = [self.rows(index) for index in indices]
         rows = [row for rows in of_each for row in rows]
-        tokens, padding = pad([self.row(*row) for row in rows], self.task.filler)
+        tokens, padding = pad([self.row(*row) for row in rows], self.task.pad_id)
         contexts = torch.tensor([len(self.data.tokens[index]) + 2 for index, _, _ in rows])
         segments = (torch.arange(tokens.size(1))[None] >= contexts[:, None]).long()
         owners = None

@@ -41,19 +41,23 @@ class Task(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
-    opening: ClassVar[str] = "start"  # the role of the mark before every text
-    of_tokens: bool = False  # the loss is that of tokens, so that its exponential is a perplexity
-    bits_head: ClassVar[str | None] = None  # the head that reads all text in order: bits per byte are of its loss
+    bos_role: ClassVar[str] = "start"  # the role of the mark before every text
+    is_language_model: bool = False  # the loss is that of tokens, so that its exponential is a perplexity
+    bits_per_byte_head: ClassVar[str | None] = (
+        None  # the head that reads all text in order: bits per byte are of its loss
+    )
     generates: ClassVar[bool] = False  # its token head gives the next token
-    learns: ClassVar[bool] = True  # a model can be trained for it
-    fills: ClassVar[bool] = False  # its token head gives hidden tokens
-    shift: ClassVar[int] = 0  # how many places before a hidden token the state stands that gives it
-    sentences: bool = False  # it reads text whose sentences are marked apart
-    done: float = 0.0  # the share of the run that is over, told by the loop before it asks for batches
+    trainable: ClassVar[bool] = True  # a model can be trained for it
+    fills_masks: ClassVar[bool] = False  # its token head gives hidden tokens
+    mask_shift: ClassVar[int] = 0  # how many places before a hidden token the state stands that gives it
+    needs_sentences: bool = False  # it reads text whose sentences are marked apart
+    progress: float = 0.0  # the share of the run that is over, told by the loop before it asks for batches
     causal: ClassVar[bool | None] = None  # whether the backbone must look back only; None leaves it as it is
-    needs_source: ClassVar[bool] = False  # its rows bring a source, so the backbone must be one that reads it
-    both_ways: ClassVar[bool] = False  # the backbone must read forward and backward apart
-    carries: bool = False  # batches bring what stands before a row in its document, told when a model is made for it
+    needs_encoder_decoder: ClassVar[bool] = False  # its rows bring a source, so the backbone must be one that reads it
+    needs_bidirectional: ClassVar[bool] = False  # the backbone must read forward and backward apart
+    needs_prefix: bool = (
+        False  # batches bring what stands before a row in its document, told when a model is made for it
+    )
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer
@@ -86,11 +90,11 @@ class Task(ABC):
         """What a head's mean loss weighs in the total."""
         return 1.0
 
-    def passes(self, head: str, length: Any) -> Any:
+    def head_passes(self, head: str, length: Any) -> Any:
         """How often a token passes through a head, on average over rows of `length`: what the head costs follows."""
         return 1
 
-    def merit(self, metrics: Mapping[str, float]) -> float:
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
         """By what the best weights are chosen on validation data; less is better."""
         return metrics["loss"]
 
@@ -103,7 +107,7 @@ class Task(ABC):
         return {head: int((labels != IGNORE_INDEX).sum()) for head, labels in batch.labels.items()}
 
 
-def opening(tokenizer: Tokenizer, role: str) -> int:
+def bos_id(tokenizer: Tokenizer, role: str) -> int:
     """The mark before every text: its own, or else the next best that the tokenizer has (GPT-2 has one for all)."""
     marks = {"start": (tokenizer.bos, tokenizer.cls), "cls": (tokenizer.cls, tokenizer.bos)}[role]
     found = next((mark for mark in (*marks, tokenizer.eos) if mark is not None), None)
@@ -112,7 +116,7 @@ def opening(tokenizer: Tokenizer, role: str) -> int:
     return found
 
 
-def closing(tokenizer: Tokenizer) -> tuple[int, ...]:
+def closing_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The mark after every text, where there is to be one."""
     found = tokenizer.eos if tokenizer.sep is None else tokenizer.sep
     if found is None:
@@ -120,7 +124,7 @@ def closing(tokenizer: Tokenizer) -> tuple[int, ...]:
     return (found,)
 
 
-def framed(
+def pad_with_special_tokens(
     texts: Sequence[Sequence[int]], before: Sequence[int], after: Sequence[int], filler: int
 ) -> tuple[Tensor, Tensor | None]:
     """Texts with marks around each as one tensor (B, T), and where it is padding (None if nowhere).
@@ -155,7 +159,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
     )
 
 
-def hits(logits: Tensor, wanted: Tensor) -> Tensor:
+def correct_count(logits: Tensor, wanted: Tensor) -> Tensor:
     """How many of the best guesses are right; IGNORE_INDEX is never one."""
     return (logits.detach().argmax(-1) == wanted).sum()
 
@@ -169,10 +173,10 @@ def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: fl
         flat = head.transformed(hidden).flatten(0, -2), head.weight, head.bias, labels.flatten()
         return kernels.linear_cross_entropy(*flat, smoothing=smoothing)
     logits = head(hidden)
-    return cross_entropy(logits, labels, smoothing=smoothing), hits(logits, labels)
+    return cross_entropy(logits, labels, smoothing=smoothing), correct_count(logits, labels)
 
 
-def filled(examples: Examples, indices: Sequence[int], rows: int, *, filler: int = 0) -> Batch:
+def padded_batch(examples: Examples, indices: Sequence[int], rows: int, *, filler: int = 0) -> Batch:
     """A batch of these examples and, up to `rows`, of rows that are read like any other but count for nothing."""
     real = len(indices)
     batch = examples.batch([*indices, *[filler] * (rows - real)])

@@ -16,28 +16,28 @@ from headstock.data.token_store import TokenStore
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, token_loss
-from headstock.tasks.packing import StreamTask, Windows
+from headstock.tasks.packing import PackedWindows, StreamTask
 
 
 @dataclass(frozen=True)
-class BothWaysConfig:
+class BidirectionalConfig:
     """Nothing to set."""
 
 
 @TASKS.add("both-ways")
-class BothWays(StreamTask):
+class BidirectionalLM(StreamTask):
     """ELMo's objective: the losses of a forward and a backward language model, added up."""
 
-    Config = BothWaysConfig
+    Config = BidirectionalConfig
     causal = False
-    both_ways = True
-    bits_head = "forward"
+    needs_bidirectional = True
+    bits_per_byte_head = "forward"
 
-    def passes(self, head: str, length: Any) -> Any:
+    def head_passes(self, head: str, length: Any) -> Any:
         return 2  # once for each direction
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        return Rows(self.windows(data, length, seed=seed, epoch=epoch))
+        return BidirectionalExamples(self.windows(data, length, seed=seed, epoch=epoch))
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         found = {}
@@ -54,10 +54,10 @@ class BothWays(StreamTask):
         return {"loss": sum(loss.values()), "perplexity": ppl["forward_perplexity"], **ppl, **bits}
 
 
-class Rows:
+class BidirectionalExamples:
     """Windows of the stream, each position of which must give both its neighbours."""
 
-    def __init__(self, windows: Windows):
+    def __init__(self, windows: PackedWindows):
         self.windows, self.name = windows, windows.name
 
     def __len__(self) -> int:

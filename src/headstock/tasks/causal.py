@@ -13,7 +13,7 @@ from headstock.data.token_store import TokenStore
 from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, make_cu_seqlens, pad
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, token_loss
-from headstock.tasks.packing import StreamTask, Windows
+from headstock.tasks.packing import PackedWindows, StreamTask
 
 
 @dataclass(frozen=True)
@@ -22,29 +22,29 @@ class CausalConfig:
 
 
 @TASKS.add("causal")
-class Causal(StreamTask):
+class CausalLM(StreamTask):
     """A language model that never sees what it must predict."""
 
     Config = CausalConfig
     causal = True
-    of_tokens = True
-    bits_head = "token"
+    is_language_model = True
+    bits_per_byte_head = "token"
     generates = True
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.rows == "padded":
-            return Pieces(self, data, length)
-        return Packed(self, self.windows(data, length, seed=seed, epoch=epoch))
+            return DocumentExamples(self, data, length)
+        return PackedExamples(self, self.windows(data, length, seed=seed, epoch=epoch))
 
     def collate(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
         """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE_INDEX."""
-        tokens, padding = pad([shown for shown, _ in pairs], self.filler)
+        tokens, padding = pad([shown for shown, _ in pairs], self.pad_id)
         labels, _ = pad([wanted for _, wanted in pairs], IGNORE_INDEX)
         return Batch(tokens, padding, labels={"token": labels}, label_positions={"token": find_label_positions(labels)})
 
     def before(self, texts: Sequence[Sequence[int]]) -> Batch | None:
         """What was shown before rows that go on in the middle of a document; None where all begin with one."""
-        return Batch(*pad(texts, self.filler)) if any(texts) else None
+        return Batch(*pad(texts, self.pad_id)) if any(texts) else None
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden, labels = model(batch).hidden, batch.labels["token"]
@@ -58,10 +58,10 @@ class Causal(StreamTask):
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), **bits}
 
 
-class Packed:
+class PackedExamples:
     """Windows of the stream, each position of which must give the token that follows."""
 
-    def __init__(self, task: Causal, windows: Windows):
+    def __init__(self, task: CausalLM, windows: PackedWindows):
         self.task, self.windows, self.name = task, windows, windows.name
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Packed:
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = self.windows.rows(indices)
         labels = {"token": torch.from_numpy(np.where(rows.padding, IGNORE_INDEX, rows.wanted))}
-        before = self.task.before(self.windows.before(indices)) if self.task.carries else None
+        before = self.task.before(self.windows.before(indices)) if self.task.needs_prefix else None
         # the causal mask keeps real tokens from the padding at their right, so nothing else need say where it is;
         # a stream of one document needs no document mask either, and every batch of a run has the same parts
         if self.windows.store.documents == 1:
@@ -85,10 +85,10 @@ class Packed:
         )
 
 
-class Pieces:
+class DocumentExamples:
     """One document a row; a document longer than a row is cut into several."""
 
-    def __init__(self, task: Causal, store: TokenStore, length: int):
+    def __init__(self, task: CausalLM, store: TokenStore, length: int):
         self.task, self.store, self.length = task, store, length
         self.pieces = -(-store.lengths // length)  # rows that each document takes
         self.ends = self.pieces.cumsum()
@@ -107,10 +107,10 @@ class Pieces:
             text = self.store.document(document).tolist()
             begin = piece * self.length
             here = slice(begin, begin + self.length)
-            pairs.append(([self.task.start, *text][here], [*text, self.task.end][here]))
-            before.append([self.task.start, *text][max(0, begin - self.length) : begin])
+            pairs.append(([self.task.bos, *text][here], [*text, self.task.eos][here]))
+            before.append([self.task.bos, *text][max(0, begin - self.length) : begin])
         batch = self.task.collate(pairs)
-        batch.prefix = self.task.before(before) if self.task.carries else None
+        batch.prefix = self.task.before(before) if self.task.needs_prefix else None
         return batch
 
     def name(self, index: int) -> str:

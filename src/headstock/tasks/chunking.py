@@ -5,7 +5,7 @@ import numpy as np
 from headstock.rng import uniforms
 
 
-class Cuts:
+class DocumentChunks:
     """Pieces of documents, one after the other; all but the first and the last of a document are as long as may be."""
 
     def __init__(self, lengths: np.ndarray, size: int, *, seed: int | None, epoch: int):

@@ -22,9 +22,9 @@ from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, framed
+from headstock.tasks.base import TASKS, Examples, pad_with_special_tokens
 from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers
-from headstock.tasks.labelled import Features, LabelledTask, Tallies
+from headstock.tasks.labelled import CachedFeatures, LabelledTask, RowMetrics
 
 Long = Literal["head", "tail", "head+tail", "windows"]
 
@@ -40,7 +40,7 @@ class ClassifyConfig(ClassConfig):
 
 
 @dataclass
-class Labelled:
+class EncodedTexts:
     """Texts as tokens, with their labels as numbers where they have any."""
 
     tokens: list[Any]  # of each text; of each of two where they come in pairs
@@ -51,9 +51,9 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def select(self, rows: Sequence[int]) -> "Labelled":
+    def select(self, rows: Sequence[int]) -> "EncodedTexts":
         labels = None if self.labels is None else self.labels[list(rows)]
-        return Labelled([self.tokens[i] for i in rows], labels, [self.places[i] for i in rows], self.bytes)
+        return EncodedTexts([self.tokens[i] for i in rows], labels, [self.places[i] for i in rows], self.bytes)
 
 
 @TASKS.add("classify")
@@ -63,13 +63,13 @@ class Classify(LabelledTask):
     Config: ClassVar[type] = ClassifyConfig
     target = "label"
     title = "classifier"
-    of_texts = True
+    row_is_text = True
 
     def __init__(self, config: ClassConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)
-        self.several = getattr(config, "separator", None) is not None
+        self.multilabel = getattr(config, "separator", None) is not None
         if tokenizer is not None:
-            self.marks = 1 + len(self.closing)  # places of a row that are not the text's
+            self.marks = 1 + len(self.suffix)  # places of a row that are not the text's
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         width = pooled_width(feature_width(backbone.width, self.config.layers), self.config.pool)
@@ -78,7 +78,7 @@ class Classify(LabelledTask):
         more: dict[str, Any] = {"dense": c.dense, "bias": c.head_bias}
         return {"label": ClassificationHead(width, len(c.classes), dropout=c.dropout, mixed=mixed, **more)}
 
-    def passes(self, head: str, length: Any) -> Any:
+    def head_passes(self, head: str, length: Any) -> Any:
         return 1 / length
 
     # From records to batches
@@ -99,7 +99,7 @@ class Classify(LabelledTask):
         return {"text": list(rows)}
 
     @classmethod
-    def settle(cls, config: Any, records: Records) -> Any:
+    def infer_settings(cls, config: Any, records: Records) -> Any:
         if not config.classes:
             separator = getattr(config, "separator", None)
             config = replace(config, classes=find_classes(records, separator, many=config.many_classes))
@@ -112,21 +112,21 @@ class Classify(LabelledTask):
         if records.labels is not None:
             label_numbers(records, self.config)
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> Labelled:
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedTexts:
         texts = (
             records.texts if self.tokenizer.kind == "lab" else records.display_texts
         )  # the lab's texts are already cut
         return self.labelled(records, self.tokenizer.encode_batch(texts), texts, labelled=labelled)
 
-    def labelled(self, records: Records, tokens: list[Any], texts: Sequence[str], *, labelled: bool) -> Labelled:
+    def labelled(self, records: Records, tokens: list[Any], texts: Sequence[str], *, labelled: bool) -> EncodedTexts:
         labels = label_numbers(records, self.config) if labelled and records.labels is not None else None
         places = [records.location(i) for i in range(len(records))]
-        return Labelled(tokens, labels, places, sum(len(text.encode()) for text in texts))
+        return EncodedTexts(tokens, labels, places, sum(len(text.encode()) for text in texts))
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        if isinstance(data, Features):
-            return Vectors(data)
-        return Texts(self, data, length)
+        if isinstance(data, CachedFeatures):
+            return PooledExamples(data)
+        return TextExamples(self, data, length)
 
     def length_of(self, tokens: Sequence[int], length: int) -> int:
         """How many tokens of a text are read."""
@@ -147,7 +147,7 @@ class Classify(LabelledTask):
         else:
             stride = self.stride(length)
             parts = [tokens[at : at + room] for at in range(0, len(tokens) - room + stride, stride)]
-        return [[self.start, *part, *self.closing] for part in parts]
+        return [[self.bos, *part, *self.suffix] for part in parts]
 
     def which_text(self, tokens: Tensor) -> Tensor | None:
         """Which of two texts each token is of; None where there is one."""
@@ -168,7 +168,7 @@ class Classify(LabelledTask):
             return batch.features
         places = pooled_positions(batch, self.config.pool) if finished and self.config.layers == "last" else None
         if places is None:
-            vectors = pool(self.vectors(model, batch), batch.padding, self.config.pool)
+            vectors = pool(self.token_features(model, batch), batch.padding, self.config.pool)
         else:
             vectors = model.hidden_at(batch, places)
         if batch.example_ids is None:
@@ -179,7 +179,7 @@ class Classify(LabelledTask):
         rows = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
         return sums / rows.view(-1, *[1] * (vectors.dim() - 1))
 
-    def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
+    def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """The pooled vector alone: that is all the head ever sees."""
         return [[vector[None]] for vector in self.read(model, batch, finished=True).float().cpu()]
 
@@ -187,12 +187,12 @@ class Classify(LabelledTask):
         labels = batch.labels["label"]
         scores = model.heads["label"](self.read(model, batch)).float()  # (N, C)
         weights = weights_on(scores.device, self.config.class_weights) if self.config.class_weights else None
-        if self.several:
+        if self.multilabel:
             return self.losses_of_several(scores, labels, weights, smoothing)
         loss = F.cross_entropy(
             scores, labels, weights, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
         )
-        return {"label": loss, "hits": (scores.argmax(-1) == labels).sum()}
+        return {"label": loss, "correct": (scores.argmax(-1) == labels).sum()}
 
     def losses_of_several(
         self, scores: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float
@@ -205,7 +205,7 @@ class Classify(LabelledTask):
         chosen = (scores > 0) & kept
         return {
             "label": loss / scores.size(1),
-            "hits": ((chosen == yes).all(1) & kept[:, 0]).sum(),
+            "correct": ((chosen == yes).all(1) & kept[:, 0]).sum(),
             "found": (chosen & yes).sum(),
             "chosen": chosen.sum(),
             "wanted": yes.sum(),
@@ -217,20 +217,20 @@ class Classify(LabelledTask):
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         rows = max(1, counts["label"])
-        metrics = {"loss": sums["label"] / rows, "accuracy": sums["hits"] / rows}
-        if self.several:
+        metrics = {"loss": sums["label"] / rows, "accuracy": sums["correct"] / rows}
+        if self.multilabel:
             metrics["micro_f1"] = 2 * sums["found"] / max(1.0, sums["chosen"] + sums["wanted"])
         return metrics
 
-    def merit(self, metrics: Mapping[str, float]) -> float:
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
         """Accuracy first; among equals, the smaller loss."""
-        best = metrics["micro_f1" if self.several else "accuracy"]
+        best = metrics["micro_f1" if self.multilabel else "accuracy"]
         return -best + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # less than one text in a million
 
     def probabilities(self, model: Model, batch: Batch) -> Tensor:
         """(N, C) how likely each class is; they sum to one unless several may be true."""
         scores = model.heads["label"](self.read(model, batch, finished=True)).float()
-        return scores.sigmoid() if self.several else scores.softmax(-1)
+        return scores.sigmoid() if self.multilabel else scores.softmax(-1)
 
     def outputs(self, model: Model, batch: Batch) -> Tensor:
         return self.probabilities(model, batch)
@@ -241,28 +241,30 @@ class Classify(LabelledTask):
     def as_text(self, prediction: dict[str, Any]) -> str:
         return f"{prediction['label']}\t{max(prediction['probabilities'].values()):.3f}"
 
-    def tallies(self, data: Labelled, outputs: Sequence[np.ndarray]) -> Tallies:
+    def row_metrics(self, data: EncodedTexts, outputs: Sequence[np.ndarray]) -> RowMetrics:
         assert data.labels is not None
         found, labels = np.stack(outputs), data.labels
         tallies = {"accuracy": (right(found, labels).astype(float), np.ones(len(found)))}
-        if self.several:  # F1 over all yes-or-no answers together
+        if self.multilabel:  # F1 over all yes-or-no answers together
             chosen, wanted = found > 0.5, labels.astype(bool)
             hits, either = 2 * (chosen & wanted).sum(1), chosen.sum(1) + wanted.sum(1)
             tallies["micro_f1"] = (hits.astype(float), either.astype(float))
         return tallies
 
-    def class_numbers(self, data: Labelled, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
-        if self.several or data.labels is None:
+    def true_and_predicted(
+        self, data: EncodedTexts, outputs: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, int] | None:
+        if self.multilabel or data.labels is None:
             return None
         return data.labels, np.stack(outputs).argmax(1), len(self.config.classes)
 
-    def true_classes(self, data: Labelled) -> np.ndarray | None:
-        return None if self.several else data.labels
+    def true_class_ids(self, data: EncodedTexts) -> np.ndarray | None:
+        return None if self.multilabel else data.labels
 
-    def extras(self, data: Labelled, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+    def extra_metrics(self, data: EncodedTexts, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         found, labels = np.stack(outputs), data.labels
         assert labels is not None
-        if not self.several:
+        if not self.multilabel:
             likely = found[np.arange(len(labels)), labels]
             return {"loss": float(-np.log(np.maximum(likely, 1e-12)).mean())}
         chosen, wanted = found > 0.5, labels.astype(bool)
@@ -305,10 +307,10 @@ def as_predictions(config: ClassConfig, probabilities: Sequence[np.ndarray]) -> 
     ]
 
 
-class Texts:
+class TextExamples:
     """Texts as rows of tokens."""
 
-    def __init__(self, task: Classify, data: Labelled, length: int):
+    def __init__(self, task: Classify, data: EncodedTexts, length: int):
         self.task, self.data, self.length = task, data, length
         self.lengths = np.array([task.length_of(tokens, length) for tokens in data.tokens])
 
@@ -318,11 +320,11 @@ class Texts:
     def batch(self, indices: Sequence[int]) -> Batch:
         task, labels, owners = self.task, chosen_labels(self.data.labels, indices), None
         chosen = [self.data.tokens[i] for i in indices]
-        if task.of_texts and max(map(len, chosen)) + task.marks <= self.length:  # each is one row, and whole
-            tokens, padding = framed(chosen, (task.start,), task.closing, task.filler)
+        if task.row_is_text and max(map(len, chosen)) + task.marks <= self.length:  # each is one row, and whole
+            tokens, padding = pad_with_special_tokens(chosen, (task.bos,), task.suffix, task.pad_id)
         else:
             texts = [task.rows(each, self.length) for each in chosen]
-            tokens, padding = pad([row for text in texts for row in text], task.filler)
+            tokens, padding = pad([row for text in texts for row in text], task.pad_id)
             if len(tokens) > len(texts):
                 owners = torch.repeat_interleave(torch.tensor([len(text) for text in texts]))
         return Batch(tokens, padding, segments=task.which_text(tokens), example_ids=owners, labels=labels)
@@ -331,10 +333,10 @@ class Texts:
         return self.data.places[index]
 
 
-class Vectors:
+class PooledExamples:
     """Texts as what a frozen backbone made of them: one pooled vector each."""
 
-    def __init__(self, kept: Features):
+    def __init__(self, kept: CachedFeatures):
         self.kept = kept
 
     def __len__(self) -> int:

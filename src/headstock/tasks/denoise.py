@@ -18,10 +18,10 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_label_positions
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, Task, opening
-from headstock.tasks.chunking import Cuts
-from headstock.tasks.masked import drawn_from
-from headstock.tasks.masking import Hiding, HidingConfig
+from headstock.tasks.base import TASKS, Examples, Task, bos_id
+from headstock.tasks.chunking import DocumentChunks
+from headstock.tasks.masked import epoch_key
+from headstock.tasks.masking import MaskingConfig, TokenMasker
 from headstock.tasks.teacher_forcing import token_losses, token_score
 
 
@@ -34,11 +34,11 @@ class DenoiseConfig:
     span_most: int = 10  # and the most there may be
 
     def __post_init__(self) -> None:
-        self.hiding()  # which refuses what makes no sense
+        self.masking_config()  # which refuses what makes no sense
 
-    def hiding(self) -> HidingConfig:
+    def masking_config(self) -> MaskingConfig:
         """The same draws as masked language modelling has, of which every one is shown as [MASK]."""
-        return HidingConfig(**vars(self), masked=1.0, random=0.0)
+        return MaskingConfig(**vars(self), masked=1.0, random=0.0)
 
 
 @TASKS.add("denoise")
@@ -46,16 +46,16 @@ class Denoise(Task):
     """An encoder-decoder that learns from raw text to understand what is left of it and to write whole sentences."""
 
     Config = DenoiseConfig
-    needs_source = True
-    of_tokens = True
+    needs_encoder_decoder = True
+    is_language_model = True
 
     def __init__(self, config: DenoiseConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         if tokenizer.mask is None or tokenizer.eos is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which denoising needs")
-        self.hiding = Hiding(config.hiding(), tokenizer)
-        self.mask, self.end, self.start = tokenizer.mask, tokenizer.eos, opening(tokenizer, self.opening)
-        self.filler = tokenizer.pad or 0
+        self.masker = TokenMasker(config.masking_config(), tokenizer)
+        self.mask, self.eos, self.bos = tokenizer.mask, tokenizer.eos, bos_id(tokenizer, self.bos_role)
+        self.pad_id = tokenizer.pad or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}
@@ -63,7 +63,7 @@ class Denoise(Task):
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if length < 2:
             raise UserError(f"train.length: {length} is too short for a text and its mark")
-        return Broken(self, data, length, seed=seed, epoch=epoch)
+        return DenoisingExamples(self, data, length, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         return token_losses(model, batch, smoothing=smoothing)
@@ -75,13 +75,15 @@ class Denoise(Task):
         return token_score(sums, counts)
 
 
-class Broken:
+class DenoisingExamples:
     """Pieces of documents, and the same with spans taken out, anew in every pass."""
 
     def __init__(self, task: Denoise, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         self.task, self.store, self.length = task, store, length
-        self.key, self.training = drawn_from(seed, epoch), seed is not None
-        self.cuts = Cuts(store.lengths - 1, length - 1, seed=seed, epoch=epoch)  # each side has a mark besides
+        self.key, self.training = epoch_key(seed, epoch), seed is not None
+        self.cuts = DocumentChunks(
+            store.lengths - 1, length - 1, seed=seed, epoch=epoch
+        )  # each side has a mark besides
         self.lengths = self.cuts.lengths + 1
 
     def __len__(self) -> int:
@@ -91,12 +93,12 @@ class Broken:
         task = self.task
         shown, there = self.pieces(indices)
         left, kept = self.broken(shown, there, indices)
-        source = Batch(*ending(left[kept], kept.sum(1), task.end, task.filler))
-        labels, padding = ending(shown[there], there.sum(1), task.end, IGNORE_INDEX)
-        tokens = torch.full_like(labels, task.start)
+        source = Batch(*ending(left[kept], kept.sum(1), task.eos, task.pad_id))
+        labels, padding = ending(shown[there], there.sum(1), task.eos, IGNORE_INDEX)
+        tokens = torch.full_like(labels, task.bos)
         tokens[:, 1:] = labels[:, :-1]  # each position is shown the token before
         if padding is not None:
-            tokens[padding] = task.filler
+            tokens[padding] = task.pad_id
         return Batch(
             tokens,
             padding,
@@ -115,9 +117,9 @@ class Broken:
     def broken(self, shown: np.ndarray, there: np.ndarray, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """(B, T) the pieces with a [MASK] in the place of what is taken out, and True where one of them stays."""
         task = self.task
-        fraction = task.hiding.fraction(task.done if self.training else 1.0)
+        fraction = task.masker.fraction(task.progress if self.training else 1.0)
         one = np.zeros(there.shape, np.int64)  # a piece is of one document
-        _, was = task.hiding.hide(shown, there, one, key=self.key, rows=indices, fraction=fraction)
+        _, was = task.masker.mask_tokens(shown, there, one, key=self.key, rows=indices, fraction=fraction)
         gone = was != IGNORE_INDEX
         again = np.zeros(there.shape, bool)  # not the first of its span
         again[:, 1:] = gone[:, 1:] & gone[:, :-1]

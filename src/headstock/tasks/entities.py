@@ -50,7 +50,7 @@ def is_entity_scheme(classes: Iterable[str]) -> bool:
     return bool(parts) and all(prefix in PREFIXES and dash and kind for prefix, dash, kind in parts)
 
 
-def tallies(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+def entity_counts(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
     """For each sentence twice the entities that were found, and the entities predicted plus those that are there.
 
     The sum of the first over the sum of the second is the micro-averaged F1 of whole entities, kind and both ends

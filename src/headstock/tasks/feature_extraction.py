@@ -15,19 +15,19 @@ from headstock.tasks.base import TASKS, Task
 
 
 @dataclass(frozen=True)
-class HeadlessConfig:
+class FeatureExtractionConfig:
     opening: Literal["start", "cls"] = "cls"  # the mark before a text, as where the weights come from
     closed: bool = False  # a separator stands after it
 
 
 @TASKS.add("headless")
-class Headless(Task):
+class FeatureExtraction(Task):
     """What a run is whose weights came without a head, such as a sentence encoder of Hugging Face."""
 
-    Config = HeadlessConfig
-    learns = False
+    Config = FeatureExtractionConfig
+    trainable = False
 
-    def __init__(self, config: HeadlessConfig, tokenizer: Tokenizer):
+    def __init__(self, config: FeatureExtractionConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:

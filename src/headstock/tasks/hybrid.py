@@ -20,14 +20,14 @@ from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_l
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.rng import uniforms
-from headstock.tasks.base import TASKS, Examples, Task, opening, token_loss
-from headstock.tasks.masked import drawn_from
-from headstock.tasks.masking import Hiding, HidingConfig
-from headstock.tasks.packing import Windows
+from headstock.tasks.base import TASKS, Examples, Task, bos_id, token_loss
+from headstock.tasks.masked import epoch_key
+from headstock.tasks.masking import MaskingConfig, TokenMasker
+from headstock.tasks.packing import PackedWindows
 
 
 @dataclass(frozen=True)
-class HybridConfig(HidingConfig):
+class HybridConfig(MaskingConfig):
     causal_share: float = 0.25  # share of the rows that are read left to right; their loss weighs as much
     transform: bool = False  # BERT's layer between the backbone and the scores of tokens
 
@@ -37,44 +37,44 @@ class HybridConfig(HidingConfig):
 
 
 @TASKS.add("hybrid")
-class Hybrid(Task):
+class HybridLM(Task):
     """A model that can read both sides of a token, or only what stands before it."""
 
     Config = HybridConfig
-    opening = "cls"
+    bos_role = "cls"
     causal = False  # the backbone looks both ways, unless a row asks for less
-    bits_head = "causal"
+    bits_per_byte_head = "causal"
     generates = True
-    fills = True
-    shift = 1
+    fills_masks = True
+    mask_shift = 1
 
     def __init__(self, config: HybridConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         if tokenizer.mask is None or tokenizer.eos is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which hybrid language modelling needs")
-        self.hiding = Hiding(config, tokenizer)
-        self.end, self.filler = tokenizer.eos, tokenizer.pad or 0
-        self.start, self.cls = opening(tokenizer, "start"), opening(tokenizer, "cls")
+        self.masker = TokenMasker(config, tokenizer)
+        self.eos, self.pad_id = tokenizer.eos, tokenizer.pad or 0
+        self.bos, self.cls = bos_id(tokenizer, "start"), bos_id(tokenizer, "cls")
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone, transform=self.config.transform)}
 
-    def passes(self, head: str, length: Any) -> Any:
+    def head_passes(self, head: str, length: Any) -> Any:
         return self.config.causal_share + (1 - self.config.causal_share) * self.config.fraction
 
     def weight(self, head: str) -> float:
         return self.config.causal_share if head == "causal" else 1.0 - self.config.causal_share
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        windows = Windows(data, length, start=self.start, end=self.end, filler=self.filler, seed=seed, epoch=epoch)
-        return BothWays(self, windows, seed=seed, epoch=epoch)
+        windows = PackedWindows(data, length, start=self.bos, end=self.eos, filler=self.pad_id, seed=seed, epoch=epoch)
+        return HybridExamples(self, windows, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden, head = model(batch).hidden, model.heads["token"]
         # of masked rows only what is guessed passes through the head
         masked, right = token_loss(head, *batch.gather_labelled("masked", hidden), smoothing=smoothing)
         causal, _ = token_loss(head, *batch.gather_labelled("causal", hidden), smoothing=smoothing)
-        return {"masked": masked, "causal": causal, "hits": right}
+        return {"masked": masked, "causal": causal, "correct": right}
 
     def tokens(self, batch: Batch) -> int:
         return count_real_tokens(batch)
@@ -89,16 +89,16 @@ class Hybrid(Task):
             "causal_perplexity": ppl["causal"],
             "masked_perplexity": ppl["masked"],
             **({"bits_per_byte": sums["causal"] / math.log(2) / size} if size else {}),
-            "accuracy": sums["hits"] / max(1, counts["masked"]),
+            "accuracy": sums["correct"] / max(1, counts["masked"]),
         }
 
 
-class BothWays:
+class HybridExamples:
     """Windows of the stream, some masked and some causal, drawn anew in every pass; held-out text is read both ways."""
 
-    def __init__(self, task: Hybrid, windows: Windows, *, seed: int | None, epoch: int):
+    def __init__(self, task: HybridLM, windows: PackedWindows, *, seed: int | None, epoch: int):
         self.task, self.windows = task, windows
-        self.key, self.training = drawn_from(seed, epoch), seed is not None
+        self.key, self.training = epoch_key(seed, epoch), seed is not None
 
     def __len__(self) -> int:
         return len(self.windows) * (1 if self.training else 2)
@@ -115,12 +115,14 @@ class BothWays:
     def batch(self, indices: Sequence[int]) -> Batch:
         task, causal = self.task, self.ways(indices)
         rows = self.windows.rows(np.asarray(indices) % len(self.windows))
-        openings = rows.shown == task.start
+        openings = rows.shown == task.bos
         shown = np.where(openings & ~causal[:, None], task.cls, rows.shown)
         allowed = ~(rows.padding | openings | causal[:, None])
         allowed[:, 0] = False  # no state stands before a row's first token to give it
-        fraction = task.hiding.fraction(task.done if self.training else 1.0)
-        tokens, were = task.hiding.hide(shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
+        fraction = task.masker.fraction(task.progress if self.training else 1.0)
+        tokens, were = task.masker.mask_tokens(
+            shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction
+        )
         masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1)  # given one place before
         following = np.where(rows.padding | ~causal[:, None], IGNORE_INDEX, rows.wanted)
         labels = {"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)}

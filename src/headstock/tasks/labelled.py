@@ -20,11 +20,11 @@ from headstock.errors import UserError
 from headstock.model.batch import Batch, count_real_tokens
 from headstock.model.layer_features import select_layers
 from headstock.model.model import Model
-from headstock.tasks.base import Examples, Task, closing, opening
+from headstock.tasks.base import Examples, Task, bos_id, closing_ids
 
 
 @dataclass(frozen=True)
-class Statistics:
+class SufficientStatistics:
     """What a metric that is no ratio of sums is made from: counts of each row, scored when they are summed."""
 
     values: np.ndarray  # (N, K); of S models (S, N, K)
@@ -35,19 +35,19 @@ class Statistics:
         return self.score(self.values.sum(-2))
 
 
-Tally = tuple[np.ndarray, np.ndarray] | Statistics
-Tallies = Mapping[str, Tally]
+RowMetric = tuple[np.ndarray, np.ndarray] | SufficientStatistics
+RowMetrics = Mapping[str, RowMetric]
 
 
-def share(tally: Tally) -> float:
+def metric_value(tally: RowMetric) -> float:
     """A metric over all rows."""
-    if isinstance(tally, Statistics):
+    if isinstance(tally, SufficientStatistics):
         return float(tally.total())
     hits, of = tally
     return float(hits.sum() / max(of.sum(), 1e-9))
 
 
-class Prepared(Protocol):
+class EncodedRows(Protocol):
     """Rows as a task reads them: cut into tokens, their labels as numbers where they have any."""
 
     labels: Any  # None where the rows have none
@@ -62,25 +62,27 @@ class LabelledTask(Task):
 
     target: ClassVar[str]  # the column with what people said
     input_column: ClassVar[str] = "text"  # the column that --column names
-    headline: str = "accuracy"  # the metric by which models are compared
+    primary_metric: str = "accuracy"  # the metric by which models are compared
     title: ClassVar[str]  # what a model of it is, in words
-    use: ClassVar[str] = "predict"  # the verb that a run of it is for,
+    verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
     example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
     row_form: ClassVar[str] = "a text (str)"  # what a program hands over as one row
-    of_texts: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
+    row_is_text: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
     formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of metrics that are no ratio of sums
-    averages: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
-    freezes: ClassVar[bool] = True  # there is a head to be trained alone
-    inherits: ClassVar[bool] = False  # the run it begins from has a head of the same use, which is taken over
-    training: ClassVar[dict[str, Any]] = {}  # settings of training that suit it, where those of all others do not
+    can_ensemble: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
+    can_freeze_backbone: ClassVar[bool] = True  # there is a head to be trained alone
+    reuses_head: ClassVar[bool] = False  # the run it begins from has a head of the same use, which is taken over
+    training_defaults: ClassVar[
+        dict[str, Any]
+    ] = {}  # settings of training that suit it, where those of all others do not
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
         """Without a tokenizer it can read nothing, but still judge what others predict."""
         super().__init__(config, tokenizer)  # type: ignore[arg-type]
         if tokenizer is not None:
-            self.start = opening(tokenizer, getattr(config, "opening", self.opening))
-            self.filler = tokenizer.pad or 0
-            self.closing = closing(tokenizer) if getattr(config, "closed", False) else ()
+            self.bos = bos_id(tokenizer, getattr(config, "opening", self.bos_role))
+            self.pad_id = tokenizer.pad or 0
+            self.suffix = closing_ids(tokenizer) if getattr(config, "closed", False) else ()
 
     # From files to batches
 
@@ -111,7 +113,7 @@ class LabelledTask(Task):
         """Rows as a program hands them over, such as bare texts, column by column."""
 
     @classmethod
-    def settle(cls, config: Any, records: Records) -> Any:
+    def infer_settings(cls, config: Any, records: Records) -> Any:
         """The settings with what only the training rows can tell, such as the classes."""
         return config
 
@@ -141,33 +143,33 @@ class LabelledTask(Task):
         return json.dumps(prediction, ensure_ascii=False)
 
     @abstractmethod
-    def tallies(self, data: Any, outputs: Sequence[np.ndarray]) -> Tallies:
+    def row_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> RowMetrics:
         """By metric a numerator and a denominator for each row: the metric is the one sum over the other.
 
         A metric of `formulas` has Statistics instead.
         """
 
-    def class_numbers(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
+    def true_and_predicted(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
         """(N,) what is true, (N,) what is predicted, and how many classes there are, where a row is of one class."""
         return None
 
-    def true_classes(self, data: Any) -> np.ndarray | None:
+    def true_class_ids(self, data: Any) -> np.ndarray | None:
         """The class numbers that accuracy is counted over, of texts or of words; None where there are none."""
         return None
 
-    def extras(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+    def extra_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         """Metrics that are no ratio of sums over the rows, such as the mean loss."""
         return {}
 
-    def signatures(self) -> dict[str, str]:
+    def metric_signatures(self) -> dict[str, str]:
         """By metric, how it was counted, where a name alone does not say it."""
         return {}
 
-    def remarks(self, data: Any, *, length: int) -> list[str]:
+    def reading_warnings(self, data: Any, *, length: int) -> list[str]:
         """What a user should know of how rows are read, such as that some were cut."""
         return []
 
-    def vectors(self, model: Model, batch: Batch) -> Tensor:
+    def token_features(self, model: Model, batch: Batch) -> Tensor:
         """(B, T, D) of the layers that the settings ask for; (B, T, L + 1, D) where the head mixes them."""
         if batch.features is not None:
             return batch.features
@@ -175,9 +177,9 @@ class LabelledTask(Task):
             return model(batch).hidden
         return select_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
 
-    def remember(self, model: Model, batch: Batch) -> list[list[Tensor]]:
+    def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
         """What a frozen backbone makes of each example, to be kept off a GPU: one tensor a row of it, (T, ...)."""
-        found = self.vectors(model, batch).float().cpu()
+        found = self.token_features(model, batch).float().cpu()
         real = [found.size(1)] * len(found) if batch.padding is None else (~batch.padding).sum(1).tolist()
         rows = [row[:count] for row, count in zip(found, real, strict=True)]
         if batch.example_ids is None:
@@ -187,16 +189,16 @@ class LabelledTask(Task):
             kept[owner].append(row)
         return kept
 
-    def recall(self, examples: Examples, kept: "Features") -> Examples:
+    def with_features(self, examples: Examples, kept: "CachedFeatures") -> Examples:
         """The examples with what the frozen backbone made of them in the place of what it would read."""
-        return Recalled(examples, kept)
+        return ExamplesWithFeatures(examples, kept)
 
     def tokens(self, batch: Batch) -> int:
         return count_real_tokens(batch)
 
 
 @dataclass
-class Features:
+class CachedFeatures:
     """Rows together with what a frozen backbone made of them, computed once."""
 
     data: Any  # the rows as the task reads them
@@ -208,7 +210,7 @@ class Features:
         return self.data.bytes
 
     @classmethod
-    def of(cls, data: Any, kept: Sequence[Sequence[Tensor]]) -> "Features":
+    def of(cls, data: Any, kept: Sequence[Sequence[Tensor]]) -> "CachedFeatures":
         parts, at = [], 0
         for rows in kept:
             spans = []
@@ -219,10 +221,10 @@ class Features:
         return cls(data, torch.cat([row for rows in kept for row in rows]), parts)
 
 
-class Recalled:
+class ExamplesWithFeatures:
     """Examples whose batches bring the features of their tokens with them."""
 
-    def __init__(self, examples: Examples, kept: Features):
+    def __init__(self, examples: Examples, kept: CachedFeatures):
         self.examples, self.kept, self.name = examples, kept, examples.name
         if hasattr(examples, "lengths"):  # the same order of reading as without a memory
             self.lengths = examples.lengths
@@ -247,14 +249,14 @@ def texts_in(row: Any) -> list[str] | None:
     return list(row) if several and all(isinstance(text, str) for text in row) else None
 
 
-def segments_of(tokens: Tensor, separator: int) -> Tensor:
+def segment_ids(tokens: Tensor, separator: int) -> Tensor:
     """(B, T) 0 up to and with a row's first separator, 1 after it: which of two texts a token is of."""
     marks = (tokens == separator).long()
     marks[:, 0] = 0  # the opening mark, which in some tokenizers (GPT-2's) is the same one
     return ((marks.cumsum(1) - marks) > 0).long()
 
 
-def separator_of(tokenizer: Tokenizer) -> int:
+def separator_id(tokenizer: Tokenizer) -> int:
     """The mark between two texts: its own, or else the end mark."""
     found = tokenizer.sep if tokenizer.sep is not None else tokenizer.eos
     if found is None:

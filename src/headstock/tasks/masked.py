@@ -18,38 +18,38 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, count_real_tokens, find_label_positions, make_cu_seqlens
 from headstock.model.heads import LMHead, NextSentenceHead
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, Task, cross_entropy, hits, opening, token_loss
-from headstock.tasks.masking import Hiding, HidingConfig
-from headstock.tasks.nsp import Following, check_pairs
-from headstock.tasks.packing import Windows
+from headstock.tasks.base import TASKS, Examples, Task, bos_id, correct_count, cross_entropy, token_loss
+from headstock.tasks.masking import MaskingConfig, TokenMasker
+from headstock.tasks.nsp import NextSentencePairs, check_pairs
+from headstock.tasks.packing import PackedWindows
 
 
 @dataclass(frozen=True)
-class MaskedConfig(HidingConfig):
+class MaskedConfig(MaskingConfig):
     nsp: bool = False  # next-sentence prediction: rows are two texts, half of them taken from different documents
     transform: bool = False  # BERT's layer between the backbone and the scores of tokens
     closed: bool = False  # a text that is read alone is closed by a separator, as where the weights come from
 
 
 @TASKS.add("masked")
-class Masked(Task):
+class MaskedLM(Task):
     """A model that reads both sides of what it must guess."""
 
     Config = MaskedConfig
-    opening = "cls"
+    bos_role = "cls"
     causal = False
-    fills = True
+    fills_masks = True
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         if tokenizer.mask is None or tokenizer.eos is None:
             raise UserError("this tokenizer has no [MASK] or no end mark, which masked language modelling needs")
-        self.hiding = Hiding(config, tokenizer)
-        self.mask, self.end = tokenizer.mask, tokenizer.eos
-        self.start = opening(tokenizer, self.opening)
-        self.filler = tokenizer.pad or 0
-        self.sentences = config.nsp
-        self.of_tokens = not config.nsp
+        self.masker = TokenMasker(config, tokenizer)
+        self.mask, self.eos = tokenizer.mask, tokenizer.eos
+        self.bos = bos_id(tokenizer, self.bos_role)
+        self.pad_id = tokenizer.pad or 0
+        self.needs_sentences = config.nsp
+        self.is_language_model = not config.nsp
         if config.nsp and tokenizer.sep is None:
             raise UserError("this tokenizer has no [SEP], which next-sentence prediction puts between two texts")
 
@@ -61,24 +61,29 @@ class Masked(Task):
         heads: dict[str, nn.Module] = {"token": LMHead(backbone, transform=self.config.transform)}
         return heads | {"next": NextSentenceHead(backbone.width)} if self.config.nsp else heads
 
-    def passes(self, head: str, length: Any) -> Any:
+    def head_passes(self, head: str, length: Any) -> Any:
         return 1 / length if head == "next" else self.config.fraction
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.nsp:
             check_pairs(data, length)
-            return Pairs(self, Following(data, length, seed=seed, epoch=epoch), seed=seed, epoch=epoch)
-        windows = Windows(data, length, start=self.start, end=self.end, filler=self.filler, seed=seed, epoch=epoch)
-        return Hidden(self, windows, seed=seed, epoch=epoch)
+            return NextSentenceExamples(
+                self, NextSentencePairs(data, length, seed=seed, epoch=epoch), seed=seed, epoch=epoch
+            )
+        windows = PackedWindows(data, length, start=self.bos, end=self.eos, filler=self.pad_id, seed=seed, epoch=epoch)
+        return MaskedExamples(self, windows, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden = model(batch).hidden
         # the head is by far the widest layer, so only what is guessed passes through it
         loss, right = token_loss(model.heads["token"], *batch.gather_labelled("token", hidden), smoothing=smoothing)
-        sums = {"token": loss, "hits": right}
+        sums = {"token": loss, "correct": right}
         if self.config.nsp:
             follows, answer = model.heads["next"](hidden[:, 0]), batch.labels["next"]  # (B, 2), (B,)
-            sums |= {"next": cross_entropy(follows, answer, smoothing=smoothing), "next_hits": hits(follows, answer)}
+            sums |= {
+                "next": cross_entropy(follows, answer, smoothing=smoothing),
+                "next_correct": correct_count(follows, answer),
+            }
         return sums
 
     def tokens(self, batch: Batch) -> int:
@@ -89,34 +94,36 @@ class Masked(Task):
         metrics = {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
-            "accuracy": sums["hits"] / max(1, counts["token"]),
+            "accuracy": sums["correct"] / max(1, counts["token"]),
         }
         if pairs := counts.get("next"):
             metrics["loss"] += sums["next"] / pairs  # what is trained: both tasks, each by its mean
-            metrics |= {"next_loss": sums["next"] / pairs, "next_accuracy": sums["next_hits"] / pairs}
+            metrics |= {"next_loss": sums["next"] / pairs, "next_accuracy": sums["next_correct"] / pairs}
         return metrics
 
 
-def drawn_from(seed: int | None, epoch: int) -> tuple[int | str, ...]:
+def epoch_key(seed: int | None, epoch: int) -> tuple[int | str, ...]:
     """The key of a pass: held-out text is asked the same every time."""
     return ("valid",) if seed is None else (seed, epoch)
 
 
-class Hidden:
+class MaskedExamples:
     """Windows of the stream with some of their tokens hidden, anew in every pass."""
 
-    def __init__(self, task: Masked, windows: Windows, *, seed: int | None, epoch: int):
+    def __init__(self, task: MaskedLM, windows: PackedWindows, *, seed: int | None, epoch: int):
         self.task, self.windows, self.name = task, windows, windows.name
-        self.key, self.training = drawn_from(seed, epoch), seed is not None
+        self.key, self.training = epoch_key(seed, epoch), seed is not None
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        rows, hiding = self.windows.rows(indices), self.task.hiding
-        allowed = ~rows.padding & (rows.shown != self.task.start)
-        fraction = hiding.fraction(self.task.done if self.training else 1.0)
-        tokens, labels = hiding.hide(rows.shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction)
+        rows, masker = self.windows.rows(indices), self.task.masker
+        allowed = ~rows.padding & (rows.shown != self.task.bos)
+        fraction = masker.fraction(self.task.progress if self.training else 1.0)
+        tokens, labels = masker.mask_tokens(
+            rows.shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction
+        )
         return Batch(
             torch.from_numpy(tokens),
             document_ids=torch.from_numpy(rows.documents),  # the padding is a document of its own
@@ -127,22 +134,22 @@ class Hidden:
         )
 
 
-class Pairs:
+class NextSentenceExamples:
     """Rows [CLS] A [SEP] B [SEP] with some of their tokens hidden, and whether B follows A."""
 
-    def __init__(self, task: Masked, following: Following, *, seed: int | None, epoch: int):
+    def __init__(self, task: MaskedLM, following: NextSentencePairs, *, seed: int | None, epoch: int):
         self.task, self.following, self.name = task, following, following.name
-        self.key, self.training = drawn_from(seed, epoch), seed is not None
+        self.key, self.training = epoch_key(seed, epoch), seed is not None
         self.lengths = following.lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        hiding = self.task.hiding
-        rows = self.following.rows(indices, key=self.key, opening=self.task.start, filler=self.task.filler)
-        fraction = hiding.fraction(self.task.done if self.training else 1.0)
-        tokens, labels = hiding.hide(
+        masker = self.task.masker
+        rows = self.following.rows(indices, key=self.key, opening=self.task.bos, filler=self.task.pad_id)
+        fraction = masker.fraction(self.task.progress if self.training else 1.0)
+        tokens, labels = masker.mask_tokens(
             rows.shown, rows.text, rows.segments, key=self.key, rows=indices, fraction=fraction
         )
         return Batch(

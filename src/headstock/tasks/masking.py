@@ -17,7 +17,7 @@ from headstock.rng import uniforms
 
 
 @dataclass(frozen=True)
-class HidingConfig:
+class MaskingConfig:
     fraction: float = 0.15  # share of the tokens that must be guessed;
     fraction_start: float | None = None  # in training it may begin here and go to `fraction` in a line over the run
     masked: float = 0.8  # of those, the share shown as [MASK],
@@ -45,10 +45,10 @@ class HidingConfig:
         return problems
 
 
-class Hiding:
+class TokenMasker:
     """Hides tokens; what becomes of one is a pure function of (key, row, place), whatever else is in the batch."""
 
-    def __init__(self, config: HidingConfig, tokenizer: Tokenizer):
+    def __init__(self, config: MaskingConfig, tokenizer: Tokenizer):
         if tokenizer.mask is None:
             raise UserError("this tokenizer has no [MASK], which masked language modelling needs")
         self.config, self.mask = config, tokenizer.mask
@@ -61,7 +61,7 @@ class Hiding:
         first, last = self.config.fraction_start, self.config.fraction
         return last if first is None else first + (last - first) * min(1.0, done)
 
-    def hide(
+    def mask_tokens(
         self,
         shown: np.ndarray,
         allowed: np.ndarray,

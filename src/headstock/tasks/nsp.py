@@ -17,13 +17,13 @@ from headstock.data.token_store import TokenStore
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
-from headstock.tasks.chunking import Cuts
+from headstock.tasks.chunking import DocumentChunks
 
 MARKS = 3  # the opening, one after each text
 TRIES = 24  # pieces of other documents that are looked at for a B of about the right length
 TOLERANCE = 0.1  # relative difference in length at which the first of them is taken
 
-Sentences = tuple[np.ndarray, np.ndarray, bool]  # tokens, boundaries between sentences, cut off behind the only one
+SentencePiece = tuple[np.ndarray, np.ndarray, bool]  # tokens, boundaries between sentences, cut off behind the only one
 
 
 @dataclass
@@ -56,13 +56,13 @@ def check_pairs(store: TokenStore, length: int) -> None:
         )
 
 
-class Following:
+class NextSentencePairs:
     """Pieces of documents, each of at most a row less its marks; example i of a pass is the same whoever asks."""
 
     def __init__(self, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         assert store.sep is not None
         self.store, self.size, self.separator = store, length - MARKS, store.sep
-        cuts = Cuts(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the end mark
+        cuts = DocumentChunks(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the end mark
         self.firsts, self.documents, self.begins, self.stops = cuts.firsts, cuts.documents, cuts.begins, cuts.stops
         self.lengths = cuts.lengths + MARKS
 
@@ -104,7 +104,7 @@ class Following:
             index = int(draw * (len(self.documents) - (stop - begin)))
             yield index + (stop - begin if index >= begin else 0)  # skip the document's own pieces
 
-    def sentences(self, index: int) -> Sentences:
+    def sentences(self, index: int) -> SentencePiece:
         """A piece, where in it one sentence ends before another, and whether all behind the only boundary is cut off.
 
         A sentence that is cut off at the end of the piece is left out where another boundary stands before it.
@@ -129,7 +129,7 @@ class Following:
         return self.store.slice(first + begin, min(first + stop, end))
 
 
-def best_match(candidates: Iterable[Sentences], target: int, *, limit: int) -> np.ndarray | None:
+def best_match(candidates: Iterable[SentencePiece], target: int, *, limit: int) -> np.ndarray | None:
     """Whole sentences up to the end of a candidate, about `target` tokens and at most `limit`; None if none fits."""
     best, nearest = None, 0
     for piece, breaks, cut in candidates:
@@ -146,7 +146,7 @@ def best_match(candidates: Iterable[Sentences], target: int, *, limit: int) -> n
     return best
 
 
-def cut_short(candidates: Iterable[Sentences], length: int) -> np.ndarray | None:
+def cut_short(candidates: Iterable[SentencePiece], length: int) -> np.ndarray | None:
     """The first `length` tokens of a sentence that is longer than that; None if no candidate has one."""
     for piece, breaks, _ in candidates:
         begins, ends = breaks + 1, np.append(breaks, len(piece))[1:]

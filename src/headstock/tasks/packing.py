@@ -16,11 +16,11 @@ from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.heads import LMHead
 from headstock.rng import generator
-from headstock.tasks.base import Task, opening
+from headstock.tasks.base import Task, bos_id
 
 
 @dataclass
-class Rows:
+class PackedRows:
     """Some windows. Each document is shown as <start> A B C, and A B C <end> follows at its positions."""
 
     shown: np.ndarray  # (B, T) the tokens, a start mark before each document
@@ -30,7 +30,7 @@ class Rows:
     padding: np.ndarray  # (B, T) True where there is no token
 
 
-class Windows:
+class PackedWindows:
     """Equal windows of the stream. Each position of it is in exactly one of them.
 
     Where the windows begin is drawn anew for every pass, so that documents are cut at other places.
@@ -52,7 +52,7 @@ class Windows:
         """(B,) the position of the stream where each window begins."""
         return np.maximum(np.asarray(indices, dtype=np.int64) * self.length - self.shift, 0)
 
-    def rows(self, indices: Sequence[int] | np.ndarray) -> Rows:
+    def rows(self, indices: Sequence[int] | np.ndarray) -> PackedRows:
         at = np.asarray(indices, dtype=np.int64)
         begin = self.begin(at)
         sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
@@ -68,7 +68,7 @@ class Windows:
         padding = place >= sizes[:, None]
         documents[padding] = -1
         shown[padding] = self.filler
-        return Rows(shown, wanted, documents, place - newest, padding)
+        return PackedRows(shown, wanted, documents, place - newest, padding)
 
     def before(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
         """For each window what was shown before it of the document it begins in, up to a window's length of it."""
@@ -95,13 +95,13 @@ class StreamTask(Task):
         super().__init__(config, tokenizer)
         if tokenizer.eos is None:
             raise UserError("this tokenizer has no end mark, which a language model must learn to give")
-        self.end = tokenizer.eos
-        self.start = opening(tokenizer, "start")
-        self.filler = tokenizer.pad or 0
+        self.eos = tokenizer.eos
+        self.bos = bos_id(tokenizer, "start")
+        self.pad_id = tokenizer.pad or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}
 
-    def windows(self, data: TokenStore, length: int, *, seed: int | None, epoch: int) -> Windows:
-        marks = {"start": self.start, "end": self.end, "filler": self.filler}
-        return Windows(data, length, **marks, seed=seed, epoch=epoch)
+    def windows(self, data: TokenStore, length: int, *, seed: int | None, epoch: int) -> PackedWindows:
+        marks = {"start": self.bos, "end": self.eos, "filler": self.pad_id}
+        return PackedWindows(data, length, **marks, seed=seed, epoch=epoch)

@@ -11,8 +11,8 @@ from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import Tokenizer
 from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig
-from headstock.tasks.classify import Classify, Labelled
-from headstock.tasks.labelled import segments_of, separator_of, texts_in
+from headstock.tasks.classify import Classify, EncodedTexts
+from headstock.tasks.labelled import segment_ids, separator_id, texts_in
 
 MARKS = 3  # the opening, and a separator after each text
 
@@ -30,12 +30,12 @@ class Pair(Classify):
     title = "classifier of pairs"
     example = "--file pairs.csv"
     row_form = "two texts, such as ('It rains.', 'The street is wet.')"
-    of_texts = False
+    row_is_text = False
 
     def __init__(self, config: PairConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)
         if tokenizer is not None:
-            self.separator = separator_of(tokenizer)
+            self.separator = separator_id(tokenizer)
 
     @classmethod
     def read_file(
@@ -57,7 +57,7 @@ class Pair(Classify):
         self.check_rows(rows)
         return {"text": [first for first, _ in rows], "text_b": [second for _, second in rows]}
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> Labelled:
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedTexts:
         first, second = records.columns["text"], records.columns["text_b"]
         cut = self.tokenizer.encode_batch([*first, *second])
         pairs = list(zip(cut[: len(records)], cut[len(records) :], strict=True))
@@ -65,13 +65,13 @@ class Pair(Classify):
 
     def rows(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
         first, second = shortened(*tokens, room=length - MARKS)
-        return [[self.start, *first, self.separator, *second, self.separator]]
+        return [[self.bos, *first, self.separator, *second, self.separator]]
 
     def length_of(self, tokens: Sequence[Any], length: int) -> int:
         return min(sum(map(len, tokens)) + MARKS, length)
 
     def which_text(self, tokens: Tensor) -> Tensor:
-        return segments_of(tokens, self.separator)
+        return segment_ids(tokens, self.separator)
 
 
 def shortened(first: Sequence[int], second: Sequence[int], *, room: int) -> tuple[Sequence[int], Sequence[int]]:

@@ -25,9 +25,9 @@ from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, cross_entropy
 from headstock.tasks.class_labels import listed
+from headstock.tasks.entities import entity_counts as entity_tallies
 from headstock.tasks.entities import is_entity_scheme
-from headstock.tasks.entities import tallies as entity_tallies
-from headstock.tasks.labelled import Features, LabelledTask, Tallies, texts_in
+from headstock.tasks.labelled import CachedFeatures, LabelledTask, RowMetrics, texts_in
 
 LEAST = 1e-12  # no probability is taken for smaller, so that its logarithm is a number
 
@@ -48,7 +48,7 @@ class TagConfig:
 
 
 @dataclass
-class Tagged:
+class EncodedSentences:
     """Sentences as words and as the pieces they are read in, with their tags as numbers where they have any."""
 
     words: list[list[str]]
@@ -61,11 +61,11 @@ class Tagged:
     def __len__(self) -> int:
         return len(self.words)
 
-    def select(self, rows: Sequence[int]) -> "Tagged":
+    def select(self, rows: Sequence[int]) -> "EncodedSentences":
         labels = None if self.labels is None else [self.labels[i] for i in rows]
         words, places = [self.words[i] for i in rows], [self.places[i] for i in rows]
         pieces, starts = [self.pieces[i] for i in rows], [self.starts[i] for i in rows]
-        return Tagged(words, pieces, starts, labels, places, self.bytes)
+        return EncodedSentences(words, pieces, starts, labels, places, self.bytes)
 
 
 @TASKS.add("tag")
@@ -81,7 +81,7 @@ class Tag(LabelledTask):
     def __init__(self, config: TagConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         self.entities = is_entity_scheme(config.classes)
-        self.headline = "f1" if self.entities else "accuracy"
+        self.primary_metric = "f1" if self.entities else "accuracy"
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         width = feature_width(backbone.width, self.config.layers)
@@ -113,14 +113,14 @@ class Tag(LabelledTask):
         return {"tokens": words, "running": [row if isinstance(row, str) else None for row in rows]}
 
     @classmethod
-    def settle(cls, config: Any, records: Records) -> Any:
+    def infer_settings(cls, config: Any, records: Records) -> Any:
         return config if config.classes else replace(config, classes=find_tags(records))
 
     def check(self, records: Records) -> None:
         if "tags" in records.columns:
             tag_numbers(records, self.config.classes)
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> Tagged:
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedSentences:
         words = records.columns["tokens"]
         running = records.columns.get("running") or [None] * len(words)
         joined = [
@@ -136,17 +136,17 @@ class Tag(LabelledTask):
         if labelled and "tags" in records.columns:
             labels = tag_numbers(records, self.config.classes)
         places = [records.location(i) for i in range(len(records))]
-        return Tagged(words, pieces, starts, labels, places, sum(len(text.encode()) for text, _ in joined))
+        return EncodedSentences(words, pieces, starts, labels, places, sum(len(text.encode()) for text, _ in joined))
 
     @property
     def missing(self) -> int:
         """What stands for a word of which the tokenizer leaves nothing."""
-        return self.start if self.tokenizer.unk is None else self.tokenizer.unk
+        return self.bos if self.tokenizer.unk is None else self.tokenizer.unk
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        if isinstance(data, Features):
-            return self.recall(Sentences(self, data.data, length), data)
-        return Sentences(self, data, length)
+        if isinstance(data, CachedFeatures):
+            return self.with_features(SentenceExamples(self, data.data, length), data)
+        return SentenceExamples(self, data, length)
 
     # From batches to numbers
 
@@ -154,12 +154,12 @@ class Tag(LabelledTask):
         """(B, W, C) the scores of every word; where a row has no more words, of its first token."""
         places = batch.labels["places"].clamp(min=0)  # (B, W)
         rows = torch.arange(len(places), device=places.device)[:, None]
-        return model.heads["tag"](self.vectors(model, batch)[rows, places]).float()  # (B, T, D) -> (B, W, D)
+        return model.heads["tag"](self.token_features(model, batch)[rows, places]).float()  # (B, T, D) -> (B, W, D)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         labels, scores = batch.labels["tag"], self.read(model, batch)
         chosen = scores.argmax(-1)
-        sums = {"tag": cross_entropy(scores, labels, smoothing=smoothing), "hits": (chosen == labels).sum()}
+        sums = {"tag": cross_entropy(scores, labels, smoothing=smoothing), "correct": (chosen == labels).sum()}
         if self.entities and not model.training:  # not a matter of tensors, so only where it decides something
             wanted = labels != IGNORE_INDEX
             sizes = words_of_each(batch, wanted)
@@ -180,14 +180,16 @@ class Tag(LabelledTask):
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         words = max(1, counts["tag"])
-        metrics = {"loss": sums["tag"] / words, "accuracy": sums["hits"] / words}
+        metrics = {"loss": sums["tag"] / words, "accuracy": sums["correct"] / words}
         if "either" in sums:
             metrics["f1"] = sums["found"] / max(1.0, sums["either"])
         return metrics
 
-    def merit(self, metrics: Mapping[str, float]) -> float:
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
         """The metric that counts first; among equals, the smaller loss."""
-        return -metrics[self.headline] + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # less than a word in a million
+        return -metrics[self.primary_metric] + 1e-7 * metrics["loss"] / (
+            1 + metrics["loss"]
+        )  # less than a word in a million
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
         """(W, C) for each sentence how likely each tag is for each word."""
@@ -195,7 +197,7 @@ class Tag(LabelledTask):
         likely = self.read(model, batch)[wanted].softmax(-1)
         return list(likely.split(words_of_each(batch, wanted)))
 
-    def predictions(self, data: Tagged, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    def predictions(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """The words, their tags, and how likely each of these is."""
         return [
             {
@@ -210,7 +212,7 @@ class Tag(LabelledTask):
         """As CoNLL has it: a word and its tag a line, and a blank line after the sentence."""
         return "".join(f"{word}\t{tag}\n" for word, tag in zip(prediction["tokens"], prediction["tags"], strict=True))
 
-    def tallies(self, data: Tagged, outputs: Sequence[np.ndarray]) -> Tallies:
+    def row_metrics(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> RowMetrics:
         assert data.labels is not None
         chosen = [likely.argmax(-1) for likely in outputs]
         hits = [float((one == labels).sum()) for one, labels in zip(chosen, data.labels, strict=True)]
@@ -219,22 +221,22 @@ class Tag(LabelledTask):
             tallies["f1"] = self.entity_counts(data.labels, chosen)
         return tallies
 
-    def true_classes(self, data: Tagged) -> np.ndarray | None:
+    def true_class_ids(self, data: EncodedSentences) -> np.ndarray | None:
         return None if data.labels is None else np.concatenate(data.labels)
 
-    def extras(self, data: Tagged, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+    def extra_metrics(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         assert data.labels is not None
         labels = np.concatenate(data.labels)
         likely = np.concatenate(outputs)[np.arange(len(labels)), labels]
         return {"loss": float(-np.log(np.maximum(likely, LEAST)).mean())}
 
 
-class Sentences:
+class SentenceExamples:
     """Sentences as rows of tokens, with the place of each word and, where it is known, its tag."""
 
-    def __init__(self, task: Tag, data: Tagged, length: int):
+    def __init__(self, task: Tag, data: EncodedSentences, length: int):
         self.task, self.data = task, data
-        marks = 1 + len(task.closing)
+        marks = 1 + len(task.suffix)
         self.room = max(1, length - marks)
         self.lengths = np.array([sum(end - begin + marks for begin, end in self.spans(i)) for i in range(len(data))])
 
@@ -255,12 +257,12 @@ class Sentences:
             homes = roomiest(starts, spans, len(self.data.pieces[index]))
             for number, (begin, end) in enumerate(spans):
                 mine = np.flatnonzero(homes == number)
-                rows.append([self.task.start, *self.data.pieces[index][begin:end], *self.task.closing])
+                rows.append([self.task.bos, *self.data.pieces[index][begin:end], *self.task.suffix])
                 places.append([starts[word] - begin + 1 for word in mine])
                 if self.data.labels is not None:
                     labels.append(self.data.labels[index][mine].tolist())
                 owners.append(owner)
-        tokens, padding = pad(rows, self.task.filler)
+        tokens, padding = pad(rows, self.task.pad_id)
         told = {"places": pad_labels(places)} | ({"tag": pad_labels(labels)} if labels else {})
         several = torch.tensor(owners) if len(rows) > len(indices) else None
         return Batch(tokens, padding, example_ids=several, labels=told)

@@ -15,7 +15,9 @@ from headstock.tasks.base import token_loss
 Row = tuple[Sequence[int], Sequence[int] | None]  # a source and, where it is known, its target
 
 
-def forced(rows: Sequence[Row], *, start: int, end: int, source_end: int, filler: int, length: int) -> Batch:
+def teacher_forcing_batch(
+    rows: Sequence[Row], *, start: int, end: int, source_end: int, filler: int, length: int
+) -> Batch:
     """Sources S <end> beside targets <start> A B C, which must give A B C <end>.
 
     What does not fit into `length` tokens is cut; a target that was cut is not taught to end there.
@@ -42,10 +44,10 @@ def token_losses(model: Model, batch: Batch, *, smoothing: float) -> dict[str, T
     loss, right = token_loss(
         model.heads["token"], *batch.gather_labelled("token", model(batch).hidden), smoothing=smoothing
     )
-    return {"token": loss, "hits": right}
+    return {"token": loss, "correct": right}
 
 
 def token_score(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:
     count = max(1, counts["token"])
     loss = sums["token"] / count
-    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": sums["hits"] / count}
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": sums["correct"] / count}

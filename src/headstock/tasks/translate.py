@@ -22,8 +22,8 @@ from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.labelled import LabelledTask, Statistics, Tallies
-from headstock.tasks.teacher_forcing import forced, token_losses, token_score
+from headstock.tasks.labelled import LabelledTask, RowMetrics, SufficientStatistics
+from headstock.tasks.teacher_forcing import teacher_forcing_batch, token_losses, token_score
 from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
 
 SHORTEST_LIMIT = 32  # tokens; a translation may be so long, or twice as long as its source and some
@@ -52,7 +52,7 @@ class TranslateConfig:
 
 
 @dataclass
-class Sentences:
+class EncodedPairs:
     """Sentences as tokens, and what people made of them."""
 
     sources: list[list[int]]
@@ -64,12 +64,12 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def select(self, rows: Sequence[int]) -> "Sentences":
+    def select(self, rows: Sequence[int]) -> "EncodedPairs":
         def chosen(values: list[Any] | None) -> Any:
             return None if values is None else [values[i] for i in rows]
 
         sides = chosen(self.sources), chosen(self.targets), chosen(self.labels)
-        return Sentences(*sides, chosen(self.places), self.bytes)
+        return EncodedPairs(*sides, chosen(self.places), self.bytes)
 
 
 @TASKS.add("translate")
@@ -79,16 +79,16 @@ class Translate(LabelledTask):
     Config: ClassVar[type] = TranslateConfig
     target = TARGET
     input_column = SOURCE
-    headline = "bleu"
+    primary_metric = "bleu"
     title = "translator"
-    use = "translate"
-    needs_source = True
-    of_tokens = True
-    averages = False
-    freezes = False
-    inherits = True
+    verb = "translate"
+    needs_encoder_decoder = True
+    is_language_model = True
+    can_ensemble = False
+    can_freeze_backbone = False
+    reuses_head = True
     formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {"bleu": bleu, "chrf": chrf}
-    training: ClassVar[dict[str, Any]] = {
+    training_defaults: ClassVar[dict[str, Any]] = {
         "batch_tokens": 4096,
         "label_smoothing": 0.1,
         "schedule": "cosine",
@@ -101,12 +101,12 @@ class Translate(LabelledTask):
         super().__init__(config, tokenizer)
         if tokenizer is None:
             return
-        self.reader = tokenizer.source_tokenizer or tokenizer  # what cuts the sources
-        if tokenizer.eos is None or self.reader.eos is None:
+        self.source_tokenizer = tokenizer.source_tokenizer or tokenizer  # what cuts the sources
+        if tokenizer.eos is None or self.source_tokenizer.eos is None:
             raise UserError("this tokenizer has no end mark, which a translation must end with")
         if config.two_tokenizers and tokenizer.source_tokenizer is None:
             raise UserError("task.two_tokenizers: the run to begin from has one tokenizer for both sides")
-        self.end, self.source_end = tokenizer.eos, self.reader.eos
+        self.eos, self.source_eos = tokenizer.eos, self.source_tokenizer.eos
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {"token": LMHead(backbone)}
@@ -131,24 +131,24 @@ class Translate(LabelledTask):
     def check(self, records: Records) -> None:
         """Nothing to refuse: any text may be a translation."""
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> Sentences:
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedPairs:
         sources, wanted = records.columns[SOURCE], records.columns.get(TARGET) if labelled else None
-        return Sentences(
-            self.reader.encode_batch(sources),
+        return EncodedPairs(
+            self.source_tokenizer.encode_batch(sources),
             None if wanted is None else self.tokenizer.encode_batch(wanted),
             wanted,
             [records.location(i) for i in range(len(records))],
             sum(len(text.encode()) for text in (sources if wanted is None else wanted)),
         )
 
-    def examples(self, data: Sentences, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+    def examples(self, data: EncodedPairs, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.long == "refuse" and (found := too_long(data, length)):
             named = "; ".join(f"{data.places[i]} has {count} tokens" for i, count in found[:5])
             more = f" and {len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(f"longer than a row of {length} tokens with its mark: {named}{more} (set long=cut to cut)")
-        return Pairs(self, data, length)
+        return TranslationExamples(self, data, length)
 
-    def remarks(self, data: Sentences, *, length: int) -> list[str]:
+    def reading_warnings(self, data: EncodedPairs, *, length: int) -> list[str]:
         found = too_long(data, length)
         if not found:
             return []
@@ -174,7 +174,7 @@ class Translate(LabelledTask):
         found = [sums[name] for place in range(len(sums)) if (name := f"bleu {place}") in sums]
         return metrics | ({"bleu": float(bleu(np.array(found)))} if found else {})
 
-    def merit(self, metrics: Mapping[str, float]) -> float:
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["bleu"] if self.config.validate_bleu else metrics["loss"]
 
     def search(self, model: Model, batch: Batch, *, beams: int) -> list[list[int]]:
@@ -194,10 +194,10 @@ class Translate(LabelledTask):
         for limit, rows in by_limit.items():
             best = beam_search(
                 model,
-                [[self.start]] * len(rows),
+                [[self.bos]] * len(rows),
                 beams=beams,
                 max_tokens=limit,
-                end=self.end,
+                end=self.eos,
                 length_penalty=self.config.length_penalty,
                 no_repeat=self.config.no_repeat,
                 forbidden=self.unspoken(model.backbone.config.vocabulary),
@@ -215,43 +215,43 @@ class Translate(LabelledTask):
 
     def unspoken(self, vocabulary: int) -> list[int]:
         """Entries that are no part of a text."""
-        special = (number for number in self.tokenizer.all_special_ids if number != self.end)
+        special = (number for number in self.tokenizer.all_special_ids if number != self.eos)
         return [*special, *range(self.tokenizer.vocabulary, vocabulary)]
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
         """The tokens of each translation, which several models cannot average."""
         return [torch.tensor(tokens, dtype=torch.long) for tokens in self.search(model, batch, beams=self.config.beams)]
 
-    def predictions(self, data: Sentences, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    def predictions(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"text": self.tokenizer.decode(int(token) for token in tokens)} for tokens in outputs]
 
     def as_text(self, prediction: dict[str, Any]) -> str:
         return prediction["text"]
 
-    def tallies(self, data: Sentences, outputs: Sequence[np.ndarray]) -> Tallies:
+    def row_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> RowMetrics:
         assert data.labels is not None
         said = [row["text"] for row in self.predictions(data, outputs)]
         counted = {"bleu": bleu_counts(said, data.labels), "chrf": chrf_counts(said, data.labels)}
-        return {name: Statistics(counts, self.formulas[name]) for name, counts in counted.items()}
+        return {name: SufficientStatistics(counts, self.formulas[name]) for name, counts in counted.items()}
 
-    def extras(self, data: Sentences, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-        return {"signature": self.signatures()}
+    def extra_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        return {"signature": self.metric_signatures()}
 
-    def signatures(self) -> dict[str, str]:
+    def metric_signatures(self) -> dict[str, str]:
         return signatures()
 
 
-def too_long(data: Sentences, length: int) -> list[tuple[int, int]]:
+def too_long(data: EncodedPairs, length: int) -> list[tuple[int, int]]:
     """The sentences of which a side and its mark do not fit into a row, with how many tokens it has."""
     sides = zip(data.sources, data.targets or data.sources, strict=True)
     longest = (max(len(source), len(target)) for source, target in sides)
     return [(row, count) for row, count in enumerate(longest) if count >= length]
 
 
-class Pairs:
+class TranslationExamples:
     """Sentences beside their translations."""
 
-    def __init__(self, task: Translate, data: Sentences, length: int):
+    def __init__(self, task: Translate, data: EncodedPairs, length: int):
         self.task, self.data, self.length = task, data, length
         sides = [data.sources] if data.targets is None else [data.sources, data.targets]
         # as many as are read, marks with them
@@ -263,8 +263,8 @@ class Pairs:
     def batch(self, indices: Sequence[int]) -> Batch:
         data, task = self.data, self.task
         rows = [(data.sources[i], None if data.targets is None else data.targets[i]) for i in indices]
-        marks = {"start": task.start, "end": task.end, "source_end": task.source_end, "filler": task.filler}
-        return forced(rows, **marks, length=self.length)
+        marks = {"start": task.bos, "end": task.eos, "source_end": task.source_eos, "filler": task.pad_id}
+        return teacher_forcing_batch(rows, **marks, length=self.length)
 
     def name(self, index: int) -> str:
         return self.data.places[index]

@@ -14,7 +14,7 @@ from headstock.kernels.fp8 import fp8_matmuls
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.rng import generator
-from headstock.tasks.base import Examples, Task, filled
+from headstock.tasks.base import Examples, Task, padded_batch
 from headstock.train.distributed import DistributedContext
 
 FEWEST = 8  # batches; fewer say too little of how much others would differ
@@ -57,7 +57,7 @@ def evaluate(
     mine = chosen[distributed.rank :: distributed.size]
     parts = [mine[at : at + rows] for at in range(0, len(mine), rows)]
     for part in parts or [()]:
-        batch = filled(examples, part, max(1, len(part)))
+        batch = padded_batch(examples, part, max(1, len(part)))
         counted = task.counts(batch) | count_unknown(task, batch)
         for head, count in counted.items():
             counts[head] = counts.get(head, 0) + count
@@ -77,9 +77,9 @@ def evaluate(
 
 def count_unknown(task: Task, batch: Batch) -> dict[str, int]:
     """How many of the tokens that bits per byte are of are unknown ones; nothing for tasks without bits per byte."""
-    if task.bits_head is None or task.tokenizer.unk is None:
+    if task.bits_per_byte_head is None or task.tokenizer.unk is None:
         return {}
-    return {UNKNOWN: int((batch.labels[task.bits_head] == task.tokenizer.unk).sum())}
+    return {UNKNOWN: int((batch.labels[task.bits_per_byte_head] == task.tokenizer.unk).sum())}
 
 
 def score(
@@ -112,7 +112,7 @@ def bootstrap_intervals(
     sums = {name: np.array([losses[name] for losses, _, _ in pieces]) for name in pieces[0][0]}
     counts = {name: np.array([counted[name] for _, counted, _ in pieces]) for name in pieces[0][1]}
     # what the text in bytes is proportional to: the tokens whose loss is told per byte
-    weight = counts[task.bits_head] if task.bits_head else np.array([piece[2] for piece in pieces])
+    weight = counts[task.bits_per_byte_head] if task.bits_per_byte_head else np.array([piece[2] for piece in pieces])
     heads = [head for head in counts if head != UNKNOWN]
     drawn = _drawn([tuple(head for head in heads if counted[head]) for _, counted, _ in pieces])
     scores = [

@@ -232,7 +232,10 @@ def work(
     task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
     if length := chosen.train.length or getattr(chosen.model, "context", None):
-        for line in [*task.remarks(data.train, length=length), *task.remarks(data.valid, length=length)]:
+        for line in [
+            *task.reading_warnings(data.train, length=length),
+            *task.reading_warnings(data.valid, length=length),
+        ]:
             say(line)
     count = chosen.transfer.ensemble
     fitted: list[FitResult] = []
@@ -300,7 +303,7 @@ def describe(
         "measured_on": on,
         "metrics": measured[on],
         **measured,
-        "headline": task.headline,
+        "headline": task.primary_metric,
         "classes": list(getattr(task.config, "classes", ())),
         "epochs": first.epochs,
         "warnings": list(splits.warnings),

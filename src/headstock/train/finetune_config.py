@@ -57,7 +57,7 @@ def gather_config(
         return from_preset(preset, task, file, given)
     theirs = source.config()
     known = {part.name for part in fields(labelled_task(task).Config)}
-    opening = theirs["task"].get("opening") or TASKS.get(theirs["task"]["name"]).opening
+    opening = theirs["task"].get("opening") or TASKS.get(theirs["task"]["name"]).bos_role
     marks = {"opening": opening, "closed": theirs["task"].get("closed", False)}
     tree: dict[str, Any] = {
         "model": theirs["model"],
@@ -110,7 +110,7 @@ def reading_of(preset: dict[str, Any]) -> dict[str, Any]:
 
 def defaults_of(task: type[LabelledTask], kind: str, asked: dict[str, Any]) -> dict[str, Any]:
     """What training needs to do well, where nothing else is asked for."""
-    defaults = COMMON | BY_KIND.get(kind, {}) | task.training
+    defaults = COMMON | BY_KIND.get(kind, {}) | task.training_defaults
     if asked.get("batch"):  # who names a number of rows means it
         defaults.pop("batch_tokens", None)
     if asked.get("steps") or asked.get("minutes"):
@@ -121,17 +121,19 @@ def defaults_of(task: type[LabelledTask], kind: str, asked: dict[str, Any]) -> d
 def check_kind(tree: dict[str, Any], task: type[LabelledTask], kind: str) -> None:
     """Refuse models and ways to begin that a task has no use for."""
     family = tree["model"].get("family", "transformer")
-    if BACKBONES.get(family).is_encoder_decoder != task.needs_source:
-        able = [name for name in BACKBONES.names() if BACKBONES.get(name).is_encoder_decoder == task.needs_source]
-        other = [name for name in TASKS.names() if TASKS.get(name).needs_source != task.needs_source]
+    if BACKBONES.get(family).is_encoder_decoder != task.needs_encoder_decoder:
+        able = [
+            name for name in BACKBONES.names() if BACKBONES.get(name).is_encoder_decoder == task.needs_encoder_decoder
+        ]
+        other = [name for name in TASKS.names() if TASKS.get(name).needs_encoder_decoder != task.needs_encoder_decoder]
         uses = [name for name in other if issubclass(TASKS.get(name), LabelledTask)]
         raise UserError(
             f"--task {task.name}: a model of the family {family!r} cannot learn it (families that can: "
             f"{', '.join(able)}; tasks for {family!r}: {', '.join(uses)})"
         )
-    if kind == "frozen" and not task.freezes:
+    if kind == "frozen" and not task.can_freeze_backbone:
         raise UserError(f"--freeze: {task.name} has no head that could be trained alone")
-    if tree["transfer"].get("ensemble", 1) > 1 and not task.averages:
+    if tree["transfer"].get("ensemble", 1) > 1 and not task.can_ensemble:
         raise UserError(f"transfer.ensemble: what models of {task.name} say cannot be averaged")
 
 
@@ -182,7 +184,7 @@ def with_direction(tree: dict[str, Any], *, causal: bool) -> dict[str, Any]:
 
 def settle(chosen: RunConfig, records: Records) -> RunConfig:
     """What only the labelled rows can tell: the classes, their weights, and how long an epoch is."""
-    task = labelled_task(chosen.objective).settle(chosen.task, records)
+    task = labelled_task(chosen.objective).infer_settings(chosen.task, records)
     return replace(chosen, task=task, train=with_length(chosen, records))
 
 

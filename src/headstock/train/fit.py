@@ -109,7 +109,7 @@ def fit(
 
 def load_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
     """Take over another run's backbone, and its head where the task inherits one."""
-    if task.inherits:
+    if task.reuses_head:
         model.load_tensors(taken_over(model, weights), source=source)
     else:
         model.load_backbone(weights, source=source)

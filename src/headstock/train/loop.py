@@ -99,7 +99,7 @@ def train(
 
     elapsed = distributed.stopwatch(progress.seconds, shared=budget.seconds is not None)
     # the loss of a few labelled rows is no mean over many predictions: it jumps in healthy runs
-    spikes = SpikeDetector(say, progress.spikes) if task.of_tokens or task.fills else None
+    spikes = SpikeDetector(say, progress.spikes) if task.is_language_model or task.fills_masks else None
     losses, seen, at_once = (
         LossMeter(spikes),
         MetricAccumulator(),
@@ -136,7 +136,13 @@ def train(
             after = budget.share(progress.step, progress.seconds)
             passed = partial(due, step=progress.step, before=done, after=after)
             event = partial(
-                describe, progress=progress, order=order, budget=budget, losses=losses, lr=lr, of_tokens=task.of_tokens
+                describe,
+                progress=progress,
+                order=order,
+                budget=budget,
+                losses=losses,
+                lr=lr,
+                of_tokens=task.is_language_model,
             )
             emit(callbacks, event("step"))
             if passed(settings.log_every, 50):
@@ -364,7 +370,7 @@ def validate(
             unknown=getattr(data, "unknown", None),
             dtype=settings.dtype,
         )
-    merit = task.merit(progress.valid)
+    merit = task.selection_score(progress.valid)
     progress.worse += 1
     if merit < progress.best_merit:
         progress.best_merit, progress.best_step, progress.worse = merit, progress.step, 0

@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 
 from headstock.intervals import item_interval, macro_f1_item_interval
-from headstock.tasks.labelled import LabelledTask, Statistics
+from headstock.tasks.labelled import LabelledTask, SufficientStatistics
 
 
 def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """The task's metrics, each with its 95% interval over the rows where one can be had."""
     metrics: dict[str, Any] = {}
     intervals: dict[str, list[float | None]] = {}
-    for name, tally in task.tallies(data, outputs).items():
-        if isinstance(tally, Statistics):
+    for name, tally in task.row_metrics(data, outputs).items():
+        if isinstance(tally, SufficientStatistics):
             found = item_interval(tally)
         else:
             hits, of = tally
             found = item_interval(hits, None if (of == 1).all() else of)
         metrics[name], intervals[name] = found.mean, [found.low, found.high]
-    if (numbers := task.class_numbers(data, outputs)) is not None:
+    if (numbers := task.true_and_predicted(data, outputs)) is not None:
         f1 = macro_f1_item_interval(*numbers)
         metrics["macro_f1"], intervals["macro_f1"] = f1.mean, [f1.low, f1.high]
-    metrics |= task.extras(data, outputs)
-    if "accuracy" in metrics and (truth := task.true_classes(data)) is not None and len(truth):
+    metrics |= task.extra_metrics(data, outputs)
+    if "accuracy" in metrics and (truth := task.true_class_ids(data)) is not None and len(truth):
         number, metrics["majority"] = majority_of(truth.tolist())
         metrics["majority_class"] = task.config.classes[number]
     return {**metrics, "rows": len(outputs), "intervals": intervals}

@@ -142,19 +142,23 @@ def language_use(run: RunFolder) -> str:
     name, task = run.path.name, TASKS.get(run.config()["task"]["name"])
     typed = shell_quote(name)
     words = [f'headstock generate {typed} "..."'] if task.generates else []
-    words += [f'headstock fill {typed} "... [MASK] ..."'] if task.fills else []
-    words = words or ([f'headstock embed {typed} "..."'] if not task.needs_source else [])
-    calls = (["generate"] if task.generates else []) + (["fill"] if task.fills else [])
-    learn = "--task translate --train pairs.tsv" if task.needs_source else "--train labelled.csv"
-    words += [f"headstock evaluate {typed} FILE"] if task.learns else []
+    words += [f'headstock fill {typed} "... [MASK] ..."'] if task.fills_masks else []
+    words = words or ([f'headstock embed {typed} "..."'] if not task.needs_encoder_decoder else [])
+    calls = (["generate"] if task.generates else []) + (["fill"] if task.fills_masks else [])
+    learn = "--task translate --train pairs.tsv" if task.needs_encoder_decoder else "--train labelled.csv"
+    words += [f"headstock evaluate {typed} FILE"] if task.trainable else []
     words += [f"headstock finetune {typed} {learn} --out ANOTHER"]
-    if not task.needs_source:
+    if not task.needs_encoder_decoder:
         words.append(f"headstock compare {typed} --train labelled.csv --out ANSWER     # whether it pays")
     if not run.results().get("imported"):
         words.append(
             f"headstock pretrain --config {shell_quote(f'{name}/config.json')} --out ANOTHER     # the same again"
         )
-    return lines(words) + "\n\nIn Python:\n\n" + in_python(name, calls[:1] or ([] if task.needs_source else ["embed"]))
+    return (
+        lines(words)
+        + "\n\nIn Python:\n\n"
+        + in_python(name, calls[:1] or ([] if task.needs_encoder_decoder else ["embed"]))
+    )
 
 
 # Models of a task
@@ -173,7 +177,7 @@ def finetuned(run: RunFolder) -> dict[str, str]:
     measured = {f"on {side} rows": with_intervals(results[side]) for side in ("valid", "test") if side in results}
     chosen = "The epoch was chosen on the validation rows, so their numbers flatter; those of test rows do not."
     typed = shell_quote(run.path.name)
-    words = [f"headstock {task.use} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
+    words = [f"headstock {task.verb} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
     return {
         "title": f"{title}, made by Headstock {results['versions']['headstock']} from {source}: {how}.",
         "data": table(labelled_rows(data) | backbone_rows(transfer["run"])),
@@ -266,7 +270,7 @@ def imported(run: RunFolder) -> dict[str, str]:
     task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
     if issubclass(task, LabelledTask):
         typed = shell_quote(name)
-        words = [f"headstock {task.use} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
+        words = [f"headstock {task.verb} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
         here = lines(words) + "\n\nIn Python:\n\n" + in_python(name, [call_of(task)])
     return {
         "title": f"A model of {total:,} parameters that was made elsewhere, brought in by Headstock {version}.",
@@ -279,7 +283,7 @@ def imported(run: RunFolder) -> dict[str, str]:
 
 
 def call_of(task: type[LabelledTask]) -> str:
-    return "translate" if task.needs_source else "predict"
+    return "translate" if task.needs_encoder_decoder else "predict"
 
 
 # What all have

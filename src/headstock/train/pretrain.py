@@ -178,8 +178,10 @@ def with_direction(tree: dict[str, Any]) -> dict[str, Any]:
     """A model that must see both sides of a token, or only one, is built so unless that was set by hand."""
     name = tree.get("task", {}).get("name", "causal")
     family, causal = tree.get("model", {}).get("family", "transformer"), TASKS.get(name).causal
-    if not TASKS.get(name).learns:
-        able = ", ".join(o for o in TASKS.names() if TASKS.get(o).learns and not issubclass(TASKS.get(o), LabelledTask))
+    if not TASKS.get(name).trainable:
+        able = ", ".join(
+            o for o in TASKS.names() if TASKS.get(o).trainable and not issubclass(TASKS.get(o), LabelledTask)
+        )
         raise UserError(f"--objective {name}: predicts nothing, so there is nothing to learn (objectives: {able})")
     if not fits(family, name):
         able = ", ".join(other for other in BACKBONES.names() if fits(other, name))
@@ -202,8 +204,10 @@ def fits(family: str, objective: str) -> bool:
     """Whether models of a family read in the way, or can be told to, that an objective asks for."""
     backbone, task = BACKBONES.get(family), TASKS.get(objective)
     direction = getattr(backbone, "causal", None)  # None where a setting decides it
-    alike = backbone.bidirectional == task.both_ways and backbone.is_encoder_decoder == task.needs_source
-    return alike and task.learns and (None in (direction, task.causal) or direction == task.causal)
+    alike = (
+        backbone.bidirectional == task.needs_bidirectional and backbone.is_encoder_decoder == task.needs_encoder_decoder
+    )
+    return alike and task.trainable and (None in (direction, task.causal) or direction == task.causal)
 
 
 def with_segments(chosen: RunConfig, tree: dict[str, Any]) -> RunConfig:
@@ -315,7 +319,7 @@ def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Co
         valid=valid,
         valid_fraction=data.valid_fraction,
         deduplicate=data.deduplicate,
-        sentences=task.sentences,
+        sentences=task.needs_sentences,
         seed=data.split_seed,
         say=say,
     )
@@ -349,7 +353,7 @@ def build_model(chosen: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
         torch.default_generator.manual_seed(derive_seed(chosen.train.seed, "weights"))
         backbone = BACKBONES.get(chosen.family)(chosen.model)
         model = Model(backbone, task.heads(backbone))
-    task.carries = backbone.carries_state
+    task.needs_prefix = backbone.carries_state
     return model, task
 
 

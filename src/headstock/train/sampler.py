@@ -8,7 +8,7 @@ import numpy as np
 
 from headstock.model.batch import Batch
 from headstock.rng import RandomPermutation, generator
-from headstock.tasks.base import Examples, Task, filled
+from headstock.tasks.base import Examples, Task, padded_batch
 
 POOL = 64  # steps whose examples are sorted by length together
 MANY = 1 << 22  # examples: the order of more is computed where it is asked for, since to hold it would grow with them
@@ -67,7 +67,7 @@ class BatchSampler:
         """
         with self.lock:
             if done is not None:
-                self.task.done = done
+                self.task.progress = done
             return self.parts(step, size, rank, world_size, full=full)
 
     def parts(self, step: int, size: int | None, rank: int, world_size: int, *, full: bool) -> list[Batch]:
@@ -80,7 +80,7 @@ class BatchSampler:
         for i in range(0, most, size):
             part = mine[i : i + size]
             wanted = min(size, most - i) if full else max(1, len(part))
-            batches.append(filled(self.examples, part, wanted, filler=everyone[0]))
+            batches.append(padded_batch(self.examples, part, wanted, filler=everyone[0]))
         return batches
 
     def names(self, step: int) -> list[str]:

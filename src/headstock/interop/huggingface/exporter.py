@@ -116,7 +116,7 @@ def write(folder: Path, subject: Subject, made: Export, tensors: dict[str, Tenso
     segments = bool(getattr(subject.chosen.model, "segments", 0))
     for name, text in tokenizer_files(tokenizer, task, length=length, segments=segments).items():
         write_text(folder / name, text)
-    if task.generates or task.needs_source:
+    if task.generates or task.needs_encoder_decoder:
         write_json(folder / "generation_config.json", generation(subject))
     write_text(folder / "README.md", card(subject.run, subject.chosen, made, remarks))
 
@@ -127,8 +127,8 @@ def describe(subject: Subject, made: Export) -> dict[str, Any]:
     tokens = {"bos_token_id": t.bos, "eos_token_id": t.eos, "pad_token_id": t.pad}
     if made.model_type == "eurobert":
         tokens["mask_token_id"] = t.mask
-    if subject.task.needs_source:
-        tokens |= {"decoder_start_token_id": subject.task.start, "forced_eos_token_id": None}  # type: ignore[attr-defined]
+    if subject.task.needs_encoder_decoder:
+        tokens |= {"decoder_start_token_id": subject.task.bos, "forced_eos_token_id": None}  # type: ignore[attr-defined]
         tokens["forced_bos_token_id"] = None
     own = {"version": __version__, "model": {"family": chosen.family, **config.to_dict(chosen.model)}}
     own |= {"task": {"name": chosen.objective, **config.to_dict(chosen.task)}}
@@ -152,8 +152,8 @@ def generation(subject: Subject) -> dict[str, Any]:
         "pad_token_id": t.eos if t.pad is None else t.pad,
         "suppress_tokens": [*silent, *range(t.vocabulary, vocabulary)],
     }
-    if task.needs_source:
-        found |= {"decoder_start_token_id": task.start, "max_length": subject.chosen.model.context}  # type: ignore[attr-defined]
+    if task.needs_encoder_decoder:
+        found |= {"decoder_start_token_id": task.bos, "max_length": subject.chosen.model.context}  # type: ignore[attr-defined]
         if hasattr(task.config, "beams"):
             found |= {"num_beams": task.config.beams, "length_penalty": task.config.length_penalty}
             found |= {"no_repeat_ngram_size": task.config.no_repeat}

@@ -15,7 +15,7 @@ from headstock.data.tokenizer import Tokenizer, TokenizersBackend, open_tokenize
 from headstock.errors import UserError
 from headstock.inference.windowing import special_tokens_for
 from headstock.tasks.base import Task
-from headstock.tasks.labelled import separator_of
+from headstock.tasks.labelled import separator_id
 
 ROLES = {  # ours: theirs
     "bos": "bos_token",
@@ -52,7 +52,7 @@ def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: 
         "clean_up_tokenization_spaces": False,
         "model_input_names": names,
         # a text may spell out [MASK] only where that is what it is for
-        "split_special_tokens": not task.fills,
+        "split_special_tokens": not task.fills_masks,
         **special,
     }
     return {
@@ -72,14 +72,14 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 def template(tokenizer: Tokenizer, task: Task) -> processors.PostProcessor:
     """The marks around one text and around two, as the run reads them."""
-    if task.needs_source:
+    if task.needs_encoder_decoder:
         assert tokenizer.eos is not None
         single, pair, used = ["$A", tokenizer.eos], ["$A", "$B", tokenizer.eos], {tokenizer.eos}
     else:
         marks = special_tokens_for(task, tokenizer, left_to_right=task.generates)
-        opening = getattr(task, "start", marks.prefix[0]) if not task.generates else marks.prefix[0]
-        closing = getattr(task, "closing", marks.suffix)
-        separator = separator_of(tokenizer)
+        opening = getattr(task, "bos", marks.prefix[0]) if not task.generates else marks.prefix[0]
+        closing = getattr(task, "suffix", marks.suffix)
+        separator = separator_id(tokenizer)
         single = [opening, "$A", *closing]
         pair = [opening, "$A:0", separator, "$B:1", f"{tokenizer.id_to_token(separator)}:1"]
         used = {opening, separator, *closing}

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headstock.cli.app import report
 from headstock.cli.command import Common
+from headstock.cli.experiments import report
 from headstock.data.word_joining import word_spans
 from headstock.errors import UserError
 from headstock.experiments.compare_table import comparison_table

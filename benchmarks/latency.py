@@ -57,7 +57,7 @@ def ways_of(run: Path, folder: Path, threads: int) -> dict[str, Callable[[np.nda
     export_run(run, folder / "onnx", to="onnx", int8=True)
     theirs = AutoModelForSequenceClassification.from_pretrained(folder / "huggingface").eval()
     loaded = headstock.load(run, device="cpu")
-    task, model = loaded.classifier(), loaded.model
+    task, model = loaded.classification_task(), loaded.model
 
     def eager(row: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
@@ -108,7 +108,7 @@ def main() -> None:
         run = make_run(Path(folder), given)
         loaded = headstock.load(run, device="cpu")
         ways = ways_of(run, Path(folder), given.threads)
-        task, texts = loaded.classifier(), some_texts(given.texts, longest=given.words, seed=1)
+        task, texts = loaded.classification_task(), some_texts(given.texts, longest=given.words, seed=1)
         rows = [np.array(task.rows(ids, 256)) for ids in loaded.tokenizer.encode_batch(texts)]
         seconds, apart = measure(ways, rows)
         parameters = loaded.model.parameter_counts()["total"]

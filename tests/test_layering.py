@@ -37,10 +37,7 @@ PENDING = {
     "report/run_page.py -> experiments",
     "report/sweep_charts.py -> experiments",
     "report/sweep_page.py -> experiments",
-    "train/finetune.py -> inference",
-    "train/fit.py -> inference",
     "train/model_card.py -> report",
-    "train/pretrain.py -> inference",
 }
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}

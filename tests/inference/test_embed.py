@@ -9,9 +9,9 @@ import torch
 
 import headstock
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.data.windowing import SpecialTokens, windows
 from headstock.errors import UserError
 from headstock.inference.embed import align_tokens, embed, layer_vectors, resolve_pooling, word_vectors, write_vectors
-from headstock.inference.windowing import SpecialTokens, windows
 from headstock.model.batch import Batch
 from headstock.model.heads import ClassificationHead
 from headstock.model.layer_features import ScalarMix
@@ -25,7 +25,7 @@ MARKS = SpecialTokens((1,), (), 0)
 @torch.inference_mode()
 def vectors(model, row, layer=-1):
     """(T, D) of one row by itself, as a layer's vectors leave the backbone."""
-    return model.backbone.outlet(model(Batch(torch.tensor([row])), keep_layers=True).layers[layer][0]).numpy()
+    return model.backbone.output_norm(model(Batch(torch.tensor([row])), keep_layers=True).layers[layer][0]).numpy()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -77,7 +77,7 @@ def test_layers_have_the_sizes_and_values_they_should(layers, width):
 def test_a_long_text_is_read_in_overlapping_rows(causal):
     model = small_model(causal=causal)
     (found,) = embed(model, [LONG], special=MARKS, length=16, layers="last", pool="none")
-    cut = windows(len(LONG), 15, ahead=not causal)
+    cut = windows(len(LONG), 15, centered=not causal)
     rows = [vectors(model, [1, *LONG[part.start : part.end]]) for part in cut]
     for part, row in zip(cut, rows, strict=True):
         for place in range(part.keep_start, part.keep_end):
@@ -183,7 +183,7 @@ def test_any_run_embeds(corpus, tmp_path, tiny):
         row = [getattr(model.tokenizer, mark), *model.tokenizer.encode(texts[0])]
         alone = vectors(model.model, row)
         np.testing.assert_allclose(found[0], alone[-1] if pool == "last" else alone.mean(0), atol=1e-5)
-        endless = model.embeddings(itertools.cycle(texts))  # vectors do not wait for the last text
+        endless = model.iter_embeddings(itertools.cycle(texts))  # vectors do not wait for the last text
         np.testing.assert_allclose(np.stack(list(itertools.islice(endless, 600))), np.tile(found, (200, 1)), atol=1e-5)
         tokens = model.embed(texts, pool="none")
         assert [len(rows) for rows in tokens] == [len(ids) for ids in model.tokenizer.encode_batch(texts)]

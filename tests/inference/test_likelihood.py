@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import headstock
+from headstock.data.windowing import SpecialTokens, windows
 from headstock.errors import UserError
 from headstock.inference.likelihood import token_log_probabilities
-from headstock.inference.windowing import SpecialTokens, windows
 from headstock.model.batch import Batch
 from tests.model.small import small_model
 
@@ -61,7 +61,7 @@ def test_order_and_company_change_nothing(mask):
 def test_a_long_text_is_read_in_windows():
     model = small_model(causal=False)
     (values,) = token_log_probabilities(model, [LONG], special=SpecialTokens((1,), (), 0), length=16, mask=MASK)
-    for part in windows(len(LONG), 15, ahead=True):
+    for part in windows(len(LONG), 15, centered=True):
         for at in range(part.keep_start, part.keep_end):
             row = [1, *LONG[part.start : at], MASK, *LONG[at + 1 : part.end]]
             assert values[at] == pytest.approx(told(model, row, at - part.start + 1, LONG[at], causal=False), abs=1e-5)

@@ -11,19 +11,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 from torch.overrides import TorchFunctionMode
 
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.inference import embed, predict
-from headstock.inference import pipeline as loaded
-from headstock.inference.predict import as_arrays, ensemble_mean, length_batches
+from headstock.inference import embed, pipeline, predict
 from headstock.model.batch import Batch
+from headstock.train import outputs
 from headstock.train.finetune import finetune
+from headstock.train.outputs import as_arrays, ensemble_mean
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 4, "lr": 0.01}
@@ -126,7 +124,7 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
     assert [row["label"] for row in parts] == [row["label"] for row in whole]
     for one, other in zip(parts, whole, strict=True):
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
-    endless = model.predictions(itertools.cycle(given))  # answers do not wait for the last text
+    endless = model.iter_predictions(itertools.cycle(given))  # answers do not wait for the last text
     assert [row["label"] for row in itertools.islice(endless, 60)] == [row["label"] for row in [*whole, *whole[:10]]]
     assert model.predict([]) == []
 
@@ -135,9 +133,9 @@ def test_many_threads_cut_what_one_cuts(run, monkeypatch):
     model, given = headstock.load(run, device="cpu"), texts(50, seed=1)
     one = model.predict(given), model.embed(given)
     monkeypatch.setattr(predict, "AT_ONCE", 7)
-    monkeypatch.setattr(predict, "cutters", lambda device: 3)
-    monkeypatch.setattr(loaded, "AT_ONCE", 7)
-    monkeypatch.setattr(loaded, "cutters", lambda device: 3)
+    monkeypatch.setattr(predict, "tokenizer_threads", lambda device: 3)
+    monkeypatch.setattr(pipeline, "AT_ONCE", 7)
+    monkeypatch.setattr(pipeline, "tokenizer_threads", lambda device: 3)
     for row, other in zip(model.predict(given), one[0], strict=True):
         assert row["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
     assert model.embed(given) == pytest.approx(one[1], abs=1e-5)
@@ -154,7 +152,7 @@ def test_texts_are_read_by_kernels_that_take_any_shape(run, monkeypatch):
         inside.pop()
 
     model = headstock.load(run, device="cpu")
-    monkeypatch.setattr(predict, "without_cudnn_attention", noted)
+    monkeypatch.setattr(outputs, "without_cudnn_attention", noted)
     monkeypatch.setattr(embed, "without_cudnn_attention", noted)
     model.model.backbone.register_forward_pre_hook(lambda *_: seen.append(len(inside)))
     model.predict(texts(5))
@@ -173,15 +171,6 @@ def test_an_empty_text_is_told_from_the_opening_mark_alone(run):
     assert model.predict("")[0] == row
 
 
-@given(st.lists(st.integers(1, 3000), max_size=200))
-def test_parts_hold_every_text_once_and_not_too_many_tokens(lengths):
-    parts = list(length_batches(np.array(lengths, dtype=np.int64), 1000))
-    assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
-    longest = [max(lengths[index] for index in part) for part in parts]
-    assert longest == sorted(longest, reverse=True)
-    assert all(len(part) * most <= 1000 or len(part) == 1 for part, most in zip(parts, longest, strict=True))
-
-
 def test_rows_of_any_shape_come_over_in_one_piece():
     rows = [torch.arange(3.0), torch.ones(2, 2), torch.zeros(0, 2), torch.tensor(7), torch.arange(4).bfloat16()]
     alike = torch.arange(6).bfloat16().view(2, 3)  # a batch whose rows are one tensor
@@ -198,7 +187,7 @@ def test_what_is_done_to_tensors_does_not_grow_with_the_texts_of_a_batch(run):
     def calls(given):
         called = []
         with noting(lambda function, args: called.append(function)):
-            assert len(model.outputs(model.labelled().prepare(given, labelled=False))) == len(given)
+            assert len(model.outputs(model.labelled_task().prepare(given, labelled=False))) == len(given)
         return len(called)
 
     many = Records("row", list(range(60)), {"text": ["Anne", "Ben"] * 30})
@@ -229,7 +218,7 @@ text = "Anne sees the sea. " * 50
 ids = model.tokenizer.encode(text)[:50]
 model.predict(text)
 before, count = peak(), 0
-for row in model.predictions(model.tokenizer.decode(ids) for _ in range(10_000)):
+for row in model.iter_predictions(model.tokenizer.decode(ids) for _ in range(10_000)):
     count += row["label"] in ("long", "short")
 print(json.dumps({"grown": peak() - before, "count": count, "tokens": len(ids)}))
 """

@@ -87,7 +87,7 @@ def test_a_classifier_is_written_shrunk_measured_and_run_elsewhere(causal, tmp_p
     assert sorted(f.name for f in folder.iterdir()) == sorted([*done["files"], "README.md"])
 
     session = open_session(folder / "model.onnx")
-    task, pick = loaded.classifier(), random.Random(2)
+    task, pick = loaded.classification_task(), random.Random(2)
     for count in (1, 2, 5):
         texts = [" ".join(story(pick) for _ in range(pick.randint(1, 2))) for _ in range(count)]
         tokens, mask = real([[task.bos, *row][:32] for row in loaded.tokenizer.encode_batch(texts)])

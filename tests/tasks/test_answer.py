@@ -12,11 +12,11 @@ from torch import nn
 from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import cache_features, ensemble_mean, model_outputs
 from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, AnswerConfig, Passage, best_spans
 from headstock.tasks.base import padded_batch
+from headstock.train.outputs import cache_features, ensemble_mean, model_outputs
 from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij ?"

@@ -15,13 +15,13 @@ from torch import nn
 from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import cache_features
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
 from headstock.tasks.base import pad_with_special_tokens, padded_batch
 from headstock.tasks.class_labels import balanced_weights, find_classes, label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts, as_predictions
+from headstock.train.outputs import cache_features
 from tests.model.small import small_backbone, stir
 
 POOLS = ("last", "cls", "mean", "max", "concat")

@@ -10,13 +10,13 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.data.word_joining import join_words
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import cache_features, model_outputs
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.base import padded_batch
 from headstock.tasks.labelled import CachedFeatures
 from headstock.tasks.tag import Tag, TagConfig, find_tags
+from headstock.train.outputs import cache_features, model_outputs
 from tests.model.small import small_backbone, stir
 
 TEXTS = ["Anne voit l'eau, a-t-il dit.", "Ben likes the sea (he said), it's true.", "Zoë voit le café."] * 3

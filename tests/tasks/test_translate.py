@@ -9,11 +9,11 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
-from headstock.inference.predict import model_outputs
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import padded_batch
 from headstock.tasks.labelled import metric_value
 from headstock.tasks.translate import Translate, TranslateConfig
+from headstock.train.outputs import model_outputs
 from tests.tasks.parallel import model_for, sentences
 
 ROWS = sentences(30, "rows")

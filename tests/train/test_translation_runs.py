@@ -203,7 +203,7 @@ def test_an_alignment_is_what_the_last_layer_mixed_by(made):
 
 def test_looking_changes_nothing_and_its_weights_give_the_layers_own_output(made):
     loaded = headstock.load(made[0])
-    task, model = loaded.translator(), loaded.model
+    task, model = loaded.translation_task(), loaded.model
     data = task.prepare(task.read_file(loaded.config.data.valid, config=task.config).select([0]))
     batch = task.examples(data, length=32).batch([0])
     block, memory, seen, across = model.backbone.decoder.blocks[-1], model.backbone.encode(batch.source), [], []

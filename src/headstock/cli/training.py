@@ -56,12 +56,12 @@ def pretrain(
     Example: headstock pretrain corpus.txt --out runs/mine --preset gpt-nano --minutes 5
     """
     from headstock.errors import shell_quote
-    from headstock.inference.samples import sample_lines
     from headstock.report.pages import write_report
     from headstock.tasks.base import TASKS
     from headstock.train import pretrain as training
     from headstock.train.callbacks import on_screen, summary
     from headstock.train.run_folder import RunFolder, check_resumable, open_run
+    from headstock.train.samples import sample_lines
 
     values = settings.to_dict()
     values |= {"train.seed": common.seed} if common.seed is not None else {}

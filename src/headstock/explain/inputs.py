@@ -15,20 +15,21 @@ from headstock.data.formats import PLAIN, detect_format
 from headstock.data.mask_gaps import MASK, SurfaceForms
 from headstock.data.records import Records, stream_texts
 from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
 from headstock.explain.attention_patterns import need_attention
 from headstock.explain.subject import open_subject
 from headstock.explain.targets import ENDLESS, check_length, check_texts, open_one, row_of
 from headstock.inference.pipeline import Pipeline
-from headstock.inference.predict import model_outputs
 from headstock.inference.translate import display_tokens
-from headstock.inference.windowing import padded_batch, special_tokens_for
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.teacher_forcing import teacher_forcing_batch
 from headstock.tasks.translate import EncodedPairs, Translate
 from headstock.train.loop import sequence_length
+from headstock.train.outputs import model_outputs
 
 AT_ONCE = 16  # texts of a file that are read together
 
@@ -182,4 +183,4 @@ def together(loaded: Pipeline, texts: Sequence[str], length: int) -> Batch:
         return teacher_forcing_batch([(ids, ids) for ids in cuts], **marks, length=length).to(loaded.model.device)
     marks_around = special_tokens_for(task, loaded.tokenizer, left_to_right=loaded.model.backbone.causal)
     room = marks_around.capacity(length)
-    return padded_batch([marks_around.wrap(ids[:room]) for ids in cuts], marks_around.pad, loaded.model.device)
+    return batch_from_rows([marks_around.wrap(ids[:room]) for ids in cuts], marks_around.pad, loaded.model.device)

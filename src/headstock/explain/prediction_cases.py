@@ -13,21 +13,23 @@ from torch import Tensor
 
 from headstock.data.mask_gaps import MASK, MaskGap, SurfaceForms
 from headstock.data.records import Records
+from headstock.data.windowing import SpecialTokens
+from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.errors import UserError
 from headstock.explain.targets import check_fits, check_length, class_number, masks_in, row_of
 from headstock.inference import attribution
 from headstock.inference.attribution import baseline_embedding, integrated_gradients, token_attributions
 from headstock.inference.pipeline import Pipeline
-from headstock.inference.predict import model_outputs
 from headstock.inference.translate import display_tokens
-from headstock.inference.windowing import SpecialTokens, padded_batch, special_tokens_for, token_batches
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
 from headstock.train.loop import sequence_length
+from headstock.train.outputs import model_outputs
 
 
 class Case(ABC):
@@ -131,7 +133,7 @@ class OfTokens(Case):
         rows = [self.row(text) for (text,) in variants]
         found = []
         for part in token_batches(rows, lambda row: len(row[0]), self.model.device):
-            batch = padded_batch([shown for shown, _ in part], self.marks.pad, self.model.device, causal=self.causal)
+            batch = batch_from_rows([shown for shown, _ in part], self.marks.pad, self.model.device, causal=self.causal)
             places = torch.tensor([place for _, place in part], device=self.model.device)
             hidden = self.model(batch).hidden[torch.arange(len(part), device=self.model.device), places]
             found.append(self.model.heads["token"](hidden).float().softmax(-1).cpu().numpy())  # (n, V)
@@ -163,7 +165,7 @@ class OfTokens(Case):
     def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
         steps = attribution.STEPS if averaged else 1
         shown, place = self.row(self.text)
-        batch = padded_batch([shown] * steps, self.marks.pad, self.model.device, causal=self.causal)
+        batch = batch_from_rows([shown] * steps, self.marks.pad, self.model.device, causal=self.causal)
         fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)
         first, last = len(self.marks.prefix), len(shown) - len(self.marks.suffix)
         fixed[:, :first] = fixed[:, last:] = True

@@ -13,17 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstock.data.mask_gaps import MASK, SurfaceForms
+from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
 from headstock.explain.hooks import AFTER, Connection, Seen, need_stacks, watching
 from headstock.explain.targets import check_length, check_texts, labelled_lesson, lesson
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
-from headstock.inference.windowing import padded_batch, special_tokens_for
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import pool
 from headstock.tasks.base import Task
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.tag import Tag
 
 TOP = 5  # words that are told at each place after each layer
@@ -185,7 +186,7 @@ def reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Readin
         notes.append(f"nothing is hidden, so each token is told though it is seen; write {MASK} to hide a word")
     row = marks.wrap(ids)
     check_length(loaded, len(row))
-    batch = padded_batch([row], marks.pad, loaded.model.device, causal=causal)
+    batch = batch_from_rows([row], marks.pad, loaded.model.device, causal=causal)
     return Reading(batch, task, places, says, wanted or [None] * len(places), notes)
 
 

@@ -20,7 +20,6 @@ from headstock.data.token_store import build_store
 from headstock.errors import UserError, did_you_mean
 from headstock.inference.pipeline import Pipeline, load
 from headstock.inference.translate import display_tokens
-from headstock.inference.windowing import special_tokens_for
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer
@@ -30,6 +29,7 @@ from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.masked import MaskedLM
 from headstock.tasks.pair import Pair
+from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.tag import Tag
 from headstock.tasks.translate import Translate, too_long
 from headstock.train.labelled_data import with_labels

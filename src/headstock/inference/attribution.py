@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from headstock.data.windowing import windows
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.batch import Batch
 from headstock.model.model import Model
@@ -43,16 +44,16 @@ def token_attributions(
         return scores[:, target] if task.multilabel else scores[:, target] - scores.mean(1)
 
     weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=opening, averaged=averaged)
-    weighed: TokenAttributions = []
-    for part in range(len(weights)):
-        real = batch.tokens.size(1) if batch.padding is None else int((~batch.padding[part]).sum())
-        ids, values = batch.tokens[part, 1:real].tolist(), weights[part, 1:real].tolist()
-        again = len(weighed) - part * task.stride(length)  # tokens that the window before has read too: told once
-        for place, value in enumerate(values[:again], len(weighed) - again):
-            weighed[place] = (weighed[place][0], weighed[place][1] + value)
-        new = zip(ids[again:], values[again:], strict=True)
-        weighed += [(task.tokenizer.id_to_token(number), value) for number, value in new]
-    return weighed
+    if len(weights) == 1:
+        real = slice(1, None if batch.padding is None else int((~batch.padding[0]).sum()))
+        ids, values = batch.tokens[0, real].tolist(), weights[0, real]
+    else:  # a token in several windows gets the sum
+        text, end = data.tokens[row], len(task.suffix)
+        ids, values = [*text, *task.suffix], weights.new_zeros(len(text) + end)
+        for window, one in zip(windows(len(text), max(1, length - task.marks)), weights, strict=True):
+            values[window.start : window.end] += one[1 : 1 + window.size]
+            values[len(text) :] += one[1 + window.size : 1 + window.size + end]
+    return [(task.tokenizer.id_to_token(token), value) for token, value in zip(ids, values.tolist(), strict=True)]
 
 
 def integrated_gradients(

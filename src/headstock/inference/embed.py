@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.windowing import SpecialTokens, Window, windows
+from headstock.decoding.batching import to_device, token_batches
 from headstock.errors import UserError, did_you_mean
-from headstock.inference.windowing import SpecialTokens, Window, to_device, token_batches, windows
 from headstock.io import atomic_file
 from headstock.kernels.backends import fast_cpu_kernels, without_cudnn_attention
 from headstock.model.backbone import Backbone
@@ -70,12 +71,12 @@ def embed(
     check_layers(layers, model.backbone.depth)
     width = feature_width(model.backbone.width, layers)
     room, ahead, device = special.capacity(length), not model.backbone.causal, model.device
-    rows = [(i, part) for i, text in enumerate(texts) for part in windows(len(text), room, ahead=ahead)]
+    rows = [(i, part) for i, text in enumerate(texts) for part in windows(len(text), room, centered=ahead)]
     rows.sort(key=lambda row: row[1].start - row[1].end)  # the longest first; rows of one text stay in order
     found = [np.zeros((len(text), width), dtype=np.float32) for text in texts] if pool == "none" else []
     whole: list[Tensor] = []  # of each batch (B, D), left where the model is until all are there
-    for held in token_batches(rows, lambda row: special.row_length(row[1]), device):
-        shown = [texts[i] if part.covers(texts[i]) else texts[i][part.start : part.end] for i, part in held]
+    for held in token_batches(rows, lambda row: row[1].size + len(special), device):
+        shown = [texts[i] if part.size == len(texts[i]) else texts[i][part.start : part.end] for i, part in held]
         batch = to_device(Batch(*pad_with_special_tokens(shown, special.prefix, special.suffix, special.pad)), device)
         if pool != "none":
             whole.append(pooled_vectors(model, batch, layers, pool))

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.inference.windowing import SpecialTokens, padded_batch, token_batches, windows
+from headstock.data.windowing import SpecialTokens, windows
+from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 
@@ -82,7 +83,7 @@ def causal_rows(number: int, text: Sequence[int], special: SpecialTokens, length
     """A text after its opening mark; a long one in overlapping rows, each token after half a row at least."""
     shown = [*special.prefix, *text]
     lead = len(special.prefix)
-    for part in windows(len(text), length - lead + 1, ahead=False):
+    for part in windows(len(text), length - lead + 1):
         places = range(part.keep_start - part.start + lead - 1, part.keep_end - part.start + lead - 1)
         # a row that begins inside the text has no opening mark, but as many of the text's tokens in its place
         yield ScoredPositions(
@@ -98,7 +99,7 @@ def masked_rows(
     number: int, text: Sequence[int], special: SpecialTokens, length: int, *, mask: int, shift: int
 ) -> Iterator[ScoredPositions]:
     """One row for each token of a text, in which it alone is hidden; made as they are asked for, for they are many."""
-    for part in windows(len(text), special.capacity(length), ahead=True):
+    for part in windows(len(text), special.capacity(length), centered=True):
         row = special.wrap(text[part.start : part.end])
         for place in range(part.keep_start, part.keep_end):
             at = place - part.start + len(special.prefix)
@@ -109,7 +110,7 @@ def masked_rows(
 @fast_cpu_kernels()
 def score_rows(model: Model, rows: Sequence[ScoredPositions], *, filler: int, causal: bool) -> list[np.ndarray]:
     """The log-probability of each asked token, row by row; only the places that are asked pass through the head."""
-    batch = padded_batch([row.shown for row in rows], filler, model.device, causal=causal)
+    batch = batch_from_rows([row.shown for row in rows], filler, model.device, causal=causal)
     counts = [len(row.places) for row in rows]
     owners = torch.repeat_interleave(torch.tensor(counts)).to(model.device)
     places = torch.tensor([place for row in rows for place in row.places], dtype=torch.long, device=model.device)

@@ -14,19 +14,19 @@ from headstock.data.minimal_pairs import read_minimal_pairs
 from headstock.data.records import LABEL, Records, find_file, is_table, parse_columns, stream_texts
 from headstock.data.token_store import build_store
 from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.batching import tokenizer_threads
 from headstock.decoding.beam_search import Hypothesis, beam_search, check_beams
+from headstock.decoding.fill_mask import FilledText, MaskFiller
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
+from headstock.decoding.text_streamer import TextStreamer
 from headstock.errors import UserError, WorkError
 from headstock.inference.embed import embed, resolve_pooling
-from headstock.inference.fill_mask import FilledText, MaskFiller
 from headstock.inference.inputs import describe_value, iter_rows, iter_texts, list_texts
 from headstock.inference.likelihood import LikelihoodKind, TextScore, token_log_probabilities
 from headstock.inference.minimal_pairs import score_minimal_pairs
-from headstock.inference.predict import ensemble_mean, model_outputs, prepare_ahead
-from headstock.inference.text_streamer import TextStreamer
+from headstock.inference.predict import prepare_ahead
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
-from headstock.inference.windowing import special_tokens_for, tokenizer_threads
 from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
@@ -35,12 +35,14 @@ from headstock.tasks.answer import Answer
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.evaluate import evaluate
 from headstock.train.labelled_data import read_splits, with_labels
 from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
+from headstock.train.outputs import ensemble_mean, model_outputs
 from headstock.train.pretrain import load_run_model, prepare_again
 from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import LabelledSettings, RunConfig, make_config

@@ -12,10 +12,10 @@ import torch
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.inference.predict import model_outputs
 from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.model import Model
 from headstock.tasks.translate import EncodedPairs, Translate
+from headstock.train.outputs import model_outputs
 
 
 def translate_texts(

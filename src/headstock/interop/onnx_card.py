@@ -7,13 +7,13 @@ from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.data.word_joining import WORD
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
-from headstock.inference.windowing import special_tokens_for
 from headstock.interop.onnx_graph import Answering, Continuing, Embedding, Graph, Tagging
 from headstock.report.markdown import escape_markdown
 from headstock.tasks.answer import Answer
 from headstock.tasks.classify import Classify
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.pair import Pair
+from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.tag import Tag
 from headstock.train.loop import sequence_length
 from headstock.train.model_card import make_card, with_intervals

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from headstock.data.qa import read_questions
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.windowing import windows
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
@@ -199,10 +200,7 @@ class Answer(LabelledTask):
 
     def windows(self, count: int, room: int) -> list[tuple[int, int]]:
         """Which of `count` context tokens each row reads, where a row has room for so many."""
-        if count <= room:
-            return [(0, count)]
-        step = min(self.config.stride or max(1, room // 2), room)
-        return [(at, min(at + room, count)) for at in range(0, count - room + step, step)]
+        return [(window.start, window.end) for window in windows(count, room, stride=self.config.stride)]
 
     # From batches to numbers
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.windowing import windows
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
@@ -145,17 +146,12 @@ class Classify(LabelledTask):
         elif self.config.long == "head+tail":
             parts = [[*tokens[: room // 4], *tokens[room // 4 - room :]]]
         else:
-            stride = self.stride(length)
-            parts = [tokens[at : at + room] for at in range(0, len(tokens) - room + stride, stride)]
+            parts = [tokens[window.start : window.end] for window in windows(len(tokens), room)]
         return [[self.bos, *part, *self.suffix] for part in parts]
 
     def which_text(self, tokens: Tensor) -> Tensor | None:
         """Which of two texts each token is of; None where there is one."""
         return None
-
-    def stride(self, length: int) -> int:
-        """How far apart the windows of a long text begin."""
-        return max(1, (length - self.marks) // 2)
 
     # From batches to numbers
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headstock.data.records import Records
 from headstock.data.tagged import read_tagged
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.windowing import Window, windows
 from headstock.data.word_joining import join_words, word_spans
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
@@ -238,27 +239,24 @@ class SentenceExamples:
         self.task, self.data = task, data
         marks = 1 + len(task.suffix)
         self.room = max(1, length - marks)
-        self.lengths = np.array([sum(end - begin + marks for begin, end in self.spans(i)) for i in range(len(data))])
+        self.lengths = np.array([sum(window.size + marks for window in self.windows(i)) for i in range(len(data))])
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def spans(self, index: int) -> list[tuple[int, int]]:
-        """From which piece to which the rows of a sentence go."""
-        count = len(self.data.pieces[index])
-        last = max(0, count - self.room)
-        begins = [*range(0, last, max(1, self.room // 2)), last]
-        return [(begin, min(begin + self.room, count)) for begin in begins]
+    def windows(self, index: int) -> list[Window]:
+        """The windows in which a sentence is read; each word is tagged where most is around its first piece."""
+        return windows(len(self.data.pieces[index]), self.room, centered=True)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         rows, places, labels, owners = [], [], [], []
         for owner, index in enumerate(indices):
-            starts, spans = self.data.starts[index], self.spans(index)
-            homes = roomiest(starts, spans, len(self.data.pieces[index]))
-            for number, (begin, end) in enumerate(spans):
-                mine = np.flatnonzero(homes == number)
-                rows.append([self.task.bos, *self.data.pieces[index][begin:end], *self.task.suffix])
-                places.append([starts[word] - begin + 1 for word in mine])
+            starts = np.asarray(self.data.starts[index], dtype=np.int64)
+            for window in self.windows(index):
+                mine = np.flatnonzero((window.keep_start <= starts) & (starts < window.keep_end))
+                pieces = self.data.pieces[index][window.start : window.end]
+                rows.append([self.task.bos, *pieces, *self.task.suffix])
+                places.append((starts[mine] - window.start + 1).tolist())
                 if self.data.labels is not None:
                     labels.append(self.data.labels[index][mine].tolist())
                 owners.append(owner)
@@ -269,16 +267,6 @@ class SentenceExamples:
 
     def name(self, index: int) -> str:
         return self.data.places[index]
-
-
-def roomiest(starts: Sequence[int], spans: Sequence[tuple[int, int]], count: int) -> np.ndarray:
-    """(W,) of each word the row with most text on its scanter side; where the sentence ends nothing is missing."""
-    at = np.asarray(starts, dtype=np.int64)[None]  # (1, W)
-    begin, end = (np.array(edge)[:, None] for edge in zip(*spans, strict=True))  # (rows, 1)
-    before = np.where(begin == 0, count, at - begin)
-    after = np.where(end == count, count, end - 1 - at)
-    inside = (begin <= at) & (at < end)
-    return np.where(inside, np.minimum(before, after), -1).argmax(0)
 
 
 def pad_labels(rows: list[list[int]]) -> Tensor:

@@ -15,7 +15,6 @@ from headstock import __version__, config
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
-from headstock.inference.predict import ensemble_mean
 from headstock.io import write_text
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
@@ -26,6 +25,7 @@ from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.loop import Callback
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.model_card import write_card
+from headstock.train.outputs import ensemble_mean
 from headstock.train.pretrain import (
     build_model,
     finished_before,

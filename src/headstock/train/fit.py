@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
-from headstock.inference.predict import cache_features, model_outputs
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import log_metrics, tensorboard
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import Callback, Event, sequence_length, train
+from headstock.train.outputs import cache_features, model_outputs
 from headstock.train.pretrain import build_model, taken_over
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig

@@ -19,7 +19,6 @@ from headstock.data.token_shards import UnknownTokens
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_statistics, train_tokenizer
 from headstock.errors import UserError
-from headstock.inference.samples import sample_outputs
 from headstock.model.allocation import AllocationLimit, AllocationTooLarge
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
@@ -41,6 +40,7 @@ from headstock.train.run_folder import (
     locked_run,
     open_run,
 )
+from headstock.train.samples import sample_outputs
 from headstock.train.settings import RunConfig, assign_sections, make_config, override_settings, read_preset
 
 Say = Callable[[str], None]

@@ -13,9 +13,9 @@ from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.data.special_tokens import SPECIAL_TOKENS
 from headstock.data.tokenizer import Tokenizer, TokenizersBackend, open_tokenizer, rust_errors
 from headstock.errors import UserError
-from headstock.inference.windowing import special_tokens_for
 from headstock.tasks.base import Task
 from headstock.tasks.labelled import separator_id
+from headstock.tasks.special_tokens import special_tokens_for
 
 ROLES = {  # ours: theirs
     "bos": "bos_token",

@@ -14,15 +14,15 @@ import numpy as np
 from headstock.data.mask_gaps import MASK
 from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.fill_mask import MaskFiller
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
-from headstock.inference.fill_mask import MaskFiller
-from headstock.inference.text_streamer import TextStreamer
-from headstock.inference.windowing import special_tokens_for
+from headstock.decoding.text_streamer import TextStreamer
 from headstock.model.model import Model
 from headstock.rng import derive_seed
 from headstock.tasks.base import Task
 from headstock.tasks.denoise import Denoise, DenoisingExamples
+from headstock.tasks.special_tokens import special_tokens_for
 
 SAMPLES = 3  # of each kind
 DRAWS = 60  # places in the held-out text that are tried for texts that are long enough

@@ -8,9 +8,9 @@ import torch
 
 import headstock
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
+from headstock.data.windowing import SpecialTokens
+from headstock.decoding.fill_mask import FillCandidate, MaskFiller, normalize_candidates
 from headstock.errors import UserError
-from headstock.inference.fill_mask import FillCandidate, MaskFiller, normalize_candidates
-from headstock.inference.windowing import SpecialTokens
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead

@@ -12,9 +12,10 @@ import torch
 
 from headstock.data.mask_gaps import MASK, MaskGap, SurfaceForms
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.windowing import SpecialTokens
+from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.decoding.sampling import check_scores
 from headstock.errors import UserError
-from headstock.inference.windowing import SpecialTokens, padded_batch, token_batches
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 
@@ -139,7 +140,7 @@ class MaskFiller:
         """(N, V) the logarithm of each entry's probability at the hidden place of each row."""
         device, found = self.model.device, []
         for part in token_batches(rows, lambda row: len(row[0]), device):
-            batch = padded_batch([shown for shown, _ in part], self.special.pad, device, causal=False)
+            batch = batch_from_rows([shown for shown, _ in part], self.special.pad, device, causal=False)
             places = torch.tensor([place - self.shift for _, place in part], device=device)
             scores = self.model.heads["token"](self.model.hidden_at(batch, places)).float().log_softmax(-1)
             check_scores(scores)

@@ -11,6 +11,8 @@ quantiles of the normal and of Student's t. To subtract all of it would be unbia
 seeds that tie by chance would then cover too little. `benchmarks/interval_coverage.py` measures the coverage.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -18,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstock.rng import generator
-from headstock.tasks.labelled import SufficientStatistics
 
 RESAMPLES = 2000
 TAILS = (0.025, 0.975)
@@ -26,6 +27,18 @@ NORMAL_QUANTILE = 1.959964  # 97.5% of the standard normal distribution
 
 Integers = NDArray[np.integer]
 Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class SufficientStatistics:
+    """Counts from which a corpus-level metric such as BLEU is computed after they are summed over items."""
+
+    values: np.ndarray  # (N, K); for S models (S, N, K)
+    score: Callable[[np.ndarray], np.ndarray]  # (..., K) sums -> (...) scores from 0 to 1
+
+    def total(self) -> np.ndarray:
+        """The score over all items: one number, or for S models (S,)."""
+        return self.score(self.values.sum(-2))
 
 
 class Interval(NamedTuple):

@@ -19,7 +19,6 @@ from headstock.experiments.arms import Arm
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan
 from headstock.experiments.comparison_summary import summarize_comparison, title_of, versions
-from headstock.experiments.error_report import analyze_errors
 from headstock.experiments.leakage_check import LeakageReport
 from headstock.intervals import difference
 from headstock.tasks.class_labels import label_numbers
@@ -179,7 +178,7 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
             found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
             cell |= cells_module.evaluate_outputs(judge, known, found) | {"parameters": None}
-            made.append(cell | {"told": analyze_errors(judge, rows, known, found)})
+            made.append(cell | {"told": judge.error_analysis(rows, known, found)})
     plan = ComparisonPlan(CompareSettings(seeds=3), {}, {}, {})
     results = summarize_comparison(plan, ground, arms, made, LeakageReport(), seconds=0.0)
     assert [row["accuracy"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]

@@ -9,7 +9,8 @@ import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_table import comparison_table
-from headstock.experiments.error_report import NOTHING, add_error_analysis, excerpt
+from headstock.experiments.error_report import add_error_analysis
+from headstock.tasks.answer import NO_ANSWER, excerpt
 from headstock.tasks.entities import entities
 from headstock.tasks.squad_metrics import exact_match, f1
 from headstock.train.run_folder import RunFolder
@@ -94,10 +95,10 @@ def test_answers_are_scored_as_squad_does(compared, task_files):
     for mistake in told["mistakes"]:
         (row,) = [r for n, r in enumerate(rows, 1) if mistake["place"] == f"{task_files['answer']['test']}:{n}"]
         assert mistake["question"] == row["question"]
-        assert mistake["label"] == ("; ".join(answer["text"] for answer in row["answers"]) or NOTHING)
+        assert mistake["label"] == ("; ".join(answer["text"] for answer in row["answers"]) or NO_ANSWER)
         marked = {kind: mistake["text"][begin:end] for begin, end, kind in mistake["marks"]}
-        assert marked.get("said", NOTHING) == mistake["predicted"]
-        assert marked.get("true", NOTHING) == mistake["label"]
+        assert marked.get("said", NO_ANSWER) == mistake["predicted"]
+        assert marked.get("true", NO_ANSWER) == mistake["label"]
 
 
 def test_only_the_same_question_on_the_same_text_is_an_overlap(compared, task_files):

@@ -7,9 +7,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
 from headstock.errors import UserError
-from headstock.experiments.error_analysis import calibration
 from headstock.experiments.tfidf import CANDIDATES, TfidfClassifier
 from headstock.rng import generator
+from headstock.tasks.error_analysis import calibration
 
 WORDS = {
     0: ["dull", "boring", "weak", "waste", "sadly"],

@@ -6,7 +6,8 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.tasks.labelled import SufficientStatistics, metric_value
+from headstock.intervals import SufficientStatistics
+from headstock.tasks.labelled import metric_value
 from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
 
 SAID = ["The cat sat on the mat.", "A dog", "", "It's 3.5 p.m. already, isn't it?", "the the the the", "x"]

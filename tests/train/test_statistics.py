@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from headstock.intervals import difference, interval, item_interval
-from headstock.tasks.labelled import SufficientStatistics
+from headstock.intervals import SufficientStatistics, difference, interval, item_interval
 from headstock.tasks.translation_metrics import bleu, bleu_counts
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "red", "blue", "house", "tree"]

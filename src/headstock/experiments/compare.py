@@ -15,10 +15,9 @@ from headstock.experiments.compare_trials import ExperimentContext, GridPoint, r
 from headstock.experiments.comparison_summary import summarize_comparison
 from headstock.experiments.duration import format_duration_range, grid_seconds
 from headstock.experiments.leakage_check import LeakageReport, check_leakage
-from headstock.experiments.metric_names import nouns_of, shown_score
 from headstock.io import Layout, remove_stale
 from headstock.report.theme import arm_label
-from headstock.tasks.class_labels import ClassConfig
+from headstock.tasks.wording import format_score
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune_config import labelled_task
 from headstock.train.labelled_data import read_splits, stratified_order
@@ -119,7 +118,7 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
         raise UserError(f"separator: a row of {asked.task} has one label, so there is nothing to separate")
     files = LabelledSettings(asked.train, asked.valid, asked.test, asked.columns, skip_blank=asked.skip_blank)
     bare = task.Config(separator=asked.separator) if asked.separator is not None else task.Config()
-    if isinstance(bare, ClassConfig):
+    if hasattr(bare, "many_classes"):
         many = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
         bare = replace(bare, many_classes=bool(many))
     splits = read_splits(files, task, bare, seed=asked.seed, say=say)
@@ -141,7 +140,9 @@ def beyond_tfidf(asked: CompareSettings) -> str | None:
     """Why TF-IDF cannot learn what is asked, if it cannot."""
     if asked.separator is not None:
         return "cannot learn several labels a text"
-    return None if asked.task in ("classify", "pair") else f"says one thing of a whole text, which is no {asked.task}"
+    if labelled_task(asked.task).predicts_classes:
+        return None
+    return f"predicts one class for a whole text, which is not the task {asked.task!r}"
 
 
 def pretrain_backbone(
@@ -193,7 +194,7 @@ def run_comparison_grid(
     plan: ComparisonPlan, ground: ExperimentContext, arms: list[Arm], callbacks: Sequence[Callback], say: Say
 ) -> list[dict[str, Any]]:
     """All cells, the cheap ones first; those whose file is there are not made again, nor those others are making."""
-    places, unit = grid_points(plan.compare, ground, arms), nouns_of(ground.task_class.name).unit
+    places, unit = grid_points(plan.compare, ground, arms), ground.task_class.nouns.unit
     if say is not silent and (seconds := grid_seconds(ground, places)):
         say(f"{len(places)} cells: {format_duration_range(seconds)} on this machine, if it stays as busy as it is")
     remove_stale(ground.folder / "cells")
@@ -207,7 +208,7 @@ def run_comparison_grid(
             say,
         ):
             place, cells[number] = places[number], made
-            score = f"{shown_score(ground.task.primary_metric, made['score']):>6s}"
+            score = f"{format_score(ground.task.primary_metric, made['score']):>6s}"
             told = f"{score}  {made['seconds']:5.1f} s" if new else f"{score}  (kept)"
             where = f"{place.labels:6,} {unit}s  seed {place.seed}  {arm_label(place.arm.name):20s}"
             say(f"{len(cells):3d}/{len(places)}  {where} {told}")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from headstock import config
 from headstock.errors import ConfigError
+from headstock.train.finetune_config import labelled_task
 from headstock.train.settings import replaced
 
 
@@ -88,6 +89,7 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
 
 def default_arms(asked: CompareSettings) -> tuple[str, ...]:
     """All ways to learn a task; TF-IDF has a use for whole texts of one class only."""
-    of_texts = asked.task in ("classify", "pair") and asked.separator is None
-    frozen = ["frozen"] if asked.task not in ("translate",) else []  # a translator has no head of its own
+    task = labelled_task(asked.task)
+    of_texts = task.predicts_classes and asked.separator is None
+    frozen = ["frozen"] if task.can_freeze_backbone else []
     return ("scratch", "pretrained", *frozen, *(["tfidf"] if of_texts else []))

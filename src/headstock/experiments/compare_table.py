@@ -2,16 +2,17 @@
 
 from typing import Any
 
-from headstock.experiments.metric_names import METRICS, nouns_of
 from headstock.report.theme import arm_label
+from headstock.tasks.labelled import nouns_of
+from headstock.tasks.wording import NOT_PERCENT, metric_name
 
 
 def comparison_table(results: dict[str, Any]) -> Any:
     """The score with its interval: one row an arm, one column a number of labels."""
     from rich.table import Table
 
-    metric, unit = METRICS[results["metric"]], nouns_of(results.get("task")).unit
-    scale = "" if results["metric"] in ("bleu", "chrf") else ", in %"
+    metric, unit = metric_name(results["metric"]), nouns_of(results.get("task")).unit
+    scale = "" if results["metric"] in NOT_PERCENT else ", in %"
     made = Table(title=f"{metric} on {results['measured_rows']:,} {results['measured_on']} rows{scale}")
     made.add_column("arm")
     for count in results["labels"]:

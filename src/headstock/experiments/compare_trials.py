@@ -14,14 +14,13 @@ from headstock import __version__, config
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.experiments.arms import Arm
-from headstock.experiments.error_analysis import reliability
-from headstock.experiments.error_report import analyze_errors, confidences
+from headstock.experiments.error_report import attribution_for
 from headstock.experiments.tfidf import TfidfClassifier
-from headstock.intervals import macro_f1
+from headstock.intervals import SufficientStatistics, macro_f1
 from headstock.io import sha256, write_json
 from headstock.tasks.class_labels import label_numbers
-from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import LabelledTask, RowMetric, SufficientStatistics, metric_value
+from headstock.tasks.error_analysis import reliability
+from headstock.tasks.labelled import LabelledTask, RowMetric, metric_value
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import save_fit, sizes
 from headstock.train.finetune_config import gather_config, settle
@@ -144,9 +143,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """What a cell says of the measured rows."""
-    of_classes = isinstance(task, Classify)
-    kept = list(rounded(np.stack(outputs))) if of_classes else outputs  # near ties count as they are kept
-    tallies, sure = task.row_metrics(data, kept), confidences(task, data, kept)
+    kept = list(rounded(np.stack(outputs))) if task.predicts_classes else outputs  # near ties count as they are kept
+    tallies, sure = task.row_metrics(data, kept), task.confidences(data, kept)
     found = task.extra_metrics(data, kept) | {name: metric_value(tally) for name, tally in tallies.items()}
     if (numbers := task.true_and_predicted(data, kept)) is not None:
         found["macro_f1"] = macro_f1(*numbers)
@@ -158,7 +156,7 @@ def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray
         "loss": task.extra_metrics(data, outputs).get("loss"),  # rounded, the improbable were impossible
         "ece": None if sure is None else reliability(*sure)["ece"],
         "tallies": {name: serialize_metric(tally) for name, tally in tallies.items()},
-        "probabilities": np.stack(kept).tolist() if of_classes else None,
+        "probabilities": np.stack(kept).tolist() if task.predicts_classes else None,
     }
 
 
@@ -179,7 +177,7 @@ def brief(values: np.ndarray) -> list[float]:
 def run_tfidf(ground: ExperimentContext, place: GridPoint, train: Records, valid: Records) -> dict[str, Any]:
     """TF-IDF and a linear classifier, on the words as a person reads them."""
     task = ground.task
-    assert isinstance(task, Classify)
+    assert task.predicts_classes
     known = [label_numbers(rows, ground.task_config) for rows in (train, valid, ground.eval_records)]
     fitted = TfidfClassifier(ground.task_config.classes).fit(
         input_texts(train), known[0], input_texts(valid), known[1], seed=place.seed
@@ -201,7 +199,7 @@ def run_tfidf(ground: ExperimentContext, place: GridPoint, train: Records, valid
             None, list(rounded(fitted.probabilities(input_texts(ground.unlabelled_test))))
         )
     if place.analyze_errors:
-        made["told"] = analyze_errors(task, ground.eval_records, data, list(rounded(found)))
+        made["told"] = task.error_analysis(ground.eval_records, data, list(rounded(found)))
     return made
 
 
@@ -253,8 +251,11 @@ def run_finetuning(
         "predicted": predicted,
     }
     if place.analyze_errors:
-        made["told"] = analyze_errors(
-            task, ground.eval_records, measured, found, model=fitted.model, length=fitted.length
+        made["told"] = task.error_analysis(
+            ground.eval_records,
+            measured,
+            found,
+            attribute=attribution_for(fitted.model, task, measured, length=fitted.length),
         )
         save_run(ground, place, chosen, tokenizer, fitted, LabelledSplits(train, valid, None))
     return made

@@ -15,18 +15,17 @@ from headstock.data.records import Records
 from headstock.experiments.arms import Arm
 from headstock.experiments.compare_settings import ComparisonPlan
 from headstock.experiments.compare_trials import ExperimentContext
-from headstock.experiments.error_analysis import label_errors
-from headstock.experiments.error_report import shown_of
 from headstock.experiments.leakage import overlapping_rows
 from headstock.experiments.leakage_check import LeakageReport
-from headstock.experiments.metric_names import METRICS, nouns_of
 from headstock.experiments.run_comparison import comparability_notes, describe_runs
 from headstock.experiments.verdict import features_verdict, verdict
-from headstock.intervals import difference, interval, macro_f1_interval
+from headstock.intervals import SufficientStatistics, difference, interval, macro_f1_interval
 from headstock.io import write_json, write_text
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
-from headstock.tasks.labelled import LabelledTask, SufficientStatistics
+from headstock.tasks.error_analysis import label_errors
+from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.wording import metric_name
 from headstock.train.metrics import against_majority, majority_of
 
 Cell = dict[str, Any]
@@ -84,7 +83,7 @@ def summarize_comparison(
         "cells": [{name: made[name] for name in (*TOLD, *made["tallies"])} for made in cells],
         "summary": summary,
         "pairs": pairs,
-        "verdicts": verdicts(plan, counts, summary, pairs, described, unit=nouns_of(ground.task_class.name).unit),
+        "verdicts": verdicts(plan, counts, summary, pairs, described, unit=ground.task_class.nouns.unit),
         "warnings": list(ground.splits.warnings),
         "notes": [*notes(plan, ground, leaks), *under_majority(commonest, summary), *comparability_notes(runs)],
         "details": details(ground, arms, by_arm, counts[-1]),
@@ -261,7 +260,7 @@ def notes(plan: ComparisonPlan, ground: ExperimentContext, leaks: LeakageReport)
     said = ["Each arm chose its epoch or classifier on at most as many validation rows as it had training rows."]
     if last:
         said = ["The weights are those of the last epoch: no rows chose one."]
-    said += [f"{METRICS[name]} is sacrebleu's: {told}." for name, told in ground.task.metric_signatures().items()]
+    said += [f"{metric_name(name)} is sacrebleu's: {told}." for name, told in ground.task.metric_signatures().items()]
     if plan.compare.seeds < 2:
         said.append("One seed only: nothing is known of how much another would differ, so intervals are left out.")
     if ground.evaluates_on_valid:
@@ -296,7 +295,7 @@ def details(
 def doubtful(ground: ExperimentContext, kept: list[Cell]) -> list[dict[str, Any]]:
     """Rows whose one label is probably wrong."""
     truth = label_numbers(ground.eval_records, ground.task_config)
-    return label_errors(predicted(kept), truth, **shown_of(ground.eval_records, ground.task_config.classes))
+    return label_errors(predicted(kept), truth, rows=ground.eval_records, classes=ground.task_config.classes)
 
 
 def valid_loss(made: Cell) -> float:

@@ -19,15 +19,13 @@ from headstock.experiments.grid import (
     sorted_values,
     values_of,
 )
-from headstock.experiments.metric_names import METRICS
 from headstock.experiments.sweep_trials import Field, Made, Trial, run_of
 from headstock.intervals import Interval, difference, interval
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.wording import NOT_PERCENT, is_score, metric_name
 
-CALLED = METRICS | {"loss": "validation loss", "bits_per_byte": "bits per byte"}
 TOLD = ("settings", "seed", "score", "metrics", "steps", "seconds", "parameters", "curve", "failed")
 BANDS = 3  # into which values that were drawn from a range are put, to compare their means
-POINTS = ("bleu", "chrf")  # which nobody calls percent
 SMALL = 0.005  # a gap of losses below this is written with more digits
 
 
@@ -204,9 +202,9 @@ def spreads(results: dict[str, Any]) -> dict[str, float]:
 def format_score(metric: str, value: float | None) -> str:
     if value is None:
         return "–"
-    if metric not in METRICS:
+    if not is_score(metric):
         return f"{value:.4f}"
-    return f"{100 * value:.1f}{'' if metric in POINTS else '%'}"
+    return f"{100 * value:.1f}{'' if metric in NOT_PERCENT else '%'}"
 
 
 def bare(metric: str, value: float | None) -> str:
@@ -216,7 +214,7 @@ def bare(metric: str, value: float | None) -> str:
 
 def format_difference(metric: str, value: float) -> str:
     """A difference: `3.1 points`, `0.041`."""
-    if metric in METRICS:
+    if is_score(metric):
         return f"{100 * value:.1f} points"
     return f"{value:.3f}" if abs(value) >= SMALL else f"{value:.2g}"
 
@@ -231,7 +229,7 @@ def verdict(results: dict[str, Any]) -> str:
     if best is None:
         return "Every point failed: in each a training's loss was no longer a number; try lower learning rates."
     score = f"{format_score(metric, best['mean'])}{format_interval(metric, best)}"
-    said = f"Best is {label(best['settings'])} with {CALLED[metric]} {score}"
+    said = f"Best is {label(best['settings'])} with {metric_name(metric)} {score}"
     return f"{said}{against_second(results)}.{most(results)}"
 
 
@@ -301,11 +299,11 @@ def ranked_table(results: dict[str, Any]) -> Any:
     from rich.table import Table
 
     metric, keys = results["metric"], list(results["points"][0]["settings"])
-    made = Table(title=f"{CALLED[metric]}, {results['better']} is better; seeds of each point: {results['seeds']}")
+    made = Table(title=f"{metric_name(metric)}, {results['better']} is better; seeds of each point: {results['seeds']}")
     made.add_column("", justify="right")
     for key in keys:
         made.add_column(key, justify="right" if is_number(results["points"][0]["settings"][key]) else "left")
-    for name in (CALLED[metric], "behind the best", "time"):
+    for name in (metric_name(metric), "behind the best", "time"):
         made.add_column(name, justify="right")
     for place, row in enumerate(results["points"], 1):
         score = (

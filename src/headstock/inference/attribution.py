@@ -8,7 +8,7 @@ T tokens, D width, C classes.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.tasks.classify import Classify, EncodedTexts
+from headstock.tasks.labelled import LabelledTask
 
 TokenAttributions = list[tuple[str, float]]
 Scores = Callable[[Model, Batch], Tensor]  # a score for each example of a batch, (N,)
@@ -26,7 +26,7 @@ STEPS = 16  # on the way
 
 
 def token_attributions(
-    model: Model, task: Classify, data: EncodedTexts, row: int, *, target: int, length: int, averaged: bool = True
+    model: Model, task: LabelledTask, data: Any, row: int, *, target: int, length: int, averaged: bool = True
 ) -> TokenAttributions:
     """Each token of the part of a text that was read, and how far it moved the score of class `target`.
 
@@ -40,7 +40,7 @@ def token_attributions(
     blank = baseline_embedding(model, task)
 
     def score(model: Model, batch: Batch) -> Tensor:
-        scores = model.heads["label"](task.read(model, batch))  # (steps, C)
+        scores = task.class_scores(model, batch)  # (steps, C)
         return scores[:, target] if task.multilabel else scores[:, target] - scores.mean(1)
 
     weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=opening, averaged=averaged)
@@ -50,7 +50,7 @@ def token_attributions(
     else:  # a token in several windows gets the sum
         text, end = data.tokens[row], len(task.suffix)
         ids, values = [*text, *task.suffix], weights.new_zeros(len(text) + end)
-        for window, one in zip(windows(len(text), max(1, length - task.marks)), weights, strict=True):
+        for window, one in zip(windows(len(text), max(1, length - 1 - end)), weights, strict=True):
             values[window.start : window.end] += one[1 : 1 + window.size]
             values[len(text) :] += one[1 + window.size : 1 + window.size + end]
     return [(task.tokenizer.id_to_token(token), value) for token, value in zip(ids, values.tolist(), strict=True)]

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
-from headstock.experiments.metric_names import METRICS, nouns_of
 from headstock.experiments.verdict import Difference
 from headstock.report import charts
 from headstock.report import error_section as details
 from headstock.report.render import is_finite, percent, render
 from headstock.report.run_charts import scores_of_runs
 from headstock.report.theme import ArmStyle, Gallery, arm_label, file_name, styles
+from headstock.tasks.labelled import nouns_of
+from headstock.tasks.wording import METRICS, metric_name
 from headstock.train.run_folder import RunFolder
 
 KINDS = ("scratch", "pretrained", "frozen")
@@ -44,7 +45,7 @@ def write_compare_report(folder: Path) -> Path:
         chosen=chosen_classifiers(results["cells"]),
         grid=score_grid(results),
         nouns=nouns_of(results.get("task")),
-        metric=METRICS[results["metric"]],
+        metric=metric_name(results["metric"]),
         of_layers=len(results["arms"]) > 1 and all("task.layers" in (a.get("settings") or {}) for a in results["arms"]),
         metrics=metrics_told(results),
         run_kinds=kinds_of_runs(results),
@@ -71,14 +72,15 @@ def fill_in(results: dict[str, Any]) -> None:
 
 def metrics_told(results: dict[str, Any]) -> dict[str, str]:
     """The metrics there are, the one that counts first; an exact match is also called accuracy, and is told once."""
-    known = [key for key in METRICS if any(is_finite(row.get(key)) for row in results["summary"])]
+    metrics = dict.fromkeys([results["metric"], *METRICS])
+    known = [key for key in metrics if any(is_finite(row.get(key)) for row in results["summary"])]
     known.sort(key=lambda key: key != results["metric"])
-    return {key: METRICS[key] for key in known if key != "accuracy" or "exact_match" not in known}
+    return {key: metric_name(key) for key in known if key != "accuracy" or "exact_match" not in known}
 
 
 def score_charts(results: dict[str, Any], looks: dict[str, ArmStyle], gallery: Gallery) -> dict[str, Any]:
     """The chart of the first screen, once for a page's width and once for a telephone's."""
-    metric, rows = METRICS[results["metric"]], nouns_of(results.get("task")).rows
+    metric, rows = metric_name(results["metric"]), nouns_of(results.get("task")).rows
     labels, summary, shown = sorted(results["labels"]), results["summary"], list(looks.values())
     said = "; ".join(
         f"{arm_label(row['arm'])} {percent(row.get('score'))} with {row['labels']:,}"
@@ -104,7 +106,7 @@ def kinds_of_runs(results: dict[str, Any]) -> list[str]:
 
 def run_charts(results: dict[str, Any], gallery: Gallery) -> dict[str, Any] | None:
     """The runs as dots with their intervals, one line each; None where there is but one run."""
-    runs, metric = results.get("runs") or [], METRICS[results["metric"]]
+    runs, metric = results.get("runs") or [], metric_name(results["metric"])
     if not runs:
         return None
     label = "; ".join(

@@ -4,11 +4,11 @@ from statistics import median
 from typing import Any
 
 from headstock.data.word_joining import word_spans
-from headstock.experiments.metric_names import Nouns
 from headstock.report import charts
 from headstock.report.highlighted_text import decode_tokens, make_passage, merge_into_words, top_words
 from headstock.report.render import percent, pluralize
 from headstock.report.theme import ArmStyle, Gallery, file_name
+from headstock.tasks.wording import Nouns
 
 MOST_CLASSES = 20  # a larger matrix is no longer read; its largest entries are listed instead
 MOST_MISTAKES = 20

@@ -6,12 +6,13 @@ from typing import Any
 
 from headstock.data.mask_gaps import MASK
 from headstock.errors import UserError
-from headstock.experiments.metric_names import METRICS, nouns_of
 from headstock.report import charts
 from headstock.report import error_section as details
 from headstock.report.highlighted_text import make_passage
 from headstock.report.render import is_finite, percent, render
 from headstock.report.theme import NARROW, WIDE, Gallery, styles
+from headstock.tasks.labelled import nouns_of
+from headstock.tasks.wording import METRICS, metric_name
 from headstock.train.metrics import against_majority
 from headstock.train.run_folder import RunFolder
 
@@ -164,21 +165,21 @@ def flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 def measured(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Each metric of the test and validation rows: the one that counts first, then others that are shares."""
-    order = sorted(METRICS, key=lambda key: key != results.get("headline"))
     sides = {"test": results.get("test"), "validation": results.get("valid")}
     known = {side: values for side, values in sides.items() if isinstance(values, dict)}
     known = known or {"": results.get("metrics") or {}}
     described = []
     for side, metrics in known.items():
         intervals = metrics.get("intervals") or {}
+        order = sorted({**METRICS, **intervals}, key=lambda key: key != results.get("headline"))
         shares = [
-            {"name": METRICS[key], "value": metrics[key], "low": low, "high": high}
+            {"name": metric_name(key), "value": metrics[key], "low": low, "high": high}
             for key in order
             if is_finite(metrics.get(key))
             for low, high in [intervals.get(key) or (None, None)]
         ]
         others = {key: value for key, value in flat(metrics).items() if not key.startswith("intervals")}
-        others = {key: value for key, value in others.items() if key.replace(" ", "_") not in METRICS}
+        others = {key: value for key, value in others.items() if key.replace(" ", "_") not in order}
         if shares or others:
             described.append({"side": side, "shares": shares, "others": others})
     return described

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headstock.experiments.grid import canonical, format_value, is_number
-from headstock.experiments.metric_names import METRICS
 from headstock.report.charts import Curve, Rows, plain_log_ticks
 from headstock.report.render import is_finite
 from headstock.report.theme import GRID, NARROW, SOFT, WIDE, ArmStyle, make_figure, percent_axis
+from headstock.tasks.wording import is_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def score_axis(axes: "Axes", metric: str, called: str) -> None:
     axes.set_ylabel(called)
     axes.grid(axis="y")
     axes.margins(y=0.1)
-    if metric in METRICS:
+    if is_score(metric):
         percent_axis(axes.yaxis)
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.experiments.grid import Point, canonical, label, values_of
-from headstock.experiments.sweep_summary import CALLED, behind, format_interval, format_score, leaves_out_zero, spreads
+from headstock.experiments.sweep_summary import behind, format_interval, format_score, leaves_out_zero, spreads
 from headstock.report import sweep_charts
 from headstock.report.charts import Curve, mean_curve
 from headstock.report.render import is_finite, render
 from headstock.report.theme import NARROW, SMALL, WIDE, ArmStyle, Gallery, file_name, styles
+from headstock.tasks.wording import metric_name
 from headstock.train.run_folder import RunFolder
 
 NEEDED = ("points", "cells", "metric", "better", "marginals")
@@ -34,8 +35,8 @@ def write_sweep_report(folder: Path) -> Path:
         __package__,
         "sweep.html",
         results=results,
-        called=CALLED[results["metric"]],
-        followed=CALLED[results.get("followed") or "loss"],
+        called=metric_name(results["metric"]),
+        followed=metric_name(results.get("followed") or "loss"),
         keys=list(results["points"][0]["settings"]),
         rows=[describe(results, row) for row in results["points"]],
         cells=[{**cell, "shown": format_score(results["metric"], cell["score"])} for cell in results["cells"]],
@@ -143,13 +144,13 @@ def marginal_charts(results: Results, style: ArmStyle, gallery: Gallery) -> list
 
 
 def names(results: Results) -> dict[str, str]:
-    return {"metric": results["metric"], "called": CALLED[results["metric"]]}
+    return {"metric": results["metric"], "called": metric_name(results["metric"])}
 
 
 def told(results: Results, key: str, rows: list[dict[str, Any]]) -> str:
     """A chart in words."""
     said = "; ".join(f"{label({key: row['value']})} {format_score(results['metric'], row['mean'])}" for row in rows)
-    return f"{CALLED[results['metric']]} by {key}: {said}"
+    return f"{metric_name(results['metric'])} by {key}: {said}"
 
 
 def learning_charts(results: Results, style: ArmStyle, gallery: Gallery) -> dict[str, Any] | None:
@@ -165,7 +166,7 @@ def learning_charts(results: Results, style: ArmStyle, gallery: Gallery) -> dict
             curves.append(mean_curve(own))
     if not curves or max(map(len, curves)) < 2:
         return None
-    called = CALLED[results.get("followed") or "loss"]
+    called = metric_name(results.get("followed") or "loss")
     label_of = f"{called} by step of {len(curves)} points; the best ends at {curves[0][-1][1]:.3f}"
     return {
         width: gallery.embed(

@@ -27,10 +27,14 @@ from headstock.model.heads import SpanHead
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.labelled import CachedFeatures, LabelledTask, RowMetrics, separator_id
+from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
+from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics, separator_id
 from headstock.tasks.squad_metrics import exact_match, f1
+from headstock.tasks.wording import Nouns
 
 MARKS = 3  # the opening, and a separator after the question and after the context
+EXCERPT = 240  # characters of a context that a report shows on either side of an answer
+NO_ANSWER = "(no answer)"
 LEAST_ROOM = 8  # context tokens in a row below which a long context is not worth reading
 
 
@@ -125,6 +129,14 @@ class Answer(LabelledTask):
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     primary_metric = "f1"
     title = "model that answers questions"
+    nouns = Nouns(
+        "question",
+        "question",
+        "context",
+        "contexts of wrong answers",
+        "share of answers found exactly",
+        "An answer is right here if it is just what one of the true answers is.",
+    )
 
     def __init__(self, config: AnswerConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)
@@ -296,6 +308,46 @@ class Answer(LabelledTask):
         offset = windows[row][0]
         return nothing, float(bests[row]), passage.characters(int(firsts[row]) + offset, int(lasts[row]) + offset)
 
+    def predicted_target(self, prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if prediction["start"] is None:
+            return []
+        return [{"text": prediction["answer"], "start": prediction["start"]}]
+
+    def confidences(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        assert data.labels is not None
+        predictions = self.predictions(data, outputs)
+        exact = [exact_match(row["answer"], gold) for row, gold in zip(predictions, data.labels, strict=True)]
+        return np.array([row["score"] for row in predictions]), np.array(exact) == 1
+
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """Calibration against exact matches, context lengths, and the most confident wrong answers."""
+        confidence, correct = self.confidences(data, outputs)
+        words = np.array([len(passage.text.split()) for passage in data.passages])
+        mistakes = []
+        for row in most_confident_errors(confidence, correct):
+            (prediction,) = self.predictions(data.select([row]), [outputs[row]])
+            text, marks = excerpt(data.passages[row].text, prediction, rows.columns["answers"][row])
+            mistakes.append(
+                {
+                    "place": data.places[row],
+                    "question": rows.columns["question"][row],
+                    "text": text,
+                    "marks": marks,
+                    "label": "; ".join(dict.fromkeys(data.labels[row])) or NO_ANSWER,
+                    "predicted": prediction["answer"] or NO_ANSWER,
+                    "confidence": round(prediction["score"], 5),
+                    "f1": round(f1(prediction["answer"], data.labels[row]), 5),
+                    "tokens": [],
+                }
+            )
+        return {
+            "lengths": length_analysis(words, correct, called=self.nouns.wrong),
+            "calibration": reliability(confidence, correct),
+            "mistakes": mistakes,
+        }
+
     def extra_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         """Where there may be no answer: the threshold that would have been best for F1 on these rows, and that F1."""
         if not self.config.unanswerable or data.labels is None:
@@ -374,6 +426,23 @@ class QuestionExamples:
 
     def name(self, index: int) -> str:
         return self.data.places[index]
+
+
+def excerpt(text: str, prediction: Mapping[str, Any], gold: Sequence[Mapping[str, Any]]) -> tuple[str, list[list]]:
+    """The context around the predicted answer, or else around the true one, and the spans of both in it."""
+    spans = [] if prediction["start"] is None else [(prediction["start"], prediction["end"], "said")]
+    spans += [(answer["start"], answer["start"] + len(answer["text"]), "true") for answer in gold[:1]]
+    if not spans:
+        return text[: 2 * EXCERPT], []
+    begin, end = max(0, spans[0][0] - EXCERPT), min(len(text), spans[0][1] + EXCERPT)
+    if begin:  # words stay whole
+        begin = min(spans[0][0], text.find(" ", begin) + 1 or begin)
+    if end < len(text):
+        end = max(spans[0][1], text.rfind(" ", 0, end))
+    before, after = "… " if begin else "", " …" if end < len(text) else ""
+    shift = len(before) - begin
+    inside = [[first + shift, last + shift, kind] for first, last, kind in spans if begin <= first and last <= end]
+    return f"{before}{text[begin:end]}{after}", inside
 
 
 def gold_tokens(passage: Passage, answers: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:

@@ -25,7 +25,9 @@ from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, pad_with_special_tokens
 from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers
-from headstock.tasks.labelled import CachedFeatures, LabelledTask, RowMetrics
+from headstock.tasks.error_analysis import EXPLAINED, calibration, class_errors, confusions, length_analysis
+from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics
+from headstock.tasks.wording import Nouns
 
 Long = Literal["head", "tail", "head+tail", "windows"]
 
@@ -64,6 +66,8 @@ class Classify(LabelledTask):
     Config: ClassVar[type] = ClassifyConfig
     target = "label"
     title = "classifier"
+    nouns = Nouns("text", "text", "text", "wrongly classified texts", "accuracy")
+    predicts_classes = True
     row_is_text = True
 
     def __init__(self, config: ClassConfig, tokenizer: Tokenizer | None):
@@ -256,6 +260,45 @@ class Classify(LabelledTask):
 
     def true_class_ids(self, data: EncodedTexts) -> np.ndarray | None:
         return None if self.multilabel else data.labels
+
+    def class_scores(self, model: Model, batch: Batch) -> Tensor:
+        return model.heads["label"](self.read(model, batch))
+
+    def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        if self.multilabel:
+            return None
+        probabilities = np.stack(outputs)
+        return probabilities.max(1), probabilities.argmax(1) == data.labels
+
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """Confusion matrix, lengths, calibration and the most confident mistakes; nothing for multi-label classes."""
+        if self.multilabel:
+            return {}
+        probabilities, true, classes = np.stack(outputs).round(5), data.labels, self.config.classes
+        predicted, texts = probabilities.argmax(1), rows.display_texts
+        mistakes = [
+            {
+                "place": rows.location(row),
+                "text": texts[row],
+                "label": classes[true[row]],
+                "predicted": classes[predicted[row]],
+                "confidence": float(probabilities[row].max()),
+                "tokens": [],
+            }
+            for row in class_errors(probabilities, true)
+        ]
+        if attribute is not None:
+            for mistake, row in zip(mistakes, class_errors(probabilities, true, limit=EXPLAINED), strict=False):
+                mistake["tokens"] = [(token, round(weight, 5)) for token, weight in attribute(row, predicted[row])]
+        words = np.array([len(text.split()) for text in texts])
+        return {
+            **confusions(true, predicted, len(classes)),
+            "lengths": length_analysis(words, predicted == true, called=self.nouns.wrong),
+            "calibration": calibration(probabilities, true),
+            "mistakes": mistakes,
+        }
 
     def extra_metrics(self, data: EncodedTexts, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         found, labels = np.stack(outputs), data.labels

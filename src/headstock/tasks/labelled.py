@@ -17,26 +17,17 @@ from torch import Tensor
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
+from headstock.intervals import SufficientStatistics
 from headstock.model.batch import Batch, count_real_tokens
 from headstock.model.layer_features import select_layers
 from headstock.model.model import Model
-from headstock.tasks.base import Examples, Task, bos_id, closing_ids
-
-
-@dataclass(frozen=True)
-class SufficientStatistics:
-    """What a metric that is no ratio of sums is made from: counts of each row, scored when they are summed."""
-
-    values: np.ndarray  # (N, K); of S models (S, N, K)
-    score: Callable[[np.ndarray], np.ndarray]  # (..., K) sums -> (...) scores from 0 to 1
-
-    def total(self) -> np.ndarray:
-        """The score over all rows: one number, or of S models (S,)."""
-        return self.score(self.values.sum(-2))
-
+from headstock.tasks.base import TASKS, Examples, Task, bos_id, closing_ids
+from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
+from headstock.tasks.wording import Nouns
 
 RowMetric = tuple[np.ndarray, np.ndarray] | SufficientStatistics
 RowMetrics = Mapping[str, RowMetric]
+Attribution = Callable[[int, int], list[tuple[str, float]]]  # row and class -> tokens and their weights
 
 
 def metric_value(tally: RowMetric) -> float:
@@ -62,6 +53,9 @@ class LabelledTask(Task):
 
     target: ClassVar[str]  # the column with what people said
     input_column: ClassVar[str] = "text"  # the column that --column names
+    nouns: ClassVar[Nouns] = Nouns()  # how reports speak of its rows
+    multilabel: bool = False  # a row may have several classes
+    predicts_classes: ClassVar[bool] = False  # its outputs are the probabilities (C,) of `config.classes` for a row
     primary_metric: str = "accuracy"  # the metric by which models are compared
     title: ClassVar[str]  # what a model of it is, in words
     verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
@@ -157,6 +151,46 @@ class LabelledTask(Task):
         """The class numbers that accuracy is counted over, of texts or of words; None where there are none."""
         return None
 
+    def class_scores(self, model: Model, batch: Batch) -> Tensor:
+        """(N, C) the unnormalized score of every class, which attributions explain; where `predicts_classes`."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no class for a whole row")
+
+    def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        """The confidence in each prediction and whether it is correct, (N,) both; None where there is no such thing."""
+        return None
+
+    def predicted_target(self, prediction: Mapping[str, Any]) -> Any:
+        """The predicted value of the target column."""
+        return prediction[self.target]
+
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration` and `mistakes`.
+
+        `attribute` gives the weights of a row's tokens in the score of a class.
+        """
+        if (judged := self.confidences(data, outputs)) is None:
+            return {}
+        confidence, correct = judged
+        texts, predictions = rows.display_texts, self.predictions(data, outputs)
+        words = np.array([len(text.split()) for text in texts])
+        return {
+            "lengths": length_analysis(words, correct, called=self.nouns.wrong),
+            "calibration": reliability(confidence, correct),
+            "mistakes": [
+                {
+                    "place": rows.location(row),
+                    "text": texts[row],
+                    "label": str(rows.columns[self.target][row]),
+                    "predicted": str(self.predicted_target(predictions[row])),
+                    "confidence": round(float(confidence[row]), 5),
+                    "tokens": [],
+                }
+                for row in most_confident_errors(confidence, correct)
+            ],
+        }
+
     def extra_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         """Metrics that are no ratio of sums over the rows, such as the mean loss."""
         return {}
@@ -195,6 +229,12 @@ class LabelledTask(Task):
 
     def tokens(self, batch: Batch) -> int:
         return count_real_tokens(batch)
+
+
+def nouns_of(task: str | None) -> Nouns:
+    """How reports speak of the rows of a task; of an unnamed or unknown one (results of older runs), of texts."""
+    known = TASKS.get(task) if task in TASKS.names() else TASKS.get("classify")
+    return known.nouns if issubclass(known, LabelledTask) else Nouns()
 
 
 @dataclass

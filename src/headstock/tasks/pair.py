@@ -13,6 +13,7 @@ from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig
 from headstock.tasks.classify import Classify, EncodedTexts
 from headstock.tasks.labelled import segment_ids, separator_id, texts_in
+from headstock.tasks.wording import Nouns
 
 MARKS = 3  # the opening, and a separator after each text
 
@@ -28,6 +29,7 @@ class Pair(Classify):
 
     Config = PairConfig
     title = "classifier of pairs"
+    nouns = Nouns("pair", "pair", "pair", "wrongly classified pairs", "accuracy")
     example = "--file pairs.csv"
     row_form = "two texts, such as ('It rains.', 'The street is wet.')"
     row_is_text = False

@@ -28,7 +28,9 @@ from headstock.tasks.base import TASKS, Examples, cross_entropy
 from headstock.tasks.class_labels import listed
 from headstock.tasks.entities import entity_counts as entity_tallies
 from headstock.tasks.entities import is_entity_scheme
-from headstock.tasks.labelled import CachedFeatures, LabelledTask, RowMetrics, texts_in
+from headstock.tasks.error_analysis import calibration, class_errors, confusions, length_analysis
+from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics, texts_in
+from headstock.tasks.wording import Nouns
 
 LEAST = 1e-12  # no probability is taken for smaller, so that its logarithm is a number
 
@@ -77,6 +79,14 @@ class Tag(LabelledTask):
     target = "tags"
     input_column = "tokens"
     title = "tagger of words"
+    nouns = Nouns(
+        "sentence",
+        "word",
+        "sentence",
+        "sentences with a wrong tag",
+        "share of words tagged right",
+        "Calibration looks at each word; of lengths, a sentence is right if all its tags are.",
+    )
     row_form = "a text (str), or a list of words such as ['It', 'rains', '.']"
 
     def __init__(self, config: TagConfig, tokenizer: Tokenizer):
@@ -224,6 +234,49 @@ class Tag(LabelledTask):
 
     def true_class_ids(self, data: EncodedSentences) -> np.ndarray | None:
         return None if data.labels is None else np.concatenate(data.labels)
+
+    def confidences(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Of every word."""
+        assert data.labels is not None
+        probabilities = np.concatenate(outputs)
+        return probabilities.max(-1), probabilities.argmax(-1) == np.concatenate(data.labels)
+
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """Confusion and calibration over words; by length, a sentence is correct if all of its words are."""
+        probabilities, true = np.concatenate(outputs), np.concatenate(data.labels)  # (words, C), (words,)
+        sizes = np.array([len(labels) for labels in data.labels])
+        correct = [bool((one.argmax(-1) == labels).all()) for one, labels in zip(outputs, data.labels, strict=True)]
+        return {
+            **confusions(true, probabilities.argmax(1), len(self.config.classes)),
+            "lengths": length_analysis(sizes, np.array(correct), called=self.nouns.wrong),
+            "calibration": calibration(probabilities, true),
+            "mistakes": self.wrong_words(data, probabilities, true, sizes),
+        }
+
+    def wrong_words(
+        self, data: EncodedSentences, probabilities: np.ndarray, true: np.ndarray, sizes: np.ndarray
+    ) -> list[dict[str, Any]]:
+        """The most confident ones, each in its sentence, where `marks` gives its characters."""
+        mistakes, begins = [], np.cumsum(sizes) - sizes
+        for at in class_errors(probabilities, true):
+            row = int(np.searchsorted(begins, at, side="right")) - 1  # no sentence is empty
+            word = int(at - begins[row])
+            text, spans = join_words(data.words[row])
+            mistakes.append(
+                {
+                    "place": f"{data.places[row]}, word {word + 1}",
+                    "text": text,
+                    "marks": [[*spans[word], "said"]],
+                    "subject": data.words[row][word],
+                    "label": self.config.classes[true[at]],
+                    "predicted": self.config.classes[int(probabilities[at].argmax())],
+                    "confidence": round(float(probabilities[at].max()), 5),
+                    "tokens": [],
+                }
+            )
+        return mistakes
 
     def extra_metrics(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         assert data.labels is not None

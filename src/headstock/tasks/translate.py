@@ -17,14 +17,17 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.beam_search import beam_search
 from headstock.errors import ConfigError, UserError
+from headstock.intervals import SufficientStatistics
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.labelled import LabelledTask, RowMetrics, SufficientStatistics
+from headstock.tasks.error_analysis import SHOWN
+from headstock.tasks.labelled import Attribution, LabelledTask, RowMetrics
 from headstock.tasks.teacher_forcing import teacher_forcing_batch, token_losses, token_score
 from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
+from headstock.tasks.wording import Nouns
 
 SHORTEST_LIMIT = 32  # tokens; a translation may be so long, or twice as long as its source and some
 
@@ -81,6 +84,9 @@ class Translate(LabelledTask):
     input_column = SOURCE
     primary_metric = "bleu"
     title = "translator"
+    nouns = Nouns(
+        "sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right", unit="pair"
+    )
     verb = "translate"
     needs_encoder_decoder = True
     is_language_model = True
@@ -233,6 +239,29 @@ class Translate(LabelledTask):
         said = [row["text"] for row in self.predictions(data, outputs)]
         counted = {"bleu": bleu_counts(said, data.labels), "chrf": chrf_counts(said, data.labels)}
         return {name: SufficientStatistics(counts, self.formulas[name]) for name, counts in counted.items()}
+
+    def predicted_target(self, prediction: Mapping[str, Any]) -> str:
+        return prediction["text"]
+
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """The translations with the lowest chrF."""
+        predicted, texts = [row["text"] for row in self.predictions(data, outputs)], rows.display_texts
+        scores = chrf(chrf_counts(predicted, data.labels))
+        mistakes = [
+            {
+                "place": data.places[row],
+                "text": texts[row],
+                "label": data.labels[row],
+                "predicted": predicted[row],
+                "confidence": None,
+                "chrf": round(float(scores[row]), 5),
+                "tokens": [],
+            }
+            for row in np.argsort(scores, kind="stable")[:SHOWN].tolist()
+        ]
+        return {"mistakes": mistakes}
 
     def extra_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         return {"signature": self.metric_signatures()}

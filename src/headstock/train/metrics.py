@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from headstock.intervals import item_interval, macro_f1_item_interval
-from headstock.tasks.labelled import LabelledTask, SufficientStatistics
+from headstock.intervals import SufficientStatistics, item_interval, macro_f1_item_interval
+from headstock.tasks.labelled import LabelledTask
 
 
 def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

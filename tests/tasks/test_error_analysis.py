@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.experiments.error_analysis import (
+from headstock.data.records import Records
+from headstock.report.error_section import confusion_pairs
+from headstock.rng import generator
+from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts
+from headstock.tasks.error_analysis import (
     calibration,
+    class_errors,
     confusion,
     confusions,
     label_errors,
     length_effect,
-    mistakes,
-    surest_mistakes,
 )
-from headstock.report.error_section import confusion_pairs
-from headstock.rng import generator
 
 CLASSES = ["bad", "fair", "good"]
 
@@ -97,23 +98,32 @@ def test_a_handful_says_nothing_about_length(right, wrong, what):
 def test_the_surest_mistakes_come_first():
     probabilities = np.array([[0.6, 0.4], [0.99, 0.01], [0.2, 0.8], [0.05, 0.95], [0.9, 0.1]])
     true = np.array([1, 0, 0, 0, 1])  # wrong: 0 (0.6), 2 (0.8), 3 (0.95), 4 (0.9)
-    assert surest_mistakes(probabilities, true) == [3, 4, 2, 0]
-    told = mistakes(probabilities, true, texts=list("abcde"), places=list("12345"), classes=["no", "yes"], limit=2)
-    assert told[0] == {
-        "place": "4",
+    assert class_errors(probabilities, true) == [3, 4, 2, 0]
+    assert class_errors(probabilities, true, limit=2) == [3, 4]
+
+
+def test_a_classifiers_mistakes_are_named_and_attributed():
+    probabilities = np.array([[0.6, 0.4], [0.99, 0.01], [0.2, 0.8], [0.05, 0.95], [0.9, 0.1]])
+    rows = Records("a.csv", [1, 2, 3, 4, 5], {"text": list("abcde"), "label": ["yes", "no", "no", "no", "yes"]})
+    task = Classify(ClassifyConfig(classes=("no", "yes")), None)
+    data = EncodedTexts([], np.array([1, 0, 0, 0, 1]), [], 0)
+    analysis = task.error_analysis(rows, data, list(probabilities), attribute=lambda row, target: [("x", row + target)])
+    assert [mistake["place"] for mistake in analysis["mistakes"]] == ["a.csv:4", "a.csv:5", "a.csv:3", "a.csv:1"]
+    assert analysis["mistakes"][0] == {
+        "place": "a.csv:4",
         "text": "d",
         "label": "no",
         "predicted": "yes",
         "confidence": pytest.approx(0.95),
-        "tokens": [],
+        "tokens": [("x", 4)],
     }
-    assert len(told) == 2
+    assert analysis["confusion"] == [[1, 2], [2, 0]]
 
 
 def doubted(probabilities: np.ndarray, labels: np.ndarray, **more) -> dict[int, dict]:
-    rows = [str(row) for row in range(len(labels))]
-    found = label_errors(probabilities, labels, texts=rows, places=rows, classes=CLASSES, **more)
-    return {int(one["place"]): one for one in found}
+    rows = Records("a", list(range(len(labels))), {"text": [str(row) for row in range(len(labels))]})
+    found = label_errors(probabilities, labels, rows=rows, classes=CLASSES, **more)
+    return {int(one["text"]): one for one in found}
 
 
 def models(true: np.ndarray, *, count: int, skill: float, name: str) -> np.ndarray:

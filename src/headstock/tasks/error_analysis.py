@@ -1,6 +1,6 @@
-"""Where a classifier goes wrong: confusions, calibration, length, its surest mistakes, and labels that look wrong.
+"""Error statistics that tasks share: confusion matrix, calibration, effect of length, confident mistakes, label errors.
 
-Shapes: N rows, C classes, M models. `true` holds class numbers; probabilities are of rows the model did not train on.
+Shapes: N rows, C classes, M models. `true` holds class ids; probabilities are those of held-out rows.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headstock.data.records import Records
+
 Integers = NDArray[np.integer]
 Floats = NDArray[np.floating]
 
 BINS = 10
+SHOWN = 20  # mistakes in a report
+EXPLAINED = 12  # of these, how many get an attribution to tokens
 FEW = 5  # below this many texts in either group a test of lengths says nothing
 SIGNIFICANT = 0.05
 MATRIX_CLASSES = 200  # of more classes no confusion matrix is kept,
@@ -94,42 +98,28 @@ def length_effect(
     return {**found, "matters": matters, "text": text}
 
 
-def surest_mistakes(probabilities: Floats, true: Integers, *, limit: int = 20) -> list[int]:
-    """The rows the model gets wrong, the most confident first."""
-    wrong = np.flatnonzero(probabilities.argmax(1) != true)
-    order = np.argsort(-probabilities[wrong].max(1), kind="stable")
-    return wrong[order][:limit].tolist()
+def length_analysis(lengths: Integers, correct: NDArray, *, called: str) -> dict[str, Any]:
+    """The lengths (N,), in words, of correctly and wrongly predicted rows, and a test of their difference."""
+    right, wrong = lengths[correct].tolist(), lengths[~correct].tolist()
+    return {"right": right, "wrong": wrong, "unit": "words", "statistic": length_effect(right, wrong, called=called)}
 
 
-def mistakes(
-    probabilities: Floats,
-    true: Integers,
-    *,
-    texts: Sequence[str],
-    places: Sequence[str],
-    classes: Sequence[str],
-    limit: int = 20,
-) -> list[dict[str, Any]]:
-    """The surest mistakes as the report tells them; `tokens` is left empty for those who explain a prediction."""
-    return [
-        {
-            "place": places[row],
-            "text": texts[row],
-            "label": classes[true[row]],
-            "predicted": classes[int(probabilities[row].argmax())],
-            "confidence": float(probabilities[row].max()),
-            "tokens": [],
-        }
-        for row in surest_mistakes(probabilities, true, limit=limit)
-    ]
+def most_confident_errors(confidence: Floats, correct: NDArray, *, limit: int = SHOWN) -> list[int]:
+    """The wrongly predicted rows, the most confident first."""
+    wrong = np.flatnonzero(~correct)
+    return wrong[np.argsort(-confidence[wrong], kind="stable")][:limit].tolist()
+
+
+def class_errors(probabilities: Floats, true: Integers, *, limit: int = SHOWN) -> list[int]:
+    """`most_confident_errors` of the most likely class, from probabilities (N, C)."""
+    return most_confident_errors(probabilities.max(1), probabilities.argmax(1) == true, limit=limit)
 
 
 def label_errors(
     probabilities: Floats,
     labels: Integers,
     *,
-    texts: Sequence[str],
-    places: Sequence[str],
+    rows: Records,
     classes: Sequence[str],
     limit: int = 50,
 ) -> list[dict[str, Any]]:
@@ -139,15 +129,16 @@ def label_errors(
     class on the rows that carry it. A row is suspected when at least three quarters of the models doubt its label in
     favour of the same class; the widest mean margin between the two classes comes first.
     """
-    models, rows, _ = probabilities.shape
+    models, count, _ = probabilities.shape
+    texts = rows.display_texts
     votes = _doubts(probabilities, labels).sum(0)  # (N, C)
     suggested, agree = votes.argmax(1), votes.max(1)
-    mean, every = probabilities.mean(0), np.arange(rows)
+    mean, every = probabilities.mean(0), np.arange(count)
     margin = mean[every, suggested] - mean[every, labels]
     suspected = np.flatnonzero(agree >= ceil(AGREEMENT * models))
     return [
         {
-            "place": places[row],
+            "place": rows.location(row),
             "text": texts[row],
             "label": classes[labels[row]],
             "suggested": classes[suggested[row]],

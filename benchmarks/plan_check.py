@@ -24,7 +24,7 @@ import headstock
 from headstock.experiments.bench.synthetic_data import write_corpus
 from headstock.experiments.recipe import to_toml
 from headstock.planner.planner import plan
-from headstock.planner.summary import told
+from headstock.planner.summary import plan_notes
 
 
 class Processor:
@@ -55,33 +55,33 @@ def main() -> int:
         folder = Path(name)
         text = given.text or [str(write_corpus(folder / "text.txt", given.megabytes))]
         wish = {"device": given.device, "minutes": given.minutes, "objective": given.objective}
-        made = plan(text, probe=True, say=say, **wish)
-        for line in told(made):
+        made = plan(text, probe=True, **wish)
+        for line in plan_notes(made):
             say(line)
-        (folder / "plan.toml").write_text(to_toml(made.tree), encoding="utf-8")
+        (folder / "plan.toml").write_text(to_toml(made.config), encoding="utf-8")
         clock = Processor()
         done = headstock.pretrain(
             out=folder / "run", config_file=folder / "plan.toml", device=given.device, callbacks=[clock], say=say
         )
     rough = plan(text, **wish) if given.text else None
     result = {
-        "plan": made.choice.label,
-        "compile": made.tree["train"].get("compile", "auto"),
+        "plan": made.candidate.label,
+        "compile": made.config["train"].get("compile", "auto"),
         "steps": made.steps,
-        "step_milliseconds": round(1000 * made.costs.step, 3),
-        "starting_seconds": round(made.costs.starting, 2),
-        "cold_seconds": round(made.costs.cold, 2),
+        "step_milliseconds": round(1000 * made.costs.step_seconds, 3),
+        "starting_seconds": round(made.costs.startup_seconds, 2),
+        "cold_seconds": round(made.costs.cold_start_seconds, 2),
         "seconds": [round(made.seconds, 1), done["seconds"]],
         "tokens_per_second": [round(made.tokens_per_second), done["tokens_per_second"]],
-        "peak_megabytes": [round(made.costs.peak / 1e6, 1), round(done["peak_bytes"] / 1e6, 1)],
+        "peak_megabytes": [round(made.costs.peak_bytes / 1e6, 1), round(done["peak_bytes"] / 1e6, 1)],
         "parameters": [made.costs.parameters, done["parameters"]["total"]],
         "time_off": round(made.seconds / done["seconds"] - 1, 3),
-        "memory_off": round(made.costs.peak / done["peak_bytes"] - 1, 3),
+        "memory_off": round(made.costs.peak_bytes / done["peak_bytes"] - 1, 3),
     }
     if given.device == "cpu":
-        result["processor_off"] = round(made.costs.processor / clock.step() - 1, 3)
+        result["processor_off"] = round(made.costs.cpu_seconds / clock.step() - 1, 3)
     if rough is not None:
-        result["without_a_probe"] = [rough.choice.label, round(rough.tokens_per_second)]
+        result["without_a_probe"] = [rough.candidate.label, round(rough.tokens_per_second)]
     print(json.dumps(result))
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

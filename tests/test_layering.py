@@ -30,7 +30,6 @@ PENDING = {
     "kernels/int8.py -> model",
     "kernels/ops.py -> model",
     "model/model.py -> decoding",
-    "planner/summary.py -> experiments",
     "report/compare_page.py -> experiments",
     "report/sweep_charts.py -> experiments",
     "report/sweep_page.py -> experiments",

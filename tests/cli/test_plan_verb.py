@@ -36,7 +36,7 @@ def test_minutes_alone_choose_the_size(call, corpus, tmp_path):
     _, err = call(
         "pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", "--set", "lr=1e-3"
     )
-    said = [line for line in err.splitlines() if "no preset or size was named" in line]
+    said = [line for line in err.splitlines() if "no preset or size given" in line]
     assert len(said) == 1 and "parameters" in said[0] and "tokens/s" in said[0]
     chosen = open_run(tmp_path / "run").config()
     assert chosen["train"]["minutes"] == 0.01 and chosen["train"]["steps"] is None
@@ -48,7 +48,7 @@ def test_minutes_alone_choose_the_size(call, corpus, tmp_path):
 def test_a_size_that_is_named_is_kept(call, corpus, tmp_path, named):
     small = ["--set", "width=16", "--set", "heads=2", "--set", "vocabulary=300"]
     _, err = call("pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", *named, *small)
-    assert "no preset or size was named" not in err
+    assert "no preset or size given" not in err
     assert open_run(tmp_path / "run").config()["model"]["positions"] == "learned"
 
 

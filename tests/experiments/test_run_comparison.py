@@ -4,8 +4,9 @@ import pytest
 
 import headstock
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import compact_number, runs_table
+from headstock.experiments.compare_table import runs_table
 from headstock.experiments.run_comparison import comparability_notes
+from headstock.report.numbers import compact_number
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY

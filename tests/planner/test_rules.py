@@ -1,60 +1,60 @@
-"""The rules of a plan: what grows with what, and that every size can be built."""
+"""The planner's rules: what scales with what, and that every size can be built."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock.planner import rules
-from headstock.planner.rules import Text
+from headstock.planner.rules import TextStatistics
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import make_config
 
-SHORT = Text(bytes=10_000_000, documents=90_000, tokens=2.5e6, nine_in_ten=60, middle=25)
-LONG = Text(bytes=10_000_000, documents=2_000, tokens=2.5e6, nine_in_ten=4000, middle=900)
+SHORT = TextStatistics(bytes=10_000_000, documents=90_000, tokens=2.5e6, p90_length=60, median_length=25)
+LONG = TextStatistics(bytes=10_000_000, documents=2_000, tokens=2.5e6, p90_length=4000, median_length=900)
 
 
-@pytest.mark.parametrize("objective", rules.MOST_PASSES)
-def test_every_size_of_every_objective_is_a_run_that_can_be_built(objective):
-    found = []
-    for size in rules.sizes(objective, LONG):
-        tree = size.tree | {"model": size.tree["model"] | {"vocabulary": size.tree["tokenizer"]["vocabulary"]}}
-        chosen = make_config(with_direction(tree))
-        assert chosen.objective == objective
-        found.append((chosen.model.depth, chosen.model.width))
-    assert found == sorted(found) and len(set(found)) == len(found)
+@pytest.mark.parametrize("objective", rules.MAX_EPOCHS)
+def test_every_size_of_every_objective_can_be_built(objective):
+    shapes = []
+    for size in rules.model_sizes(objective, LONG):
+        model = size.sections["model"] | {"vocabulary": size.sections["tokenizer"]["vocabulary"]}
+        run_config = make_config(with_direction(size.sections | {"model": model}))
+        assert run_config.objective == objective
+        shapes.append((run_config.model.depth, run_config.model.width))
+    assert shapes == sorted(shapes) and len(set(shapes)) == len(shapes)
 
 
-def test_each_decision_has_its_reason():
+def test_each_decision_has_a_reason():
     assert set(rules.REASONS) >= {"objective", "size", "passes", "vocabulary", "context", "batch", "lr", "dropout"}
 
 
 def test_the_vocabulary_follows_the_width_and_the_text():
-    assert [rules.vocabulary(width, 10**9) for width in (128, 256, 512)] == [4000, 8000, 16_000]
-    assert rules.vocabulary(512, 3_000_000) == 3000
-    assert rules.vocabulary(512, 1000) == 500  # a byte alphabet and its marks must fit
-    assert rules.vocabulary(4096, 10**12) == 32_000
+    assert [rules.vocabulary_size(width, 10**9) for width in (128, 256, 512)] == [4000, 8000, 16_000]
+    assert rules.vocabulary_size(512, 3_000_000) == 3000
+    assert rules.vocabulary_size(512, 1000) == 500  # the byte alphabet and the special tokens must fit
+    assert rules.vocabulary_size(4096, 10**12) == 32_000
 
 
-def test_rows_are_as_long_as_documents_ask_for():
-    assert rules.context(SHORT, 512) == 128
-    assert rules.context(LONG, 512) == 512
-    assert rules.context(LONG, 128) == 256
+def test_the_context_follows_document_lengths():
+    assert rules.context_length(SHORT, 512) == 128
+    assert rules.context_length(LONG, 512) == 512
+    assert rules.context_length(LONG, 128) == 256
 
 
-def test_a_text_that_is_read_often_is_not_learned_left_to_right_alone():
-    assert rules.MOST_PASSES[rules.READ_OFTEN] > rules.MOST_PASSES["causal"]
-    assert rules.dropout_of("causal", 4) > 0 == rules.dropout_of("causal", 1) == rules.dropout_of("masked", 16)
+def test_repeated_text_is_not_planned_causal():
+    assert rules.MAX_EPOCHS[rules.REPEATED_TEXT_OBJECTIVE] > rules.MAX_EPOCHS["causal"]
+    assert rules.dropout("causal", 4) > 0 == rules.dropout("causal", 1) == rules.dropout("masked", 16)
 
 
 @given(st.floats(1e3, 1e11), st.sampled_from([128, 256, 512]))
-def test_steps_are_neither_few_nor_many(tokens, length):
-    rows = rules.rows_of(tokens, length)
+def test_the_batch_size_gives_about_the_target_number_of_steps(tokens, length):
+    rows = rules.batch_size(tokens, length)
     assert rows & (rows - 1) == 0 and 8 <= rows <= 1024
-    if 8 * 2 < tokens / rules.STEPS / length < 512:
-        assert 0.6 * rules.STEPS < tokens / rows / length < 1.6 * rules.STEPS
+    if 8 * 2 < tokens / rules.TARGET_STEPS / length < 512:
+        assert 0.6 * rules.TARGET_STEPS < tokens / rows / length < 1.6 * rules.TARGET_STEPS
 
 
-def test_the_rate_falls_with_the_width_as_in_the_recipes():
-    rates = [rules.lr_of(width) for _, width in rules.SIZES]
+def test_the_learning_rate_falls_with_the_width():
+    rates = [rules.learning_rate(width) for _, width in rules.SIZES]
     assert rates == sorted(rates, reverse=True)
-    assert rules.lr_of(128) == 4e-3 and rules.lr_of(512) == 2e-3
+    assert rules.learning_rate(128) == 4e-3 and rules.learning_rate(512) == 2e-3

@@ -56,7 +56,7 @@ def presets(common: Common) -> dict[str, Any]:
     """
     from rich.table import Table
 
-    from headstock.experiments.compare_table import compact_number
+    from headstock.report.numbers import compact_number
     from headstock.train.blueprint import describe_preset
     from headstock.train.settings import preset_names
 
@@ -96,7 +96,7 @@ def plan(
     from headstock.experiments.recipe import to_toml
     from headstock.io import write_text
     from headstock.planner import planner
-    from headstock.planner.summary import heading, table, told
+    from headstock.planner.summary import plan_notes, plan_table, recipe_heading
 
     if out is not None and out.suffix != ".toml":
         raise UserError(f"--out {out}: must end in .toml")
@@ -109,18 +109,17 @@ def plan(
         documents=documents,
         column=columns.text(),
         seed=common.seed,
-        say=logger.info,
     )
-    common.show(table(proposal))
-    for line in told(proposal):
+    common.show(plan_table(proposal))
+    for line in plan_notes(proposal):
         common.show_prose(line)
-    recipe = to_toml(proposal.tree, heading(proposal))
+    recipe = to_toml(proposal.config, recipe_heading(proposal))
     if out is None:
         common.show(f"\n{recipe}")
-        return proposal.plain()
+        return proposal.to_dict()
     write_text(out, recipe)
     common.show(f"try: headstock pretrain --config {shell_quote(out)} --out runs/mine")
-    return proposal.plain() | {"recipe": str(out)}
+    return proposal.to_dict() | {"recipe": str(out)}
 
 
 tokenizer = command_group("tokenizer", "Train", "Train a tokenizer, or show how one splits text.")

@@ -108,8 +108,8 @@ def planned_settings(
 ) -> dict[str, Any]:
     """Add the planner's model size to the settings, unless they already name one."""
     from headstock import config
-    from headstock.planner.planner import flat, plan
-    from headstock.planner.summary import why
+    from headstock.planner.planner import flatten, plan
+    from headstock.planner.summary import plan_reason
     from headstock.train.run_folder import RunFolder, check_folder
     from headstock.train.settings import TrainSettings
 
@@ -130,9 +130,10 @@ def planned_settings(
         documents=settings.get("data.documents"),
         column=settings.get("data.column"),
     )
-    logger.info(why(proposal))
+    logger.info(plan_reason(proposal))
     named = {key.rpartition(".")[2] for key in settings} | {"steps", "corpus"}
-    return {key: value for key, value in flat(proposal.tree).items() if key.rpartition(".")[2] not in named} | settings
+    planned = flatten(proposal.config)
+    return {key: value for key, value in planned.items() if key.rpartition(".")[2] not in named} | settings
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from headstock.report.numbers import compact_number
 from headstock.report.theme import arm_label
 from headstock.tasks.labelled import nouns_of
 from headstock.tasks.wording import NOT_PERCENT, metric_name
@@ -49,11 +50,3 @@ def runs_table(runs: list[dict[str, Any]]) -> Any:
             *(f"{run[name]:,.3f}" if run[name] else "" for name in ("perplexity", "bits_per_byte")),
         )
     return made
-
-
-def compact_number(number: float | None) -> str:
-    """`40.3M`, `812k`, `96`; nothing for what is not known."""
-    if number is None:
-        return ""
-    unit, size = next(((unit, size) for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if number >= size), ("", 1))
-    return f"{number / size:.1f}{unit}" if unit else f"{number:.0f}"

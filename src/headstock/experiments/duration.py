@@ -11,7 +11,7 @@ from headstock.data.records import Records
 from headstock.experiments.arms import Arm
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint, input_texts, trial_config
 from headstock.experiments.tfidf import TfidfClassifier
-from headstock.planner.machine import wait
+from headstock.planner.machine import synchronize
 from headstock.tasks.class_labels import label_numbers
 from headstock.train.finetune_config import CHARACTERS
 from headstock.train.fit import LabelledData, fit
@@ -57,7 +57,7 @@ def measure_throughput(ground: ExperimentContext, arm: Arm) -> Throughput:
     moments, read = [time.perf_counter()], [0.0]
 
     def hear(event: Event) -> None:
-        wait(ground.distributed.device)
+        synchronize(ground.distributed.device)
         if event.kind == "step":
             moments.append(time.perf_counter())
         elif event.kind == "valid":

@@ -1,1 +1,1 @@
-"""Proposes a model size and estimates what training it takes."""
+"""Proposes a model for a text and estimates the time and memory that training it takes."""

@@ -1,4 +1,4 @@
-"""How much text a corpus holds and what its documents are like, without reading all of a large one."""
+"""Measures a corpus: bytes, documents and tokens. Large corpora are sampled."""
 
 import bz2
 import lzma
@@ -14,105 +14,101 @@ from headstock.data.corpus import Corpus, resolve_paths
 from headstock.data.formats import PLAIN
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 
-READ_ALL = 50_000_000  # bytes of files up to which everything is read
-SAMPLE = 2_000_000  # characters that tokens are counted in
-FILES = 8  # of a corpus of many, so many are looked into
-TABLE_SHARE = 0.9  # of a table's bytes, those that are text
-PARQUET_TEXT = 2.0  # bytes of text for each of a parquet file's, which packs them
+READ_ALL_BYTES = 50_000_000  # corpora up to this size are read completely
+SAMPLE_CHARACTERS = 2_000_000
+SAMPLED_FILES = 8
+TABLE_SHARE = 0.9  # share of text in the bytes of a table
+PARQUET_RATIO = 2.0  # bytes of text per byte of a parquet file, which is compressed
 
 
 @dataclass(frozen=True)
-class Extent:
+class CorpusSize:
     bytes: int  # of text
     documents: int
-    sample: tuple[str, ...]  # some of the documents
-    read: bool  # all of it was read, so the numbers are exact
-    whole: bool  # the sample is everything
+    sample: tuple[str, ...]
+    exact: bool  # True if the whole corpus was read
+    sample_is_complete: bool  # True if the sample is the whole corpus
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A sample in tokens."""
-
+class TokenCounts:
     tokenizer: Tokenizer
     bytes_per_token: float
-    nine_in_ten: float  # tokens in a document that is longer than nine in ten
-    middle: float  # tokens in the middle one
+    p90_length: float  # 90th percentile of document lengths, in tokens
+    median_length: float
 
 
-def extent(corpus: Corpus) -> Extent:
-    found = resolve_paths(corpus.paths)
-    if sum(source.path.stat().st_size for source in found) <= READ_ALL:
-        return read_through(corpus)
-    chosen = found[:: -(-len(found) // FILES)]
-    parts = [look_into(corpus, source.path, SAMPLE // len(chosen)) for source in chosen]
+def measure_corpus(corpus: Corpus) -> CorpusSize:
+    files = resolve_paths(corpus.paths)
+    if sum(source.path.stat().st_size for source in files) <= READ_ALL_BYTES:
+        return read_all(corpus)
+    sampled = files[:: -(-len(files) // SAMPLED_FILES)]
+    parts = [sample_file(corpus, source.path, SAMPLE_CHARACTERS // len(sampled)) for source in sampled]
     sample = tuple(text for part in parts for text in part)
-    size = sum(map(byte_length, sample))
-    grown = sum(text_bytes(source.path, source.format, source.compression, sample) for source in found)
-    return Extent(round(grown), max(1, round(grown * len(sample) / size)), sample, read=False, whole=False)
+    total = sum(text_bytes(source.path, source.format, source.compression, sample) for source in files)
+    documents = total * len(sample) / sum(map(byte_length, sample))
+    return CorpusSize(round(total), max(1, round(documents)), sample, exact=False, sample_is_complete=False)
 
 
-def read_through(corpus: Corpus) -> Extent:
-    """Everything is counted, and about every n-th document kept, so that the sample is of all parts alike."""
-    size = documents = held = 0
-    kept: list[str] = []
+def read_all(corpus: Corpus) -> CorpusSize:
+    """Count everything and keep every n-th document, so that the sample covers the whole corpus evenly."""
+    size = documents = characters = 0
+    sample: list[str] = []
     every = 1
     for document in corpus:
         size += byte_length(document.text)
         if documents % every == 0:
-            kept.append(document.text)
-            held += len(document.text)
-            if held > 2 * SAMPLE:
-                kept, every = kept[::2], 2 * every
-                held = sum(map(len, kept))
+            sample.append(document.text)
+            characters += len(document.text)
+            if characters > 2 * SAMPLE_CHARACTERS:
+                sample, every = sample[::2], 2 * every
+                characters = sum(map(len, sample))
         documents += 1
-    return Extent(size, documents, tuple(kept), read=True, whole=every == 1)
+    return CorpusSize(size, documents, tuple(sample), exact=True, sample_is_complete=every == 1)
 
 
-def look_into(corpus: Corpus, path: Path, characters: int) -> list[str]:
-    kept: list[str] = []
+def sample_file(corpus: Corpus, path: Path, characters: int) -> list[str]:
+    """The first documents of a file, up to about so many characters."""
+    sample: list[str] = []
     for chunk in replace(corpus, paths=(str(path),)).chunks():
         for text in chunk.texts:
-            kept.append(text)
+            sample.append(text)
             characters -= len(text)
             if characters <= 0:
-                return kept
-    return kept
+                return sample
+    return sample
 
 
-def text_bytes(path: Path, format: str, packing: str, sample: tuple[str, ...]) -> float:
-    """How much text a file holds, by its size and by how far the sample can be packed."""
-    size = path.stat().st_size * packed_share(packing, "\n".join(sample)[:SAMPLE].encode())
-    return size * {PLAIN: 1.0, ".parquet": PARQUET_TEXT}.get(format, TABLE_SHARE)
+def text_bytes(path: Path, format: str, compression: str, sample: tuple[str, ...]) -> float:
+    """Estimate how much text a file holds from its size and how well the sample compresses."""
+    size = path.stat().st_size * compression_ratio(compression, "\n".join(sample)[:SAMPLE_CHARACTERS].encode())
+    return size * {PLAIN: 1.0, ".parquet": PARQUET_RATIO}.get(format, TABLE_SHARE)
 
 
-def packed_share(packing: str, text: bytes) -> float:
-    packs: dict[str, Callable[[bytes], bytes]] = {
+def compression_ratio(compression: str, text: bytes) -> float:
+    compressors: dict[str, Callable[[bytes], bytes]] = {
         ".gz": zlib.compress,
         ".bz2": bz2.compress,
         ".xz": lzma.compress,
         ".zst": zlib.compress,
     }
-    return len(text) / max(1, len(packs[packing](text))) if packing else 1.0
+    return len(text) / max(1, len(compressors[compression](text))) if compression else 1.0
 
 
-def count(found: Extent, vocabulary: int) -> Counted:
-    """How many tokens the text has in a vocabulary of its own of this size.
+def count_tokens(corpus: CorpusSize, vocabulary: int) -> TokenCounts:
+    """Count tokens with a tokenizer of this vocabulary, trained on the sample.
 
-    Of a part of the text, one half makes the vocabulary and the other is counted: text that a vocabulary was made
-    from takes fewer tokens than text that it has not seen.
+    A partial sample is split in halves, one to train the tokenizer and one to count: a tokenizer needs fewer tokens
+    for the text it was trained on than for other text.
     """
-    learned, counted = (found.sample, found.sample) if found.whole else (found.sample[::2], found.sample[1::2])
-    tokenizer = train_tokenizer(learned or counted, TokenizerSettings(kind="bpe", vocabulary=vocabulary))
-    texts = list(counted or learned)
+    sample = corpus.sample
+    training, counted = (sample, sample) if corpus.sample_is_complete else (sample[::2], sample[1::2])
+    tokenizer = train_tokenizer(training or counted, TokenizerSettings(kind="bpe", vocabulary=vocabulary))
+    texts = list(counted or training)
     lengths = [len(ids) for ids in tokenizer.encode_batch(texts)]
-    tokens = sum(lengths) + len(lengths)  # each is closed by an end mark
-    return Counted(
-        tokenizer,
-        sum(map(byte_length, texts)) / max(1, tokens),
-        float(np.quantile(lengths, 0.9)),
-        statistics.median(lengths),
-    )
+    tokens = sum(lengths) + len(lengths)  # each document ends with an eos token
+    bytes_per_token = sum(map(byte_length, texts)) / max(1, tokens)
+    return TokenCounts(tokenizer, bytes_per_token, float(np.quantile(lengths, 0.9)), statistics.median(lengths))
 
 
 def byte_length(text: str) -> int:

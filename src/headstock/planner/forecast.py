@@ -1,4 +1,4 @@
-"""What a run will take, before it is begun: parameters, arithmetic, memory and time, from the closed forms."""
+"""Estimates what a run costs before it starts: parameters, FLOPs, memory and time, from closed formulas."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,130 +16,139 @@ from headstock.train.budget import VALIDATIONS
 from headstock.train.compile import CALLS, ExecutionMode
 from headstock.train.settings import RunConfig
 
-# The share of its speed at large products that a device reaches in a model's, and how often the numbers that a step
-# keeps are read or written in it; fitted to measured steps. A probe replaces both by what it measures.
-REACHED = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}
-TOUCHED = {"cpu": 15, "mps": 10, "cuda": 10}
-TOUCHED_COMPILED = 4
-OPERATIONS = 100  # of a layer, forward and back
-RECORDED = 0.15  # the share of the calls' time that is left where a small model's steps are recorded
-# shapes that batches have in 2,500 steps, of objectives whose batches differ: each is read as usual, then recorded
-SHAPES = {"masked": 20, "hybrid": 250, "denoise": 250}
-WRITTEN = 2.5e8  # bytes a second into a checkpoint, its checksum included
-ROOM = 0.8  # of what is free may be taken
+# Fitted to measured steps; a probe replaces them by measurements.
+MATMUL_EFFICIENCY = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}  # of the speed of large matrix products
+MEMORY_PASSES = {"cpu": 15, "mps": 10, "cuda": 10}  # how often a step reads or writes each activation
+COMPILED_MEMORY_PASSES = 4
+OPERATIONS_PER_LAYER = 100  # forward and backward
+GRAPHED_LAUNCH_SHARE = 0.15  # share of the launch overhead that CUDA graphs leave
+# batch shapes in 2,500 steps, for objectives whose batches vary: each new shape runs eagerly, then is captured
+BATCH_SHAPES = {"masked": 20, "hybrid": 250, "denoise": 250}
+CHECKPOINT_BYTES_PER_SECOND = 2.5e8  # with its checksum
+MEMORY_SHARE = 0.8  # of free memory that a run may use
+MAX_MICRO_BATCH_TOKENS = {"cpu": 8192, "mps": 16_384, "cuda": 131_072}  # larger micro-batches gain nothing
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What one step takes on a machine."""
+class CostEstimate:
+    """What one step costs on a machine."""
 
     parameters: int
-    inner: int  # of them, those outside the embedding and the heads: what a rule for sizes counts
-    flops: float  # for a token, forward and back
-    tokens: int  # in a step
-    step: float  # seconds
-    reading: float  # seconds to read a token in a validation
-    saving: float  # seconds of a checkpoint
-    peak: int  # bytes
-    starting: float = 0.0  # seconds more that the first steps take, and those of new shapes where steps are recorded
-    cold: float = 0.0  # seconds more that a process takes which has to load its kernels first; in no forecast
-    processor: float = 0.0  # seconds of a step on all cores together, where it was measured
-    way: ExecutionMode | None = None  # how steps were run, where they were
+    non_embedding_parameters: int  # also without the heads
+    flops_per_token: float  # forward and backward
+    step_tokens: int
+    step_seconds: float
+    validation_seconds_per_token: float
+    checkpoint_seconds: float
+    peak_bytes: int
+    startup_seconds: float = 0.0  # extra time of the first steps and of steps with new batch shapes
+    cold_start_seconds: float = 0.0  # extra time of a process that must first load its kernels; only measured
+    cpu_seconds: float = 0.0  # CPU time of a step over all cores; only measured
+    mode: ExecutionMode | None = None  # only measured
     measured: bool = False
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.step
+        return self.step_tokens / self.step_seconds
 
 
-def costs(chosen: RunConfig, machine: Machine) -> Costs:
-    model, task = blueprint(chosen)
-    length = chosen.train.length or model.backbone.context or 256
-    d = model.dimensions(length=length, source_length=length)
-    # on a GPU packed rows are read document by document, without a table of who may look at whom
-    own = ExecutionContext("cpu", packed=True, workspace=not onednn_is_slow())
-    place = ExecutionContext("cuda", half=machine.half) if machine.device == "cuda" else own
-    parts = model_cost(model, task, d, place)
-    at_once = chosen.train.micro_batch or chosen.train.batch
-    held = held_in(model, task, d, place, at_once, chosen)
-    tokens, flops = chosen.train.batch * length, flops_per_token(parts, training=True)
-    times = math.ceil(chosen.train.batch / at_once)
-    moving = optimizer_flops(parts.weights(), chosen.train.optimizer) / machine.products
-    computing = flops * tokens / machine.products / REACHED[machine.device] + moving
-    touched = TOUCHED_COMPILED if chosen.train.compile is True else TOUCHED[machine.device]
-    carrying = touched * times * (held.activations + held.working) / machine.traffic
-    carrying += 4 * (held.weights + held.optimizer) / machine.traffic
-    launching = machine.launch * OPERATIONS * (model.backbone.depth + 1) * times
-    starting = 0.0
-    if machine.device == "cuda":  # calls take longer than small operations do: autograd and optimizers are called too
-        launching = max(launching, CALLS * model.backbone.depth * times)
-        if model.backbone.supports_compile and chosen.train.compile in ("auto", "replay"):
-            small = computing + carrying < 2 * launching  # as train.compiling has it
-            starting = 2 * launching * SHAPES.get(chosen.objective, 1) if small else 0.0
-            launching *= RECORDED
-    # a GPU is told what to do while it is still at work; a CPU does one after the other
-    step = max(computing + carrying, launching) if machine.device == "cuda" else computing + carrying + launching
-    return Costs(
-        parameters=int(parts.count),
-        inner=int(sum(w.count * w.times for w in parts.weights() if is_inner(w.path, w.table))),
-        flops=float(flops),
-        tokens=tokens,
-        step=float(step) * machine.slower,
-        reading=float(step) * machine.slower / tokens / 3,
-        saving=float(held.weights + held.optimizer + held.average) / WRITTEN,
-        peak=int(held.total) + (machine.held if machine.device != "cuda" else 0),
-        starting=starting * machine.slower,
+def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
+    model, task = blueprint(run_config)
+    settings = run_config.train
+    length = settings.length or model.backbone.context or 256
+    dimensions = model.dimensions(length=length, source_length=length)
+    if machine.device == "cuda":  # packed rows use variable-length attention, without a mask
+        execution = ExecutionContext("cuda", half=machine.bfloat16)
+    else:
+        execution = ExecutionContext("cpu", packed=True, workspace=not onednn_is_slow())
+    cost = model_cost(model, task, dimensions, execution)
+    micro_batch = settings.micro_batch or settings.batch
+    micro_batches = math.ceil(settings.batch / micro_batch)
+    memory = estimate_memory(model, task, dimensions, execution, micro_batch, run_config)
+    tokens, flops = settings.batch * length, flops_per_token(cost, training=True)
+
+    compute = flops * tokens / machine.matmul_flops / MATMUL_EFFICIENCY[machine.device]
+    compute += optimizer_flops(cost.weights(), settings.optimizer) / machine.matmul_flops
+    passes = COMPILED_MEMORY_PASSES if settings.compile is True else MEMORY_PASSES[machine.device]
+    traffic = passes * micro_batches * (memory.activations + memory.working) + 4 * (memory.weights + memory.optimizer)
+    compute += traffic / machine.memory_bandwidth
+    launch = machine.launch_seconds * OPERATIONS_PER_LAYER * (model.backbone.depth + 1) * micro_batches
+    startup = 0.0
+    if machine.device == "cuda":
+        launch = max(launch, CALLS * model.backbone.depth * micro_batches)  # with autograd and optimizer calls
+        if model.backbone.supports_compile and settings.compile in ("auto", "replay"):
+            is_small = compute < 2 * launch  # the criterion of train/compile.py
+            startup = 2 * launch * BATCH_SHAPES.get(run_config.objective, 1) if is_small else 0.0
+            launch *= GRAPHED_LAUNCH_SHARE
+        step = max(compute, launch)  # launches overlap with computation
+    else:
+        step = compute + launch
+    step = float(step) * machine.slowdown
+    return CostEstimate(
+        parameters=int(cost.count),
+        non_embedding_parameters=int(
+            sum(w.count * w.times for w in cost.weights() if w.path.startswith("backbone.") and not w.table)
+        ),
+        flops_per_token=float(flops),
+        step_tokens=tokens,
+        step_seconds=step,
+        validation_seconds_per_token=step / tokens / 3,
+        checkpoint_seconds=float(memory.weights + memory.optimizer + memory.average) / CHECKPOINT_BYTES_PER_SECOND,
+        peak_bytes=int(memory.total) + (machine.baseline_bytes if machine.device != "cuda" else 0),
+        startup_seconds=startup * machine.slowdown,
     )
 
 
-def held_in(
-    model: Model, task: Task, d: Dimensions, place: ExecutionContext, rows: int, chosen: RunConfig
+def estimate_memory(
+    model: Model, task: Task, dimensions: Dimensions, execution: ExecutionContext, rows: int, run_config: RunConfig
 ) -> TrainingMemory:
-    """The closed form of memory; where scores of tokens are made in parts, only a part of them counts."""
-    ask = partial(training_memory, model, task, rows=rows, optimizer=chosen.train.optimizer, place=place)
-    held = ask(d, averaged=chosen.train.ema > 0)
-    scored = round(rows * d.length * task.head_passes("token", d.length))
-    if not worth_fusing(scored, d.vocabulary):
-        return held
-    without = ask(replace(d, vocabulary=0))
-    if place.device == "cuda":  # scores that become their gradient
-        parts = min(scored * d.vocabulary, SCORES_CUDA) * (2 if place.half else 4)
-    else:  # scores, their softmax and its gradient
-        parts = min(scored * d.vocabulary, SCORES) * (10 if place.half else 12)
-    return replace(held, activations=without.activations, working=without.working + parts)
+    """Memory by the closed formula, with the chunked logits of fused cross-entropy where it is used."""
+    memory_of = partial(training_memory, model, task, rows=rows, optimizer=run_config.train.optimizer, place=execution)
+    memory = memory_of(dimensions, averaged=run_config.train.ema > 0)
+    positions = round(rows * dimensions.length * task.head_passes("token", dimensions.length))
+    logits = positions * dimensions.vocabulary
+    if not worth_fusing(positions, dimensions.vocabulary):
+        return memory
+    without_logits = memory_of(replace(dimensions, vocabulary=0))
+    if execution.device == "cuda":  # logits, overwritten by their gradient
+        chunk = min(logits, SCORES_CUDA) * (2 if execution.half else 4)
+    else:  # logits, their softmax and its gradient
+        chunk = min(logits, SCORES) * (10 if execution.half else 12)
+    return replace(memory, activations=without_logits.activations, working=without_logits.working + chunk)
 
 
-def is_inner(path: str, table: bool) -> bool:
-    return path.startswith("backbone.") and not table
-
-
-def fitted(chosen: RunConfig, machine: Machine) -> RunConfig:
-    """The same run with as many rows at once as there is memory for, and as pay."""
-    most = {"cuda": 131_072, "mps": 16_384}.get(machine.device, 8192)  # tokens; more at once gain nothing
-    length = chosen.train.length or getattr(chosen.model, "context", None) or 256
-    rows = chosen.train.batch
-    while rows > 1 and (rows * length > most or not fits(with_rows(chosen, rows), machine)):
+def fit_micro_batch(run_config: RunConfig, machine: Machine) -> RunConfig:
+    """The run with the largest micro-batch that fits in memory and is still faster than a smaller one."""
+    max_tokens = MAX_MICRO_BATCH_TOKENS[machine.device]
+    length = run_config.train.length or getattr(run_config.model, "context", None) or 256
+    rows = run_config.train.batch
+    while rows > 1 and (rows * length > max_tokens or not fits_in_memory(with_micro_batch(run_config, rows), machine)):
         rows //= 2
-    return with_rows(chosen, rows)
+    return with_micro_batch(run_config, rows)
 
 
-def with_rows(chosen: RunConfig, rows: int) -> RunConfig:
-    asked = None if rows == chosen.train.batch else rows
-    return replace(chosen, train=replace(chosen.train, micro_batch=asked))
+def with_micro_batch(run_config: RunConfig, rows: int) -> RunConfig:
+    micro_batch = None if rows == run_config.train.batch else rows
+    return replace(run_config, train=replace(run_config.train, micro_batch=micro_batch))
 
 
-def fits(chosen: RunConfig, machine: Machine) -> bool:
-    held = machine.held if machine.device != "cuda" else 0
-    return costs(chosen, machine).peak - held <= ROOM * machine.free
+def fits_in_memory(run_config: RunConfig, machine: Machine) -> bool:
+    baseline = machine.baseline_bytes if machine.device != "cuda" else 0
+    return estimate_costs(run_config, machine).peak_bytes - baseline <= MEMORY_SHARE * machine.free_bytes
 
 
-def seconds_of(each: Costs, steps: int, valid_tokens: float) -> float:
-    """A whole run: its steps, its validations, and a checkpoint with each."""
-    times = min(VALIDATIONS, steps)
-    return each.starting + steps * each.step + times * (valid_tokens * each.reading + each.saving)
+def run_seconds(costs: CostEstimate, steps: int, valid_tokens: float) -> float:
+    """Duration of a run: start-up, steps, and validations with a checkpoint each."""
+    validations = min(VALIDATIONS, steps)
+    return costs.startup_seconds + steps * costs.step_seconds + validations * validation_seconds(costs, valid_tokens)
 
 
-def steps_in(each: Costs, seconds: float, valid_tokens: float) -> int:
-    """How many steps there is time for."""
-    beside = each.starting + VALIDATIONS * (valid_tokens * each.reading + each.saving)
-    return max(1, math.floor(max(seconds - beside, 0.1 * seconds) / each.step))
+def affordable_steps(costs: CostEstimate, seconds: float, valid_tokens: float) -> int:
+    """The number of steps in a run of this duration."""
+    overhead = costs.startup_seconds + VALIDATIONS * validation_seconds(costs, valid_tokens)
+    return max(1, math.floor(max(seconds - overhead, 0.1 * seconds) / costs.step_seconds))
+
+
+def validation_seconds(costs: CostEstimate, valid_tokens: float) -> float:
+    """Duration of one validation and its checkpoint."""
+    return valid_tokens * costs.validation_seconds_per_token + costs.checkpoint_seconds

@@ -1,4 +1,4 @@
-"""What a device can do, found out in a second: products of matrices, memory traffic, small operations, free memory."""
+"""Measures a device in about a second: matrix products, memory bandwidth, launch overhead and free memory."""
 
 import platform
 import statistics
@@ -10,9 +10,9 @@ import torch
 
 from headstock.train.peak_memory import free_bytes, process_bytes
 
-SIDE = {"cpu": 768, "mps": 2048, "cuda": 8192}  # of the matrices that are multiplied
-MOVED = {"cpu": 1 << 24, "mps": 1 << 26, "cuda": 1 << 28}  # numbers that are read and written
-SMALL = 50  # operations that do next to nothing
+MATRIX_SIZE = {"cpu": 768, "mps": 2048, "cuda": 8192}
+BANDWIDTH_ELEMENTS = {"cpu": 1 << 24, "mps": 1 << 26, "cuda": 1 << 28}
+SMALL_OPERATIONS = 50
 REPEATS = 5
 
 
@@ -20,60 +20,60 @@ REPEATS = 5
 class Machine:
     device: str  # cpu, cuda or mps
     name: str
-    half: bool  # products are computed in bfloat16
-    products: float  # operations a second in large products of matrices
-    traffic: float  # bytes a second that are read or written
-    launch: float  # seconds that an operation takes however little it does
-    free: int  # bytes
-    held: int  # bytes that the process has without any model
-    slower: float = 1.0  # how many times as long as forecast a step was found to take
+    bfloat16: bool  # True if matrices are multiplied in bfloat16
+    matmul_flops: float  # per second, in large matrix products
+    memory_bandwidth: float  # bytes per second, reads and writes
+    launch_seconds: float  # duration of an operation on almost no data
+    free_bytes: int
+    baseline_bytes: int  # memory of this process without a model
+    slowdown: float = 1.0  # measured over forecast duration of a step
 
 
-def look_at(device: torch.device) -> Machine:
-    """Measured now, as other programs may be at work here too."""
-    half = device.type == "cuda"
-    side = SIDE[device.type]
-    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16 if half else torch.float32)
-    numbers = torch.zeros(MOVED[device.type], device=device)
-    one = torch.zeros(8, device=device)
-    product = seconds_of(lambda: matrix @ matrix, device)
-    moving = seconds_of(lambda: numbers.add_(1.0), device)
-    small = seconds_of(lambda: [one.add_(1.0) for _ in range(SMALL)], device)
-    if half:
-        matrix = numbers = one
+def measure_machine(device: torch.device) -> Machine:
+    """Measure the device now: other programs may be using it."""
+    bfloat16 = device.type == "cuda"
+    size = MATRIX_SIZE[device.type]
+    matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+    vector = torch.zeros(BANDWIDTH_ELEMENTS[device.type], device=device)
+    small = torch.zeros(8, device=device)
+    matmul_seconds = median_seconds(lambda: matrix @ matrix, device)
+    vector_seconds = median_seconds(lambda: vector.add_(1.0), device)
+    small_seconds = median_seconds(lambda: [small.add_(1.0) for _ in range(SMALL_OPERATIONS)], device)
+    if bfloat16:
+        matrix = vector = small
         torch.cuda.empty_cache()
     return Machine(
         device=device.type,
-        name=name_of(device),
-        half=half,
-        products=2 * side**3 / product,
-        traffic=2 * 4 * MOVED[device.type] / moving,
-        launch=small / SMALL,
-        free=free_bytes(device),
-        held=process_bytes(device),
+        name=device_name(device),
+        bfloat16=bfloat16,
+        matmul_flops=2 * size**3 / matmul_seconds,
+        memory_bandwidth=2 * 4 * BANDWIDTH_ELEMENTS[device.type] / vector_seconds,
+        launch_seconds=small_seconds / SMALL_OPERATIONS,
+        free_bytes=free_bytes(device),
+        baseline_bytes=process_bytes(device),
     )
 
 
-def name_of(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """The middle of several times."""
+def median_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The median duration of several calls, after one to warm up."""
     times = []
     for _ in range(REPEATS + 1):
-        wait(device)
-        began = time.perf_counter()
+        synchronize(device)
+        start = time.perf_counter()
         work()
-        wait(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])  # the first is to warm up
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
-def wait(device: torch.device) -> None:
-    """Until what the device was told to do is done."""
+def synchronize(device: torch.device) -> None:
+    """Wait until all work queued on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,7 +1,8 @@
-"""Before a run: how large a model this text, this machine and these minutes allow, and what it will take."""
+"""Plans a run: the largest model that a text, a machine and a time budget allow, and its cost."""
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,86 +13,94 @@ from headstock import config
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES
+from headstock.planner import probe as probing
 from headstock.planner import rules
-from headstock.planner.corpus_size import Counted, Extent, count, extent
-from headstock.planner.forecast import Costs, costs, fits, fitted, seconds_of, steps_in
-from headstock.planner.machine import Machine, look_at
-from headstock.planner.probe import WORDS
-from headstock.planner.probe import probe as try_out
-from headstock.planner.rules import MOST_PASSES, TOKENS_PER_WEIGHT, Text
+from headstock.planner.corpus_size import CorpusSize, TokenCounts, count_tokens, measure_corpus
+from headstock.planner.forecast import (
+    CostEstimate,
+    affordable_steps,
+    estimate_costs,
+    fit_micro_batch,
+    fits_in_memory,
+    run_seconds,
+)
+from headstock.planner.machine import Machine, measure_machine
+from headstock.planner.rules import MAX_EPOCHS, TOKENS_PER_PARAMETER, TextStatistics
 from headstock.train.budget import valid_tokens_of
 from headstock.train.compile import CALLS, WORTH
 from headstock.train.distributed import choose_device
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import DataSettings, RunConfig, make_config
 
-Say = Callable[[str], None]
-VALID = DataSettings().valid_fraction
-FREE = 0.9  # of the minutes are for steps; the rest for validations and checkpoints
-WRONG = 1.5  # times slower or faster than forecast, and the size is chosen again
-ROUNDS = 3
+logger = logging.getLogger(__name__)
+
+VALID_FRACTION = DataSettings().valid_fraction
+STEP_SHARE = 0.9  # of the time budget; the rest is for validations and checkpoints
+RETRY_FACTOR = 1.5  # plan again if a step is this much slower or faster than forecast
+MAX_PROBES = 3
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A model for the text, and how much of it there is time to read."""
+class Candidate:
+    """A model size for the text, and how many tokens there is time to train on."""
 
     label: str
     objective: str
-    tree: dict[str, Any]
-    tokens: float  # to be read
-    text: Text
+    sections: dict[str, Any]  # settings of tokenizer, task, model and train
+    tokens: float
+    text: TextStatistics
 
     @property
-    def passes(self) -> float:
+    def epochs(self) -> float:
         return self.tokens / max(1.0, self.text.tokens)
 
 
 @dataclass(frozen=True)
-class Plan:
-    tree: dict[str, Any]  # sections, as a recipe has them
-    choice: Choice
+class TrainingPlan:
+    config: dict[str, Any]  # settings by section, as in a recipe
+    candidate: Candidate
     steps: int
-    costs: Costs
+    costs: CostEstimate
     machine: Machine
-    valid_tokens: float  # in each validation
+    valid_tokens: float  # per validation
     minutes: float | None
-    exact: bool  # the text was read through
+    exact: bool  # True if the whole corpus was read
 
     @property
     def seconds(self) -> float:
-        """What the run will tell as its own: steps, validations and checkpoints, recording and compiling among them."""
-        return seconds_of(self.costs, self.steps, self.valid_tokens)
+        """Duration as the run will report it: steps, validations, checkpoints and compilation."""
+        return run_seconds(self.costs, self.steps, self.valid_tokens)
 
     @property
     def tokens_per_second(self) -> float:
-        """Likewise: of all steps, the slow ones at the beginning too, without validations and checkpoints."""
-        return self.tokens / (self.costs.starting + self.steps * self.costs.step)
+        """Speed as the run will report it: with the slow first steps, without validations and checkpoints."""
+        return self.tokens / (self.costs.startup_seconds + self.steps * self.costs.step_seconds)
 
     @property
     def tokens(self) -> int:
-        return self.steps * self.costs.tokens
+        return self.steps * self.costs.step_tokens
 
     @property
-    def passes(self) -> float:
-        return self.tokens / max(1.0, self.choice.text.tokens)
+    def epochs(self) -> float:
+        return self.tokens / max(1.0, self.candidate.text.tokens)
 
-    def plain(self) -> dict[str, Any]:
-        """What --json says of it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as `headstock plan --json` prints it."""
+        text = self.candidate.text
         return {
             "parameters": self.costs.parameters,
-            "flops": self.costs.flops * self.tokens,
+            "flops": self.costs.flops_per_token * self.tokens,
             "seconds": round(self.seconds, 1),
-            "peak_bytes": self.costs.peak,
+            "peak_bytes": self.costs.peak_bytes,
             "tokens_per_second": round(self.tokens_per_second, 1),
             "steps": self.steps,
             "tokens": self.tokens,
-            "passes": round(self.passes, 3),
-            "text": {"bytes": self.choice.text.bytes, "tokens": round(self.choice.text.tokens), "exact": self.exact},
+            "passes": round(self.epochs, 3),
+            "text": {"bytes": text.bytes, "tokens": round(text.tokens), "exact": self.exact},
             "probed": self.costs.measured,
             "device": self.machine.name,
             "reasons": rules.REASONS,
-            "config": self.tree,
+            "config": self.config,
         }
 
 
@@ -105,154 +114,172 @@ def plan(
     documents: str | None = None,
     column: str | None = None,
     seed: int | None = None,
-    say: Say = lambda line: None,
-) -> Plan:
-    """A run for this text: its settings and what they will take; `probe` makes real steps and corrects the forecast."""
+) -> TrainingPlan:
+    """Plan a run for this text. `probe` measures real steps and corrects the forecast."""
     if minutes is not None and minutes <= 0:
         raise UserError(f"--minutes {minutes}: must be above 0")
-    if objective is not None and objective not in MOST_PASSES:
-        raise UserError(f"--objective {objective}: must be one of {', '.join(MOST_PASSES)}")
+    if objective is not None and objective not in MAX_EPOCHS:
+        raise UserError(f"--objective {objective}: must be one of {', '.join(MAX_EPOCHS)}")
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
     if not paths:
         raise UserError("no text to plan for: name a file, folder or glob")
     data: dict[str, Any] = {"corpus": paths}
     data |= {key: value for key, value in (("documents", documents), ("column", column)) if value}
-    read = read_corpus(paths, documents=documents or "auto", column=column or "text")  # type: ignore[arg-type]
-    found = extent(read)
-    chosen_device = choose_device(device)
-    machine = look_at(chosen_device)
-    planner = Planner(found, data, minutes, objective, seed)
-    choice, counted = planner.choose(machine)
-    made = planner.plan(choice, counted, machine)
-    cold = 0.0
-    for left in reversed(range(ROUNDS if probe else 0)):
-        chosen, forecast = planner.build(made.tree, counted), made.costs
-        tried = try_out(
-            chosen,
-            counted.tokenizer,
-            found.sample,
+    text = measure_corpus(read_corpus(paths, documents=documents or "auto", column=column or "text"))  # type: ignore[arg-type]
+    torch_device = choose_device(device)
+    machine = measure_machine(torch_device)
+    planner = Planner(text, data, minutes, objective, seed)
+    candidate, counts = planner.choose(machine)
+    proposal = planner.plan(candidate, counts, machine)
+    cold_start = 0.0
+    for remaining in reversed(range(MAX_PROBES if probe else 0)):
+        forecast = proposal.costs
+        costs = probing.probe(
+            planner.build(proposal.config, counts),
+            counts.tokenizer,
+            text.sample,
             forecast,
-            valid_tokens=made.valid_tokens,
-            steps_for=partial(planner.steps, choice, valid_tokens=made.valid_tokens),
-            device=chosen_device,
-            say=say,
+            valid_tokens=proposal.valid_tokens,
+            steps_for=partial(planner.steps, candidate, valid_tokens=proposal.valid_tokens),
+            device=torch_device,
         )
-        cold = max(cold, tried.cold)  # later probes find kernels that the first one loaded
-        tried = replace(tried, cold=cold)
-        made = planner.plan(choice, counted, machine, tried)
-        off = tried.step / forecast.step
-        if max(off, 1 / off) < WRONG or minutes is None or not left:
+        cold_start = max(cold_start, costs.cold_start_seconds)  # later probes reuse the kernels of the first
+        costs = replace(costs, cold_start_seconds=cold_start)
+        proposal = planner.plan(candidate, counts, machine, costs)
+        ratio = costs.step_seconds / forecast.step_seconds
+        if max(ratio, 1 / ratio) < RETRY_FACTOR or minutes is None or not remaining:
             break
-        machine = replace(machine, slower=machine.slower * off)
-        choice, counted = planner.choose(machine)
-        again = planner.plan(choice, counted, machine)
-        if again.tree["model"] == made.tree["model"] and again.tree["train"]["batch"] == made.tree["train"]["batch"]:
+        machine = replace(machine, slowdown=machine.slowdown * ratio)
+        candidate, counts = planner.choose(machine)
+        revised = planner.plan(candidate, counts, machine)
+        if shape(revised) == shape(proposal):
             break
-        say(f"a step takes {off:.2f} times as long as forecast, so it is {choice.label} instead")
-        made = again
-    return made
+        logger.info("a step takes %.2f times as long as forecast; trying %s instead", ratio, candidate.label)
+        proposal = revised
+    return proposal
+
+
+def shape(plan: TrainingPlan) -> tuple[Any, int]:
+    return plan.config["model"], plan.config["train"]["batch"]
 
 
 @dataclass(frozen=True)
 class Planner:
-    """What was asked for."""
+    """What to plan for."""
 
-    found: Extent
-    data: dict[str, Any]
+    corpus: CorpusSize
+    data: dict[str, Any]  # settings of the data section
     minutes: float | None
     objective: str | None
     seed: int | None
 
-    def choose(self, machine: Machine) -> tuple[Choice, Counted]:
-        """The size, with tokens counted in its own vocabulary: first in a guess at it, then in what was chosen."""
-        entries = rules.vocabulary(512 if self.minutes is None else 256, self.found.bytes)
+    def choose(self, machine: Machine) -> tuple[Candidate, TokenCounts]:
+        """Choose a model, with tokens counted in its own vocabulary, which is guessed at first."""
+        vocabulary = rules.vocabulary_size(512 if self.minutes is None else 256, self.corpus.bytes)
         for _ in range(2):
-            counted = count(self.found, entries)
-            choice = self.best(machine, self.text(counted), counted)
-            if choice.tree["tokenizer"]["vocabulary"] == entries:
+            counts = count_tokens(self.corpus, vocabulary)
+            candidate = self.best_candidate(machine, self.statistics(counts), counts)
+            if candidate.sections["tokenizer"]["vocabulary"] == vocabulary:
                 break
-            entries = choice.tree["tokenizer"]["vocabulary"]
+            vocabulary = candidate.sections["tokenizer"]["vocabulary"]
         else:
-            counted = count(self.found, entries)
-            choice = replace(choice, text=self.text(counted))
-        return choice, counted
+            counts = count_tokens(self.corpus, vocabulary)
+            candidate = replace(candidate, text=self.statistics(counts))
+        return candidate, counts
 
-    def text(self, counted: Counted) -> Text:
-        tokens = self.found.bytes / counted.bytes_per_token * (1 - VALID)
-        return Text(self.found.bytes, self.found.documents, tokens, counted.nine_in_ten, counted.middle)
+    def statistics(self, counts: TokenCounts) -> TextStatistics:
+        return TextStatistics(
+            bytes=self.corpus.bytes,
+            documents=self.corpus.documents,
+            tokens=self.corpus.bytes / counts.bytes_per_token * (1 - VALID_FRACTION),
+            p90_length=counts.p90_length,
+            median_length=counts.median_length,
+        )
 
-    def best(self, machine: Machine, text: Text, counted: Counted) -> Choice:
-        """By the objective that was asked for, or else by the one that suits how often the text is read."""
+    def best_candidate(self, machine: Machine, text: TextStatistics, counts: TokenCounts) -> Candidate:
+        """The candidate for the requested objective, or else for the one that suits the number of epochs."""
         if self.objective is not None:
-            return self.largest(machine, text, counted, self.objective)
+            return self.largest_candidate(machine, text, counts, self.objective)
         if self.minutes is not None:
-            choice = self.largest(machine, text, counted, "causal")
-            if choice.passes < MOST_PASSES["causal"]:
-                return choice
-        return self.largest(machine, text, counted, rules.READ_OFTEN)
+            candidate = self.largest_candidate(machine, text, counts, "causal")
+            if candidate.epochs < MAX_EPOCHS["causal"]:
+                return candidate
+        return self.largest_candidate(machine, text, counts, rules.REPEATED_TEXT_OBJECTIVE)
 
-    def largest(self, machine: Machine, text: Text, counted: Counted, objective: str) -> Choice:
-        """The largest model that still reads enough tokens for its weights, and that memory can hold."""
-        best: Choice | None = None
-        for size in rules.sizes(objective, text):
-            chosen = self.build(size.tree | {"train": size.tree["train"] | {"batch": 16}}, counted)
-            each = costs(chosen, machine)
-            most = MOST_PASSES[objective] * text.tokens
+    def largest_candidate(
+        self, machine: Machine, text: TextStatistics, counts: TokenCounts, objective: str
+    ) -> Candidate:
+        """The largest model that fits in memory and trains on enough tokens for its parameters."""
+        best: Candidate | None = None
+        for size in rules.model_sizes(objective, text):
+            run_config = self.build(size.sections | {"train": size.sections["train"] | {"batch": 16}}, counts)
+            costs = estimate_costs(run_config, machine)
+            tokens = MAX_EPOCHS[objective] * text.tokens
             if self.minutes is not None:
-                free = max(FREE * 60 * self.minutes - each.starting, 0.1 * 60 * self.minutes)
-                most = min(most, free * each.tokens_per_second)
-            enough = most >= TOKENS_PER_WEIGHT * each.inner and fits(one_row(chosen), machine)
-            if best is not None and not enough:
+                budget = 60 * self.minutes
+                seconds = max(STEP_SHARE * budget - costs.startup_seconds, 0.1 * budget)
+                tokens = min(tokens, seconds * costs.tokens_per_second)
+            has_enough_tokens = tokens >= TOKENS_PER_PARAMETER * costs.non_embedding_parameters
+            if best is not None and not (has_enough_tokens and fits_in_memory(with_one_row(run_config), machine)):
                 break
-            best = Choice(size.label, objective, size.tree, most, text)
+            best = Candidate(size.label, objective, size.sections, tokens, text)
         assert best is not None
         return best
 
-    def build(self, tree: dict[str, Any], counted: Counted) -> RunConfig:
-        """As a run; of a text that was read whole, the vocabulary is what there really is."""
-        asked = tree["tokenizer"]["vocabulary"]
-        entries = counted.tokenizer.vocabulary if self.found.whole else asked
-        return make_config(with_direction(config.merge(tree, {"model": {"vocabulary": min(entries, asked)}})))
+    def build(self, sections: dict[str, Any], counts: TokenCounts) -> RunConfig:
+        """The run of these settings; a small text may give a smaller vocabulary than they ask for."""
+        vocabulary = sections["tokenizer"]["vocabulary"]
+        if self.corpus.sample_is_complete:
+            vocabulary = min(vocabulary, counts.tokenizer.vocabulary)
+        return make_config(with_direction(config.merge(sections, {"model": {"vocabulary": vocabulary}})))
 
-    def plan(self, choice: Choice, counted: Counted, machine: Machine, tried: Costs | None = None) -> Plan:
-        """Settings and forecast of a choice, or what came out when it was tried."""
-        tree = deepcopy(config.merge({"data": self.data}, choice.tree))
-        length = tree["train"].get("length") or tree["model"].get("context") or 256
-        if "batch" not in tree["train"]:  # presets bring their own
-            tree["train"]["batch"] = rules.rows_of(choice.tokens, length)
-            tree["model"]["dropout"] = rules.dropout_of(choice.objective, choice.passes)
-        tree["train"]["valid_tokens"] = valid_tokens_of(choice.tokens)
-        if machine.device == "cuda":  # decided here, so that a probe is compiled where the run will be
-            so_far = self.build(tree, counted)
-            step = costs(so_far, machine).step
-            whole = step * choice.tokens / (tree["train"]["batch"] * length)
-            seconds = whole if self.minutes is None else min(whole, 60 * self.minutes)
-            large = BACKBONES.get(tree["model"]["family"]).supports_compile and step > CALLS * so_far.model.depth
-            if large and seconds >= WORTH:
-                tree["train"]["compile"] = True
-        chosen = fitted(self.build(tree, counted), machine)
-        if chosen.train.micro_batch:
-            tree["train"]["micro_batch"] = chosen.train.micro_batch
-        if tried is not None and tried.way is not None and machine.device == "cuda":
-            tree["train"]["compile"] = WORDS[tried.way]  # what was tried is what will be run
+    def plan(
+        self, candidate: Candidate, counts: TokenCounts, machine: Machine, measured: CostEstimate | None = None
+    ) -> TrainingPlan:
+        """The settings of a candidate, with measured costs or else a forecast."""
+        settings = deepcopy(config.merge({"data": self.data}, candidate.sections))
+        model, train = settings["model"], settings["train"]
+        length = train.get("length") or model.get("context") or 256
+        if "batch" not in train:  # presets have their own
+            train["batch"] = rules.batch_size(candidate.tokens, length)
+            model["dropout"] = rules.dropout(candidate.objective, candidate.epochs)
+        train["valid_tokens"] = valid_tokens_of(candidate.tokens)
+        run_config = self.build(settings, counts)
+        if machine.device == "cuda" and self.is_worth_compiling(candidate, run_config, machine, length):
+            train["compile"] = True  # decided here, so that a probe is compiled if the run will be
+            run_config = self.build(settings, counts)
+        run_config = fit_micro_batch(run_config, machine)
+        if run_config.train.micro_batch:
+            train["micro_batch"] = run_config.train.micro_batch
+        if measured is not None and measured.mode is not None and machine.device == "cuda":
+            train["compile"] = probing.COMPILE_SETTING[measured.mode]  # the run uses the mode of the probe
         if self.seed is not None:
-            tree["train"]["seed"] = self.seed
-        each = tried or costs(chosen, machine)
-        held = rules.held_out(choice.objective, choice.text.tokens * VALID / (1 - VALID))
-        valid = min(tree["train"]["valid_tokens"], held)
-        tree["train"]["steps"] = steps = self.steps(choice, each, valid_tokens=valid)
-        return Plan(tree, choice, steps, each, machine, valid, self.minutes, self.found.read)
+            train["seed"] = self.seed
+        costs = measured or estimate_costs(run_config, machine)
+        held_out = candidate.text.tokens * VALID_FRACTION / (1 - VALID_FRACTION)
+        valid_tokens = min(train["valid_tokens"], rules.validation_tokens(candidate.objective, held_out))
+        train["steps"] = steps = self.steps(candidate, costs, valid_tokens=valid_tokens)
+        return TrainingPlan(settings, candidate, steps, costs, machine, valid_tokens, self.minutes, self.corpus.exact)
 
-    def steps(self, choice: Choice, each: Costs, *, valid_tokens: float) -> int:
-        """As many as there is time for, and no more passes than pay."""
-        steps = math.ceil(MOST_PASSES[choice.objective] * choice.text.tokens / each.tokens)
-        return steps if self.minutes is None else min(steps, steps_in(each, 60 * self.minutes, valid_tokens))
+    def is_worth_compiling(self, candidate: Candidate, run_config: RunConfig, machine: Machine, length: int) -> bool:
+        """Whether a run on a GPU is long enough, and its model large enough, for torch.compile to pay off."""
+        step = estimate_costs(run_config, machine).step_seconds
+        seconds = step * candidate.tokens / (run_config.train.batch * length)
+        if self.minutes is not None:
+            seconds = min(seconds, 60 * self.minutes)
+        supported = BACKBONES.get(run_config.family).supports_compile
+        return supported and step > CALLS * run_config.model.depth and seconds >= WORTH
+
+    def steps(self, candidate: Candidate, costs: CostEstimate, *, valid_tokens: float) -> int:
+        """As many steps as there is time for, up to the number of epochs that pay off."""
+        steps = math.ceil(MAX_EPOCHS[candidate.objective] * candidate.text.tokens / costs.step_tokens)
+        return steps if self.minutes is None else min(steps, affordable_steps(costs, 60 * self.minutes, valid_tokens))
 
 
-def one_row(chosen: RunConfig) -> RunConfig:
-    return replace(chosen, train=replace(chosen.train, batch=1, micro_batch=None))
+def with_one_row(run_config: RunConfig) -> RunConfig:
+    return replace(run_config, train=replace(run_config.train, batch=1, micro_batch=None))
 
 
-def flat(tree: dict[str, Any]) -> dict[str, Any]:
-    """`{"model": {"depth": 4}}` -> `{"model.depth": 4}`, as options name them."""
-    return {f"{section}.{key}": value for section, values in tree.items() for key, value in values.items()}
+def flatten(sections: dict[str, Any]) -> dict[str, Any]:
+    """`{"model": {"depth": 4}}` -> `{"model.depth": 4}`."""
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}

@@ -1,11 +1,15 @@
-"""Some real steps of a planned run, on this device and this text: what they take is what the whole will take.
+"""Measures real steps of a planned run on this device and text, to predict the cost of the whole run.
 
-Steps are tried twice. The first time a few, with a validation and a checkpoint: they make and load kernels, which the
-process then has. The second time is measured: it begins, goes on, validates and saves as the run will.
+Two short trainings are run. The first compiles and loads kernels, validates and writes a checkpoint: what a process
+does once. The second is measured.
+
+With CUDA graphs, a step costs more when its batch shape is new. The sampler is deterministic, so the number of new
+shapes in the whole run is counted without a model.
 """
 
 import gc
 import json
+import logging
 import statistics
 import tempfile
 import time
@@ -23,8 +27,8 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer
 from headstock.io import write_text
-from headstock.planner.forecast import Costs
-from headstock.planner.machine import wait
+from headstock.planner.forecast import CostEstimate
+from headstock.planner.machine import synchronize
 from headstock.tasks.base import TASKS
 from headstock.train.budget import Budget
 from headstock.train.callbacks import log_metrics
@@ -39,295 +43,292 @@ from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, TrainSettings
 from headstock.train.state import TrainState
 
-STEPS, FEWEST, WARM = 50, 10, 5  # of which the first ones are left out
-COLD = 4  # steps before all these, for what a process does once; recordings are made by the third
-TRIED = 3.0  # seconds that quick steps are tried for
-LONGEST = 90.0  # seconds that a probe may take, if its steps are slow
-SETTLED = 40  # recorded steps that are wanted, or more are tried
-VALIDATIONS = 2  # in the part that is measured
-LOGS = 50  # lines of a run, at each of which a GPU is waited for
-FORESEEN = 4000  # steps of the whole run whose shapes are looked at: later ones are hardly ever new
-ROUNDS, CLOSE = 8, 0.03  # in which the run's length and its new shapes are made to agree, and how closely
-NEW, SECOND, AGAIN = range(3)  # how often a step's shape came before: it is read as usual, then recorded, then played
-WORDS = {way: word for word, way in ASKED.items()}  # how `compile` asks for a way
+logger = logging.getLogger(__name__)
 
-Say = Callable[[str], None]
+COLD_STEPS = 4  # of the first training; CUDA graphs are captured by the third
+STEPS, MIN_STEPS = 50, 10  # of the second training
+WARMUP_STEPS = 5  # of the second training, not part of the steady speed
+TARGET_SECONDS = 3.0  # measure fast steps for this long
+MAX_SECONDS = 90.0
+TARGET_STEADY = 40  # replayed steps to measure, if that takes less than MAX_SECONDS
+VALIDATIONS = 2  # in the second training
+LOGS = 50  # log lines of a run; each synchronizes the GPU
+MAX_PREDICTED_STEPS = 4000  # later steps hardly ever have a new shape
+ROUNDS, TOLERANCE = 8, 0.03  # of the search for a consistent run length
+NEW, CAPTURED, REPLAYED = range(3)  # a step with a new shape runs eagerly, the next is captured, later ones replayed
+COMPILE_SETTING = {mode: setting for setting, mode in ASKED.items()}
 
 
 @dataclass
-class Measured:
-    """How long each step took, and what stood still meanwhile."""
-
-    steps: list[float]  # seconds of each, without validations and checkpoints
+class ProbeResult:
+    step_seconds: list[float]  # of each step, without validations and checkpoints
     tokens: int
-    validation: float  # seconds
-    validated: int  # tokens
-    saving: float  # seconds
-    peak: int
-    processor: float = 0.0  # of a step, on all cores together: it hardly moves when others use the machine too
-    kinds: Sequence[int] = ()  # NEW, SECOND or AGAIN of each step, where steps are recorded
-    coming: dict[int, int] = field(default_factory=dict)  # how many NEW and SECOND ones the whole run has
-    cold: float = 0.0  # seconds more that it takes to begin in a process that did not do so before
-    way: ExecutionMode = "plain"
+    validation_seconds: float
+    validation_tokens: int
+    checkpoint_seconds: float
+    peak_bytes: int
+    cpu_seconds: float = 0.0  # median over steps, all cores together; hardly affected by other programs
+    kinds: Sequence[int] = ()  # NEW, CAPTURED or REPLAYED for each step, with CUDA graphs
+    expected_kinds: dict[int, int] = field(default_factory=dict)  # number of NEW and CAPTURED steps in the whole run
+    cold_start_seconds: float = 0.0  # extra time of the first training in this process
+    mode: ExecutionMode = "plain"
 
     @property
-    def step(self) -> float:
-        """A steady one: where steps are recorded, one that is played and does not follow another kind."""
-        late = list(range(WARM, len(self.steps))) or list(range(len(self.steps)))
+    def steady_seconds(self) -> float:
+        """Duration of a step after warm-up; with CUDA graphs, of a replayed step that follows another."""
+        late = list(range(WARMUP_STEPS, len(self.step_seconds))) or list(range(len(self.step_seconds)))
         if self.kinds:
-            again = [at for at in late if self.kinds[at] == AGAIN]
-            late = [at for at in again if self.kinds[at - 1] == AGAIN] or again or late
-        return statistics.mean(self.steps[at] for at in late)
+            replayed = [step for step in late if self.kinds[step] == REPLAYED]
+            late = [step for step in replayed if self.kinds[step - 1] == REPLAYED] or replayed or late
+        return statistics.mean(self.step_seconds[step] for step in late)
 
     @property
-    def starting(self) -> float:
-        """What the run's first steps, and its later ones of new shapes, take beyond so many steady ones."""
-        more = max(0.0, sum(self.steps[:WARM]) - len(self.steps[:WARM]) * self.step)
-        for kind, times in self.coming.items():
-            alike = [self.steps[at] for at in range(WARM, len(self.steps)) if self.kinds[at] == kind]
-            more += times * max(0.0, statistics.mean(alike) - self.step) if alike else 0.0
-        return more
+    def startup_seconds(self) -> float:
+        """Extra time of the warm-up steps, and of the steps with new shapes in the whole run."""
+        steady, warmup = self.steady_seconds, self.step_seconds[:WARMUP_STEPS]
+        total = max(0.0, sum(warmup) - len(warmup) * steady)
+        for kind, count in self.expected_kinds.items():
+            steps = range(WARMUP_STEPS, len(self.step_seconds))
+            seconds = [self.step_seconds[step] for step in steps if self.kinds[step] == kind]
+            total += count * max(0.0, statistics.mean(seconds) - steady) if seconds else 0.0
+        return total
 
 
 def probe(
-    chosen: RunConfig,
+    run_config: RunConfig,
     tokenizer: Tokenizer,
     sample: Sequence[str],
-    forecast: Costs,
+    forecast: CostEstimate,
     *,
     valid_tokens: float,
-    steps_for: Callable[[Costs], int],
+    steps_for: Callable[[CostEstimate], int],
     device: torch.device,
-    say: Say = lambda line: None,
-) -> Costs:
-    """The forecast with what was measured in its place.
+) -> CostEstimate:
+    """The forecast, corrected by measurements.
 
-    `valid_tokens` are read in each validation of the run; `steps_for` says how many steps it will have at such costs.
+    `valid_tokens` is the size of each validation of the run; `steps_for` gives the length of the run at some costs.
     """
-    return corrected(
-        forecast,
-        measure(
-            chosen,
-            tokenizer,
-            sample,
-            valid_tokens=valid_tokens,
-            steps_for=lambda found: steps_for(corrected(forecast, found)),
-            device=device,
-            say=say,
-        ),
+    result = measure(
+        run_config,
+        tokenizer,
+        sample,
+        valid_tokens=valid_tokens,
+        steps_for=lambda result: steps_for(corrected_estimate(forecast, result)),
+        device=device,
     )
+    return corrected_estimate(forecast, result)
 
 
-def corrected(forecast: Costs, found: Measured) -> Costs:
+def corrected_estimate(forecast: CostEstimate, result: ProbeResult) -> CostEstimate:
     return replace(
         forecast,
-        tokens=round(found.tokens / len(found.steps)),
-        step=found.step,
-        reading=found.validation / max(1, found.validated),
-        saving=found.saving,
-        peak=found.peak,
-        processor=found.processor,
-        starting=found.starting,
-        cold=found.cold,
-        way=found.way,
+        step_tokens=round(result.tokens / len(result.step_seconds)),
+        step_seconds=result.steady_seconds,
+        validation_seconds_per_token=result.validation_seconds / max(1, result.validation_tokens),
+        checkpoint_seconds=result.checkpoint_seconds,
+        peak_bytes=result.peak_bytes,
+        cpu_seconds=result.cpu_seconds,
+        startup_seconds=result.startup_seconds,
+        cold_start_seconds=result.cold_start_seconds,
+        mode=result.mode,
         measured=True,
     )
 
 
 def measure(
-    chosen: RunConfig,
+    run_config: RunConfig,
     tokenizer: Tokenizer,
     sample: Sequence[str],
     *,
     valid_tokens: float,
-    steps_for: Callable[[Measured], int],
+    steps_for: Callable[[ProbeResult], int],
     device: torch.device,
-    say: Say = lambda line: None,
-) -> Measured:
-    """Train in a folder that is thrown away, in the way that the whole run will be trained in."""
-    settings = chosen.train
-    assert settings.valid_tokens is not None  # the plan has decided
-    with tempfile.TemporaryDirectory() as name:
-        stores = stores_of(sample, tokenizer, Path(name), chosen, valid_tokens)
-        model, task = build_model(chosen, tokenizer)
+) -> ProbeResult:
+    """Train briefly in a temporary folder, in the execution mode of the whole run."""
+    settings = run_config.train
+    assert settings.valid_tokens is not None  # set by the planner
+    with tempfile.TemporaryDirectory() as folder:
+        stores = sample_stores(sample, tokenizer, Path(folder), run_config, valid_tokens)
+        model, task = build_model(run_config, tokenizer)
         length = sequence_length(model, settings)
         sizes: dict[str, Any] = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
-        order = BatchSampler(task, stores.train, length=length, seed=settings.seed, **sizes)
-        whole = Budget.of(settings, order.steps_per_epoch)
-        # asked of the whole run: by itself a probe is too short to be compiled
-        way = choose_execution_mode(model, task, settings, whole, order, DistributedContext(device), say)
-        del model  # or it would count as memory of the run
-        trial = Trial(chosen, tokenizer, stores, Path(name), way, whole.steps or STEPS, device)
-        before = trial.train(COLD)
-        foresee = partial(kinds_of, order, settings, way, device)
-        count, kinds = how_many(before.steps[-1], trial.whole), []
-        if way in ("recorded", "both"):
-            kinds = foresee(count)
-            while settled(kinds) < SETTLED and 2 * count * before.steps[-1] < LONGEST:
+        sampler = BatchSampler(task, stores.train, length=length, seed=settings.seed, **sizes)
+        budget = Budget.of(settings, sampler.steps_per_epoch)
+        # the budget of the whole run: a probe by itself is too short to be compiled
+        distributed = DistributedContext(device)
+        mode = choose_execution_mode(model, task, settings, budget, sampler, distributed, logger.info)
+        del model  # must not count towards the peak memory
+        run = ProbeRun(run_config, tokenizer, stores, Path(folder), mode, budget.steps or STEPS, device)
+        cold = run.train(COLD_STEPS)
+        predict_kinds = partial(shape_kinds, sampler, settings, mode, device)
+        seconds = cold.step_seconds[-1]
+        count, kinds = probe_steps(seconds, run.run_steps), []
+        if mode in ("recorded", "both"):
+            kinds = predict_kinds(count)
+            while steady_pairs(kinds) < TARGET_STEADY and 2 * count * seconds < MAX_SECONDS:
                 count *= 2
-                kinds = foresee(count)
-        say(f"trying {count} steps of {settings.batch} rows here")
+                kinds = predict_kinds(count)
+        logger.info("measuring %d steps of %d rows", count, settings.batch)
         peak = PeakMemory(device)
-        timed = trial.train(count)
+        timings = run.train(count)
         rows = min(max(1, settings.valid_tokens // length), len(task.examples(stores.valid, length=length)))
-        found = Measured(
-            steps=timed.steps,
-            tokens=timed.tokens,
-            validation=timed.validation,
-            validated=rows * length,
-            saving=timed.saving,
-            peak=peak.bytes(),
-            processor=timed.processor,
+        result = ProbeResult(
+            step_seconds=timings.step_seconds,
+            tokens=timings.tokens,
+            validation_seconds=timings.validation_seconds,
+            validation_tokens=rows * length,
+            checkpoint_seconds=timings.checkpoint_seconds,
+            peak_bytes=peak.bytes(),
+            cpu_seconds=timings.cpu_seconds,
             kinds=kinds,
-            cold=max(0.0, before.beginning() - timed.beginning()),
-            way=way,
+            cold_start_seconds=max(0.0, cold.startup_seconds() - timings.startup_seconds()),
+            mode=mode,
         )
-        return with_coming(found, foresee, steps_for) if kinds else found
+        return with_expected_kinds(result, predict_kinds, steps_for) if kinds else result
 
 
-def with_coming(found: Measured, foresee: Callable[[int], list[int]], steps_for: Callable[[Measured], int]) -> Measured:
-    """With the new shapes of the whole run: how many they are depends on its steps, and these on what they take."""
-    low, high = 1, steps_for(found)  # new shapes only make it shorter
+def with_expected_kinds(
+    result: ProbeResult, predict_kinds: Callable[[int], list[int]], steps_for: Callable[[ProbeResult], int]
+) -> ProbeResult:
+    """Add the number of new shapes in the whole run.
+
+    It depends on the length of the run, which in turn depends on what new shapes cost: a fixed point, searched for
+    between one step and the length without new shapes.
+    """
+    low, high = 1, steps_for(result)
     steps = high
     for _ in range(ROUNDS):
-        kinds = Counter(foresee(min(steps, FORESEEN))[WARM:])
-        found = replace(found, coming={kind: kinds[kind] for kind in (NEW, SECOND)})
-        room = steps_for(found)
-        if abs(room - steps) <= CLOSE * steps:
+        kinds = Counter(predict_kinds(min(steps, MAX_PREDICTED_STEPS))[WARMUP_STEPS:])
+        result = replace(result, expected_kinds={kind: kinds[kind] for kind in (NEW, CAPTURED)})
+        affordable = steps_for(result)
+        if abs(affordable - steps) <= TOLERANCE * steps:
             break
-        low, high = (steps, high) if room > steps else (low, steps)
-        steps = min(max(room, (3 * low + high) // 4), (low + 3 * high) // 4)
-    return found
+        low, high = (steps, high) if affordable > steps else (low, steps)
+        steps = min(max(affordable, (3 * low + high) // 4), (low + 3 * high) // 4)
+    return result
 
 
 @dataclass
-class Timed:
-    """What one training took."""
+class StepTimings:
+    """What one short training took."""
 
-    steps: list[float]  # seconds
+    step_seconds: list[float]
     tokens: int
-    validation: float  # seconds of one
-    saving: float
-    processor: float
+    validation_seconds: float  # mean
+    checkpoint_seconds: float  # mean
+    cpu_seconds: float
 
-    def beginning(self) -> float:
+    def startup_seconds(self) -> float:
         """The first steps, a validation and a checkpoint."""
-        return sum(self.steps[:COLD]) + self.validation + self.saving
+        return sum(self.step_seconds[:COLD_STEPS]) + self.validation_seconds + self.checkpoint_seconds
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The planned run, cut short."""
+class ProbeRun:
+    """A planned run that can be trained for a few steps."""
 
-    chosen: RunConfig
+    run_config: RunConfig
     tokenizer: Tokenizer
     stores: SplitStores
     folder: Path
-    way: ExecutionMode
-    whole: int  # steps that the run itself has
+    mode: ExecutionMode
+    run_steps: int  # of the whole run
     device: torch.device
 
-    def train(self, count: int) -> Timed:
-        """So many steps of a new model, validated at the end, and half-way too where there are enough."""
-        every = -(-count // VALIDATIONS) if count > COLD else count
+    def train(self, count: int) -> StepTimings:
+        """Train a new model for `count` steps; validate at the end and, in a long probe, also half-way."""
+        every = -(-count // VALIDATIONS) if count > COLD_STEPS else count
         settings = replace(
-            self.chosen.train,
+            self.run_config.train,
             steps=count,
             epochs=None,
             minutes=None,
-            compile=WORDS[self.way],
+            compile=COMPILE_SETTING[self.mode],
             validate_every=every,
             checkpoint_every=None,
-            log_every=max(1, self.whole // LOGS),  # as often as in the run
+            log_every=max(1, self.run_steps // LOGS),  # as often as in the whole run
             tensorboard=False,
         )
-        moments, processor, validations = [0.0], [0.0], []
+        times, cpu_times, validations = [0.0], [0.0], []
 
-        def hear(event: Event) -> None:
-            step, aside = event.state.step, event.state.aside
+        def record(event: Event) -> None:
+            step, paused = event.state.step, event.state.aside
             if event.kind == "step":
-                if step <= WARM or step % every == 0 or step == count:
-                    wait(self.device)
-                moments.append(time.perf_counter() - aside)
-                processor.append(time.process_time())
+                if step <= WARMUP_STEPS or step % every == 0 or step == count:
+                    synchronize(self.device)
+                times.append(time.perf_counter() - paused)
+                cpu_times.append(time.process_time())
             if event.kind == "valid":
-                validations.append(time.perf_counter() - aside - moments[-1])
+                validations.append(time.perf_counter() - paused - times[-1])
 
         run = RunFolder(self.folder / f"run-{count}")
         run.path.mkdir()
-        model, task = build_model(self.chosen, self.tokenizer)
-        moments[0], processor[0] = time.perf_counter(), time.process_time()
-        callbacks = [hear, log_metrics(run)]
-        progress = train(
-            model,
-            task,
-            self.stores,
-            settings,
-            run=run,
-            distributed=DistributedContext(self.device),
-            callbacks=callbacks,
-        )
+        model, task = build_model(self.run_config, self.tokenizer)
+        times[0], cpu_times[0] = time.perf_counter(), time.process_time()
+        callbacks = [record, log_metrics(run)]
+        distributed = DistributedContext(self.device)
+        state = train(model, task, self.stores, settings, run=run, distributed=distributed, callbacks=callbacks)
         del model
-        self.tidy()
+        self.clean_up()
         validation = statistics.mean(validations)
-        return Timed(
-            steps=[after - before for before, after in pairwise(moments)],
-            tokens=progress.tokens,
-            validation=validation,
-            saving=max(0.0, progress.aside / len(validations) - validation),
-            processor=statistics.median(after - before for before, after in pairwise(processor)),
+        return StepTimings(
+            step_seconds=[after - before for before, after in pairwise(times)],
+            tokens=state.tokens,
+            validation_seconds=validation,
+            checkpoint_seconds=max(0.0, state.aside / len(validations) - validation),
+            cpu_seconds=statistics.median(after - before for before, after in pairwise(cpu_times)),
         )
 
-    def tidy(self) -> None:
-        """Leave nothing that the next training would find: neither memory nor what was compiled for this model."""
-        if self.way in ("compiled", "both"):
+    def clean_up(self) -> None:
+        """Free memory and compiled code, which the next training must not find."""
+        if self.mode in ("compiled", "both"):
             torch.compiler.reset()
         gc.collect()
 
 
-def how_many(pace: float, whole: int) -> int:
-    """Steps to try where one takes about so long: no more than the run has, unless that is very few."""
-    wanted = min(max(STEPS, round(TRIED / pace)), max(STEPS, whole))
-    return max(FEWEST, min(wanted, round(LONGEST / pace)))
+def probe_steps(seconds: float, run_steps: int) -> int:
+    """Steps to measure if one takes this long: no more than the run has, unless that is very few."""
+    count = min(max(STEPS, round(TARGET_SECONDS / seconds)), max(STEPS, run_steps))
+    return max(MIN_STEPS, min(count, round(MAX_SECONDS / seconds)))
 
 
-def kinds_of(
-    order: BatchSampler, settings: TrainSettings, way: ExecutionMode, device: torch.device, steps: int
+def shape_kinds(
+    sampler: BatchSampler, settings: TrainSettings, mode: ExecutionMode, device: torch.device, steps: int
 ) -> list[int]:
-    """Of each step of a run of so many, whether batches of its shape came before: known without a model."""
-    met: Counter[Any] = Counter()
+    """NEW, CAPTURED or REPLAYED for each of so many steps, which the sampler alone determines."""
+    counts: Counter[Any] = Counter()
     kinds = []
+    budget, distributed = Budget(steps, None), DistributedContext(device)
     for step in range(steps):
-        batches = cut_step(
-            order, Budget(steps, None), TrainState(), DistributedContext(device), way, step, settings.micro_batch
-        )
-        kinds.append(min(met_before(met, shape_of(batch)) for batch in batches))
+        batches = cut_step(sampler, budget, TrainState(), distributed, mode, step, settings.micro_batch)
+        kinds.append(min(shape_kind(counts, shape_of(batch)) for batch in batches))
     return kinds
 
 
-def met_before(met: Counter[Any], shape: Any) -> int:
-    met[shape] += 1
-    if met[shape] == 2 and sum(times > 1 for times in met.values()) > MOST:  # there is room for no more recordings
-        met[shape] = 1
-    return min(met[shape] - 1, AGAIN)
+def shape_kind(counts: Counter[Any], shape: Any) -> int:
+    counts[shape] += 1
+    if counts[shape] == 2 and sum(count > 1 for count in counts.values()) > MOST:  # the graph cache is full
+        counts[shape] = 1
+    return min(counts[shape] - 1, REPLAYED)
 
 
-def settled(kinds: Sequence[int]) -> int:
-    return sum(one == two == AGAIN for one, two in pairwise(kinds[WARM - 1 :]))
+def steady_pairs(kinds: Sequence[int]) -> int:
+    """Replayed steps after warm-up that follow another replayed step."""
+    return sum(first == second == REPLAYED for first, second in pairwise(kinds[WARMUP_STEPS - 1 :]))
 
 
-def stores_of(
-    sample: Sequence[str], tokenizer: Tokenizer, folder: Path, chosen: RunConfig, valid_tokens: float
+def sample_stores(
+    sample: Sequence[str], tokenizer: Tokenizer, folder: Path, run_config: RunConfig, valid_tokens: float
 ) -> SplitStores:
-    """The sample as tokens, with enough of it held out for validations as long as the run's."""
+    """Token stores of the sample, with enough held-out text for validations as long as the run's."""
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in sample]
     write_text(folder / "sample.jsonl", "\n".join(lines))
-    task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
+    task = TASKS.get(run_config.objective)(run_config.task, tokenizer)
     tokens = sum(map(len, tokenizer.encode_batch(list(sample))))
     return build_split_stores(
         read_corpus(folder / "sample.jsonl"),
         tokenizer,
-        valid_fraction=max(chosen.data.valid_fraction, min(0.5, 1.2 * valid_tokens / max(1, tokens))),
+        valid_fraction=max(run_config.data.valid_fraction, min(0.5, 1.2 * valid_tokens / max(1, tokens))),
         sentences=task.needs_sentences,
         cache=folder / "cache",
     )

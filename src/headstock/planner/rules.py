@@ -1,4 +1,4 @@
-"""How large a model, how long, from how much text: the rules of a plan, each with its reason."""
+"""The planner's rules for model size, training length and hyperparameters, each with its reason."""
 
 import math
 from collections.abc import Iterable
@@ -7,24 +7,23 @@ from typing import Any
 
 from headstock.train.settings import read_preset
 
-# what to read of each rule: its reason, as a plan tells it
 REASONS = {
-    "objective": "left to right learns from every token but knows a text by heart after about four passes; "
-    "hiding tokens goes on improving for ten and more",
-    "size": "ten tokens or more are read for each weight outside the embedding: the recipe that did best on reviews "
-    "read nine",
-    "passes": "a pass over the same text is worth about as much as new text up to four times left to right, "
-    "and up to sixteen times where tokens are hidden anew each time",
-    "vocabulary": "32 entries for each number of the width keep the table as dear as a few layers; "
-    "and a thousand bytes of text for each entry, or most are never learned",
-    "context": "rows of 256 tokens did well in every recipe; 128 where nine documents in ten fit, 512 where most "
-    "documents do not fit and the model is wide enough to use them",
-    "batch": "about 2,500 steps of a power of two rows: fewer leave the schedule no room",
+    "objective": "causal LM learns from every token but memorizes a text after about four epochs; masked LM keeps "
+    "improving for ten or more",
+    "size": "at least ten training tokens per non-embedding parameter; the best recipe on reviews used nine",
+    "passes": "repeating text is worth about as much as new text for up to four epochs of causal LM, and up to sixteen "
+    "where other tokens are masked each time",
+    "vocabulary": "32 entries per unit of width, so that the embedding costs as much as a few layers, and at least a "
+    "thousand bytes of text per entry, so that most entries are learned",
+    "context": "256 tokens did well in every recipe; 128 if nine in ten documents fit; 512 if most documents are "
+    "longer and the model is wide enough to use them",
+    "batch": "a power of two that gives about 2,500 steps; fewer leave no room for the schedule",
     "valid_tokens": "ten validations that together take about a twentieth of the time",
-    "lr": "Muon's rate falls with the root of the width: 4e-3 at 128, 2e-3 at 512 (recipes)",
-    "dropout": "needed left to right beyond three passes (recipes/french-causal.toml), not where tokens are hidden",
+    "lr": "Muon's learning rate falls with the square root of the width: 4e-3 at 128, 2e-3 at 512 (recipes)",
+    "dropout": "needed for causal LM beyond three epochs (recipes/french-causal.toml), not for masked LM",
 }
 
+# (depth, width)
 SIZES = (
     (2, 64),
     (3, 96),
@@ -39,91 +38,99 @@ SIZES = (
     (20, 1280),
     (24, 1536),
     (32, 2048),
-)  # depth and width, which grow together
-PRESETS = ("nano", "mini", "small", "base")  # the sizes of families that are not planned by depth and width
-FAMILIES = {"both-ways": "elmo", "denoise": "seq2seq"}  # objectives that want another family than the Transformer
-MOST_PASSES = {"causal": 4, "both-ways": 4, "hybrid": 10, "masked": 16, "denoise": 16}
-READ_TWICE = ("hybrid",)  # objectives whose held-out text is read once hidden and once left to right
-READ_OFTEN = "hybrid"  # what is best learned from a text that is read as often as it pays
-TOKENS_PER_WEIGHT = 10
-STEPS = 2500
-MODERN: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "positions": "rotary", "activation": "swiglu"}
-MODERN |= {"bias": False, "tied": True, "qk_norm": True}
+)
+PRESETS = ("nano", "mini", "small", "base")  # sizes of the families that are not planned by depth and width
+FAMILIES = {"both-ways": "elmo", "denoise": "seq2seq"}  # objectives that need another family than the Transformer
+MAX_EPOCHS = {"causal": 4, "both-ways": 4, "hybrid": 10, "masked": 16, "denoise": 16}
+VALIDATED_TWICE = ("hybrid",)  # validated once masked and once causal
+REPEATED_TEXT_OBJECTIVE = "hybrid"  # learns most from text that is repeated as often as it pays
+TOKENS_PER_PARAMETER = 10
+TARGET_STEPS = 2500
+ARCHITECTURE: dict[str, Any] = {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "positions": "rotary",
+    "activation": "swiglu",
+    "bias": False,
+    "tied": True,
+    "qk_norm": True,
+}
 
 
 @dataclass(frozen=True)
-class Text:
-    """What a plan must know of the text."""
-
+class TextStatistics:
     bytes: int
     documents: int
-    tokens: float  # for training, in the vocabulary that is planned
-    nine_in_ten: float  # tokens in a document that is longer than nine in ten
-    middle: float  # tokens in the middle one
+    tokens: float  # training tokens, in the planned vocabulary
+    p90_length: float  # 90th percentile of document lengths, in tokens
+    median_length: float
 
 
 @dataclass(frozen=True)
-class Size:
-    """A model by what makes it large or small."""
-
+class ModelSize:
     label: str
-    tree: dict[str, Any]  # the sections tokenizer, model and task
+    sections: dict[str, Any]  # settings of tokenizer, task, model and train
 
 
-def vocabulary(width: int, size: int) -> int:
-    """Entries for a model so wide that reads `size` bytes of text."""
-    return max(500, min(round(32 * width, -3), int(round(size / 1000, -2)), 32_000))
+def vocabulary_size(width: int, text_bytes: int) -> int:
+    return max(500, min(round(32 * width, -3), int(round(text_bytes / 1000, -2)), 32_000))
 
 
-def context(text: Text, width: int) -> int:
-    if text.nine_in_ten <= 96:
+def context_length(text: TextStatistics, width: int) -> int:
+    if text.p90_length <= 96:
         return 128
-    return 512 if text.middle > 512 and width >= 512 else 256
+    return 512 if text.median_length > 512 and width >= 512 else 256
 
 
-def sizes(objective: str, text: Text) -> Iterable[Size]:
-    """All sizes for an objective, from the smallest to the largest."""
+def model_sizes(objective: str, text: TextStatistics) -> Iterable[ModelSize]:
+    """All model sizes for an objective, smallest first."""
     if objective in FAMILIES:
         for name in PRESETS:
             preset = read_preset(f"{FAMILIES[objective]}-{name}")
-            entries = min(preset["tokenizer"]["vocabulary"], vocabulary(1024, text.bytes))
-            preset |= {"tokenizer": preset["tokenizer"] | {"vocabulary": entries}, "task": {"name": objective}}
-            yield Size(f"{FAMILIES[objective]}-{name}", preset)
+            vocabulary = min(preset["tokenizer"]["vocabulary"], vocabulary_size(1024, text.bytes))
+            preset |= {"tokenizer": preset["tokenizer"] | {"vocabulary": vocabulary}, "task": {"name": objective}}
+            yield ModelSize(f"{FAMILIES[objective]}-{name}", preset)
         return
     for depth, width in SIZES:
-        heads = width // (64 if width >= 256 else 32)
-        hidden = math.ceil(8 * width / 3 / 64) * 64
-        shape = {"context": context(text, width), "depth": depth, "width": width, "heads": heads, "hidden": hidden}
-        tree = {
-            "tokenizer": {"kind": "bpe", "vocabulary": vocabulary(width, text.bytes)},
-            "task": task_of(objective),
-            "model": {"family": "transformer", **shape, **MODERN},
-            "train": {"optimizer": "muon", "schedule": "trapezoid", "warmup": 0.02, "lr": lr_of(width)},
+        model = {
+            "family": "transformer",
+            "context": context_length(text, width),
+            "depth": depth,
+            "width": width,
+            "heads": width // (64 if width >= 256 else 32),
+            "hidden": math.ceil(8 * width / 3 / 64) * 64,
+            **ARCHITECTURE,
         }
-        yield Size(f"{depth} x {width}", tree)
+        sections = {
+            "tokenizer": {"kind": "bpe", "vocabulary": vocabulary_size(width, text.bytes)},
+            "task": task_settings(objective),
+            "model": model,
+            "train": {"optimizer": "muon", "schedule": "trapezoid", "warmup": 0.02, "lr": learning_rate(width)},
+        }
+        yield ModelSize(f"{depth} x {width}", sections)
 
 
-def task_of(objective: str) -> dict[str, Any]:
-    if objective in ("masked", "hybrid"):  # many hidden at first: more to learn from a pass (recipes/reviews-fr.toml)
+def task_settings(objective: str) -> dict[str, Any]:
+    if objective in ("masked", "hybrid"):  # masking more at first learns more per epoch (recipes/reviews-fr.toml)
         return {"name": objective, "fraction_start": 0.5, "fraction": 0.2}
     return {"name": objective}
 
 
-def lr_of(width: int) -> float:
-    """To one digit: more would pretend to know more."""
+def learning_rate(width: int) -> float:
+    """One significant digit: the rule is no more precise."""
     return float(f"{4e-3 * math.sqrt(128 / width):.0e}")
 
 
-def dropout_of(objective: str, passes: float) -> float:
-    return 0.1 if objective == "causal" and passes > 3 else 0.0
+def dropout(objective: str, epochs: float) -> float:
+    return 0.1 if objective == "causal" and epochs > 3 else 0.0
 
 
-def rows_of(tokens: float, length: int) -> int:
-    """Rows of a step, a power of two."""
-    wanted = tokens / STEPS / length
-    return 2 ** max(3, min(10, round(math.log2(max(1.0, wanted)))))
+def batch_size(tokens: float, length: int) -> int:
+    """Rows per step, a power of two."""
+    rows = tokens / TARGET_STEPS / length
+    return 2 ** max(3, min(10, round(math.log2(max(1.0, rows)))))
 
 
-def held_out(objective: str, tokens: float) -> float:
-    """Tokens that a validation would read if it read all of the text that is held out."""
-    return tokens * (2 if objective in READ_TWICE else 1)
+def validation_tokens(objective: str, tokens: float) -> float:
+    """Tokens that a validation on all held-out text reads."""
+    return tokens * (2 if objective in VALIDATED_TWICE else 1)

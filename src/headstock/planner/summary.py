@@ -1,97 +1,87 @@
-"""A plan in words: what is proposed and why, and what it will take."""
+"""Presents a plan: a table of decisions with reasons, notes, and the heading of a recipe."""
 
 from typing import Any
 
-from headstock.experiments.compare_table import compact_number
-from headstock.planner.planner import Plan
-from headstock.planner.rules import MOST_PASSES, REASONS
+from headstock.planner.planner import TrainingPlan
+from headstock.planner.rules import MAX_EPOCHS, REASONS
+from headstock.report.numbers import compact_number, format_bytes, format_duration
 
 
-def table(made: Plan) -> Any:
-    """One row a decision, with its reason."""
+def plan_table(plan: TrainingPlan) -> Any:
+    """One row per decision, with its reason."""
     from rich.table import Table
 
-    shown = Table(title=f"a plan for {size(made.choice.text.bytes)} of text on {made.machine.name}")
+    table = Table(title=f"a plan for {format_bytes(plan.candidate.text.bytes)} of text on {plan.machine.name}")
     for name in ("what", "proposed", "because"):
-        shown.add_column(name)
-    for what, proposed in decisions(made).items():
-        shown.add_row(what, proposed, REASONS[what])
-    return shown
+        table.add_column(name)
+    for name, value in decisions(plan).items():
+        table.add_row(name, value, REASONS[name])
+    return table
 
 
-def decisions(made: Plan) -> dict[str, str]:
-    tree = made.tree
-    length = tree["train"].get("length") or tree["model"].get("context") or 256
-    rows, at_once = tree["train"]["batch"], tree["train"].get("micro_batch")
-    proposed = {
-        "objective": f"{made.choice.objective} ({tree['model']['family']})",
-        "size": f"{made.choice.label}, {compact_number(made.costs.parameters)} parameters",
-        "passes": f"{made.passes:.1f} over {compact_number(made.choice.text.tokens)} tokens",
-        "vocabulary": f"{tree['tokenizer']['vocabulary']:,}",
-        "context": f"{length} tokens",
-        "batch": f"{rows} rows, {made.steps:,} steps" + (f", {at_once} rows at once" if at_once else ""),
-        "valid_tokens": f"{tree['train']['valid_tokens']:,} each time",
-        "lr": f"{tree['train']['lr']:g} ({tree['train']['optimizer']})",
+def decisions(plan: TrainingPlan) -> dict[str, str]:
+    model, train = plan.config["model"], plan.config["train"]
+    context = train.get("length") or model.get("context") or 256
+    micro_batch = f", {train['micro_batch']} rows at once" if train.get("micro_batch") else ""
+    values = {
+        "objective": f"{plan.candidate.objective} ({model['family']})",
+        "size": f"{plan.candidate.label}, {compact_number(plan.costs.parameters)} parameters",
+        "passes": f"{plan.epochs:.1f} over {compact_number(plan.candidate.text.tokens)} tokens",
+        "vocabulary": f"{plan.config['tokenizer']['vocabulary']:,}",
+        "context": f"{context} tokens",
+        "batch": f"{train['batch']} rows, {plan.steps:,} steps{micro_batch}",
+        "valid_tokens": f"{train['valid_tokens']:,} each time",
+        "lr": f"{train['lr']:g} ({train['optimizer']})",
     }
-    return proposed | ({"dropout": f"{dropped:g}"} if (dropped := tree["model"].get("dropout")) else {})
+    return values | ({"dropout": f"{dropout:g}"} if (dropout := model.get("dropout")) else {})
 
 
-def told(made: Plan) -> list[str]:
-    """What it will take, and what to know about that."""
-    each = made.costs
-    lines = [
-        f"{'measured' if each.measured else 'forecast'}: {duration(made.seconds)}, "
-        f"{made.tokens_per_second:,.0f} tokens/s, {size(each.peak)} of memory at most, "
-        f"{made.plain()['flops']:.2g} operations"
+def plan_notes(plan: TrainingPlan) -> list[str]:
+    """What the plan costs, and what to know about that estimate."""
+    costs = plan.costs
+    notes = [
+        f"{'measured' if costs.measured else 'forecast'}: {format_duration(plan.seconds)}, "
+        f"{plan.tokens_per_second:,.0f} tokens/s, {format_bytes(costs.peak_bytes)} of memory at most, "
+        f"{plan.to_dict()['flops']:.2g} FLOPs"
     ]
-    if not each.measured:
-        lines.append("roughly: time may be off by a factor of two before it is tried here with --probe")
-    if each.cold > 0.05 * made.seconds:
-        lines.append(f"a new process may take up to {duration(each.cold)} more, to load or make its kernels")
-    if not made.exact:
-        lines.append("the corpus is large, so its size was estimated from a part of it")
-    if made.minutes is not None and made.seconds < 0.8 * 60 * made.minutes:
-        most = MOST_PASSES[made.choice.objective]
-        lines.append(
-            f"the text is used up before the {made.minutes:g} minutes: it is read {most} times, and more would only "
-            "learn it by heart; more text would help more than more time"
+    if not costs.measured:
+        notes.append("The time is a rough estimate and may be off by a factor of two; --probe measures it here.")
+    if costs.cold_start_seconds > 0.05 * plan.seconds:
+        duration = format_duration(costs.cold_start_seconds)
+        notes.append(f"A new process may take up to {duration} more to compile or load its kernels.")
+    if not plan.exact:
+        notes.append("The corpus is large, so its size was estimated from a sample.")
+    if plan.minutes is None:
+        notes.append("Without --minutes, the amount of text decides.")
+    elif plan.seconds < 0.8 * 60 * plan.minutes:
+        epochs = MAX_EPOCHS[plan.candidate.objective]
+        notes.append(
+            f"Training ends before {plan.minutes:g} minutes: after {epochs} epochs the model would only memorize the "
+            "text. More text would help more than more time."
         )
-    if made.minutes is not None and made.seconds > 1.05 * 60 * made.minutes:
-        lines.append(
-            f"this is more than the {made.minutes:g} minutes: to begin, to validate and to save alone takes "
-            f"{duration(made.seconds - made.steps * each.step)}"
+    elif plan.seconds > 1.05 * 60 * plan.minutes:
+        overhead = format_duration(plan.seconds - plan.steps * costs.step_seconds)
+        notes.append(
+            f"This takes more than {plan.minutes:g} minutes: start-up, validations and checkpoints take {overhead}."
         )
-    if made.minutes is None:
-        lines.append("no --minutes were named, so this is as much as the text is worth")
-    return lines
+    return notes
 
 
-def why(made: Plan) -> str:
-    """In a line: what was chosen for a run of so many minutes."""
-    chosen = decisions(made)
-    parts = ", ".join(chosen[name] for name in ("objective", "size", "passes", "batch"))
+def plan_reason(plan: TrainingPlan) -> str:
+    """One line that explains the model of `pretrain --minutes` without a preset."""
+    values = decisions(plan)
+    parts = ", ".join(values[name] for name in ("objective", "size", "passes", "batch"))
     return (
-        f"no preset or size was named, so it was chosen for {made.minutes:g} minutes here: {parts}; "
-        f"about {made.tokens_per_second:,.0f} tokens/s and {size(made.costs.peak)} (headstock plan says why)"
+        f"no preset or size given, so this one was chosen for {plan.minutes:g} minutes: {parts}; about "
+        f"{plan.tokens_per_second:,.0f} tokens/s and {format_bytes(plan.costs.peak_bytes)} (headstock plan explains it)"
     )
 
 
-def heading(made: Plan) -> str:
+def recipe_heading(plan: TrainingPlan) -> str:
     """The comment at the top of a recipe."""
-    each = made.costs
+    costs, tokens = plan.costs, plan.candidate.text.tokens
     return (
-        f"{each.parameters:,} parameters, {made.passes:.1f} passes over about {made.choice.text.tokens:,.0f} tokens.\n"
-        f"{'Measured' if each.measured else 'Forecast'} on {made.machine.name}: {duration(made.seconds)}, "
-        f"{made.tokens_per_second:,.0f} tokens/s, {size(each.peak)}."
+        f"{costs.parameters:,} parameters, {plan.epochs:.1f} epochs over about {tokens:,.0f} tokens.\n"
+        f"{'Measured' if costs.measured else 'Forecast'} on {plan.machine.name}: {format_duration(plan.seconds)}, "
+        f"{plan.tokens_per_second:,.0f} tokens/s, {format_bytes(costs.peak_bytes)}."
     )
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-
-
-def size(count: float) -> str:
-    unit, each = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if count >= pair[1]), ("kB", 1e3))
-    return f"{count / each:.1f} {unit}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headstock import __version__
-from headstock.planner.machine import name_of, wait
+from headstock.planner.machine import device_name, synchronize
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def environment_info(device: torch.device) -> dict[str, Any]:
     """When, where and with what."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "device": name_of(device),
+        "device": device_name(device),
         "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
@@ -52,9 +52,9 @@ def median_seconds(work: Callable[[], object], *, rounds: int, device: torch.dev
     work()
     times = []
     for _ in range(rounds):
-        wait(device)
+        synchronize(device)
         began = time.perf_counter()
         work()
-        wait(device)
+        synchronize(device)
         times.append(time.perf_counter() - began)
     return statistics.median(times)

@@ -15,7 +15,7 @@ from headstock.data.token_store import SplitStores
 from headstock.experiments.bench.measurement import Measurement
 from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.kernels.fp8 import supports_fp8
-from headstock.planner.machine import wait
+from headstock.planner.machine import synchronize
 from headstock.train.blueprint import blueprint
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import Event, train
@@ -122,7 +122,7 @@ def measure(chosen: RunConfig, stores: SplitStores, device: torch.device, *, ste
 
     def hear(event: Event) -> None:
         if event.kind == "step":
-            wait(device)
+            synchronize(device)
             moments.append((time.perf_counter(), event.state.tokens))
 
     peak = PeakMemory(device)

@@ -11,10 +11,16 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.explain.attention import Heads, explain_attention, explain_file_attention, only
-from headstock.explain.attention_page import STEPS, packed, page, picture
-from headstock.explain.attention_patterns import patterns
-from headstock.explain.inputs import Shown, show, show_file
+from headstock.explain.attention import (
+    AttentionMeter,
+    attention_patterns,
+    explain_attention,
+    explain_file_attention,
+    select_heads,
+)
+from headstock.explain.attention_document import SCALE, attention_document, packed
+from headstock.explain.inputs import EncodedInput, encode_file, encode_input
+from headstock.explain.render_document import page
 from headstock.model.attention_mask import AttentionMask
 from headstock.model.attention_weights import AttentionRecord, attention_hook, attention_modules, record_attention
 from headstock.model.batch import Batch
@@ -44,7 +50,7 @@ def runs(corpus, tmp_path_factory):
 
 
 def by_hand(model, tokens):
-    """(H, T, T) what the lowest layer looks at, one query and one head at a time."""
+    """(H, T, T) what the lowest layer attends to, one query and one head at a time."""
     backbone, length = model.backbone, tokens.size(1)
     block, heads, width = backbone.blocks[0], backbone.config.heads, backbone.width // backbone.config.heads
     x = backbone.embed(Batch(tokens), torch.arange(length), length)[0]
@@ -79,10 +85,10 @@ def placed(backbone, norm, vector, place):
 @torch.no_grad()
 def test_weights_are_the_textbooks(settings):
     model, tokens = small_model(**settings), some_tokens(1, 7)
-    seen = patterns(model, Batch(tokens))
+    seen = attention_patterns(model, Batch(tokens))
     where = "encoder" if settings.get("causal") is False else "decoder"
-    assert [(place, layer) for place, layer, _ in seen] == [(where, 1), (where, 2)]
-    assert torch.allclose(seen[0][2][0], by_hand(model, tokens), atol=1e-5)
+    assert [(record.kind, record.layer) for record in seen] == [(where, 1), (where, 2)]
+    assert torch.allclose(seen[0].weights[0], by_hand(model, tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
@@ -112,23 +118,23 @@ def test_an_attention_that_saw_more_than_it_says_is_found_out():
     attention_hook("decoder", 1, heard.append)(query, key, value, AttentionMask(causal=True), everywhere)
     attention_hook("encoder", 1, heard.append)(query, key, value, AttentionMask(), everywhere)
     assert heard[0].error > 0.1 and heard[1].error < 1e-6
-    real, liar, ahead = torch.ones(1, 5, dtype=torch.bool), Heads(), Heads()
-    liar.take(heard[0], real)
+    real, liar, ahead = torch.ones(1, 5, dtype=torch.bool), AttentionMeter(), AttentionMeter()
+    liar.update(heard[0], real)
     assert liar.future == liar.masked == 0 and liar.fused_error > 0.1
     full = torch.full((1, 2, 5, 5), 0.2)
-    ahead.take(AttentionRecord("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
+    ahead.update(AttentionRecord("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
     assert ahead.future == ahead.masked == pytest.approx(0.2)
-    ahead.take(AttentionRecord("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
+    ahead.update(AttentionRecord("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
     assert ahead.sum_error == pytest.approx(0.1, abs=1e-6)
 
 
 @torch.no_grad()
 def test_measures_are_means_over_the_places_that_had_a_choice():
     model, tokens = small_model(), some_tokens(1, 6)
-    found = explain_attention(model, Shown(Batch(tokens), [str(i) for i in range(6)]), "gpt")
-    for _, layer, weights in patterns(model, Batch(tokens)):
-        for head, rows in enumerate(weights[0].tolist(), 1):
-            (said,) = (one.measures for one in found.heads if (one.layer, one.head) == (layer, head))
+    found = explain_attention(model, EncodedInput(Batch(tokens), [str(i) for i in range(6)]), "gpt")
+    for record in attention_patterns(model, Batch(tokens)):
+        for head, rows in enumerate(record.weights[0].tolist(), 1):
+            (said,) = (one.measures for one in found.heads if (one.layer, one.head) == (record.layer, head))
             some = list(enumerate(rows))[1:]  # the first place can only look at itself
             mean = {
                 "entropy": np.mean([-sum(w * math.log2(w) for w in row if w) for _, row in some]),
@@ -139,11 +145,11 @@ def test_measures_are_means_over_the_places_that_had_a_choice():
                 "next": 0.0,
             }
             assert said == pytest.approx(mean, abs=1e-5)
-    (even,) = found.even
+    (even,) = found.uniform
     assert even.measures["entropy"] == pytest.approx(np.mean([math.log2(i + 1) for i in range(1, 6)]), abs=1e-6)
     assert even.measures["distance"] == pytest.approx(np.mean([i / 2 for i in range(1, 6)]), abs=1e-6)
     assert found.sums_to_one and found.future == found.masked == 0 and found.fused_error < 1e-5
-    assert all(holds for _, holds, _ in found.checks())
+    assert all(check.holds for check in found.checks())
 
 
 @torch.no_grad()
@@ -153,12 +159,12 @@ def test_a_file_is_the_mean_of_its_texts_whatever_they_are_padded_to():
     padding = torch.arange(9)[None] >= torch.tensor(lengths)[:, None]
     names = [str(i) for i in range(9)]
     alone = [
-        explain_attention(model, Shown(Batch(row[None, :n]), names[:n]), "x")
+        explain_attention(model, EncodedInput(Batch(row[None, :n]), names[:n]), "x")
         for row, n in zip(rows, lengths, strict=True)
     ]
     for batches in ([Batch(rows, padding)], [Batch(row[None, :n]) for row, n in zip(rows, lengths, strict=True)]):
         found = explain_file_attention(model, batches, "x")
-        assert (found.texts, found.places) == (3, 19) and found.sums_to_one and found.future is None
+        assert (found.texts, found.positions) == (3, 19) and found.sums_to_one and found.future is None
         for i, head in enumerate(found.heads):
             each = [(n, one.heads[i].measures) for n, one in zip(lengths, alone, strict=True)]
             wanted = {name: sum(n * measures[name] for n, measures in each) / 19 for name in head.measures}
@@ -174,25 +180,25 @@ def test_a_file_is_the_mean_of_its_texts_whatever_they_are_padded_to():
 
 def test_a_run_reads_a_text_with_its_own_marks(runs):
     loaded = headstock.load(runs / "gpt")
-    shown = show(loaded, ["Anne sees home."])
+    shown = encode_input(loaded, ["Anne sees home."])
     assert shown.tokens[0] == "<sos>" and "".join(shown.tokens[1:]).replace("␣", "") == "Anneseeshome."
     found = explain_attention(loaded.model, shown, "gpt")
     assert {head.where for head in found.heads} == {"decoder"} and len(found.heads) == 4
     hybrid = headstock.load(runs / "hybrid")
-    masked = show(hybrid, ["Anne sees [MASK]."])
+    masked = encode_input(hybrid, ["Anne sees [MASK]."])
     assert masked.tokens[0] == "[CLS]" and "[MASK]" in masked.tokens
     both = explain_attention(hybrid.model, masked, "hybrid")
     assert both.future is None and np.triu(both.maps[0].weights[0], 1).max() > 0
-    ahead = show(hybrid, ["Anne sees home."], left_to_right=True)
+    ahead = encode_input(hybrid, ["Anne sees home."], left_to_right=True)
     back = explain_attention(hybrid.model, ahead, "hybrid")
     assert ahead.tokens[0] == "<sos>" and back.future == 0 and {head.where for head in back.heads} == {"decoder"}
 
 
 def test_an_encoder_decoder_has_three_kinds_beside_what_it_writes(runs):
     loaded = headstock.load(runs / "pair")
-    own = show(loaded, ["anne sees a dog ."])
+    own = encode_input(loaded, ["anne sees a dog ."])
     assert own.notes == [f"its translation: {loaded.translate('anne sees a dog .')[0]}"]
-    shown = show(loaded, ["anne sees a dog ."], target="hundo un vidas ana .")
+    shown = encode_input(loaded, ["anne sees a dog ."], target="hundo un vidas ana .")
     assert "".join(shown.tokens).replace("␣", "") == "<sos>hundounvidasana." and shown.source[-1] == "<eos>"
     found = explain_attention(loaded.model, shown, "pair")
     shapes = {one.where: one.weights.shape for one in found.maps}
@@ -208,22 +214,21 @@ def test_an_encoder_decoder_has_three_kinds_beside_what_it_writes(runs):
 
 def test_a_file_of_rows_or_lines_is_read(runs, corpus, tmp_path):
     loaded, pair = headstock.load(runs / "gpt"), headstock.load(runs / "pair")
-    sizes = [batch.tokens.shape for batch in show_file(loaded, str(corpus), rows=20)]
+    sizes = [batch.tokens.shape for batch in encode_file(loaded, str(corpus), rows=20)]
     assert [rows for rows, _ in sizes] == [16, 4] and max(length for _, length in sizes) <= 32
-    forced = list(show_file(pair, str(runs / "train.tsv"), rows=3))
+    forced = list(encode_file(pair, str(runs / "train.tsv"), rows=3))
     assert len(forced[0].tokens) == 3 and forced[0].tokens.size(1) > 2  # the translations of the file, not its own
     lines = tmp_path / "lines.txt"
     lines.write_text("anne sees a dog .\n\nben likes the cat .\n", encoding="utf-8")
-    (batch,) = show_file(pair, str(lines))
+    (batch,) = encode_file(pair, str(lines))
     assert len(batch.tokens) == 2 and batch.source is not None
-    said = []
-    found = explain_file_attention(pair.model, [batch], "pair", say=said.append)
-    assert found.texts == 2 and not said and len(found.source) == batch.source.tokens.size(1)
+    found = explain_file_attention(pair.model, [batch], "pair")
+    assert found.texts == 2 and len(found.source) == batch.source.tokens.size(1)
 
 
 def test_the_verb_tells_and_changes_with_what_is_asked(call, runs, corpus, tmp_path):
     out, _ = call("explain", "attention", runs / "gpt", "Anne sees home.")
-    assert "yes: nothing in the future (largest weight 0)" in out and "yes: every row of weights sums to one" in out
+    assert "yes: no weight on the future (largest weight 0)" in out and "yes: every row of weights sums to one" in out
     said = json.loads(call("explain", "attention", runs / "gpt", "--file", corpus, "--rows", 5, "--json")[0])
     assert said["texts"] == 5 and len(said["heads"]) == 4 and all(check["holds"] for check in said["checks"])
     one = [runs / "gpt", "Anne sees home.", "--layer", 2, "--head", 1]
@@ -270,23 +275,23 @@ def test_weights_are_packed_to_a_tenth_of_a_percent():
     weights = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).numpy()
     plain = np.frombuffer(zlib.decompress(base64.b64decode(packed(weights))), np.uint8).astype(int)
     low, high = plain.reshape(2, -1)
-    assert (low + 256 * high) / STEPS == pytest.approx(weights.flatten(), abs=0.5 / STEPS + 1e-7)
+    assert (low + 256 * high) / SCALE == pytest.approx(weights.flatten(), abs=0.5 / SCALE + 1e-7)
 
 
 def test_a_page_of_many_heads_stays_small():
     model = small_model(depth=6, width=64, heads=8, context=128, vocabulary=SIZES["vocabulary"])
-    shown = Shown(Batch(some_tokens(1, 128)), [f"w{i}" for i in range(128)])
+    shown = EncodedInput(Batch(some_tokens(1, 128)), [f"w{i}" for i in range(128)])
     found = explain_attention(model, shown, "big")
-    assert len(page(found, "x")) < 1_500_000  # of 786,432 weights
-    assert len(page(only(found, layer=1, head=1), "x")) < 100_000
+    assert len(page(attention_document(found, "x"))) < 1_500_000  # of 786,432 weights
+    assert len(page(attention_document(select_heads(found, layer=1, head=1), "x"))) < 100_000
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_enlarges_a_head_and_tells_what_is_pointed_at(browser, tmp_path, width, scheme):
     words = ["<sos>", "<script>alert(1)</script>", "&amp;", "film", "."]
     model, where = small_model(), tmp_path / "attention.html"
-    found = explain_attention(model, Shown(Batch(some_tokens(1, 5)), words), "<b>run</b>")
-    where.write_text(page(found, "<i>text</i>"), encoding="utf-8")
+    found = explain_attention(model, EncodedInput(Batch(some_tokens(1, 5)), words), "<b>run</b>")
+    where.write_text(page(attention_document(found, "<i>text</i>")), encoding="utf-8")
     with screen(browser, width=width, scheme=scheme) as tab:
         seen = look(tab, where)
         tab.set_viewport_size({"width": width, "height": 900})  # the enlarged head is to be seen whole
@@ -299,11 +304,11 @@ def test_the_page_enlarges_a_head_and_tells_what_is_pointed_at(browser, tmp_path
         weights = found.maps[1].weights[1]
         tab.locator(".read span").nth(3).hover()  # the word film
         told = tab.locator(".said").inner_text()
-        assert told.startswith("film (4) looks most at ") and f"{weights[3].max():.1%}" in told
+        assert told.startswith("film (4) attends most to ") and f"{weights[3].max():.1%}" in told
         box = tab.locator(".zoom canvas").bounding_box()
         last = {"x": box["width"] - 8 - 5, "y": box["height"] - 8 - 5}
         tab.locator(".zoom canvas").hover(position=last)  # the last square, once it stands still
-        assert tab.locator(".said").inner_text() == f". (5) looks at . (5): {weights[4, 4]:.1%}"
+        assert tab.locator(".said").inner_text() == f". (5) attends to . (5): {weights[4, 4]:.1%}"
         painted = (
             "e => { const d = e.getContext('2d').getImageData(0, 0, 5, 5).data; return [d[4 * 4 + 3], d[4 * 20 + 3]] }"
         )
@@ -313,8 +318,8 @@ def test_the_page_enlarges_a_head_and_tells_what_is_pointed_at(browser, tmp_path
 
 def test_pictures_alone_are_of_one_kind(runs):
     loaded = headstock.load(runs / "pair")
-    shown = show(loaded, ["anne sees a dog ."], target="hundo .")
+    shown = encode_input(loaded, ["anne sees a dog ."], target="hundo .")
     with pytest.raises(UserError, match="choose with --where"):
-        picture(explain_attention(loaded.model, shown, "pair"))
-    drawn = picture(explain_attention(loaded.model, shown, "pair", where="cross"))
+        attention_document(explain_attention(loaded.model, shown, "pair"), "").picture()
+    drawn = attention_document(explain_attention(loaded.model, shown, "pair", where="cross"), "").picture()
     assert "prefers-color-scheme: dark" in drawn and drawn.count("<image") == 2

@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headstock.explain.diagram import draw_model, model_page, model_svg
-from headstock.explain.parameters import explain_params
+from headstock.explain.diagram import ModelDiagram, model_document, model_svg
+from headstock.explain.parameters import explain_parameters
+from headstock.explain.render_document import page
 from headstock.explain.subject import open_subject
 from tests.report.browsing import Outline, check_sound, look, screen
 
@@ -33,7 +34,7 @@ CASES = {
 def drawn(case):
     preset, sets, more = CASES[case]
     subject = open_subject(None, preset, sets, weights=False, **more)
-    return subject, explain_params(subject)
+    return subject, explain_parameters(subject)
 
 
 def words_of(svg: str) -> list[tuple[float, float, str]]:
@@ -53,17 +54,17 @@ def test_every_part_has_its_count(case):
     subject, params = drawn(case)
     svg = model_svg(subject, params)
     said = " ".join(text for _, _, text in words_of(svg))
-    for line in params.lines:
+    for line in params.modules:
         top = line.path.count(".") <= 1 or re.search(r"\*\.(attention|cross|feed|cells|project)$", line.path)
         whole = line.path in ("backbone", "heads", "backbone.encoder", "backbone.decoder", "backbone.stack")
         if top and not line.tensor and not whole and line.path not in ("backbone.ahead", "backbone.back"):
             assert f"{line.value:,}" in said, line.path
-    assert f"{params.total:,} weights" in said
+    assert f"{params.total:,} parameters" in said
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_lies_outside_or_over_another_box(case):
-    sketch = draw_model(*drawn(case))
+    sketch = ModelDiagram(*drawn(case)).draw()
     place = re.compile(r'<rect class="box[^"]*" x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"')
     boxes = [tuple(map(float, found)) for part in sketch.parts for found in place.findall(part)]
     assert len(boxes) >= 3
@@ -89,13 +90,13 @@ def test_an_encoder_and_a_decoder_stand_beside_each_other():
     words = words_of(model_svg(*drawn("seq2seq")))
     places = {text: x for x, _, text in words if text in ("source", "target so far", "Cross-attention")}
     assert places["source"] < places["Cross-attention"] < places["target so far"] + 10
-    assert "one table" in {text for _, _, text in words}
-    assert "one table" not in {text for _, _, text in words_of(model_svg(*drawn("two-vocabularies")))}
+    assert "shared" in {text for _, _, text in words}
+    assert "shared" not in {text for _, _, text in words_of(model_svg(*drawn("two-vocabularies")))}
 
 
 def test_masks_say_who_looks_at_whom():
     seen = {case: model_svg(*drawn(case)) for case in ("gpt", "bert", "hybrid")}
-    count = {case: (svg.count('class="seen"'), svg.count('class="hidden"')) for case, svg in seen.items()}
+    count = {case: (svg.count('class="allowed"'), svg.count('class="masked"')) for case, svg in seen.items()}
     assert count == {"gpt": (10, 6), "bert": (16, 0), "hybrid": (26, 6)}
 
 
@@ -113,18 +114,18 @@ def test_terminal_json_and_file(call, tmp_path):
 
 def test_pages_in_a_browser(browser, tmp_path):
     pages = {case: tmp_path / f"{case}.html" for case in ("bert", "seq2seq", "elmo")}
-    for case, page in pages.items():
-        page.write_text(model_page(*drawn(case)), encoding="utf-8")
-        check_sound(Outline(page))
-    parts = [".sketch .embedding", ".sketch .name", ".sketch .way"]
+    for case, file in pages.items():
+        file.write_text(page(model_document(*drawn(case))), encoding="utf-8")
+        check_sound(Outline(file))
+    parts = [".diagram .embedding", ".diagram .name", ".diagram .line"]
     looks = "name => { const s = getComputedStyle(document.querySelector(name)); return [s.fill, s.stroke] }"
     fills = {}
     for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light")):
         with screen(browser, width=width, scheme=scheme) as tab:
-            for case, page in pages.items():
-                seen = look(tab, page)
-                assert seen["wrong"] == [] and seen["overflow"] <= 0 and seen["asked"] == [page.as_uri()]
-                assert tab.locator("svg.sketch").bounding_box()["width"] > 400
+            for case, file in pages.items():
+                seen = look(tab, file)
+                assert seen["wrong"] == [] and seen["overflow"] <= 0 and seen["asked"] == [file.as_uri()]
+                assert tab.locator("svg.diagram").bounding_box()["width"] > 400
                 fills[case, scheme] = [tab.evaluate(looks, name) for name in parts]
     for case in pages:
         light, dark = fills[case, "light"], fills[case, "dark"]

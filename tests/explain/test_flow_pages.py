@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from headstock.explain import gradient_charts, prediction_charts, residual_charts
-from headstock.explain.depth_study import depth_study
-from headstock.explain.gradients import gradients
-from headstock.explain.prediction import predict
-from headstock.explain.recurrence import recurrence
-from headstock.explain.residual import residuals
-from headstock.explain.targets import lesson
+from headstock.explain.gradients import depth_study, explain_gradients
+from headstock.explain.gradients_document import gradient_document, recurrence_document
+from headstock.explain.prediction import explain_prediction, prediction_document
+from headstock.explain.recurrence import explain_recurrence
+from headstock.explain.render_document import page
+from headstock.explain.residual import explain_residual
+from headstock.explain.residual_document import residual_document
+from headstock.explain.targets import training_target
 from tests.explain.opened import classifier, learned, opened
 from tests.report.browsing import Outline, check_sound, look, screen
 
@@ -23,20 +24,22 @@ STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."
 def pages(corpus, tmp_path_factory):
     """A page of every kind, of every family that has one."""
     tokenizer, folder = learned(corpus), tmp_path_factory.mktemp("pages")
-    shown = {"name": "a tiny <run>", "text": TEXT}
+    shown = ("a tiny <run>", TEXT)
     causal, both = opened(tokenizer, norm="post"), opened(tokenizer, "denoise", family="seq2seq")
     cells, said = opened(tokenizer, family="recurrent"), classifier(tokenizer)
-    deep = replace(gradients(causal.model, lesson(causal, [TEXT])), depths=depth_study({}, depths=(2, 4)))
+    deep = replace(
+        explain_gradients(causal.model, training_target(causal, [TEXT])), depths=depth_study({}, depths=(2, 4))
+    )
     made = {
-        "gradients": gradient_charts.page(deep, **shown),
-        "both-stacks": gradient_charts.page(gradients(both.model, lesson(both, [TEXT])), **shown),
-        "time": gradient_charts.time_page(recurrence(cells.model, lesson(cells, [TEXT])), **shown),
-        "residual-both": residual_charts.page(residuals(both, [TEXT]), **shown),
-        "residual-class": residual_charts.page(residuals(said, [TEXT]), **shown),
-        "prediction": prediction_charts.page(predict(said, [TEXT]), name=shown["name"]),
+        "gradients": gradient_document(deep, *shown),
+        "both-stacks": gradient_document(explain_gradients(both.model, training_target(both, [TEXT])), *shown),
+        "time": recurrence_document(explain_recurrence(cells.model, training_target(cells, [TEXT])), *shown),
+        "residual-both": residual_document(explain_residual(both, [TEXT]), *shown),
+        "residual-class": residual_document(explain_residual(said, [TEXT]), *shown),
+        "prediction": prediction_document(explain_prediction(said, [TEXT]), shown[0]),
     }
-    for name, page in made.items():
-        (folder / f"{name}.html").write_text(page, encoding="utf-8")
+    for name, document in made.items():
+        (folder / f"{name}.html").write_text(page(document), encoding="utf-8")
     return folder
 
 
@@ -103,7 +106,7 @@ def test_residual_and_prediction_as_they_are_typed(call, tmp_path):
     [
         (["gradients", STOCK], "no text: give one, or name a --file"),
         (["gradients", STOCK, "a text", "--file", "x.txt"], "give a text or --file, not both"),
-        (["gradients", STOCK, "--file", "x.txt", "--label", "good"], "--label is for a text"),
+        (["gradients", STOCK, "--file", "x.txt", "--label", "good"], "--label goes with a text"),
         (["gradients", STOCK, "a text", "--out", "x.png"], "--out x.png: must end in .html"),
         (["residual", STOCK, "word " * 400], "tokens with its marks, and this run reads 256"),
         (["prediction", STOCK, "nothing is hidden"], "write [MASK] for one"),

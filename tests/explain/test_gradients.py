@@ -5,11 +5,17 @@ import torch
 from torch.nn import functional as F
 
 from headstock.errors import UserError
-from headstock.explain.depth_study import depth_study, settings_like
-from headstock.explain.gradients import backward, doubled, gradients, terms_of
-from headstock.explain.recurrence import recurrence
-from headstock.explain.targets import lesson, lesson_of_file
-from headstock.explain.vectors import cosine, size
+from headstock.explain.gradients import (
+    backward,
+    block_settings,
+    depth_study,
+    explain_gradients,
+    gradient_terms,
+    trainable_copy,
+)
+from headstock.explain.hooks import cosine, vector_norm
+from headstock.explain.recurrence import explain_recurrence
+from headstock.explain.targets import file_target, training_target
 from headstock.model.batch import IGNORE_INDEX
 from tests.explain.opened import classifier, learned, opened
 
@@ -27,32 +33,32 @@ def tokenizer(corpus):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_terms_are_products_with_the_jacobian_of_the_sublayer(tokenizer, norm):
     run = opened(tokenizer, norm=norm)
-    model, asked = doubled(run.model), lesson(run, ["Anne likes"])
-    _, received, seen, _ = backward(model, asked)
-    for one in seen:
+    model, asked = trainable_copy(run.model), training_target(run, ["Anne likes"])
+    result = backward(model, asked.loss)
+    for one in result.activations.connections:
 
         def sublayer(h, one=one):
-            return one.function(h if norm == "post" else one.around.norm(h))
+            return one.function(h if norm == "post" else one.residual.norm(h))
 
-        jacobian = torch.autograd.functional.jacobian(sublayer, one.given.detach())  # (1, T, D, 1, T, D)
-        above = received[id(one.made)]
+        jacobian = torch.autograd.functional.jacobian(sublayer, one.input.detach())  # (1, T, D, 1, T, D)
+        above = result.at(one.output)
         if norm == "post":
-            total = one.given.detach() + sublayer(one.given.detach())
-            above = torch.einsum("btd,btdcse->cse", above, torch.autograd.functional.jacobian(one.around.norm, total))
+            total = one.input.detach() + sublayer(one.input.detach())
+            above = torch.einsum("btd,btdcse->cse", above, torch.autograd.functional.jacobian(one.residual.norm, total))
         through = torch.einsum("btd,btdcse->cse", above, jacobian)
-        found = terms_of(one, received[id(one.made)])
+        found = gradient_terms(one, result.at(one.output))
         torch.testing.assert_close(found[0], above, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found[1], through, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(above + through, received[id(one.given)], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(above + through, result.at(one.input), rtol=1e-9, atol=1e-12)
 
 
 def test_post_norm_told_by_the_formula_of_pre_norm_is_wrong(tokenizer):
     run = opened(tokenizer, norm="post")
-    _, received, seen, _ = backward(doubled(run.model), lesson(run, [TEXT]))
-    for one in seen:
-        above, given = received[id(one.made)], one.given.detach().requires_grad_()
+    result = backward(trainable_copy(run.model), training_target(run, [TEXT]).loss)
+    for one in result.activations.connections:
+        above, given = result.at(one.output), one.input.detach().requires_grad_()
         (through,) = torch.autograd.grad(one.function(given), given, above)
-        wrong = size(above + through - received[id(one.given)]) / size(received[id(one.given)])
+        wrong = vector_norm(above + through - result.at(one.input)) / vector_norm(result.at(one.input))
         assert wrong > 1e-3  # the error of the right formula is below 1e-12
 
 
@@ -70,8 +76,8 @@ FAMILIES = [
 @pytest.mark.parametrize(("task", "settings"), FAMILIES)
 def test_the_terms_add_up_in_every_family(tokenizer, task, settings):
     run = opened(tokenizer, task, **settings)
-    asked = lesson(run, [TEXT])
-    found = gradients(run.model, asked)
+    asked = training_target(run, [TEXT])
+    found = explain_gradients(run.model, asked)
     stacks = 2 if run.model.backbone.is_encoder_decoder else 1
     assert len(found.layers) == 2 * stacks and len(found.connections) == (10 if stacks == 2 else 4)
     assert found.error < 1e-12 and all(terms.through > 0 for terms in found.connections)
@@ -85,8 +91,8 @@ def test_the_terms_add_up_in_every_family(tokenizer, task, settings):
 
 def test_lengths_are_those_of_a_plain_backward_pass(tokenizer):
     run = opened(tokenizer, norm="post")
-    asked, found = lesson(run, [TEXT]), gradients(run.model, lesson(run, [TEXT]))
-    model = doubled(run.model)
+    asked, found = training_target(run, [TEXT]), explain_gradients(run.model, training_target(run, [TEXT]))
+    model = trainable_copy(run.model)
     layers = []
     for block in model.backbone.blocks:
         block.register_forward_hook(lambda module, given, output: (output.retain_grad(), layers.append(output))[0])
@@ -110,13 +116,13 @@ def test_lengths_are_those_of_a_plain_backward_pass(tokenizer):
 
 def test_a_head_that_reads_every_layer_does_not_disturb_the_sum(tokenizer):
     run = classifier(tokenizer, task_layers="mix")
-    assert gradients(run.model, lesson(run, [TEXT], label="good")).error < 1e-12
+    assert explain_gradients(run.model, training_target(run, [TEXT], label="good")).error < 1e-12
 
 
 def test_the_model_is_left_as_it_was(tokenizer):
     run = opened(tokenizer)
     before = {name: tensor.clone() for name, tensor in run.model.tensors().items()}
-    gradients(run.model, lesson(run, [TEXT]))
+    explain_gradients(run.model, training_target(run, [TEXT]))
     assert all(torch.equal(before[name], tensor) for name, tensor in run.model.tensors().items())
     assert all(parameter.grad is None and parameter.dtype == torch.float32 for parameter in run.model.parameters())
 
@@ -126,12 +132,12 @@ def test_the_model_is_left_as_it_was(tokenizer):
 
 def test_without_the_skip_its_gradient_is_gone(tokenizer):
     run = opened(tokenizer, depth=3)
-    found = gradients(run.model, lesson(run, [TEXT]))
+    found = explain_gradients(run.model, training_target(run, [TEXT]))
     gone, held = found.ablations
     assert (gone.what, held.what) == ("skip", "skip-gradient")
     assert held.loss == found.loss != gone.loss
     assert len(held.received) == len(found.stream) == 1 + 2 * 3
-    assert held.received[-1] == pytest.approx(found.stream[-1][3])  # nothing stands above the last point
+    assert held.received[-1] == pytest.approx(found.stream[-1].gradient)  # nothing stands above the last point
     above = held.received[-1]
     # through the last sublayer alone, what arrives is just the term through it
     assert held.received[-2] == pytest.approx(found.connections[-1].through) and above != held.received[-2]
@@ -152,14 +158,14 @@ def test_fresh_models_show_what_the_skip_is_for():
 
 def test_fresh_models_are_of_the_runs_kind(tokenizer):
     run = opened(tokenizer, "masked", norm="post", activation="swiglu", positions="rotary")
-    kept = settings_like(run.model.backbone.config)
+    kept = block_settings(run.model.backbone.config)
     assert kept["activation"] == "swiglu" and kept["positions"] == "rotary" and not kept["causal"]
     assert not {"norm", "depth", "width", "vocabulary"} & kept.keys()
 
 
 def test_very_small_vectors_have_a_length_and_an_angle():
     tiny = torch.tensor([3e-200, 4e-200], dtype=torch.float64)
-    assert size(tiny) == pytest.approx(5e-200) and size(torch.zeros(3)) == 0.0
+    assert vector_norm(tiny) == pytest.approx(5e-200) and vector_norm(torch.zeros(3)) == 0.0
     assert cosine(tiny, torch.tensor([1.0, 0.0], dtype=torch.float64)) == pytest.approx(0.6)
 
 
@@ -169,27 +175,30 @@ def test_very_small_vectors_have_a_length_and_an_angle():
 def test_a_label_is_taken_or_the_runs_own(tokenizer):
     run = classifier(tokenizer)
     said = run.predict(TEXT)[0]["label"]
-    own = lesson(run, [TEXT])
+    own = training_target(run, [TEXT])
     assert said in own.notes[0] and torch.equal(
-        own.batch.labels["label"], lesson(run, [TEXT], label=said).batch.labels["label"]
+        own.batch.labels["label"], training_target(run, [TEXT], label=said).batch.labels["label"]
     )
-    losses = {label: gradients(run.model, lesson(run, [TEXT], label=label)).loss for label in ("bad", "fair", "good")}
+    losses = {
+        label: explain_gradients(run.model, training_target(run, [TEXT], label=label)).loss
+        for label in ("bad", "fair", "good")
+    }
     chances = run.predict(TEXT)[0]["probabilities"]
     for label, loss in losses.items():
         assert loss == pytest.approx(-torch.tensor(chances[label]).log().item(), abs=1e-4)
     with pytest.raises(UserError, match=r"--label 'goood' is no class; this run knows 'bad', .*did you mean 'good'\?"):
-        lesson(run, [TEXT], label="goood")
+        training_target(run, [TEXT], label="goood")
     with pytest.raises(UserError, match="language model, whose loss needs no --label"):
-        lesson(opened(tokenizer), [TEXT], label="good")
+        training_target(opened(tokenizer), [TEXT], label="good")
 
 
 def test_a_short_text_is_drawn_again_until_something_is_hidden(tokenizer):
     run = opened(tokenizer, "masked")
-    asked = lesson(run, ["Anne"])
+    asked = training_target(run, ["Anne"])
     labels = asked.batch.labels["token"]
     assert (labels != IGNORE_INDEX).any() and labels[0, 0] == IGNORE_INDEX  # never the opening mark
     with pytest.raises(UserError, match=r"what stands behind \[MASK\] is not known"):
-        lesson(run, ["Anne [MASK] Paris."])
+        training_target(run, ["Anne [MASK] Paris."])
 
 
 @pytest.mark.parametrize("make", [opened, classifier])
@@ -200,26 +209,26 @@ def test_a_text_that_does_not_fit_is_refused_with_both_counts(tokenizer, make):
         object.__setattr__(run.config.train, "length", 24)
     count = len(tokenizer.encode(text)) + 1
     with pytest.raises(UserError, match=f"the text is {count} tokens with its marks, and this run reads 24"):
-        lesson(run, [text])
+        training_target(run, [text])
     for texts, line in ((["  "], "is empty"), (["a", "b"], "wanted one text, 2 came")):
         with pytest.raises(UserError, match=line):
-            lesson(run, texts)
+            training_target(run, texts)
 
 
 def test_a_file_is_read_as_the_run_reads_it(tokenizer, corpus, tmp_path):
     run = opened(tokenizer)
-    asked = lesson_of_file(run, corpus)
+    asked = file_target(run, corpus)
     assert asked.batch.tokens.shape == (16, 24) and "16 of" in asked.notes[0]
-    assert gradients(run.model, asked).error < 1e-12
+    assert explain_gradients(run.model, asked).error < 1e-12
     rows = tmp_path / "rows.csv"
     rows.write_text("text,label\nAnne likes Paris.,good\nBen finds home.,bad\n")
     run = classifier(tokenizer)
-    asked = lesson_of_file(run, rows)
+    asked = file_target(run, rows)
     assert asked.batch.labels["label"].tolist() == [2, 0]
-    assert gradients(run.model, asked).error < 1e-12
+    assert explain_gradients(run.model, asked).error < 1e-12
     rows.write_text("text,label\nAnne likes Paris.,goood\n")
     with pytest.raises(UserError, match="did you mean 'good'"):
-        lesson_of_file(run, rows)
+        file_target(run, rows)
 
 
 # Through time
@@ -228,8 +237,8 @@ def test_a_file_is_read_as_the_run_reads_it(tokenizer, corpus, tmp_path):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_through_time_the_steps_are_those_of_the_last_prediction(tokenizer, cell):
     run = opened(tokenizer, family="recurrent", cell=cell)
-    asked = lesson(run, [TEXT])
-    found = recurrence(run.model, asked)
+    asked = training_target(run, [TEXT])
+    found = explain_recurrence(run.model, asked)
     assert [layer.layer for layer in found.layers] == [1, 2] and found.cell == cell
     embedded = run.model.backbone.tokens(asked.batch.tokens).detach().requires_grad_()
     layers, _ = run.model.backbone.stack(embedded)
@@ -245,7 +254,7 @@ def test_through_time_the_steps_are_those_of_the_last_prediction(tokenizer, cell
 
 def test_elmo_reads_both_ways(tokenizer):
     run = opened(tokenizer, "both-ways", family="elmo")
-    found = recurrence(run.model, lesson(run, [TEXT]))
+    found = explain_recurrence(run.model, training_target(run, [TEXT]))
     assert [(layer.stack, layer.layer) for layer in found.layers] == [
         (stack, layer) for stack in ("forward", "backward") for layer in (1, 2)
     ]

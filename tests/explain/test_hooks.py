@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from headstock.errors import UserError
-from headstock.explain.ablation import without_residuals
-from headstock.explain.hooks import need_stacks, watching
+from headstock.explain.hooks import need_block_stacks, record_activations, without_residuals
 from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.batch import Batch
@@ -27,7 +26,7 @@ def seq2seq() -> Model:
 def test_points_are_the_stream_before_and_behind_each_sublayer(norm):
     model = small_model(norm=norm).double()
     batch = Batch(some_tokens(2, 7))
-    with watching(model) as seen:
+    with record_activations(model) as seen:
         output = model(batch, keep_layers=True)
     assert [(p.layer, p.name) for p in seen.points("stack")] == [
         (1, "resid_pre"),
@@ -56,7 +55,7 @@ def test_an_encoder_decoder_has_two_streams_and_a_point_behind_its_cross_attenti
     model = seq2seq()
     batch = Batch(some_tokens(1, 5), source=Batch(some_tokens(1, 6, seed=2)))
     plain = model(batch).hidden
-    with watching(model) as seen:
+    with record_activations(model) as seen:
         watched = model(batch).hidden
     assert torch.equal(plain, watched)
     assert len(seen.points("encoder")) == 1 + 2 * 3 and len(seen.points("decoder")) == 1 + 3 * 2
@@ -83,9 +82,9 @@ def test_looking_changes_no_number_and_leaves_nothing_behind(norm):
         ]
 
     plain = gradients()
-    with watching(model):
+    with record_activations(model):
         watched = gradients()
-    with pytest.raises(RuntimeError), watching(model):
+    with pytest.raises(RuntimeError), record_activations(model):
         raise RuntimeError
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -94,18 +93,18 @@ def test_looking_changes_no_number_and_leaves_nothing_behind(norm):
 def test_what_has_no_stream_is_refused():
     backbone = Recurrent(RecurrentConfig(13, width=8, hidden=8))
     with pytest.raises(UserError, match=r"tiny: its recurrent backbone has no residual stream .*seq2seq, transformer"):
-        need_stacks(backbone, "tiny")
+        need_block_stacks(backbone, "tiny")
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
     model, batch = small_model(norm=norm).double(), Batch(some_tokens(2, 7))
     bare, held = without_residuals(model), without_residuals(model, "skip-gradient")
-    with watching(bare) as seen, torch.no_grad():
+    with record_activations(bare) as seen, torch.no_grad():
         bare(batch)
     for one in seen.connections:
-        added = one.function(one.given if norm == "post" else one.around.norm(one.given))
-        torch.testing.assert_close(one.made, one.around.norm(added) if norm == "post" else added)
+        added = one.added()
+        torch.testing.assert_close(one.output, one.residual.norm(added) if norm == "post" else added)
     assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the way back is closed
     assert not torch.allclose(bare(batch).hidden, model(batch).hidden)
     for one in (bare, held):  # also where the vector of one place is all that is asked for
@@ -113,4 +112,4 @@ def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
     mine, theirs = dict(model.named_parameters()), dict(bare.named_parameters())
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) and mine[name] is not theirs[name] for name in mine)
-    assert all(type(module).__name__ != "Unskipped" for module in model.modules() if isinstance(module, nn.Module))
+    assert all(type(module).__name__ != "WithoutSkip" for module in model.modules() if isinstance(module, nn.Module))

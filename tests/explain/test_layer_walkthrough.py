@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from headstock.errors import UserError
 from headstock.explain import layer_walkthrough as walking
-from headstock.explain.layer_walkthrough import walk
-from headstock.explain.layer_walkthrough_page import as_lines, page, picture
-from headstock.explain.targets import lesson
+from headstock.explain.layer_walkthrough import explain_layer
+from headstock.explain.layer_walkthrough_document import layer_document
+from headstock.explain.render_document import page, terminal
+from headstock.explain.targets import training_target
 from tests.explain import retell
 from tests.explain.opened import classifier, learned, opened
 from tests.report.browsing import Outline, check_sound, look_at, screen
@@ -45,7 +46,7 @@ def close(found, wanted):
 def test_every_step_is_the_textbooks(tokenizer):
     """The 2017 layer written out for one token, from the state dict alone."""
     run, place, head = opened(tokenizer, **OLD), 4, 1  # the fifth token, the second head; the width is 8, a head's is 4
-    found = walk(run, [TEXT], word=str(place + 1), head=head + 1)
+    found = explain_layer(run, [TEXT], word=str(place + 1), head=head + 1)
     got, w = steps_of(found), {name: value.double() for name, value in run.model.state_dict().items()}
     ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     e = w["backbone.tokens.weight"][ids]
@@ -77,7 +78,7 @@ def test_every_step_is_the_textbooks(tokenizer):
     close(got["resid_mid"], middle)
     u = w[f"{block}feed.up.weight"] @ middle + w[f"{block}feed.up.bias"]
     close(got["hidden"], u)
-    close(got["bent"], u.clamp(min=0))
+    close(got["activation"], u.clamp(min=0))
     f = w[f"{block}feed.down.weight"] @ u.clamp(min=0) + w[f"{block}feed.down.bias"]
     close(got["feed-forward"], f)
     close(got["resid_post"], normed(middle + f, w, f"{block}around_feed.norm"))
@@ -105,12 +106,12 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_ends_where_the_model_ends_both_ways(tokenizer, case):
     of, settings, asked = CASES[case]
-    found = walk(opened(tokenizer, **of, **settings), [TEXT], **{"word": "3"} | asked)
+    found = explain_layer(opened(tokenizer, **of, **settings), [TEXT], **{"word": "3"} | asked)
     assert found.forward_error < 1e-12 and found.backward_error < 1e-12
     assert found.steps[-1].name == "resid_post" and len({step.name for step in found.steps}) == len(found.steps)
     assert sum(next(step for step in found.steps if step.name == "weights").forward) == pytest.approx(1)
     assert ("cross weights" in steps_of(found)) == (case == "decoder")
-    json.dumps(found.facts(), allow_nan=False)
+    json.dumps(found.to_dict(), allow_nan=False)
     hidden = any(math.isinf(value) for step in found.steps for value in step.forward)
     assert hidden == (case not in ("bert", "encoder"))  # those look both ways
 
@@ -119,7 +120,7 @@ def test_a_wrong_step_is_noticed(tokenizer, monkeypatch):
     """With the products divided by something else the steps end elsewhere: what the check is for."""
     run = opened(tokenizer)
     monkeypatch.setattr(walking.math, "sqrt", lambda size: size**0.5 * 2**0.5)
-    wrong = walk(run, [TEXT])
+    wrong = explain_layer(run, [TEXT])
     assert wrong.forward_error > 1e-4 and wrong.backward_error > 1e-4
 
 
@@ -127,8 +128,8 @@ def test_a_wrong_step_is_noticed(tokenizer, monkeypatch):
 def test_gradients_are_what_the_loss_does(tokenizer, settings, monkeypatch):
     """Each number moved a little inside the model, the loss told before and after: no autograd in it."""
     run, place = opened(tokenizer, **settings), 3
-    found = walk(run, [TEXT], word=str(place + 1), layer=2)
-    back, asked = gradients_of(found), lesson(run, [TEXT])
+    found = explain_layer(run, [TEXT], word=str(place + 1), layer=2)
+    back, asked = gradients_of(found), training_target(run, [TEXT])
     model, block = run.model.double(), run.model.backbone.blocks[1]
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # a task's loss is single, too coarse for a slope
 
@@ -160,22 +161,22 @@ def test_gradients_are_what_the_loss_does(tokenizer, settings, monkeypatch):
 
 def test_a_token_learns_what_its_row_of_the_table_learns(tokenizer):
     run = opened(tokenizer, **OLD)
-    found = walk(run, [TEXT], word="2")
+    found = explain_layer(run, [TEXT], word="2")
     ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     assert ids.count(ids[1]) == 1
     model = run.model.double()
-    lesson(run, [TEXT]).loss(model).backward()
+    training_target(run, [TEXT]).loss(model).backward()
     assert torch.allclose(gradients_of(found)["token"], model.backbone.tokens.weight.grad[ids[1]])
     assert "position" not in gradients_of(found)  # fixed; learned ones are asked
-    assert "position" in gradients_of(walk(opened(tokenizer), [TEXT]))
+    assert "position" in gradients_of(explain_layer(opened(tokenizer), [TEXT]))
 
 
 def test_words_and_places(tokenizer):
     run = opened(tokenizer)
-    tokens = walk(run, [TEXT]).tokens
-    assert walk(run, [TEXT]).place == len(tokens)
-    assert walk(run, [TEXT], word=tokens[3]).token == tokens[3]
-    assert walk(classifier(tokenizer), [TEXT], label="good").wanted.startswith("1 ")
+    tokens = explain_layer(run, [TEXT]).tokens
+    assert explain_layer(run, [TEXT]).position == len(tokens)
+    assert explain_layer(run, [TEXT], word=tokens[3]).token == tokens[3]
+    assert explain_layer(classifier(tokenizer), [TEXT], label="good").target.startswith("1 ")
 
 
 @pytest.mark.parametrize(
@@ -190,18 +191,18 @@ def test_words_and_places(tokenizer):
 )
 def test_what_is_not_there_is_refused(tokenizer, asked, line):
     with pytest.raises(UserError, match=line):
-        walk(opened(tokenizer), [TEXT], **asked)
+        explain_layer(opened(tokenizer), [TEXT], **asked)
 
 
 def test_cells_have_no_such_layer(tokenizer):
     with pytest.raises(UserError, match="no residual stream"):
-        walk(opened(tokenizer, family="recurrent"), [TEXT])
+        explain_layer(opened(tokenizer, family="recurrent"), [TEXT])
 
 
 def test_the_page_and_the_picture(tokenizer, browser, tmp_path):
-    found = walk(opened(tokenizer, **OLD), [TEXT])
+    found = explain_layer(opened(tokenizer, **OLD), [TEXT])
     file = tmp_path / "walk.html"
-    file.write_text(page(found, name="a <run>", text=TEXT), encoding="utf-8")
+    file.write_text(page(layer_document(found, "a <run>", TEXT)), encoding="utf-8")
     check_sound(Outline(file))
     for width, scheme in ((390, "dark"), (1280, "light")):
         seen = look_at(browser, file, width=width, scheme=scheme)
@@ -211,9 +212,11 @@ def test_the_page_and_the_picture(tokenizer, browser, tmp_path):
             ends = tab.evaluate("[...document.querySelectorAll('.number')].map(e => e.getBoundingClientRect().right)")
         shown = sum(len(step.forward[:24]) * (1 + (step.backward is not None)) for step in found.steps)
         assert len(ends) == shown and max(ends) <= width  # every number can be seen without scrolling
-    words = "".join(ElementTree.fromstring(picture(found)).itertext())
+    words = "".join(ElementTree.fromstring(layer_document(found, "run", TEXT).picture()).itertext())
     assert all(step.name in words for step in found.steps) and words.count("−∞") == 1  # the last token sees all
-    assert as_lines(found, "backward")[1].startswith("resid_post: ")
+    assert any(
+        line.startswith("resid_post: ") for line in terminal(layer_document(found, "", TEXT, direction="backward"))
+    )
 
 
 # docs/transformer.md
@@ -274,7 +277,7 @@ def test_the_page_says_nothing_that_it_does_not_quote(told):
     wrong = float(seen[2]), float(F.softmax(seen, 0)[2])
     made = [number for number in re.findall(r"\d+\.\d+", between) if number not in inside]
     assert [float(number) for number in made] == pytest.approx(wrong, rel=0.02)
-    assert "1,059 weights" in more["params"] and "128 fixed numbers" in more["params"]
+    assert "1,059 parameters" in more["params"] and "128 fixed numbers" in more["params"]
 
 
 def test_a_page_that_is_no_longer_true_is_noticed(told):

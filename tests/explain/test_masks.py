@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.errors import UserError
+from headstock.explain.inputs import EncodedInput
 from headstock.explain.masks import MASK_KINDS, explain_mask, explain_model_masks, mask_document
 from headstock.explain.render_document import page, terminal
 from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -102,17 +103,17 @@ def test_a_models_own_masks_are_those_its_attention_was_given():
     words = list("abcd")
     row = torch.zeros(1, 4, dtype=torch.long)
     gpt = Model(Transformer(TransformerConfig(**SIZES)), {})
-    (own,) = explain_model_masks(gpt, Batch(row), "gpt", tokens=words)
+    (own,) = explain_model_masks(gpt, EncodedInput(Batch(row), words), "gpt")
     assert own.attention == "decoder" and own.masked == own.expected == 6
     assert own.allowed == explain_mask("causal", words).allowed
     either = Model(Transformer(TransformerConfig(**SIZES, causal=False)), {})
-    (own,) = explain_model_masks(either, Batch(row), "hybrid", tokens=words)
+    (own,) = explain_model_masks(either, EncodedInput(Batch(row), words), "hybrid")
     assert own.attention == "encoder" and own.masked == own.expected == 0
-    (own,) = explain_model_masks(either, Batch(row, causal=True), "hybrid", tokens=words)
+    (own,) = explain_model_masks(either, EncodedInput(Batch(row, causal=True), words), "hybrid")
     assert own.attention == "decoder" and own.masked == own.expected == 6
     pair = Model(EncoderDecoder(EncoderDecoderConfig(**SIZES)), {})
     batch = Batch(row, source=Batch(torch.zeros(1, 3, dtype=torch.long)))
-    masks = explain_model_masks(pair, batch, "pair", tokens=words, source=list("xyz"))
+    masks = explain_model_masks(pair, EncodedInput(batch, words, list("xyz")), "pair")
     found = {own.attention: own for own in masks}
     assert {where: (own.masked, own.entries) for where, own in found.items()} == {
         "encoder": (0, 9),
@@ -122,7 +123,7 @@ def test_a_models_own_masks_are_those_its_attention_was_given():
     assert found["cross"].tokens == words and found["cross"].keys == list("xyz")
     lstm = Model(Recurrent(RecurrentConfig(vocabulary=20, width=8, hidden=8)), {})
     with pytest.raises(UserError, match=r"has no attention \(families that have it: seq2seq, transformer\)"):
-        explain_model_masks(lstm, Batch(row), "lstm", tokens=words)
+        explain_model_masks(lstm, EncodedInput(Batch(row), words), "lstm")
 
 
 def test_the_verb_tells_the_table_and_its_count(call, tmp_path):

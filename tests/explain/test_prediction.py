@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headstock.errors import UserError
-from headstock.explain.prediction import log_odds, predict, without
-from headstock.explain.prediction_charts import page
+from headstock.explain.prediction import explain_prediction, log_odds, prediction_document, without
+from headstock.explain.render_document import page
 from headstock.model.batch import Batch
 from tests.explain.opened import classifier, learned, opened
 
@@ -31,7 +31,7 @@ def test_without_a_word():
 @torch.no_grad()
 def test_a_class_is_explained_by_what_is_said_without_each_word(tokenizer):
     run = classifier(tokenizer)
-    found = predict(run, [TEXT])
+    found = explain_prediction(run, [TEXT])
     (said,) = run.predict(TEXT)
     assert found.kind == "class" and found.answer == said["label"]
     assert dict(found.answers) == pytest.approx(said["probabilities"], abs=1e-5)
@@ -50,7 +50,7 @@ def test_a_class_is_explained_by_what_is_said_without_each_word(tokenizer):
 
 def test_the_plain_product_is_the_gradient_by_the_embedding(tokenizer):
     run = classifier(tokenizer)
-    found = predict(run, [TEXT], label="bad")
+    found = explain_prediction(run, [TEXT], label="bad")
     assert found.answer == "bad"
     model, ids = run.model, torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]])
     embedded = model.backbone.tokens(ids).detach().requires_grad_()
@@ -66,12 +66,12 @@ def test_the_plain_product_is_the_gradient_by_the_embedding(tokenizer):
 def test_pairs_are_explained_in_both_texts(tokenizer):
     settings = {"task_classes": ("no", "yes"), "task_pool": "mean", "causal": False, "segments": 2}
     run = opened(tokenizer, "pair", **settings)
-    found = predict(run, ["Anne sees Ben.", "Ben finds home."])
+    found = explain_prediction(run, ["Anne sees Ben.", "Ben finds home."])
     assert [word.text for word in found.words] == [0] * 4 + [1] * 4
     (bare,) = run.predict([("Anne Ben.", "Ben finds home.")])
     assert found.words[1].probability == pytest.approx(bare["probabilities"][found.answer], abs=1e-5)
     with pytest.raises(UserError, match="wanted two texts, 1 came"):
-        predict(run, ["Anne sees Ben."])
+        explain_prediction(run, ["Anne sees Ben."])
 
 
 # Tokens
@@ -80,7 +80,7 @@ def test_pairs_are_explained_in_both_texts(tokenizer):
 @torch.no_grad()
 def test_the_next_token(tokenizer):
     run = opened(tokenizer)
-    found = predict(run, ["Anne likes the"])
+    found = explain_prediction(run, ["Anne likes the"])
     logits = run.model.heads["token"](
         run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne likes the")]]))).hidden
     )
@@ -91,7 +91,7 @@ def test_the_next_token(tokenizer):
     bare = run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
     chance = run.model.heads["token"](bare).softmax(-1)[0, int(chances.argmax())]
     assert found.words[1].word == "likes" and found.words[1].probability == pytest.approx(float(chance), abs=1e-6)
-    asked = predict(run, ["Anne likes the"], label="sea")
+    asked = explain_prediction(run, ["Anne likes the"], label="sea")
     assert asked.answer == "sea" or "explained is the first" in asked.notes[0]
 
 
@@ -100,7 +100,7 @@ def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypa
 
     run = opened(tokenizer, "masked")
     monkeypatch.setattr(attribution, "STEPS", 256)
-    found = predict(run, ["Anne [MASK] Paris. Ben finds home."])
+    found = explain_prediction(run, ["Anne [MASK] Paris. Ben finds home."])
     text = "Anne [MASK] Paris. Ben finds home."
     ids = [tokenizer.cls, *tokenizer.encode("Anne"), tokenizer.mask, *tokenizer.encode(" Paris. Ben finds home.")]
     place, head = 1 + len(tokenizer.encode("Anne")), run.model.heads["token"]
@@ -132,13 +132,13 @@ def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypa
 
 def test_one_of_several_masks_is_chosen(tokenizer):
     run, text = opened(tokenizer, "masked"), "Anne [MASK] Paris. Ben [MASK] home."
-    first, second = predict(run, [text]), predict(run, [text], at=2)
+    first, second = explain_prediction(run, [text]), explain_prediction(run, [text], at=2)
     assert "number 1 of 2" in first.notes[0] and "number 2 of 2" in second.notes[0]
     assert first.answers != second.answers
     with pytest.raises(UserError, match=r"--at 3: the text has 2 \[MASK\]"):
-        predict(run, [text], at=3)
+        explain_prediction(run, [text], at=3)
     with pytest.raises(UserError, match=r"write \[MASK\] for one"):
-        predict(run, [TEXT])
+        explain_prediction(run, [TEXT])
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_one_of_several_masks_is_chosen(tokenizer):
     [("hybrid", {}), ("causal", {"family": "recurrent"}), ("classify", {"family": "elmo", "task_classes": ("a", "b")})],
 )
 def test_other_families_are_explained_too(tokenizer, task, settings):
-    found = predict(opened(tokenizer, task, **settings), [TEXT])
+    found = explain_prediction(opened(tokenizer, task, **settings), [TEXT])
     assert len(found.words) == 9 and any(token.weight for token in found.tokens)
 
 
 def test_a_translation_is_explained_by_its_source(tokenizer):
     run = opened(tokenizer, "translate", family="seq2seq")
-    found = predict(run, ["Anne likes Paris."], label="Ben finds home.")
+    found = explain_prediction(run, ["Anne likes Paris."], label="Ben finds home.")
     assert found.answer == "Ben finds home." and len(found.words) == 4
     assert len(found.tokens) == len(tokenizer.encode("Anne likes Paris."))
 
@@ -176,26 +176,26 @@ def test_a_translation_is_explained_by_its_source(tokenizer):
 def test_bad_input_is_refused_in_one_line(tokenizer):
     run = classifier(tokenizer)
     with pytest.raises(UserError, match=r"--label 'goood' is no class.*did you mean 'good'\?"):
-        predict(run, [TEXT], label="goood")
+        explain_prediction(run, [TEXT], label="goood")
     with pytest.raises(UserError, match="the text is empty"):
-        predict(run, [" "])
+        explain_prediction(run, [" "])
     with pytest.raises(UserError, match="none to fill in"):
-        predict(run, [TEXT], at=1)
+        explain_prediction(run, [TEXT], at=1)
     long = " ".join(["Anne likes Paris."] * 20)
     with pytest.raises(
         UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with its marks, and this run reads 24"
     ):
-        predict(opened(tokenizer), [long])
+        explain_prediction(opened(tokenizer), [long])
     tagger = opened(tokenizer, "tag", task_classes=("A", "B"))
     with pytest.raises(UserError, match="is a tagger of words; predictions are explained of classifiers"):
-        predict(tagger, [TEXT])
+        explain_prediction(tagger, [TEXT])
     with pytest.raises(UserError, match="no left-to-right language model"):
-        predict(opened(tokenizer, "denoise", family="seq2seq"), [TEXT])
+        explain_prediction(opened(tokenizer, "denoise", family="seq2seq"), [TEXT])
 
 
 def test_facts_are_json_and_texts_do_not_break_a_page(tokenizer):
-    found = predict(classifier(tokenizer), ["<script>x</script>"])
-    told = json.loads(json.dumps(found.facts()))
+    found = explain_prediction(classifier(tokenizer), ["<script>x</script>"])
+    told = json.loads(json.dumps(found.to_dict()))
     assert told["answers"][0].keys() == {"answer", "probability"} and len(told["tokens"]) == len(found.tokens)
-    html = page(found, name="a <b> run")
+    html = page(prediction_document(found, "a <b> run"))
     assert "<script" not in html and 'class="text"' in html

@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from headstock.errors import UserError
-from headstock.explain.residual import residuals
-from headstock.explain.residual_charts import page
+from headstock.explain.render_document import page
+from headstock.explain.residual import explain_residual
+from headstock.explain.residual_document import residual_document
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
 from tests.explain.opened import classifier, learned, opened
@@ -26,7 +27,7 @@ def tokenizer(corpus):
 @torch.no_grad()
 def test_lengths_angles_and_moves(tokenizer, norm):
     run = opened(tokenizer, norm=norm)
-    found = residuals(run, [TEXT])
+    found = explain_residual(run, [TEXT])
     batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     layers = [layer[0] for layer in run.model(batch, keep_layers=True).layers]  # (T, D) each
     assert [step.point for step in found.steps] == ["resid_mid", "resid_post"] * 2
@@ -60,10 +61,10 @@ def test_lengths_angles_and_moves(tokenizer, norm):
 @torch.no_grad()
 def test_the_lens_ends_with_what_the_model_says(tokenizer, norm):
     run = opened(tokenizer, norm=norm)
-    found = residuals(run, [TEXT])
+    found = explain_residual(run, [TEXT])
     batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     output = run.model(batch, keep_layers=True)
-    assert found.says == "next token" and len(found.lens) == batch.tokens.size(1)
+    assert found.predicts == "next token" and len(found.lens) == batch.tokens.size(1)
     for depth, layer in enumerate(output.layers):
         # the final norm is part of the head's way out, where there is one
         out = run.model.backbone.final_norm(layer) if norm == "pre" else layer
@@ -79,29 +80,29 @@ def test_the_lens_ends_with_what_the_model_says(tokenizer, norm):
         for name in display_tokens(tokenizer, final)
     ]
     assert all(guess.ranks[-1] == 1 for guess in found.lens)
-    assert [guess.wanted for guess in found.lens][-1] is None
-    assert found.lens[0].wanted == tokenizer.decode(tokenizer.encode(TEXT)[:1]).strip()
+    assert [guess.expected for guess in found.lens][-1] is None
+    assert found.lens[0].expected == tokenizer.decode(tokenizer.encode(TEXT)[:1]).strip()
 
 
 @torch.no_grad()
 def test_masked_runs_speak_at_their_masks(tokenizer):
     run = opened(tokenizer, "masked")
-    found = residuals(run, ["Anne [MASK] Paris. Ben [MASK] home."])
-    assert [guess.token for guess in found.lens] == ["[MASK]", "[MASK]"] and found.says == "masked token"
+    found = explain_residual(run, ["Anne [MASK] Paris. Ben [MASK] home."])
+    assert [guess.token for guess in found.lens] == ["[MASK]", "[MASK]"] and found.predicts == "masked token"
     ids = [tokenizer.cls, *tokenizer.encode("Anne"), tokenizer.mask, *tokenizer.encode(" Paris. Ben")]
     place, second = 1 + len(tokenizer.encode("Anne")), len(ids)
     ids = torch.tensor([[*ids, tokenizer.mask, *tokenizer.encode(" home.")]])
     chances = run.model.heads["token"](run.model(Batch(ids)).hidden)[0, [place, second]].softmax(-1)
     for guess, row in zip(found.lens, chances, strict=True):
         assert [p for _, p in guess.layers[-1]] == pytest.approx(row.sort(descending=True)[0][:5].tolist(), rel=1e-4)
-    seen = residuals(run, [TEXT])
+    seen = explain_residual(run, [TEXT])
     assert len(seen.lens) == len(tokenizer.encode(TEXT)) and "nothing is hidden" in seen.notes[0]
 
 
 @torch.no_grad()
 def test_a_classifier_tells_its_classes_after_each_layer(tokenizer):
     run = classifier(tokenizer)
-    (guess,) = residuals(run, [TEXT]).lens
+    (guess,) = explain_residual(run, [TEXT]).lens
     assert dict(guess.layers[-1]) == pytest.approx(run.predict(TEXT)[0]["probabilities"], abs=1e-5)
     batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     layers = run.model(batch, keep_layers=True).layers
@@ -110,21 +111,21 @@ def test_a_classifier_tells_its_classes_after_each_layer(tokenizer):
         dict(zip(("bad", "fair", "good"), first.tolist(), strict=True)), abs=1e-5
     )
     middle = classifier(tokenizer, task_layers="1")
-    (guess,) = residuals(middle, [TEXT]).lens
+    (guess,) = explain_residual(middle, [TEXT]).lens
     assert dict(guess.layers[1]) == pytest.approx(middle.predict(TEXT)[0]["probabilities"], abs=1e-5)
-    mixed = residuals(classifier(tokenizer, task_layers="mix"), [TEXT])
+    mixed = explain_residual(classifier(tokenizer, task_layers="mix"), [TEXT])
     assert mixed.lens == [] and "reads several layers together (mix)" in mixed.notes[0]
 
 
 def test_an_encoder_decoder_has_two_streams(tokenizer):
-    found = residuals(opened(tokenizer, "denoise", family="seq2seq"), [TEXT])
+    found = explain_residual(opened(tokenizer, "denoise", family="seq2seq"), [TEXT])
     assert list(found.tokens) == ["encoder", "decoder"]
     assert [step.point for step in found.steps if step.stack == "decoder"][:3] == [
         "resid_mid",
         "resid_cross",
         "resid_post",
     ]
-    assert len(found.lens) == len(found.tokens["decoder"]) and found.lens[-1].wanted == tokenizer.id_to_token(
+    assert len(found.lens) == len(found.tokens["decoder"]) and found.lens[-1].expected == tokenizer.id_to_token(
         tokenizer.eos
     )
 
@@ -132,18 +133,18 @@ def test_an_encoder_decoder_has_two_streams(tokenizer):
 def test_bad_input_is_refused_in_one_line(tokenizer):
     run = opened(tokenizer, family="recurrent")
     with pytest.raises(UserError, match="its recurrent backbone has no residual stream"):
-        residuals(run, [TEXT])
+        explain_residual(run, [TEXT])
     long = " ".join(["Anne likes Paris."] * 20)
     with pytest.raises(
         UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with its marks, and this run reads 24"
     ):
-        residuals(opened(tokenizer), [long])
+        explain_residual(opened(tokenizer), [long])
     with pytest.raises(UserError, match="the text is empty"):
-        residuals(opened(tokenizer), [""])
+        explain_residual(opened(tokenizer), [""])
 
 
 def test_facts_are_json_and_names_of_tokens_do_not_break_a_page(tokenizer):
-    found = residuals(opened(tokenizer), ["<b>x</b> & é"])
-    assert json.loads(json.dumps(found.facts()))["lens"][0]["layers"][0][0].keys() == {"answer", "probability"}
-    html = page(found, name="a <b> run", text="<script>x</script>")
+    found = explain_residual(opened(tokenizer), ["<b>x</b> & é"])
+    assert json.loads(json.dumps(found.to_dict()))["lens"][0]["layers"][0][0].keys() == {"answer", "probability"}
+    html = page(residual_document(found, "a <b> run", "<script>x</script>"))
     assert "<script" not in html and "&lt;script&gt;" in html

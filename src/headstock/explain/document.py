@@ -214,6 +214,7 @@ class Document:
     picture: Callable[[], str]  # the SVG that `--out FILE.svg` writes
     style: str = ""  # CSS that its drawings need
     page_title: str = ""
+    interactive: str = ""  # name of a style sheet and a script among the templates
 
     def blocks(self, medium: Literal["terminal", "page"]) -> list[Block]:
         return [block for section in self.sections for block in section.blocks if block.only in (None, medium)]

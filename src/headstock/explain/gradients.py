@@ -1,180 +1,228 @@
-"""One backward pass, and what flows where: through every residual connection, into every layer and its parameters.
+"""Gradients of one backward pass: at every point of the residual stream, in every layer and in its parameters.
 
-B rows, T tokens, D width. H is what a residual connection is given, F its sublayer, N its norm, O what leaves it.
+B rows, T tokens, D width. H is the input of a residual connection, F its sublayer, N its norm, O its output.
 
 Pre-norm, O = H + F(N(H)):     dL/dH = dL/dO + dL/dO . d F(N(H))/dH
 Post-norm, O = N(H + F(H)):    dL/dH = dL/dS + dL/dS . d F(H)/dH,  where S = H + F(H) and dL/dS = dL/dO . dN(S)/dS
 
-The first term is what the skip brings back whatever the sublayer does. Post-norm puts a norm in its way, so that there
-it is not dL/dO itself that goes down but what the norm lets through.
+The first term is the gradient through the skip connection. Post-norm places a norm in its way.
 """
 
 import copy
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from headstock.explain.ablation import Ablation, without_residuals
-from headstock.explain.depth_study import AtDepth
-from headstock.explain.hooks import AFTER, Connection, stacks_of, watching
-from headstock.explain.targets import Asked
-from headstock.explain.vectors import cosine, size
+from headstock.explain.document import Check
+from headstock.explain.hooks import (
+    Ablation,
+    Activations,
+    Connection,
+    ParameterGroups,
+    block_stacks,
+    cosine,
+    group_norms,
+    record_activations,
+    vector_norm,
+    without_residuals,
+)
+from headstock.explain.targets import ExplainTarget
+from headstock.model.backbones.transformer import Transformer, TransformerConfig
+from headstock.model.batch import Batch
+from headstock.model.heads import LMHead
 from headstock.model.layers import Block
 from headstock.model.model import Model
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
-class Terms:
-    """What one residual connection hands down, told apart; all lengths are Euclidean, over all rows and tokens."""
+class ConnectionGradients:
+    """The two terms of dL/dH at one residual connection; all norms are over all rows and tokens."""
 
     stack: str
     layer: int
     sublayer: str
     received: float  # |dL/dO|
-    skip: float  # the length of the term that goes around the sublayer
-    through: float  # the length of the term that goes through it
-    cosine: float  # between the two
+    skip: float  # norm of the term through the skip
+    through: float  # norm of the term through the sublayer
+    cosine: float  # of the two terms
     passed: float  # |dL/dH|, from the whole backward pass
-    error: float  # of the sum of both terms against dL/dH, as a share of its length
+    error: float  # of the sum of both terms, relative to |dL/dH|
 
 
 @dataclass(frozen=True)
-class LayerFlow:
-    """What one layer receives from above, hands down and learns from."""
-
+class LayerGradients:
     stack: str
     layer: int
     received: float  # |dL/d resid_post|
     passed: float  # |dL/d resid_pre|
-    parameters: dict[str, float]  # the length of the gradient of each group of parameters
+    parameters: dict[str, float]  # gradient norm of each group of parameters
 
 
 @dataclass(frozen=True)
-class Ablated:
-    """The same weights without residual connections: what then reaches the stream at each point."""
+class StreamGradient:
+    """The gradient norm at one point of the residual stream."""
+
+    stack: str
+    layer: int
+    point: str
+    gradient: float
+
+
+@dataclass(frozen=True)
+class AblatedGradients:
+    """The same weights without residual connections."""
 
     what: Ablation
     loss: float
-    received: list[float]  # as in `Gradients.stream`
+    received: list[float]  # gradient norms at the points of `GradientFacts.stream`
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """Everything that one backward pass shows."""
+class DepthGradients:
+    """A freshly initialized model of some depth: its gradient norms at the top and at the bottom of the stack."""
 
-    loss: float
-    wanted: str  # what the loss is that of
     norm: Literal["pre", "post"]
-    layers: list[LayerFlow]
-    connections: list[Terms]
-    stream: list[tuple[str, int, str, float]]  # stack, layer, point, and the length of the gradient there
+    without: Ablation | None  # which ablation of the residual connections
+    depth: int
+    top: float  # |dL/d resid_post| of the last layer
+    bottom: float  # |dL/d resid_pre| of the first
+
+    @property
+    def share(self) -> float:
+        """The gradient at the bottom relative to the top."""
+        return self.bottom / self.top if self.top else 0.0
+
+
+@dataclass(frozen=True)
+class GradientFacts:
+    loss: float
+    target: str  # what the loss is computed over
+    norm: Literal["pre", "post"]
+    layers: list[LayerGradients]
+    connections: list[ConnectionGradients]
+    stream: list[StreamGradient]
     parameters: dict[str, float]  # outside the layers: embedding, final norm, heads
-    ablations: list[Ablated]
-    depths: list[AtDepth] = field(default_factory=list)
+    ablations: list[AblatedGradients]
+    depths: list[DepthGradients] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def error(self) -> float:
         """The largest error of any connection."""
-        return max(terms.error for terms in self.connections)
+        return max(one.error for one in self.connections)
 
-    def facts(self) -> dict[str, Any]:
-        named = ("stack", "layer", "point", "gradient")
-        return asdict(self) | {"error": self.error, "stream": [dict(zip(named, p, strict=True)) for p in self.stream]}
+    def check(self) -> Check:
+        claim = "at every residual connection the two terms add up to dL/dH"
+        return Check(claim, self.error < 1e-6, f"largest relative error {self.error:.1e}")
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {"wanted": values.pop("target")} | values | {"error": self.error}
 
 
-def gradients(model: Model, asked: Asked) -> Gradients:
-    """The gradients of a run's own loss, in double precision, with residual connections and without them."""
-    exact = doubled(model)
-    loss, received, seen, parameters = backward(exact, asked)
-    terms = [split(one, received[id(one.made)], received[id(one.given)]) for one in seen]
-    points = [(one.stack, one.layer, name, size(received[id(value)])) for one, name, value in along(seen)]
+def explain_gradients(model: Model, target: ExplainTarget) -> GradientFacts:
+    """The gradients of a run's own loss in double precision, with and without residual connections."""
+    model = trainable_copy(model)
+    result = backward(model, target.loss)
+    connections = result.activations.connections
     layers = []
-    for stack, transformer in stacks_of(exact.backbone).items():
+    for stack, transformer in block_stacks(model.backbone).items():
         for number, block in enumerate(transformer.blocks, 1):
             assert isinstance(block, Block)
-            mine = [one for one in seen if (one.stack, one.layer) == (stack, number)]
-            ends = size(received[id(mine[-1].made)]), size(received[id(mine[0].given)])
-            layers.append(LayerFlow(stack, number, *ends, lengths(groups_of(block), parameters)))
-    return Gradients(
-        loss=float(loss),
-        wanted=asked.wanted,
-        norm=exact.backbone.config.norm,
+            inside = [one for one in connections if (one.stack, one.layer) == (stack, number)]
+            received, passed = (vector_norm(result.at(tensor)) for tensor in (inside[-1].output, inside[0].input))
+            norms = group_norms(block_groups(block), result.gradients)
+            layers.append(LayerGradients(stack, number, received, passed, norms))
+    return GradientFacts(
+        loss=float(result.loss),
+        target=target.description,
+        norm=model.backbone.config.norm,
         layers=layers,
-        connections=terms,
-        stream=points,
-        parameters=lengths(outside(exact), parameters),
-        ablations=[ablated(exact, asked, what) for what in ("skip", "skip-gradient")],
-        notes=list(asked.notes),
+        connections=[split_gradient(one, result.at(one.output), result.at(one.input)) for one in connections],
+        stream=[
+            StreamGradient(point.stack, point.layer, point.name, vector_norm(result.at(point.value)))
+            for point in result.activations.points()
+        ],
+        parameters=group_norms(outer_groups(model), result.gradients),
+        ablations=[ablated_gradients(model, target, ablation) for ablation in ("skip", "skip-gradient")],
+        notes=list(target.notes),
     )
 
 
-def doubled(model: Model) -> Model:
-    """A copy in double precision that can learn all it has; the model itself is left alone."""
+def trainable_copy(model: Model) -> Model:
+    """A copy in double precision with gradients for all parameters; the model itself is left unchanged."""
     return copy.deepcopy(model).double().eval().requires_grad_(True)
 
 
-def backward(model: Model, asked: Asked) -> tuple[Tensor, dict[int, Tensor], list[Connection], dict[int, Tensor]]:
-    """The loss; its gradient at every point of the stream by the point's id; what was seen; and by parameter's id."""
-    with torch.enable_grad(), watching(model) as seen:
-        loss = asked.loss(model)
-    ends = [tensor for one in seen.connections for tensor in (one.given, one.made)]
-    weights = list(model.parameters())
-    found = torch.autograd.grad(loss, [*ends, *weights], retain_graph=True, allow_unused=True, materialize_grads=True)
-    at = {id(tensor): gradient for tensor, gradient in zip(ends, found, strict=False)}
-    of = {id(weight): gradient for weight, gradient in zip(weights, found[len(ends) :], strict=True)}
-    return loss.detach(), at, seen.connections, of
+@dataclass(frozen=True)
+class BackwardResult:
+    loss: Tensor
+    activations: Activations
+    gradients: dict[int, Tensor]  # by the id of a parameter, or of a tensor in `activations`
+
+    def at(self, tensor: Tensor) -> Tensor:
+        return self.gradients[id(tensor)]
 
 
-def along(seen: list[Connection]) -> Iterable[tuple[Connection, str, Tensor]]:
-    """The named points of the stream in the order in which it flows."""
-    for one in seen:
-        if one.layer == 1 and one.sublayer == "attention":
-            yield one, "resid_pre", one.given
-        yield one, AFTER[one.sublayer], one.made
+def backward(model: Model, loss_of: Any) -> BackwardResult:
+    """The loss with its gradients at every point of the residual stream and in every parameter."""
+    with torch.enable_grad(), record_activations(model) as activations:
+        loss = loss_of(model)
+    tensors = [tensor for one in activations.connections for tensor in (one.input, one.output)]
+    tensors += list(model.parameters())
+    gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+    by_id = {id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True)}
+    return BackwardResult(loss.detach(), activations, by_id)
 
 
-def split(one: Connection, received: Tensor, passed: Tensor) -> Terms:
-    """The two terms of dL/dH, each by a vector-Jacobian product of its own, beside dL/dH of the whole backward pass."""
-    skip, through = terms_of(one, received)
-    error = size(skip + through - passed) / max(size(passed), 1e-300)
-    lengths = size(received), size(skip), size(through), cosine(skip, through), size(passed)
-    return Terms(one.stack, one.layer, one.sublayer, *lengths, error)
+def split_gradient(one: Connection, received: Tensor, passed: Tensor) -> ConnectionGradients:
+    """The two terms of dL/dH, compared with dL/dH of the whole backward pass."""
+    skip, through = gradient_terms(one, received)
+    norms = (
+        vector_norm(received),
+        vector_norm(skip),
+        vector_norm(through),
+        cosine(skip, through),
+        vector_norm(passed),
+    )
+    error = vector_norm(skip + through - passed) / max(vector_norm(passed), 1e-300)
+    return ConnectionGradients(one.stack, one.layer, one.sublayer, *norms, error)
 
 
-def terms_of(one: Connection, received: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, T, D) twice: what comes back around the sublayer and what comes back through it."""
+def gradient_terms(one: Connection, received: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, T, D) twice: the gradient through the skip and through the sublayer, by vector-Jacobian products."""
     with torch.enable_grad():
-        given = one.given.detach().requires_grad_()
-        if one.around.post:
-            added = one.function(given)
-            total = (given + added).detach().requires_grad_()
-            (skip,) = torch.autograd.grad(one.around.norm(total), total, received)
+        x = one.input.detach().requires_grad_()
+        if one.residual.post:
+            added = one.function(x)
+            total = (x + added).detach().requires_grad_()
+            (skip,) = torch.autograd.grad(one.residual.norm(total), total, received)
         else:
-            added = one.function(one.around.norm(given))
+            added = one.function(one.residual.norm(x))
             skip = received
-        (through,) = torch.autograd.grad(added, given, skip)
+        (through,) = torch.autograd.grad(added, x, skip)
     return skip, through
 
 
-def ablated(model: Model, asked: Asked, what: Ablation) -> Ablated:
-    """What reaches each point of the stream when no residual connection works."""
-    loss, received, seen, _ = backward(without_residuals(model, what), asked)
-    return Ablated(what, float(loss), [size(received[id(value)]) for _, _, value in along(seen)])
+def ablated_gradients(model: Model, target: ExplainTarget, ablation: Ablation) -> AblatedGradients:
+    result = backward(without_residuals(model, ablation), target.loss)
+    norms = [vector_norm(result.at(point.value)) for point in result.activations.points()]
+    return AblatedGradients(ablation, float(result.loss), norms)
 
 
-# Parameters
+# Groups of parameters
 
 
-Groups = dict[str, list[nn.Parameter]]
-
-
-def groups_of(block: Block) -> Groups:
-    """The parameters of a block by what they do."""
-    groups: Groups = {}
+def block_groups(block: Block) -> ParameterGroups:
+    """The parameters of a block by sublayer."""
+    groups: ParameterGroups = {}
     for name, attention in (("attention", block.attention), ("cross-attention", block.cross)):
         if attention is not None:
             groups[f"{name} in"] = list(attention.inputs.parameters())
@@ -184,26 +232,68 @@ def groups_of(block: Block) -> Groups:
     return groups | {"norms": [parameter for parameter in block.parameters() if id(parameter) not in used]}
 
 
-def outside(model: Model) -> Groups:
-    """The parameters that are in no block; a head that shares the embedding has only its own."""
-    inside = {id(p) for stack in stacks_of(model.backbone).values() for b in stack.blocks for p in b.parameters()}
-    groups: Groups = {}
-    for name, transformer in stacks_of(model.backbone).items():
+def outer_groups(model: Model) -> ParameterGroups:
+    """The parameters outside the blocks; weights that a head shares with the embedding count as the embedding's."""
+    inside = {id(p) for stack in block_stacks(model.backbone).values() for b in stack.blocks for p in b.parameters()}
+    groups: ParameterGroups = {}
+    for name, transformer in block_stacks(model.backbone).items():
         prefix = "" if name == "stack" else f"{name} "
         final = [] if transformer.final_norm is None else list(transformer.final_norm.parameters())
         known = inside | {id(parameter) for parameter in final}
         groups[f"{prefix}embedding"] = [p for p in transformer.parameters() if id(p) not in known]
         if final:
             groups[f"{prefix}final norm"] = final
-    taken = inside | {id(parameter) for group in groups.values() for parameter in group}
+    used = inside | {id(parameter) for group in groups.values() for parameter in group}
     for name, head in model.heads.items():
-        if own := [parameter for parameter in head.parameters() if id(parameter) not in taken]:
+        if own := [parameter for parameter in head.parameters() if id(parameter) not in used]:
             groups[f"{name} head"] = own
     return groups
 
 
-def lengths(groups: Groups, of: dict[int, Tensor]) -> dict[str, float]:
-    """The length of the gradient of each group, all its parameters taken as one vector."""
-    return {
-        name: sum(size(of[id(parameter)]) ** 2 for parameter in group) ** 0.5 for name, group in groups.items() if group
-    }
+# Fresh models of many depths
+
+DEPTHS = (2, 4, 8, 16, 32, 48)
+VOCABULARY, ROWS, LENGTH = 256, 4, 24
+SMALL_SIZES = {"vocabulary": VOCABULARY, "context": LENGTH, "width": 48, "heads": 4, "hidden": 96, "dropout": 0.0}
+COPIED_SETTINGS = ("norm_kind", "positions", "activation", "bias", "embed_scale", "embed_norm", "qk_norm", "causal")
+
+
+def block_settings(config: Any) -> dict[str, Any]:
+    """The settings that define a run's kind of block, apart from its size and the position of its norms."""
+    known = {one.name for one in fields(config)}
+    return {name: getattr(config, name) for name in COPIED_SETTINGS if name in known}
+
+
+def depth_study(settings: dict[str, Any], *, depths: Sequence[int] = DEPTHS, seed: int = 0) -> list[DepthGradients]:
+    """How the gradient of fresh models in double precision reaches the bottom: by depth, norm and ablation."""
+    study = []
+    for depth in depths:
+        for norm in ("pre", "post"):
+            model = fresh_model(settings | {"norm": norm, "depth": depth}, seed=seed)
+            for ablation in (None, "skip", "skip-gradient"):
+                ablated = model if ablation is None else without_residuals(model, ablation)
+                study.append(DepthGradients(norm, ablation, depth, *end_gradients(ablated, seed)))
+        logger.info("depth %d: pre-norm and post-norm, with and without residual connections", depth)
+    return study
+
+
+def fresh_model(settings: dict[str, Any], *, seed: int) -> Model:
+    """A small initialized model; the global random state is left unchanged."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = Transformer(TransformerConfig(**(SMALL_SIZES | settings)))
+        return Model(backbone, {"token": LMHead(backbone)}).double().eval()
+
+
+def end_gradients(model: Model, seed: int) -> tuple[float, float]:
+    """Gradient norms of a next-token loss on random tokens, at the top and at the bottom of the stack."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=generator)
+
+    def loss(model: Model) -> Tensor:
+        logits = model.heads["token"](model(Batch(tokens[:, :-1])).hidden)  # (B, T, V)
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    result = backward(model, loss)
+    points = result.activations.points()
+    return vector_norm(result.at(points[-1].value)), vector_norm(result.at(points[0].value))

@@ -1,130 +1,212 @@
-"""Names the points inside a Transformer and writes down what passes them, without changing it.
+"""Records the residual stream of a Transformer at named points, and builds ablated copies without skip connections.
 
-B rows, T tokens, D width. `resid_pre` is the residual stream as a layer finds it, `resid_mid` after its attention,
-`resid_cross` after its cross-attention (in decoders that have one), `resid_post` as it leaves the layer.
+B rows, T tokens, D width. `resid_pre` is the residual stream that enters a layer, `resid_mid` the stream after its
+attention, `resid_cross` after its cross-attention (in decoders that have one), `resid_post` the stream that leaves it.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.layers import Block, Residual
+from headstock.model.layers import Block, Residual, select_positions
 from headstock.model.model import Model
 
-AFTER = {"attention": "resid_mid", "cross": "resid_cross", "feed": "resid_post"}  # the point behind each sublayer
-SUBLAYERS = {"attention": "attention", "cross": "cross-attention", "feed": "feed-forward"}  # as people call them
+POINT_AFTER = {"attention": "resid_mid", "cross": "resid_cross", "feed": "resid_post"}  # by sublayer
+SUBLAYERS = {"attention": "attention", "cross": "cross-attention", "feed": "feed-forward"}  # display names
 
 
-class Point(NamedTuple):
-    """The residual stream at one place."""
+class StreamPoint(NamedTuple):
+    """The residual stream at one named point."""
 
     stack: str
-    layer: int  # from 1; what stands before layer 1 is the embedding
+    layer: int  # from 1
     name: str
     value: Tensor  # (B, T, D)
 
 
 @dataclass(frozen=True)
 class Connection:
-    """One residual connection at work: what came, what its sublayer is, what left."""
+    """One residual connection during a forward pass."""
 
-    stack: str  # "stack" where there is one; "encoder" or "decoder" where there are two
+    stack: str  # "stack"; "encoder" or "decoder" where there are two
     layer: int  # from 1
-    sublayer: str  # a key of AFTER
-    around: Residual
-    given: Tensor  # (B, T, D) H; a view that nothing else uses, so that its gradient came through this connection
-    function: Callable[[Tensor], Tensor]  # the sublayer, with the masks and memories it was called with
-    made: Tensor  # (B, T, D) O
+    sublayer: str  # a key of POINT_AFTER
+    residual: Residual
+    input: Tensor  # (B, T, D) H; a view used nowhere else, so that its gradient came through this connection
+    function: Callable[[Tensor], Tensor]  # the sublayer, with the masks and memories of this pass
+    output: Tensor  # (B, T, D) O
+
+    def added(self) -> Tensor:
+        """(B, T, D) what the sublayer adds to its input, recomputed: post-norm does not expose it."""
+        return self.function(self.input if self.residual.post else self.residual.norm(self.input))
 
 
 @dataclass
-class Seen:
-    """What passed while a model was watched."""
+class Activations:
+    """The residual connections of a forward pass, in the order of computation."""
 
     connections: list[Connection] = field(default_factory=list)
 
-    def points(self, stack: str | None = None) -> list[Point]:
-        """The stream in the order in which it flows; `resid_pre` is told once, before the first layer of each stack.
-
-        What leaves one layer is what the next one finds, so that a later layer's `resid_pre` is there already.
-        """
-        found = []
+    def points(self, stack: str | None = None) -> list[StreamPoint]:
+        """The points in order; `resid_pre` once per stack, since a later one equals the `resid_post` before it."""
+        points = []
         for one in self.connections:
             if stack in (None, one.stack):
                 if one.layer == 1 and one.sublayer == "attention":
-                    found.append(Point(one.stack, 1, "resid_pre", one.given))
-                found.append(Point(one.stack, one.layer, AFTER[one.sublayer], one.made))
-        return found
+                    points.append(StreamPoint(one.stack, 1, "resid_pre", one.input))
+                points.append(StreamPoint(one.stack, one.layer, POINT_AFTER[one.sublayer], one.output))
+        return points
 
     def point(self, stack: str, layer: int, name: str) -> Tensor:
-        """(B, T, D) the stream at one named place."""
+        """(B, T, D) the stream at one named point."""
         for one in self.connections:
             if (one.stack, one.layer) == (stack, layer):
                 if name == "resid_pre" and one.sublayer == "attention":
-                    return one.given
-                if AFTER[one.sublayer] == name:
-                    return one.made
+                    return one.input
+                if POINT_AFTER[one.sublayer] == name:
+                    return one.output
         raise KeyError((stack, layer, name))
 
+    def layers(self, stack: str) -> list[Tensor]:
+        """(B, T, D) the embedding and the output of each layer."""
+        return [point.value for point in self.points(stack) if point.name in ("resid_pre", "resid_post")]
 
-def stacks_of(backbone: Backbone) -> dict[str, Transformer]:
-    """The stacks of blocks of a model by name; none where it is not made of blocks."""
+
+def block_stacks(backbone: Backbone) -> dict[str, Transformer]:
+    """The stacks of Transformer blocks by name; empty for other families."""
     if isinstance(backbone, EncoderDecoder):
         return {"encoder": backbone.encoder, "decoder": backbone.decoder}
     return {"stack": backbone} if isinstance(backbone, Transformer) else {}
 
 
-def need_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]:
-    """The same, or a line that says why there are none."""
-    if stacks := stacks_of(backbone):
+def need_block_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]:
+    """`block_stacks`, or an error for a family without a residual stream."""
+    if stacks := block_stacks(backbone):
         return stacks
-    able = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | EncoderDecoder)]
+    families = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | EncoderDecoder)]
     lacking = f"its {backbone.name} backbone has no residual stream"
-    raise UserError(f"{run}: {lacking} (families that have one: {', '.join(able)})")
+    raise UserError(f"{run}: {lacking} (families that have one: {', '.join(families)})")
 
 
-def connections_of(block: Block) -> dict[str, Residual]:
-    """The residual connections of a block by what they go around, in the order in which they are passed."""
+def residuals_of(block: Block) -> dict[str, Residual]:
+    """The residual connections of a block by sublayer, in the order of computation."""
     parts = {"attention": block.around_attention, "cross": block.around_cross, "feed": block.around_feed}
     return {name: part for name, part in parts.items() if part is not None}
 
 
 @contextmanager
-def watching(model: Model) -> Iterator[Seen]:
-    """While this is open, whatever the model reads is written down; no number it computes changes.
+def record_activations(model: Model) -> Iterator[Activations]:
+    """Record every residual connection while the context is open; nothing the model computes changes.
 
-    >>> with watching(model) as seen:
+    >>> with record_activations(model) as activations:
     ...     model(batch)
-    >>> seen.point("stack", 1, "resid_mid")  # (B, T, D)
+    >>> activations.point("stack", 1, "resid_mid")  # (B, T, D)
     """
-    seen, hooks = Seen(), []
+    activations, handles = Activations(), []
 
-    def alone(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, function = given
+    def separate_input(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, function = inputs
         return x.view_as(x), function
 
-    def keeper(stack: str, layer: int, sublayer: str) -> Callable[..., None]:
-        def keep(module: Any, given: tuple[Any, ...], output: Tensor) -> None:
-            x, function = given
-            seen.connections.append(Connection(stack, layer, sublayer, module, x, function, output))
+    def recorder(stack: str, layer: int, sublayer: str) -> Callable[..., None]:
+        def record(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+            x, function = inputs
+            activations.connections.append(Connection(stack, layer, sublayer, module, x, function, output))
 
-        return keep
+        return record
 
-    for stack, transformer in stacks_of(model.backbone).items():
+    for stack, transformer in block_stacks(model.backbone).items():
         for layer, block in enumerate(transformer.blocks, 1):
             assert isinstance(block, Block)
-            for sublayer, around in connections_of(block).items():
-                hooks.append(around.register_forward_pre_hook(alone))
-                hooks.append(around.register_forward_hook(keeper(stack, layer, sublayer)))
+            for sublayer, residual in residuals_of(block).items():
+                handles.append(residual.register_forward_pre_hook(separate_input))
+                handles.append(residual.register_forward_hook(recorder(stack, layer, sublayer)))
     try:
-        yield seen
+        yield activations
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
+
+
+# Ablation
+
+Ablation = Literal["skip", "skip-gradient"]
+
+
+class WithoutSkip(Residual):
+    """The sublayer and its norm without the skip connection."""
+
+    def __init__(self, residual: Residual):
+        nn.Module.__init__(self)
+        self.norm, self.post, self.dropout = residual.norm, residual.post, residual.dropout
+
+    def skip(self, x: Tensor) -> Tensor | float:
+        return 0.0
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, only: Tensor | None = None) -> Tensor:
+        own = x if only is None else select_positions(x, only)
+        total = self.skip(own) + sublayer(x if self.post else self.norm(x))
+        return self.norm(total) if self.post else total
+
+
+class WithoutSkipGradient(WithoutSkip):
+    """The skip connection works forward, but no gradient flows back through it."""
+
+    def skip(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+ABLATIONS: dict[Ablation, type[WithoutSkip]] = {"skip": WithoutSkip, "skip-gradient": WithoutSkipGradient}
+
+
+def without_residuals(model: Model, ablation: Ablation = "skip") -> Model:
+    """A copy of a model with the same weights and without its skip connections.
+
+    Without "skip" it computes something else, rescaled by its norms. Without "skip-gradient" the forward pass is
+    unchanged, and dL/dH = dL/dO . dF(H)/dH.
+    """
+    ablated = copy.deepcopy(model)
+    for transformer in block_stacks(ablated.backbone).values():
+        for block in transformer.blocks:
+            assert isinstance(block, Block)
+            for sublayer, residual in residuals_of(block).items():
+                setattr(block, f"around_{sublayer}", ABLATIONS[ablation](residual))
+    return ablated
+
+
+# Norms
+
+
+def vector_norm(tensor: Tensor) -> float:
+    """The Euclidean norm of all elements, also where they are too small to be squared."""
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    return largest * float((tensor / largest).norm()) if largest else 0.0
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """The cosine of two tensors as vectors; 0 where one of them is zero."""
+    largest = float(a.abs().max()), float(b.abs().max())
+    if not all(largest):
+        return 0.0
+    a, b = a / largest[0], b / largest[1]
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+ParameterGroups = dict[str, list[nn.Parameter]]
+
+
+def group_norms(groups: ParameterGroups, gradients: dict[int, Tensor]) -> dict[str, float]:
+    """The gradient norm of each group of parameters; `gradients` by the id of the parameter."""
+    return {
+        name: sum(vector_norm(gradients[id(parameter)]) ** 2 for parameter in group) ** 0.5
+        for name, group in groups.items()
+        if group
+    }

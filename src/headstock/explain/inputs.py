@@ -17,13 +17,10 @@ from headstock.data.records import Records, stream_texts
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
-from headstock.explain.attention_patterns import need_attention
-from headstock.explain.subject import open_subject
-from headstock.explain.targets import ENDLESS, check_length, check_texts, open_one, row_of
+from headstock.explain.targets import ENDLESS, check_length, check_texts, row_of
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
-from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.teacher_forcing import teacher_forcing_batch
@@ -35,7 +32,7 @@ AT_ONCE = 16  # texts of a file that are read together
 
 
 @dataclass(frozen=True)
-class Shown:
+class EncodedInput:
     """One text as a row, and its tokens as a person reads them."""
 
     batch: Batch
@@ -44,7 +41,9 @@ class Shown:
     notes: list[str] = field(default_factory=list)  # what a reader should know of how the text was read
 
 
-def show(loaded: Pipeline, texts: Sequence[str], *, target: str | None = None, left_to_right: bool = False) -> Shown:
+def encode_input(
+    loaded: Pipeline, texts: Sequence[str], *, target: str | None = None, left_to_right: bool = False
+) -> EncodedInput:
     """One text, whole; an encoder-decoder's beside what it writes, or beside `target`."""
     check_texts(loaded, texts)
     task, backbone = loaded.task, loaded.model.backbone
@@ -67,36 +66,7 @@ def show(loaded: Pipeline, texts: Sequence[str], *, target: str | None = None, l
         check_length(loaded, part.tokens.size(1))
     named = display_tokens(loaded.tokenizer, batch.tokens[0].tolist())
     source = [] if batch.source is None else display_tokens(reader(loaded), batch.source.tokens[0].tolist())
-    return Shown(batch.to(loaded.model.device), named, source, notes)
-
-
-def open_input(
-    run: str | None,
-    preset: str | None,
-    settings: list[str] | None,
-    texts: Sequence[str],
-    names: Sequence[str],
-    *,
-    device: str,
-    target: str | None,
-    left_to_right: bool,
-) -> tuple[Model, Shown, str]:
-    """The model of a run with its encoding of a text; without a text, or for a preset, a row of zeros."""
-    if run is not None and preset is None and texts:
-        loaded = open_one(run, device=device)
-        need_attention(loaded.model, str(loaded.run))
-        return loaded.model, show(loaded, texts, target=target, left_to_right=left_to_right), str(loaded.run)
-    if texts:
-        raise UserError("a preset has no tokenizer for a text; name a run, or give --tokens")
-    subject = open_subject(run, preset, settings, device=device)
-    backbone = subject.model.backbone
-    need_attention(subject.model, subject.name)
-    if backbone.context is not None and len(names) > backbone.context:
-        raise UserError(f"{subject.name}: {len(names):,} tokens exceed its context of {backbone.context:,}")
-    tokens = torch.zeros(1, len(names), dtype=torch.long, device=subject.model.device)
-    source = Batch(tokens) if backbone.is_encoder_decoder else None
-    batch = Batch(tokens, source=source, causal=True if left_to_right else None)
-    return subject.model, Shown(batch, list(names), list(names) if source else []), subject.name
+    return EncodedInput(batch.to(loaded.model.device), named, source, notes)
 
 
 def reader(loaded: Pipeline) -> Tokenizer:
@@ -139,7 +109,7 @@ def repaired(loaded: Pipeline, text: str, target: str | None) -> tuple[Batch, li
 # A whole file
 
 
-def show_file(loaded: Pipeline, file: str, *, rows: int | None = None) -> Iterator[Batch]:
+def encode_file(loaded: Pipeline, file: str, *, rows: int | None = None) -> Iterator[Batch]:
     """The rows of a file, some at a time; of a text that does not fit into a row, what the run reads of it."""
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     if isinstance(task, LabelledTask):

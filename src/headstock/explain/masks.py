@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.explain.attention_patterns import named, need_attention
+from headstock.explain.attention import as_applied, need_attention
 from headstock.explain.document import Block, Column, Document, Section, Table, Text, Tiles, TokenHeatmap
+from headstock.explain.inputs import EncodedInput, encode_input
 from headstock.explain.render_document import heatmap_svg
+from headstock.explain.subject import open_subject
+from headstock.explain.targets import open_single_run
 from headstock.model.attention_mask import make_attention_mask
 from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.batch import Batch
@@ -171,22 +174,53 @@ def applied_masks(model: Model, batch: Batch) -> dict[str, Tensor]:
     """(T, S) per kind of attention: the mask that the model applied to a row."""
     masks: dict[str, Tensor] = {}
 
-    def record(look: AttentionRecord) -> None:
-        known = masks.setdefault(named(look, batch).kind, look.allowed[0, 0])
-        assert torch.equal(known, look.allowed[0, 0]), "the layers of one stack share one mask"
+    def record(one: AttentionRecord) -> None:
+        known = masks.setdefault(as_applied(one, batch).kind, one.allowed[0, 0])
+        assert torch.equal(known, one.allowed[0, 0]), "the layers of one stack share one mask"
 
     with torch.no_grad(), record_attention(model, record):
         model(batch)
     return masks
 
 
-def explain_model_masks(
-    model: Model, batch: Batch, name: str, *, tokens: Sequence[str], source: Sequence[str] = ()
-) -> list[MaskFacts]:
+def open_input(
+    run: str | None,
+    preset: str | None,
+    settings: list[str] | None,
+    texts: Sequence[str],
+    names: Sequence[str],
+    *,
+    device: str,
+    target: str | None,
+    left_to_right: bool,
+) -> tuple[Model, EncodedInput, str]:
+    """The model of a run with its encoding of a text; without a text, or for a preset, a row of zeros."""
+    if run is not None and preset is None and texts:
+        pipeline = open_single_run(run, device=device)
+        need_attention(pipeline.model, str(pipeline.run))
+        encoded = encode_input(pipeline, texts, target=target, left_to_right=left_to_right)
+        return pipeline.model, encoded, str(pipeline.run)
+    if texts:
+        raise UserError("a preset has no tokenizer for a text; name a run, or give --tokens")
+    subject = open_subject(run, preset, settings, device=device)
+    backbone = subject.model.backbone
+    need_attention(subject.model, subject.name)
+    if backbone.context is not None and len(names) > backbone.context:
+        raise UserError(f"{subject.name}: {len(names):,} tokens exceed its context of {backbone.context:,}")
+    tokens = torch.zeros(1, len(names), dtype=torch.long, device=subject.model.device)
+    source = Batch(tokens) if backbone.is_encoder_decoder else None
+    batch = Batch(tokens, source=source, causal=True if left_to_right else None)
+    return subject.model, EncodedInput(batch, list(names), list(names) if source else []), subject.name
+
+
+def explain_model_masks(model: Model, text: EncodedInput, name: str, *, where: str | None = None) -> list[MaskFacts]:
     """The masks that a model applies when it reads a row, one per kind of attention."""
-    need_attention(model, name)
+    batch, tokens, source = text.batch, text.tokens, text.source
+    need_attention(model, name, None if batch.causal is True else where)
     facts = []
     for attention, allowed in applied_masks(model, batch).items():
+        if where not in (None, attention):
+            continue
         queries = source if attention == "encoder" and source else tokens
         keys = tokens if attention == "decoder" else source or tokens
         is_causal = len(queries) > 1 and not allowed.triu(1).any()

@@ -1,7 +1,7 @@
-"""How far back in time a gradient reaches in cells that read a text token by token.
+"""How far back in time the gradient of a recurrent model reaches.
 
-T tokens, D width. The textbook's story of why plain recurrence forgets: each step back multiplies by the cells' own
-Jacobian, and what is multiplied often vanishes or explodes. Gates keep that factor near one.
+T tokens, D width. Each step back in time multiplies the gradient by the cell's Jacobian, so that it vanishes or
+explodes; gates keep that factor near one.
 """
 
 import copy
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
-from headstock.explain.targets import Asked
-from headstock.explain.vectors import size
+from headstock.explain.hooks import ParameterGroups, group_norms, vector_norm
+from headstock.explain.targets import ExplainTarget
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.recurrent import Recurrent, RecurrentLayer, RecurrentStack
@@ -23,118 +23,118 @@ from headstock.model.model import Model
 
 
 @dataclass(frozen=True)
-class CellFlow:
-    """What one layer of cells receives from above, hands down and learns from."""
-
+class RecurrentLayerGradients:
     stack: str  # "stack", or for ELMo "forward" and "backward"
     layer: int  # from 1
-    received: float  # the length of the gradient of what it gives
-    passed: float  # and of what it is given
+    received: float  # gradient norm at the layer's output
+    passed: float  # and at its input
     parameters: dict[str, float]
-    steps: list[float]  # by token: the length of the gradient of the last prediction at the layer's input there
+    steps: list[float]  # by token: the gradient norm of the last prediction at the layer's input
 
 
 @dataclass(frozen=True)
-class Recurrence:
-    """What one backward pass through time shows."""
+class RecurrenceFacts:
+    """One backward pass through time."""
 
     loss: float
-    wanted: str
+    target: str  # what the loss is computed over
     cell: str
-    layers: list[CellFlow]
-    parameters: dict[str, float]  # outside the cells
+    layers: list[RecurrentLayerGradients]
+    parameters: dict[str, float]  # outside the recurrent layers
     notes: list[str] = field(default_factory=list)
 
-    def facts(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {"wanted": values.pop("target")} | values
 
 
-def stacks_of_cells(backbone: Backbone) -> dict[str, RecurrentStack]:
+def recurrent_stacks(backbone: Backbone) -> dict[str, RecurrentStack]:
+    """The stacks of recurrent layers by name; empty for other families."""
     if isinstance(backbone, Recurrent):
         return {"stack": backbone.stack}
     return {"forward": backbone.ahead, "backward": backbone.back} if isinstance(backbone, Elmo) else {}
 
 
-def recurrence(model: Model, asked: Asked) -> Recurrence:
-    """The gradients of the run's own loss by layer; and of its last prediction alone by layer and token."""
-    if len(asked.batch.tokens) != 1:
-        raise UserError("gradients through time are those of one text; give it instead of --file")
-    other = copy.deepcopy(model).eval().requires_grad_(True)
-    loss, ends, of = backward(other, asked)
-    _, last, _ = backward(other, replace(asked, batch=last_only(asked.batch)))
+def explain_recurrence(model: Model, target: ExplainTarget) -> RecurrenceFacts:
+    """The gradients of the run's own loss by layer, and of its last prediction by layer and token."""
+    if len(target.batch.tokens) != 1:
+        raise UserError("gradients through time need one text instead of --file")
+    model = copy.deepcopy(model).eval().requires_grad_(True)
+    loss, ends, gradients = backward_through_time(model, target)
+    _, last, _ = backward_through_time(model, replace(target, batch=last_label_only(target.batch)))
     layers = []
-    for key, (given, made) in ends.items():
-        stack, number = key
-        layer = stacks_of_cells(other.backbone)[stack].layers[number - 1]
-        groups = {name: [of[id(p)] for p in group] for name, group in groups_of(layer).items()}
-        steps = last[key][0][0].double().norm(dim=-1).tolist()  # (1, T, D) -> (T,)
-        lengths = {name: sum(size(one) ** 2 for one in group) ** 0.5 for name, group in groups.items() if group}
-        layers.append(CellFlow(stack, number, size(made), size(given), lengths, steps))
-    rest = {"embedding": list(other.backbone.tokens.parameters())}
-    known = {id(parameter) for parameter in other.backbone.parameters()}
-    for name, head in other.heads.items():
-        rest[f"{name} head"] = [parameter for parameter in head.parameters() if id(parameter) not in known]
-    parameters = {name: sum(size(of[id(p)]) ** 2 for p in group) ** 0.5 for name, group in rest.items() if group}
-    cell = other.backbone.config.cell
-    return Recurrence(float(loss), asked.wanted, cell, layers, parameters, list(asked.notes))
+    for (stack, number), (at_input, at_output) in ends.items():
+        layer = recurrent_stacks(model.backbone)[stack].layers[number - 1]
+        steps = last[stack, number][0][0].double().norm(dim=-1).tolist()  # (1, T, D) -> (T,)
+        norms = group_norms(layer_groups(layer), gradients)
+        received, passed = vector_norm(at_output), vector_norm(at_input)
+        layers.append(RecurrentLayerGradients(stack, number, received, passed, norms, steps))
+    outer: ParameterGroups = {"embedding": list(model.backbone.tokens.parameters())}
+    known = {id(parameter) for parameter in model.backbone.parameters()}
+    for name, head in model.heads.items():
+        outer[f"{name} head"] = [parameter for parameter in head.parameters() if id(parameter) not in known]
+    parameters = group_norms(outer, gradients)
+    cell = model.backbone.config.cell
+    return RecurrenceFacts(float(loss), target.description, cell, layers, parameters, list(target.notes))
 
 
-Ends = dict[tuple[str, int], tuple[Tensor, Tensor]]
+LayerEnds = dict[tuple[str, int], tuple[Tensor, Tensor]]  # input and output by stack and layer
 
 
-def backward(model: Model, asked: Asked) -> tuple[Tensor, Ends, dict[int, Tensor]]:
-    """The loss, and its gradient at both ends of every layer of cells and in every parameter.
+def backward_through_time(model: Model, target: ExplainTarget) -> tuple[Tensor, LayerEnds, dict[int, Tensor]]:
+    """The loss, and its gradients at the input and output of every recurrent layer and in every parameter.
 
-    A backward stack reads from the end; its gradients are turned round, so that all here are in the text's order.
+    The gradients of a backward stack are reversed, so that all are in the order of the text.
     """
-    seen: Ends = {}
-    hooks = []
+    recorded: LayerEnds = {}
+    handles = []
 
-    def alone(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return given[0].view_as(given[0]), *given[1:]
+    def separate_input(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return inputs[0].view_as(inputs[0]), *inputs[1:]
 
-    def keeper(key: tuple[str, int]) -> Callable[..., None]:
-        def keep(module: Any, given: tuple[Any, ...], output: Any) -> None:
-            seen[key] = given[0], output[0]
+    def recorder(key: tuple[str, int]) -> Callable[..., None]:
+        def record(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            recorded[key] = inputs[0], output[0]
 
-        return keep
+        return record
 
-    for stack, layers in stacks_of_cells(model.backbone).items():
+    for stack, layers in recurrent_stacks(model.backbone).items():
         for number, layer in enumerate(layers.layers, 1):
-            hooks.append(layer.register_forward_pre_hook(alone))
-            hooks.append(layer.register_forward_hook(keeper((stack, number))))
+            handles.append(layer.register_forward_pre_hook(separate_input))
+            handles.append(layer.register_forward_hook(recorder((stack, number))))
     try:
         with torch.enable_grad():
-            loss = asked.loss(model)
+            loss = target.loss(model)
     finally:
-        for hook in hooks:
-            hook.remove()
-    ends, weights = [tensor for pair in seen.values() for tensor in pair], list(model.parameters())
-    found = torch.autograd.grad(loss, [*ends, *weights], allow_unused=True, materialize_grads=True)
-    gradients = {}
-    for at, key in enumerate(seen):
-        given, made = found[2 * at], found[2 * at + 1]
-        gradients[key] = (given.flip(1), made.flip(1)) if key[0] == "backward" else (given, made)
-    return loss.detach(), gradients, {id(w): g for w, g in zip(weights, found[len(ends) :], strict=True)}
+        for handle in handles:
+            handle.remove()
+    ends, weights = [tensor for pair in recorded.values() for tensor in pair], list(model.parameters())
+    gradients = torch.autograd.grad(loss, [*ends, *weights], allow_unused=True, materialize_grads=True)
+    at_ends: LayerEnds = {}
+    for index, key in enumerate(recorded):
+        at_input, at_output = gradients[2 * index], gradients[2 * index + 1]
+        at_ends[key] = (at_input.flip(1), at_output.flip(1)) if key[0] == "backward" else (at_input, at_output)
+    by_parameter = {id(weight): gradient for weight, gradient in zip(weights, gradients[len(ends) :], strict=True)}
+    return loss.detach(), at_ends, by_parameter
 
 
-def last_only(batch: Batch) -> Batch:
-    """The same row with its last prediction alone: of a language model the last token, of a classifier its class."""
+def last_label_only(batch: Batch) -> Batch:
+    """The same row with its last prediction only: the last token of a language model, the class of a classifier."""
     labels = {}
-    for head, wanted in batch.labels.items():
-        if wanted.dim() == 2 and wanted.size(1) == batch.tokens.size(1):
-            kept = torch.full_like(wanted, IGNORE_INDEX)
-            if head != "backward" and bool((wanted[0] != IGNORE_INDEX).any()):
-                last = int((wanted[0] != IGNORE_INDEX).nonzero().max())
-                kept[0, last] = wanted[0, last]
+    for head, values in batch.labels.items():
+        if values.dim() == 2 and values.size(1) == batch.tokens.size(1):
+            kept = torch.full_like(values, IGNORE_INDEX)
+            if head != "backward" and bool((values[0] != IGNORE_INDEX).any()):
+                last = int((values[0] != IGNORE_INDEX).nonzero().max())
+                kept[0, last] = values[0, last]
             labels[head] = kept
         else:
-            labels[head] = wanted
+            labels[head] = values
     return replace(batch, labels=labels)
 
 
-def groups_of(layer: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The parameters of a layer of cells by what they do."""
+def layer_groups(layer: nn.Module) -> ParameterGroups:
+    """The parameters of a recurrent layer by role."""
     assert isinstance(layer, RecurrentLayer)
     named = list(layer.cells.named_parameters())
     return {

@@ -152,12 +152,14 @@ def terminal_block(block: Block) -> Iterator[Any]:
             for row, texts in zip(rows, cells, strict=True):
                 texts[0] = "  " * row.level + texts[0]
             yield ""
-            yield rich_table(block.title, block.columns, cells, [row.style for row in rows])
+            yield block.title
+            yield rich_table(block.columns, cells, [row.style for row in rows])
         case HeatTable():
             columns = [Column(""), *(Column(name, "count") for name in block.columns)]
             cells = [[name, *(f"{cell.text} {cell.detail}".strip() for cell in row)] for name, row in block.rows]
             yield ""
-            yield rich_table(block.title, columns, cells, [""] * len(cells))
+            yield f"{block.title}: {block.caption}" if block.only is None and block.caption else block.title
+            yield rich_table(columns, cells, [""] * len(cells))
         case TokenHeatmap():
             if block.value is not None and max(len(block.rows), len(block.columns)) <= MATRIX:
                 widest = max(map(len, block.rows))
@@ -173,7 +175,7 @@ def terminal_block(block: Block) -> Iterator[Any]:
                     yield from terminal_block(inner)
 
 
-def rich_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Any:
+def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Any:
     """A table that fits the terminal. Cells are never cut: a number cut short would be another number."""
     from shutil import get_terminal_size
 
@@ -186,7 +188,7 @@ def rich_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[st
     least = [max(map(len, (*head.split(), *cells, ""))) for head, *cells in texts]  # a head may wrap
     widths = wide if sum(wide) + 2 * len(wide) <= room else least
     gap = 2 if sum(widths) + 2 * len(widths) <= room else 1
-    table = RichTable(title=escape(title), title_justify="left", box=None, padding=(0, gap, 0, 0), pad_edge=False)
+    table = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False)
     for column, width in zip(columns, widths, strict=True):
         foldable = column.format == "formula"
         table.add_column(

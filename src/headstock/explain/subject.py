@@ -18,7 +18,7 @@ from headstock.train.settings import RunConfig, preset_names
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExplainSubject:
     model: Model
     tokenizer: Tokenizer | None  # none where a preset is looked at, which has read no text
     task: Task  # what its heads are for
@@ -36,7 +36,7 @@ def open_subject(
     classes: int | None = None,
     device: str = "auto",
     weights: bool = True,
-) -> Subject:
+) -> ExplainSubject:
     """A run as it is, or a preset with fresh weights; `task` gives either the heads of that task.
 
     Without `weights` a preset is only a plan: its tensors have a shape, but nothing in it.
@@ -54,20 +54,20 @@ def open_subject(
     return of_run(run, given, task, classes, device)
 
 
-def of_run(run: str, given: dict[str, Any], task: str | None, classes: int | None, device: str) -> Subject:
+def of_run(run: str, given: dict[str, Any], task: str | None, classes: int | None, device: str) -> ExplainSubject:
     if not open_run_is_there(run):
         raise UserError(f"{run}: is a preset, not a run; name it with --preset {run}")
     loaded = load(run, device=device)
     if task is None:
         if given:
             raise UserError(f"{run}: a run is what it is; --set goes with --preset, or with --task for a new head")
-        return Subject(loaded.model, loaded.tokenizer, loaded.task, loaded.config, str(loaded.run))
+        return ExplainSubject(loaded.model, loaded.tokenizer, loaded.task, loaded.config, str(loaded.run))
     chosen = transfer.gather_config(open_run(run), task, None, given | named_classes(task, classes))
     if settings.to_dict(chosen.model) != settings.to_dict(loaded.config.model):
         raise UserError(f"{run}: its model is what it is; with --task, --set changes the task's own settings only")
     made = TASKS.get(task)(chosen.task, loaded.tokenizer)
     model = loaded.model.with_heads(made.heads(loaded.model.backbone)).to(loaded.model.device)
-    return Subject(model, loaded.tokenizer, made, chosen, str(loaded.run))
+    return ExplainSubject(model, loaded.tokenizer, made, chosen, str(loaded.run))
 
 
 def open_run_is_there(name: str) -> bool:
@@ -79,7 +79,9 @@ def open_run_is_there(name: str) -> bool:
     return True
 
 
-def of_preset(preset: str, given: dict[str, Any], task: str | None, classes: int | None, device: str | None) -> Subject:
+def of_preset(
+    preset: str, given: dict[str, Any], task: str | None, classes: int | None, device: str | None
+) -> ExplainSubject:
     """On `device`, or nowhere: then it has no weights."""
     asked = {"vocabulary", "tokenizer.vocabulary", "model.vocabulary"} & set(given)
     if task is not None and labelled(task):
@@ -94,7 +96,7 @@ def of_preset(preset: str, given: dict[str, Any], task: str | None, classes: int
         if asked
         else (f"vocabulary: {chosen.model.vocabulary:,}, as pretraining would make it (--set vocabulary=N)",)
     )
-    return Subject(model, None, made, chosen, preset, notes)
+    return ExplainSubject(model, None, made, chosen, preset, notes)
 
 
 def labelled(task: str) -> bool:

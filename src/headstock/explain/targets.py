@@ -41,12 +41,12 @@ ENDLESS = 1 << 30  # a row in which every text has room
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExplainTarget:
     """What a run reads and what is wanted of it there."""
 
     task: Task
     batch: Batch
-    wanted: str  # what the loss is that of, in words
+    description: str  # what the loss is that of, in words
     notes: list[str] = field(default_factory=list)  # what a reader should know of how the text was read
 
     def loss(self, model: Model) -> Tensor:
@@ -56,7 +56,7 @@ class Asked:
         return torch.stack([self.task.weight(head) * sums[head] / max(1, n) for head, n in counts.items()]).sum()
 
 
-def open_one(run: str | Path, *, device: str = "auto") -> Pipeline:
+def open_single_run(run: str | Path, *, device: str = "auto") -> Pipeline:
     """A run that is one model; what is looked into cannot be several at once."""
     loaded = load(run, device=device)
     if len(loaded.models) > 1:
@@ -71,7 +71,7 @@ def limit_of(loaded: Pipeline) -> int | None:
     return loaded.model.backbone.context
 
 
-def place_of(tokens: Sequence[str], word: str) -> int | None:
+def find_token(tokens: Sequence[str], word: str) -> int | None:
     """Where a word stands, from 0; a number is a place, counted from 1; None where it is no token."""
     if word in tokens:
         return tokens.index(word)
@@ -97,14 +97,16 @@ def check_texts(loaded: Pipeline, texts: Sequence[str]) -> None:
 # A text or a file to learn from
 
 
-def lesson(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, shown: str | None = None) -> Asked:
+def training_target(
+    loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, visible: str | None = None
+) -> ExplainTarget:
     """One text with what the run's objective or its labels ask of it; a run with labels takes its own unless given.
 
     `shown` is a word, or its place from 1, that a masked objective must not mask.
     """
     check_texts(loaded, texts)
     if isinstance(loaded.task, LabelledTask):
-        return labelled_lesson(loaded, texts, label)
+        return labelled_target(loaded, texts, label)
     if label is not None:
         raise UserError(f"{loaded.run}: is a language model, whose loss needs no --label")
     (text,) = texts
@@ -114,7 +116,7 @@ def lesson(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, 
     if not ids:
         raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
     if isinstance(loaded.task, MaskedLM):
-        return hidden_lesson(loaded, loaded.task, ids, shown)
+        return masked_target(loaded, loaded.task, ids, visible)
     check_length(loaded, len(ids) + 1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
@@ -122,16 +124,16 @@ def lesson(loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, 
         store = build_store(read_corpus(path, documents="file"), loaded.tokenizer, cache=Path(folder))
         examples = loaded.task.examples(store, length=max(2, store.tokens))
         batch = examples.batch(range(len(examples)))
-    return Asked(loaded.task, batch.to(loaded.model.device), *told(loaded.task, batch))
+    return ExplainTarget(loaded.task, batch.to(loaded.model.device), *told(loaded.task, batch))
 
 
-def hidden_lesson(loaded: Pipeline, task: MaskedLM, ids: Sequence[int], word: str | None = None) -> Asked:
+def masked_target(loaded: Pipeline, task: MaskedLM, ids: Sequence[int], word: str | None = None) -> ExplainTarget:
     """One text of which the objective hides some tokens but not `word`, drawn again until there is one."""
     row = special_tokens_for(task, loaded.tokenizer).wrap(ids)
     check_length(loaded, len(row))
     shown = torch.tensor([row]).numpy()
     allowed = ((shown != task.bos) & (shown != loaded.tokenizer.sep)).astype(bool)
-    if word is not None and (place := place_of(display_tokens(loaded.tokenizer, row), word)) is not None:
+    if word is not None and (place := find_token(display_tokens(loaded.tokenizer, row), word)) is not None:
         allowed[0, place] = False
         if not allowed.any():
             raise UserError(f"{loaded.run}: nothing but --word {word} could be masked; give a longer text")
@@ -149,10 +151,10 @@ def hidden_lesson(loaded: Pipeline, task: MaskedLM, ids: Sequence[int], word: st
     if task.config.nsp:
         batch.labels["next"] = torch.tensor([IGNORE_INDEX])
         notes = [*notes, "whether a sentence follows is not asked: there is one text"]
-    return Asked(task, batch.to(loaded.model.device), wanted, notes)
+    return ExplainTarget(task, batch.to(loaded.model.device), wanted, notes)
 
 
-def labelled_lesson(loaded: Pipeline, texts: Sequence[str], label: str | None) -> Asked:
+def labelled_target(loaded: Pipeline, texts: Sequence[str], label: str | None) -> ExplainTarget:
     task = loaded.labelled_task()
     row = row_of(task, texts)
     notes = []
@@ -167,10 +169,10 @@ def labelled_lesson(loaded: Pipeline, texts: Sequence[str], label: str | None) -
     task = plain(task)
     batch = task.examples(data, length=sequence_length(loaded.model, loaded.config.train)).batch([0])
     wanted, more = told(task, batch)
-    return Asked(task, batch.to(loaded.model.device), wanted, [*notes, *more])
+    return ExplainTarget(task, batch.to(loaded.model.device), wanted, [*notes, *more])
 
 
-def lesson_of_file(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None) -> Asked:
+def file_target(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None) -> ExplainTarget:
     """The first rows of a file as the run reads them: labelled rows, or text in windows; what is too long is cut."""
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     examples: Examples
@@ -188,7 +190,7 @@ def lesson_of_file(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, 
     wanted, notes = told(task, batch)
     if len(examples) > ROWS:
         notes = [*notes, f"{ROWS} of {len(examples):,} rows are read"]
-    return Asked(task, batch.to(loaded.model.device), wanted, notes)
+    return ExplainTarget(task, batch.to(loaded.model.device), wanted, notes)
 
 
 def told(task: Task, batch: Batch) -> tuple[str, list[str]]:

@@ -1,20 +1,19 @@
 "use strict";
-// Draws the maps of every head from the weights in the page, enlarges the one that is chosen, and tells what is pointed at.
+// Draws the attention map of every head, enlarges the selected one, and shows the weight under the pointer.
 (() => {
-  const given = JSON.parse(document.getElementById("maps").textContent);
   const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const percent = weight => (100 * weight).toFixed(1) + "%";
   const MARGIN = 8, LETTERS = 16;
 
-  async function unpack(text) {
-    const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+  async function unpack({ weights, scale }) {
+    const bytes = Uint8Array.from(atob(weights), letter => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     const plain = new Uint8Array(await new Response(stream).arrayBuffer());
     const half = plain.length / 2;
-    return Float32Array.from({ length: half }, (_, i) => (plain[i] + 256 * plain[half + i]) / given.steps);
+    return Float32Array.from({ length: half }, (_, i) => (plain[i] + 256 * plain[half + i]) / scale);
   }
 
-  function paint(canvas, map, rows, columns) {  // one point a weight; the browser enlarges it
+  function paint(canvas, map, rows, columns) {  // one pixel per weight, scaled by the browser
     canvas.width = columns; canvas.height = rows;
     const pen = canvas.getContext("2d"), image = pen.createImageData(columns, rows);
     const [red, green, blue] = rgb(style("--pretrained-0"));
@@ -27,12 +26,12 @@
     return [number >> 16, (number >> 8) & 255, number & 255];
   }
 
-  function part(section, data, weights) {
+  function show(section, data, weights) {
     const rows = data.down.length, columns = data.across.length, size = rows * columns;
     const buttons = [...section.querySelectorAll(".grid button")], zoom = section.querySelector(".zoom");
     const big = zoom.querySelector("canvas"), said = zoom.querySelector(".said"), read = zoom.querySelector(".read");
     const short = word => word.length > LETTERS ? word.slice(0, LETTERS - 1) + "…" : word;
-    let chosen = null, at = null, place = {};
+    let selected = null, at = null, layout = {};
 
     function mapOf(layer, head) {
       const first = layer * data.heads * size;
@@ -51,18 +50,18 @@
     }
 
     function enlarge() {
-      if (!chosen) return;
+      if (!selected) return;
       const pen = big.getContext("2d"), font = "12px " + style("--sans");
       pen.font = font;
       const widest = words => Math.max(...words.map(word => pen.measureText(short(word)).width));
       const left = widest(data.down) + MARGIN, top = widest(data.across) + MARGIN;
       const cell = Math.max(9, Math.min(30, Math.floor((zoom.clientWidth - left - MARGIN) / columns)));
       const wide = left + cell * columns + MARGIN, high = top + cell * rows + MARGIN, dots = devicePixelRatio || 1;
-      place = { left, top, cell };
+      layout = { left, top, cell };
       big.style.width = wide + "px"; big.style.height = high + "px";
       big.width = wide * dots; big.height = high * dots;
       pen.setTransform(dots, 0, 0, dots, 0, 0);
-      const accent = style("--pretrained-0"), map = chosen.map;
+      const accent = style("--pretrained-0"), map = selected.map;
       for (let i = 0; i < rows; i++) for (let j = 0; j < columns; j++) {
         pen.globalAlpha = Math.sqrt(map[i * columns + j]);
         pen.fillStyle = accent;
@@ -92,54 +91,54 @@
       }
     }
 
-    function tell() {
+    function describe() {
       said.textContent = "";
-      const row = at ? chosen.map.subarray(at.row * columns, (at.row + 1) * columns) : null;
+      const row = at ? selected.map.subarray(at.row * columns, (at.row + 1) * columns) : null;
       if (row && at.column !== null) {
         const number = document.createElement("b");
         number.textContent = percent(row[at.column]);
-        said.append(`${data.down[at.row]} (${at.row + 1}) looks at ${data.across[at.column]} (${at.column + 1}): `, number);
+        said.append(`${data.down[at.row]} (${at.row + 1}) attends to ${data.across[at.column]} (${at.column + 1}): `, number);
       } else if (row) {
         const most = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 4).filter(j => row[j] > 0);
-        said.textContent = `${data.down[at.row]} (${at.row + 1}) looks most at ` +
+        said.textContent = `${data.down[at.row]} (${at.row + 1}) attends most to ` +
           most.map(j => `${data.across[j]} ${percent(row[j])}`).join(", ");
-      } else said.textContent = read ? "Point at a square, or at a word of the text." : "Point at a square.";
+      } else said.textContent = read ? "Point at a square or at a token." : "Point at a square.";
       if (read) shade(row);
     }
 
     function shade(row) {
       const accent = style("--pretrained-0");
       for (const span of read.children) {
-        const mine = +span.dataset.place;
+        const mine = +span.dataset.position;
         const weight = row && span.dataset.side === "across" ? Math.sqrt(row[mine]) : 0;
         span.style.background = weight ? `color-mix(in srgb, ${accent} ${Math.round(75 * weight)}%, transparent)` : "";
-        span.classList.toggle("looks", Boolean(at) && span.dataset.side !== "across" && mine === at.row ||
+        span.classList.toggle("query", Boolean(at) && span.dataset.side !== "across" && mine === at.row ||
           Boolean(at) && section.id !== "cross" && mine === at.row);
       }
     }
 
-    function spell() {  // the text itself: a word of it shows what its place looks at
+    function writeText() {  // pointing at a token shows what it attends to
       if (!read) return;
       const sides = section.id === "cross" ? [["across", data.across], ["down", data.down]] : [["across", data.across]];
       for (const [side, words] of sides) {
         words.forEach((word, i) => {
           const span = document.createElement("span");
-          span.textContent = word; span.dataset.place = i; span.dataset.side = side;
+          span.textContent = word; span.dataset.position = i; span.dataset.side = side;
           if (side === "down" || sides.length === 1) {
-            const show = () => point({ row: i, column: null });
-            span.addEventListener("mouseenter", show); span.addEventListener("click", show);
+            const highlight = () => point({ row: i, column: null });
+            span.addEventListener("mouseenter", highlight); span.addEventListener("click", highlight);
           }
           read.append(span, side === "across" && i === words.length - 1 && sides.length > 1 ? document.createElement("br") : " ");
         });
       }
     }
 
-    function point(next) { at = next; enlarge(); tell(); }
+    function point(next) { at = next; enlarge(); describe(); }
 
-    function choose(button) {
+    function select(button) {
       for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
       const layer = +button.dataset.layer, head = +button.dataset.head;
-      chosen = { map: mapOf(layer, head) };
+      selected = { map: mapOf(layer, head) };
       zoom.hidden = false;
       zoom.querySelector("h3").textContent = `Layer ${data.layers[layer]}, ` +
         (head < data.heads ? `head ${data.numbers[head]}` : "mean of its heads");
@@ -149,8 +148,8 @@
 
     function under(event) {
       const box = big.getBoundingClientRect();
-      const column = Math.floor((event.clientX - box.left - place.left) / place.cell);
-      const row = Math.floor((event.clientY - box.top - place.top) / place.cell);
+      const column = Math.floor((event.clientX - box.left - layout.left) / layout.cell);
+      const row = Math.floor((event.clientY - box.top - layout.top) / layout.cell);
       if (row < 0 || row >= rows || column >= columns) return null;
       return { row, column: column < 0 ? null : column };
     }
@@ -158,17 +157,18 @@
     big.addEventListener("pointermove", event => point(under(event)));
     big.addEventListener("pointerdown", event => point(under(event)));
     big.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") point(null); });
-    for (const button of buttons) button.addEventListener("click", () => choose(button));
-    const draw = () => { small(); enlarge(); tell(); };
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chosen && draw());
-    addEventListener("resize", () => chosen && draw());
-    section.classList.toggle("long", columns > 32);  // then the enlarged map needs the whole width
-    spell(); small(); choose(buttons[0]);
+    for (const button of buttons) button.addEventListener("click", () => select(button));
+    const draw = () => { small(); enlarge(); describe(); };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => selected && draw());
+    addEventListener("resize", () => selected && draw());
+    section.classList.toggle("long", columns > 32);  // the enlarged map needs the full width
+    writeText(); small(); select(buttons[0]);
   }
 
-  const sections = document.querySelectorAll("section.part");
-  Promise.all(given.parts.map(data => unpack(data.weights))).then(all => {
-    all.forEach((weights, i) => part(sections[i], given.parts[i], weights));
+  const sections = [...document.querySelectorAll("section.attention")];
+  const parts = sections.map(section => JSON.parse(section.querySelector("script.maps").textContent));
+  Promise.all(parts.map(unpack)).then(all => {
+    all.forEach((weights, i) => show(sections[i], parts[i], weights));
     document.documentElement.dataset.ready = "yes";
   });
 })();

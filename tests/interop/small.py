@@ -11,7 +11,7 @@ from torch import Tensor
 from headstock.data.tokenizer import Tokenizer, train_tokenizer
 from headstock.data.tokenizer_training import TokenizerSettings
 from headstock.inference.pipeline import Pipeline
-from headstock.interop.imported_run import complete, make_run
+from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
 from headstock.train.pretrain import build_model
@@ -59,10 +59,10 @@ def small_run(
     """A run folder with no weight left as it was born; its model has two entries more than its tokenizer."""
     tokenizer = tokenizer_of(kind)
     sizes = SIZES | {"family": "transformer", "vocabulary": tokenizer.vocabulary + 2, "dropout": 0.1}
-    chosen = complete(sizes | model, task, source="a test")
+    chosen = imported_config(sizes | model, task, source="a test")
     made, _ = build_model(chosen, tokenizer)
     stir(made, spread=spread)
-    return make_run(path, chosen, tokenizer, made.tensors(), source="a test", notes=())
+    return write_imported_run(path, chosen, tokenizer, made.tensors(), source="a test", notes=())
 
 
 @torch.no_grad()

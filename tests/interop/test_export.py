@@ -1,4 +1,4 @@
-"""Runs as Hugging Face folders: opened by transformers alone they say what the run says, and come back as they were."""
+"""Exported Hugging Face folders give the run's outputs in transformers, and are imported bit for bit."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from headstock.errors import UserError
 from headstock.inference.pipeline import load
 from headstock.interop import export_run, import_run
-from headstock.interop.huggingface.model_card_header import opens
+from headstock.interop.huggingface.export_card import auto_class
 from headstock.train.tensors import read_tensors
 from tests.interop.small import scores, small_run, some_texts, tokenizer_of
 
@@ -29,7 +29,7 @@ LAST = CLASSES | {"pool": "last", "head_bias": False}
 TAGS = {"name": "tag", "classes": NAMES, "opening": "cls"}
 MASKED = {"name": "masked", "transform": True}
 
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # what it must become, and what it is
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # expected class, model settings, task settings
     "gpt": ("GPT2LMHeadModel", GPT, {"name": "causal"}),
     "gpt otherwise": (
         "GPT2LMHeadModel",
@@ -98,8 +98,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # what it must
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """No network, and no bars on the screen."""
+def offline(monkeypatch):
+    """No network access and no progress bars."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     transformers.utils.logging.disable_progress_bar()
 
@@ -116,7 +116,7 @@ def texts_for(task: dict[str, Any]) -> tuple[list[str], list[str] | None]:
 @torch.no_grad()
 def their_scores(folder: Path, given: Any, targets: torch.Tensor | None) -> Any:
     head = json.loads((folder / "config.json").read_text())["architectures"][0]
-    model, report = getattr(transformers, opens(head)).from_pretrained(folder, output_loading_info=True)
+    model, report = getattr(transformers, auto_class(head)).from_pretrained(folder, output_loading_info=True)
     poolers = {"pooler.dense.weight", "pooler.dense.bias"} if head == "BertModel" else set()
     assert set(report["missing_keys"]) == poolers and not report["unexpected_keys"] and not report["mismatched_keys"]
     assert type(model).__name__ == head
@@ -127,13 +127,13 @@ def their_scores(folder: Path, given: Any, targets: torch.Tensor | None) -> Any:
 
 
 def distance(one: torch.Tensor, other: torch.Tensor, real: torch.Tensor | None) -> float:
-    """The largest difference, where there is a token."""
+    """The largest absolute difference at positions that are not padding."""
     apart = one - other
     return float((apart if real is None or apart.dim() < 3 else apart[real]).abs().max())
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_says_the_same_there_and_comes_back_as_it_was(name, tmp_path):
+def test_an_export_has_the_same_outputs_and_is_imported_exactly(name, tmp_path):
     head, model, task = CASES[name]
     run = small_run(tmp_path / "run", model, task, kind=kind_for(model))
     assert export_run(run, tmp_path / "there")["architecture"] == head
@@ -165,7 +165,7 @@ def test_it_says_the_same_there_and_comes_back_as_it_was(name, tmp_path):
     assert distance(scores(read, given, targets), ours, real) < 1e-5
 
 
-def test_the_next_sentence_head_counts_its_classes_the_other_way(tmp_path):
+def test_the_classes_of_the_next_sentence_head_are_swapped(tmp_path):
     run = small_run(tmp_path / "run", BERT, MASKED | {"nsp": True}, kind="wordpiece")
     export_run(run, tmp_path / "there")
     cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
@@ -175,13 +175,13 @@ def test_the_next_sentence_head_counts_its_classes_the_other_way(tmp_path):
     opened = load(run.path, device="cpu")
     with torch.no_grad():
         theirs = model(**given).logits
-        hidden = scores_hidden(opened, given)
+        hidden = hidden_states(opened, given)
         ours = opened.model.heads["next"](hidden[:, 0])
     assert torch.allclose(ours.flip(1), theirs, atol=1e-4)
     assert not torch.allclose(ours, theirs, atol=1e-2)
 
 
-def scores_hidden(opened, given):
+def hidden_states(opened, given):
     from headstock.model.batch import Batch
 
     padding = given["attention_mask"] == 0
@@ -189,7 +189,7 @@ def scores_hidden(opened, given):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
-def test_a_thousand_texts_are_cut_alike(kind, tmp_path):
+def test_a_thousand_texts_are_tokenized_identically(kind, tmp_path):
     run = small_run(tmp_path / "run", GPT, {"name": "causal"}, kind=kind)
     export_run(run, tmp_path / "there")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
@@ -200,10 +200,9 @@ def test_a_thousand_texts_are_cut_alike(kind, tmp_path):
     assert theirs(texts, add_special_tokens=False)["input_ids"] == rows
     assert theirs(texts[::-1], add_special_tokens=False)["input_ids"] != rows  # the control
     roles = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-    names = roles
-    assert [getattr(theirs, f"{role}_token_id") for role in roles] == [getattr(ours, name) for name in names]
-    spelled = "a <eos> b"  # a text that spells out a mark is still a text
-    assert theirs(spelled, add_special_tokens=False)["input_ids"] == ours.encode(spelled)
+    assert [getattr(theirs, f"{role}_token_id") for role in roles] == [getattr(ours, role) for role in roles]
+    literal = "a <eos> b"  # a special token's name within a text is plain text
+    assert theirs(literal, add_special_tokens=False)["input_ids"] == ours.encode(literal)
     assert theirs.decode(rows[0], skip_special_tokens=True) == ours.decode(rows[0])
 
 
@@ -219,7 +218,7 @@ def test_a_thousand_texts_are_cut_alike(kind, tmp_path):
         (PAIR | WAVES, {"name": "translate"}, ["A", "<eos>"], None),
     ],
 )
-def test_texts_get_the_marks_that_the_run_puts_around_them(model, task, single, pair, tmp_path):
+def test_texts_get_the_special_tokens_of_the_run(model, task, single, pair, tmp_path):
     export_run(small_run(tmp_path / "run", model, task, kind="char"), tmp_path / "there")
     cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
     letters = {"A": "a", "B": "b"}
@@ -232,7 +231,7 @@ def test_texts_get_the_marks_that_the_run_puts_around_them(model, task, single, 
             assert given["token_type_ids"] == [0, 0, 0, 1, 1]
 
 
-def test_pipelines_answer_as_the_run_does(tmp_path):
+def test_the_classification_pipeline_predicts_as_the_run_does(tmp_path):
     run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls"})
     export_run(run, tmp_path / "there")
     classify = transformers.pipeline("text-classification", str(tmp_path / "there"), top_k=None)
@@ -242,7 +241,7 @@ def test_pipelines_answer_as_the_run_does(tmp_path):
         assert said[0]["label"] == known["label"]
 
 
-def test_the_pipeline_of_several_labels_gives_each_its_own_chance(tmp_path):
+def test_the_multilabel_pipeline_gives_independent_probabilities(tmp_path):
     run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls", "separator": ","})
     export_run(run, tmp_path / "there")
     classify = transformers.pipeline("text-classification", str(tmp_path / "there"), top_k=None)
@@ -251,7 +250,7 @@ def test_the_pipeline_of_several_labels_gives_each_its_own_chance(tmp_path):
     assert sum(row["score"] for row in said) != pytest.approx(1, abs=1e-3)
 
 
-def test_the_pipeline_goes_on_with_a_text_as_the_run_does(tmp_path):
+def test_the_generation_pipeline_continues_as_the_run_does(tmp_path):
     run = small_run(tmp_path / "run", MODERN | {"qk_norm": True, "context": 64}, {"name": "causal"})
     export_run(run, tmp_path / "there")
     write = transformers.pipeline("text-generation", str(tmp_path / "there"))
@@ -260,7 +259,7 @@ def test_the_pipeline_goes_on_with_a_text_as_the_run_does(tmp_path):
     assert made["generated_text"] == own.text and len(own.text) > 5
 
 
-def test_the_pipeline_fills_a_mask_by_the_scores_of_the_run(tmp_path):
+def test_the_fill_mask_pipeline_ranks_as_the_run_does(tmp_path):
     run = small_run(tmp_path / "run", BERT, MASKED, kind="wordpiece")
     export_run(run, tmp_path / "there")
     fill = transformers.pipeline("fill-mask", str(tmp_path / "there"), top_k=3)
@@ -273,7 +272,7 @@ def test_the_pipeline_fills_a_mask_by_the_scores_of_the_run(tmp_path):
     assert [row["score"] for row in said] == pytest.approx(likely.values.tolist(), abs=1e-5)
 
 
-def test_the_pipeline_of_features_gives_the_vectors_that_embed_gives(tmp_path):
+def test_the_feature_pipeline_gives_the_vectors_of_embed(tmp_path):
     run = small_run(tmp_path / "run", BERT, {"name": "headless", "closed": True}, kind="wordpiece")
     export_run(run, tmp_path / "there")
     (vectors,) = transformers.pipeline("feature-extraction", str(tmp_path / "there"))("ab cd")
@@ -281,7 +280,7 @@ def test_the_pipeline_of_features_gives_the_vectors_that_embed_gives(tmp_path):
     assert torch.tensor(vectors).mean(0).tolist() == pytest.approx(own.tolist(), abs=1e-5)
 
 
-def test_tags_are_named_there(tmp_path):
+def test_the_token_classification_pipeline_names_the_tags(tmp_path):
     run = small_run(tmp_path / "run", BERT, TAGS, kind="wordpiece")
     export_run(run, tmp_path / "there")
     tag = transformers.pipeline("token-classification", str(tmp_path / "there"), ignore_labels=[])
@@ -334,12 +333,12 @@ def test_the_folder_has_a_card_with_front_matter(tmp_path):
         (NORMED, CLASSES | {"pool": "mean"}, ["task.pool is 'mean', not 'last'"]),
         (NORMED | {"bias": True}, {"name": "masked"}, ["model.bias is true, not false"]),
         (BOTH, MASKED, ["task.transform is true, not false"]),
-        (PAIR | {"positions": "rotary"}, {"name": "translate"}, ["positions 'rotary'", "none has together"]),
+        (PAIR | {"positions": "rotary"}, {"name": "translate"}, ["positions 'rotary'", "known combinations"]),
         (PAIR | {"norm": "pre", "shared": False}, {"name": "translate"}, ["model.shared is false"]),
         ({"family": "recurrent"}, {"name": "causal"}, ["'recurrent'"]),
     ],
 )
-def test_what_cannot_be_said_exactly_is_refused_with_every_reason(model, task, words, tmp_path):
+def test_an_inexact_export_is_refused_with_every_reason(model, task, words, tmp_path):
     run = recurrent(tmp_path) if model.get("family") == "recurrent" else small_run(tmp_path / "run", model, task)
     with pytest.raises(UserError) as refused:
         export_run(run, tmp_path / "there")
@@ -348,23 +347,23 @@ def test_what_cannot_be_said_exactly_is_refused_with_every_reason(model, task, w
 
 
 def recurrent(folder: Path):
-    from headstock.interop.imported_run import complete, make_run
+    from headstock.interop.imported_run import imported_config, write_imported_run
     from headstock.train.pretrain import build_model
 
     tokenizer = tokenizer_of("char")
     model = {"family": "recurrent", "vocabulary": tokenizer.vocabulary, "depth": 1, "width": 8}
-    chosen = complete(model, {"name": "causal"}, source="a test")
+    chosen = imported_config(model, {"name": "causal"}, source="a test")
     tensors = build_model(chosen, tokenizer)[0].tensors()
-    return make_run(folder / "run", chosen, tokenizer, tensors, source="a test", notes=())
+    return write_imported_run(folder / "run", chosen, tokenizer, tensors, source="a test", notes=())
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+def test_an_existing_folder_is_not_replaced(tmp_path):
     run = small_run(tmp_path / "run", GPT, {"name": "causal"})
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="exists already"):
         export_run(run, tmp_path / "mine")
-    with pytest.raises(UserError, match="left alone"):
+    with pytest.raises(UserError, match="not replaced"):
         export_run(run, tmp_path / "mine", overwrite=True)
     with pytest.raises(UserError, match="is a run folder"):
         export_run(run, run.path, overwrite=True)
@@ -377,8 +376,8 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path):
         export_run(run, tmp_path / "other", int8=True)
 
 
-def test_a_folder_that_was_trained_on_there_comes_back_by_what_it_says_now(tmp_path):
-    """Zeros that stood for biases we had not have moved, so the run they came from is no more."""
+def test_a_folder_trained_further_is_imported_by_its_own_config(tmp_path):
+    """The constant zero biases have changed, so the original run's settings no longer apply."""
     run = small_run(tmp_path / "run", GPT | {"bias": False}, {"name": "causal"})
     export_run(run, tmp_path / "there")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "there").eval()

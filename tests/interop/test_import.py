@@ -109,8 +109,8 @@ def test_a_run_says_what_their_model_says(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "roberta"])
 @torch.no_grad()
-def test_it_is_trained_on_as_it_would_be_there(name, tmp_path):
-    """With one seed, training leaves out the same features."""
+def test_dropout_in_training_matches_transformers(name, tmp_path):
+    """With the same seed, the same features are dropped."""
     theirs = saved(tmp_path / "there", *MODELS[name])
     opened = load(import_run(tmp_path / "there", out=tmp_path / "run").path, device="cpu")
     tokens = torch.randint(7, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -135,7 +135,7 @@ def test_it_is_trained_on_as_it_would_be_there(name, tmp_path):
         ("marian", 0, False),
     ],
 )
-def test_dropout_inside_the_feed_forward_part_is_as_there(name, share, inner, tmp_path):
+def test_feed_forward_dropout_is_imported_and_exported(name, share, inner, tmp_path):
     head, settings = MODELS[name]
     saved(tmp_path / "there", head, settings | ({} if share is None else {"activation_dropout": share}))
     run = import_run(tmp_path / "there", out=tmp_path / "run")
@@ -145,28 +145,29 @@ def test_dropout_inside_the_feed_forward_part_is_as_there(name, share, inner, tm
         assert json.loads((tmp_path / "back" / "config.json").read_text())["activation_dropout"] == share
 
 
-def test_a_table_of_positions_that_begins_elsewhere_would_show(tmp_path):
-    """The control of RoBERTa's offset: rows that are never read are not among what was taken over."""
+def test_the_position_offset_of_roberta_is_removed(tmp_path):
+    """The rows before the offset have large values in this model."""
     saved(tmp_path / "there", *MODELS["roberta"])
     run = import_run(tmp_path / "there", out=tmp_path / "run")
     assert run.config()["model"]["context"] == 30
     assert run.weights()["backbone.positions.weight"].abs().max() < 6
 
 
-def test_what_is_left_over_is_told_and_never_within_the_model(tmp_path):
+def test_unused_tensors_are_logged_and_refused_within_the_backbone(tmp_path, caplog):
     saved(tmp_path / "there", *MODELS["bert"])
     file = tmp_path / "there" / "model.safetensors"
-    known, told = read_tensors(file), []
+    known = read_tensors(file)
+    caplog.set_level("INFO", logger="headstock")
     write_tensors(file, known | {"cls.seq_relationship.weight": torch.ones(2, 16), "adapter.up": torch.ones(3)})
-    run = import_run(tmp_path / "there", out=tmp_path / "run", say=told.append)
-    assert any("adapter.up" in line and "cls.seq_relationship.weight" in line for line in told)
+    run = import_run(tmp_path / "there", out=tmp_path / "run")
+    assert any("adapter.up" in line and "cls.seq_relationship.weight" in line for line in caplog.messages)
     assert any("adapter.up" in note for note in run.data()["notes"])
     write_tensors(file, known | {"bert.encoder.layer.0.attention.lora_A": torch.ones(3)})
-    with pytest.raises(UserError, match=r"not known here: bert\.encoder\.layer\.0\.attention\.lora_A"):
+    with pytest.raises(UserError, match=r"bert\.encoder\.layer\.0\.attention\.lora_A"):
         import_run(tmp_path / "there", out=tmp_path / "run", overwrite=True)
 
 
-def test_tensors_that_are_missing_or_misshapen_are_named_together(tmp_path):
+def test_missing_and_misshapen_tensors_are_reported_together(tmp_path):
     saved(tmp_path / "there", *MODELS["bert"])
     file = tmp_path / "there" / "model.safetensors"
     tensors = read_tensors(file)
@@ -177,7 +178,7 @@ def test_tensors_that_are_missing_or_misshapen_are_named_together(tmp_path):
         import_run(tmp_path / "there", out=tmp_path / "run")
     said = str(refused.value)
     assert "bert.encoder.layer.1.output.dense.bias is missing" in said
-    assert "bert.encoder.layer.0.intermediate.dense.weight has shape (5, 16), wanted (24, 16)" in said
+    assert "bert.encoder.layer.0.intermediate.dense.weight has shape (5, 16), expected (24, 16)" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -186,7 +187,7 @@ class Trap:
         return os.system, (f"touch {os.environ['TRAP']}",)
 
 
-def test_a_pickle_is_opened_for_its_weights_alone(tmp_path, monkeypatch):
+def test_code_in_a_pickle_is_never_run(tmp_path, monkeypatch):
     theirs = saved(tmp_path / "there", *MODELS["gpt2"])
     file = tmp_path / "there" / "model.safetensors"
     file.unlink()
@@ -203,7 +204,7 @@ def test_a_pickle_is_opened_for_its_weights_alone(tmp_path, monkeypatch):
     assert not (tmp_path / "sprung").exists() and not (tmp_path / "other").exists()
 
 
-def test_weights_in_several_files(tmp_path):
+def test_sharded_weights(tmp_path):
     theirs = saved(tmp_path / "whole", *MODELS["llama"])
     theirs.save_pretrained(tmp_path / "parts", max_shard_size="4KB")
     tokenizer_of("bpe").save(tmp_path / "parts" / "tokenizer.json")
@@ -211,7 +212,7 @@ def test_weights_in_several_files(tmp_path):
     one, other = (import_run(tmp_path / name, out=tmp_path / f"{name}-run").weights() for name in ("whole", "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     next((tmp_path / "parts").glob("*.safetensors")).unlink()
-    with pytest.raises(UserError, match="which is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         import_run(tmp_path / "parts", out=tmp_path / "again")
 
 
@@ -227,11 +228,11 @@ def test_weights_in_several_files(tmp_path):
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("mistral", {"sliding_window": 8}, "sliding_window is 8"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
-        ("gpt2", {"activation_function": "quick_gelu"}, "the activation 'quick_gelu' is not known"),
+        ("gpt2", {"activation_function": "quick_gelu"}, "activation 'quick_gelu'"),
         ("bert", {"is_decoder": True}, "is_decoder is true"),
     ],
 )
-def test_settings_that_we_cannot_be_told_are_refused_by_name(name, more, words, tmp_path):
+def test_unsupported_settings_are_refused_by_name(name, more, words, tmp_path):
     head, settings = MODELS[name]
     saved(tmp_path / "there", head, settings | more)
     with pytest.raises(UserError, match=words):
@@ -243,8 +244,8 @@ READ = ("model_type", "architectures", "hidden_size", "num_hidden_layers", "hidd
 
 
 @pytest.mark.parametrize("odd", [-1, "x", [], {"a": 1}, True, 10**20, None, "left out"])
-def test_settings_of_any_kind_are_read_or_refused(tmp_path, odd):
-    """Whatever a config.json says, it never ends in anything but a run or a UserError."""
+def test_malformed_settings_end_in_a_user_error(tmp_path, odd):
+    """Any config.json gives a run or a UserError."""
     saved(tmp_path / "there", *MODELS["bert classes"])
     config = json.loads((tmp_path / "there" / "config.json").read_text())
     for key in READ:
@@ -259,7 +260,7 @@ def test_settings_of_any_kind_are_read_or_refused(tmp_path, odd):
 INDEX = "model.safetensors.index.json"
 
 
-def test_an_index_of_weights_that_is_none_is_named(tmp_path):
+def test_a_malformed_index_is_named(tmp_path):
     saved(tmp_path / "there", *MODELS["gpt2"])
     (tmp_path / "there" / "model.safetensors").rename(tmp_path / "there" / "part.safetensors")
     maps = ("3", "[]", "{}", '{"a": [3]}', '{"a": "../there/part.safetensors"}', '{"a": "\\u0000"}')
@@ -269,25 +270,25 @@ def test_an_index_of_weights_that_is_none_is_named(tmp_path):
             import_run(tmp_path / "there", out=tmp_path / "run")
 
 
-def test_what_is_no_folder_of_theirs_is_refused(tmp_path):
+def test_other_folders_and_files_are_refused(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(UserError, match=r"config\.json"):
         import_run(tmp_path / "there", out=tmp_path / "run")
     (tmp_path / "there" / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(UserError, match="'mamba' cannot be read"):
+    with pytest.raises(UserError, match="'mamba'"):
         import_run(tmp_path / "there", out=tmp_path / "run")
     (tmp_path / "there" / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UserError, match=r"wanted model\.safetensors"):
+    with pytest.raises(UserError, match=r"model\.safetensors"):
         import_run(tmp_path / "there", out=tmp_path / "run")
     with pytest.raises(UserError, match="no such folder or file"):
         import_run(tmp_path / "nowhere", out=tmp_path / "run")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(UserError, match=r"got a \.txt file"):
+    with pytest.raises(UserError, match=r"\.txt"):
         import_run(tmp_path / "notes.txt", out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("files", ["bert", "gpt2"])
-def test_older_tokenizer_files_cut_as_the_newer_does(files, tmp_path):
+def test_legacy_tokenizer_files_tokenize_identically(files, tmp_path):
     if files == "bert":
         pieces = [
             "[PAD]",

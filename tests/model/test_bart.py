@@ -8,8 +8,8 @@ from torch import Tensor
 
 from headstock.config import to_dict
 from headstock.interop.huggingface.architectures.bart import Bart
-from headstock.interop.huggingface.tensor_names import to_theirs
-from headstock.interop.imported_run import complete
+from headstock.interop.huggingface.tensor_map import to_huggingface
+from headstock.interop.imported_run import imported_config
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from tests.model.test_encoder_decoder import PADDING, SOURCE_PADDING, distance, small_seq2seq, some_batch
 
@@ -21,10 +21,10 @@ BART = {"width": 16, "depth": 2, "encoder_depth": 3, "heads": 4, "hidden": 24, "
 def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Our weights under BART's names, and its settings."""
     model = {"family": "seq2seq", **to_dict(ours.config)}
-    chosen = complete(model, {"name": "translate"}, source="a test")
-    export = Bart.export(chosen)
+    chosen = imported_config(model, {"name": "translate"}, source="a test")
+    export = Bart.export_spec(chosen)
     tensors = {f"backbone.{name}": tensor.detach() for name, tensor in ours.named_parameters()}
-    made = to_theirs(Bart.rows(chosen, export), tensors)
+    made = to_huggingface(Bart.tensor_map(chosen, export), tensors)
     shared, bias = made.pop("model.shared.weight"), made.pop("final_logits_bias")
     assert not bias.any()  # a tied head of ours has none
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.interop.huggingface.architectures.bert import Bert
-from headstock.interop.huggingface.tensor_names import to_theirs
+from headstock.interop.huggingface.tensor_map import to_huggingface
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead, NextSentenceHead
@@ -45,11 +45,11 @@ def ours() -> Model:
 def as_theirs(ours: Model) -> dict[str, Tensor]:
     """Our weights under their names."""
     chosen = settings_of("bert-nano", **SMALL, nsp=True)
-    return to_theirs(Bert.rows(chosen, Bert.export(chosen)), ours.tensors())
+    return to_huggingface(Bert.tensor_map(chosen, Bert.export_spec(chosen)), ours.tensors())
 
 
 def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
-    model = kind(BertConfig(**Bert.export(settings_of("bert-nano", **SMALL)).config))
+    model = kind(BertConfig(**Bert.export_spec(settings_of("bert-nano", **SMALL)).config))
     wanted = model.state_dict()
     kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
     missing, unknown = model.load_state_dict(kept, strict=False)

@@ -33,9 +33,7 @@ def export(
     """
     from headstock.interop import export_run
 
-    result = export_run(
-        run, folder, to=to, int8=int8, measure=measure, embedding=embedding, overwrite=overwrite, say=logger.info
-    )
+    result = export_run(run, folder, to=to, int8=int8, measure=measure, embedding=embedding, overwrite=overwrite)
     architecture = f" as {result['architecture']}" if "architecture" in result else ""
     common.show(f"{folder}: {run} for {to}{architecture}")
     for line in result.get("try", []):
@@ -62,9 +60,7 @@ def import_(
     """
     from headstock.interop import import_run
 
-    run = import_run(
-        path, out=out, dictionary=dictionary, sentencepiece=sentencepiece, overwrite=overwrite, say=logger.info
-    )
+    run = import_run(path, out=out, dictionary=dictionary, sentencepiece=sentencepiece, overwrite=overwrite)
     results = run.results()
     common.show(f"{run}: {results['parameters']['total']:,} parameters from {path}")
     return {"run": str(run), **{key: results[key] for key in ("kind", "from", "parameters") if key in results}}

@@ -1,4 +1,4 @@
-"""Run folders of models that were made elsewhere: with them, every verb works that needs no training text."""
+"""Writes run folders for models trained elsewhere; every command works on them that needs no training data."""
 
 import platform
 import typing
@@ -13,7 +13,7 @@ from torch import Tensor
 from headstock import __version__
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings
 from headstock.errors import UserError
-from headstock.tasks.base import TASKS
+from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.model_card import write_card
 from headstock.train.pretrain import build_model
@@ -21,59 +21,60 @@ from headstock.train.run_folder import RunFolder, check_finite, fingerprints
 from headstock.train.settings import RunConfig, make_config
 
 
-def complete(model: Mapping[str, Any], task: Mapping[str, Any], *, source: str) -> RunConfig:
-    """The settings of a run that was not trained here, from those of its model and its task."""
+def imported_config(model: Mapping[str, Any], task: Mapping[str, Any], *, source: str) -> RunConfig:
+    """The complete settings of an imported run from those of its model and task."""
     tree: dict[str, Any] = {"model": dict(model), "task": dict(task), "data": {}, "train": {}}
     if issubclass(TASKS.get(str(task["name"])), LabelledTask):
         tree["transfer"] = {"run": source}
     return make_config(tree)
 
 
-def make_run(
+def write_imported_run(
     out: Path,
-    chosen: RunConfig,
+    config: RunConfig,
     tokenizer: Tokenizer,
     tensors: Mapping[str, Tensor],
     *,
     source: str,
     notes: Sequence[str],
-    known: Mapping[str, Any] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Write the folder, once the weights are known to fit the model; `tensors` have our names.
+    """Check that the tensors fit the model, then write the folder.
 
-    `known` is what else is known of where they come from, such as the file's sha256.
+    `provenance` is recorded in data.json, such as the hash of the imported file.
     """
-    if tokenizer.vocabulary > chosen.model.vocabulary:
-        spare = [tokenizer.id_to_token(i) for i in range(chosen.model.vocabulary, tokenizer.vocabulary)]
-        special = tokenizer.all_special_ids
-        if any(i not in special for i in range(chosen.model.vocabulary, tokenizer.vocabulary)):
-            many = f"{tokenizer.vocabulary:,} entries, the model {chosen.model.vocabulary:,}"
-            raise UserError(f"{source}: its tokenizer has {many}; they do not belong together")
-        notes = [*notes, f"the tokenizer has marks the model never learned: {', '.join(spare)}"]
-    if chosen.tokenizer is not None and tokenizer.kind in get_args(typing.get_type_hints(TokenizerSettings)["kind"]):
-        chosen = replace(chosen, tokenizer=replace(chosen.tokenizer, kind=tokenizer.kind))
+    extra = range(config.model.vocabulary, tokenizer.vocabulary)
+    if extra:
+        if any(token not in tokenizer.all_special_ids for token in extra):
+            raise UserError(
+                f"{source}: its tokenizer has {tokenizer.vocabulary:,} entries, the model {config.model.vocabulary:,}"
+            )
+        names = ", ".join(tokenizer.id_to_token(token) for token in extra)
+        notes = [*notes, f"the tokenizer has special tokens without an embedding: {names}"]
+    if config.tokenizer is not None and tokenizer.kind in get_args(typing.get_type_hints(TokenizerSettings)["kind"]):
+        config = replace(config, tokenizer=replace(config.tokenizer, kind=tokenizer.kind))
     check_finite(tensors, source=source)
-    model, task = build_model(chosen, tokenizer)
+    model, task = build_model(config, tokenizer)
     model.load_tensors(tensors, source=source)
-    run, sizes = RunFolder(out), model.parameter_counts()
+    run = RunFolder(out)
     data: dict[str, Any] = {"fingerprint": "imported", **fingerprints(tokenizer), "imported": source, "corpus": []}
-    data |= {"how": f"imported from {source}", "notes": list(notes), **(known or {})}
-    run.begin(chosen.plain(), tokenizer, data)
+    data |= {"how": f"imported from {source}", "notes": list(notes), **(provenance or {})}
+    run.begin(config.plain(), tokenizer, data)
     run.save_weights(model.tensors())
-    run.write_results(results_of(run, chosen, sizes, source, labelled=isinstance(task, LabelledTask), task=task))
+    run.write_results(imported_results(run, config, model.parameter_counts(), source, task))
     write_card(run)
     return run
 
 
-def results_of(
-    run: RunFolder, chosen: RunConfig, sizes: dict[str, int], source: str, *, labelled: bool, task: Any
+def imported_results(
+    run: RunFolder, config: RunConfig, parameters: dict[str, int], source: str, task: Task
 ) -> dict[str, Any]:
-    """What results.json has of every run, where nothing was measured."""
-    more: dict[str, Any] = {}
-    if labelled:
-        sizes = sizes | {"trainable": sizes["total"], "frozen": 0}
-        more = {"kind": "finetune", "task": chosen.objective, "classes": list(getattr(chosen.task, "classes", ()))}
-        more |= {"headline": task.primary_metric, "epochs": [], "best_epoch": None, "measured_on": None}
+    """results.json of a run without training or metrics."""
+    labelled: dict[str, Any] = {}
+    if isinstance(task, LabelledTask):
+        parameters = parameters | {"trainable": parameters["total"], "frozen": 0}
+        labelled = {"kind": "finetune", "task": config.objective, "classes": list(getattr(config.task, "classes", ()))}
+        labelled |= {"headline": task.primary_metric, "epochs": [], "best_epoch": None, "measured_on": None}
     return {
         "run": str(run),
         "from": source,
@@ -86,8 +87,8 @@ def results_of(
         "train_loss": None,
         "valid_loss": None,
         "metrics": {},
-        **more,
-        "parameters": sizes,
+        **labelled,
+        "parameters": parameters,
         "device": "cpu",
         "processes": 1,
         "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},

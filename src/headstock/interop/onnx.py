@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError, WorkError
 from headstock.inference.pipeline import Pipeline, load
-from headstock.interop import LAYOUT, needs_extra
+from headstock.interop import LAYOUT, missing_dependency
 from headstock.interop.onnx_card import card_of, describe_reading
 from headstock.interop.onnx_graph import Graph, graph_of, write_graph
 from headstock.io import atomic_folder, write_bytes, write_json, write_text
@@ -29,13 +29,14 @@ from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.run_folder import RunFolder
 
+logger = logging.getLogger(__name__)
+
 MODEL, SMALL, ABOUT, CARD = "model.onnx", "model_int8.onnx", "model.json", "README.md"
 PRECISION = 1e-4  # how far ONNX Runtime's numbers may be from ours, as a share of those above 1
 SHAPES = ((1, 1, 0), (1, 7, 0), (3, 5, 4), (2, 1, 6), (2, 256, 0))  # rows, new tokens, tokens before
 
 LARGEST = 1_900_000_000  # bytes of weights in one ONNX file, whose format ends at 2 GiB
 
-Say = Callable[[str], None]
 Session = Any
 
 
@@ -46,7 +47,6 @@ def export_onnx(
     int8: bool = False,
     measure: Path | None = None,
     embedding: bool = False,
-    say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Write a folder that ONNX Runtime opens; what it computes is checked against the run before the folder is there.
 
@@ -55,26 +55,26 @@ def export_onnx(
     """
     for library in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(library) is None:
-            raise needs_extra(library)
+            raise missing_dependency(library)
     loaded = open_single(run)
     if measure is not None and (embedding or not isinstance(loaded.task, LabelledTask)):
         raise UserError(f"--measure {measure}: only a run that was fine-tuned on labels can be measured on a file")
     graph = graph_of(loaded.model, loaded.task, named=str(run), embedding=embedding)
     about = describe_reading(loaded, graph)
-    say(f"tracing the {graph.kind} graph")
+    logger.info(f"tracing the {graph.kind} graph")
     with atomic_folder(folder, layout=LAYOUT) as beside:
         written = write_graph(graph, beside / MODEL)
         about |= {"inputs": written.inputs, "outputs": written.outputs}
         session = open_session(beside / MODEL)
         result: dict[str, Any] = {"kind": graph.kind, "difference": check_same(graph, session)}
-        say(f"ONNX Runtime's numbers differ from ours by {result['difference']:.1e} at most")
+        logger.info(f"ONNX Runtime's numbers differ from ours by {result['difference']:.1e} at most")
         sessions = {"float32": session}
         if int8:
             quantise(beside / MODEL, beside / SMALL)
             sessions["int8"] = open_session(beside / SMALL)
             result["int8_difference"] = differences(graph, sessions["int8"])
         if measure is not None:
-            result["measured"] = measured(loaded, measure, sessions, say)
+            result["measured"] = measured(loaded, measure, sessions)
         keep_tokenizer(loaded, beside)
         write_json(beside / ABOUT, about)
         result["files"] = {file.name: file.stat().st_size for file in sorted(beside.iterdir())}
@@ -162,7 +162,7 @@ def without_warnings() -> Iterator[None]:
         logging.disable(before)
 
 
-def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session], say: Say) -> dict[str, Any]:
+def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session]) -> dict[str, Any]:
     """The run's metrics on labelled rows as each graph gets them, and how many predictions differ between graphs.
 
     Rows are read one by one: the scales of 8-bit activations are taken over all that is read together, so that a
@@ -172,7 +172,7 @@ def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session], say: Sa
     records = with_labels(task.read_file(file, config=task.config), task.target, "to measure by")
     task.check(records)
     data = task.prepare(records)
-    say(f"measuring on {len(records):,} rows of {records.source}")
+    logger.info(f"measuring on {len(records):,} rows of {records.source}")
     found = {name: outputs(loaded, session, data) for name, session in sessions.items()}
     told: dict[str, Any] = {"file": records.source, "headline": task.primary_metric}
     told |= {name: metrics_with_intervals(task, data, rows) for name, rows in found.items()}
@@ -180,7 +180,7 @@ def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session], say: Sa
         told["change"] = told["int8"][task.primary_metric] - told["float32"][task.primary_metric]
         said = [[said_of(row) for row in task.predictions(data, rows)] for rows in found.values()]
         told["changed"] = sum(a != b for a, b in zip(*said, strict=True))
-        say(f"8-bit numbers change {task.primary_metric} by {100 * told['change']:+.2f} points")
+        logger.info(f"8-bit numbers change {task.primary_metric} by {100 * told['change']:+.2f} points")
     return told
 
 

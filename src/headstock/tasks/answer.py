@@ -128,6 +128,7 @@ class Answer(LabelledTask):
     input_column = "question"
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     primary_metric = "f1"
+    huggingface_head = "ForQuestionAnswering"
     title = "model that answers questions"
     nouns = Nouns(
         "question",

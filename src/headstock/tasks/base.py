@@ -48,6 +48,7 @@ class Task(ABC):
     )
     generates: ClassVar[bool] = False  # its token head gives the next token
     trainable: ClassVar[bool] = True  # a model can be trained for it
+    huggingface_head: ClassVar[str | None] = None  # the ending of the transformers class with the same head
     fills_masks: ClassVar[bool] = False  # its token head gives hidden tokens
     mask_shift: ClassVar[int] = 0  # how many places before a hidden token the state stands that gives it
     needs_sentences: bool = False  # it reads text whose sentences are marked apart

@@ -30,6 +30,7 @@ class CausalLM(StreamTask):
     is_language_model = True
     bits_per_byte_head = "token"
     generates = True
+    huggingface_head = "ForCausalLM"
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.rows == "padded":

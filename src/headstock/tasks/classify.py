@@ -65,6 +65,7 @@ class Classify(LabelledTask):
 
     Config: ClassVar[type] = ClassifyConfig
     target = "label"
+    huggingface_head = "ForSequenceClassification"
     title = "classifier"
     nouns = Nouns("text", "text", "text", "wrongly classified texts", "accuracy")
     predicts_classes = True

@@ -47,6 +47,7 @@ class Denoise(Task):
 
     Config = DenoiseConfig
     needs_encoder_decoder = True
+    huggingface_head = "ForConditionalGeneration"
     is_language_model = True
 
     def __init__(self, config: DenoiseConfig, tokenizer: Tokenizer):

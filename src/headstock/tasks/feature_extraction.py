@@ -26,6 +26,7 @@ class FeatureExtraction(Task):
 
     Config = FeatureExtractionConfig
     trainable = False
+    huggingface_head = "Model"
 
     def __init__(self, config: FeatureExtractionConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)

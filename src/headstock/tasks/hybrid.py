@@ -45,6 +45,7 @@ class HybridLM(Task):
     causal = False  # the backbone looks both ways, unless a row asks for less
     bits_per_byte_head = "causal"
     generates = True
+    huggingface_head = "ForCausalLM"
     fills_masks = True
     mask_shift = 1
 

@@ -39,6 +39,7 @@ class MaskedLM(Task):
     bos_role = "cls"
     causal = False
     fills_masks = True
+    huggingface_head = "ForMaskedLM"
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)

@@ -78,6 +78,7 @@ class Tag(LabelledTask):
     Config: ClassVar[type] = TagConfig
     target = "tags"
     input_column = "tokens"
+    huggingface_head = "ForTokenClassification"
     title = "tagger of words"
     nouns = Nouns(
         "sentence",

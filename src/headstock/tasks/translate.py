@@ -83,6 +83,7 @@ class Translate(LabelledTask):
     target = TARGET
     input_column = SOURCE
     primary_metric = "bleu"
+    huggingface_head = "ForConditionalGeneration"
     title = "translator"
     nouns = Nouns(
         "sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right", unit="pair"

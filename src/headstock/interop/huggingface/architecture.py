@@ -1,4 +1,7 @@
-"""What every Hugging Face architecture promises here, and where they are found: a new one is one new file."""
+"""The interface of a Hugging Face architecture. A new architecture is one file in `architectures/`.
+
+"Ours" are names and settings of this library, "theirs" those of Hugging Face transformers.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -8,71 +11,109 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.interop.huggingface.tensor_names import Row, Tensors
+from headstock.interop.huggingface.tensor_map import TensorMap, Tensors
 from headstock.registry import Registry
+from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
 
-# ours: theirs; several of their names mean the same function
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}  # ours: theirs
 THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
 THEIR_ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "gelu_python": "gelu"}
-LANGUAGE = ("causal", "masked", "hybrid", "headless")
+
+
+Sizes = dict[str, tuple[str, Any]]  # our model setting: (key in config.json, default or None if required)
 
 
 @dataclass(frozen=True)
-class Export:
-    """A run as an architecture has it."""
+class ExportSpec:
+    """How a run is stored in an architecture."""
 
     model_type: str
-    head: str  # the class that opens it, such as BertForMaskedLM
-    prefix: str  # before the names of the backbone's tensors
-    config: dict[str, Any]  # what config.json says of the model's shape
-    pipeline: str | None  # the task word of `pipeline(...)`, where there is one
+    head: str  # the model class, such as BertForMaskedLM
+    prefix: str  # of the backbone's tensor names
+    config: dict[str, Any]  # the model's part of config.json
+    pipeline: str | None  # the task name for `transformers.pipeline`
+    notes: tuple[str, ...] = ()  # limitations that users of the export should know
+    token_ids: tuple[str, ...] = ()  # token roles whose ids config.json also needs, such as "mask"
 
 
 class Architecture(ABC):
-    """One architecture, or several whose tensors have the same names."""
+    """One Hugging Face architecture, or several that share their tensor names."""
 
     name: ClassVar[str]
     title: ClassVar[str]
-    reads: ClassVar[tuple[str, ...]]  # the model_type words that it can import
-    anchors: ClassVar[tuple[str, ...]]  # how the name of its embedding ends, after the prefix of its backbone
-    buffers: ClassVar[tuple[str, ...]] = ()  # ends of names of tensors that hold no weights
+    family: ClassVar[str] = "transformer"  # the backbone family it corresponds to
+    model_types: ClassVar[tuple[str, ...]]  # values of `model_type` that can be imported
+    heads: ClassVar[tuple[str, ...]]  # endings of the model classes that can be exported
+    embeddings: ClassVar[tuple[str, ...]]  # endings of the name of its token embedding, which locate the prefix
+    buffers: ClassVar[tuple[str, ...]] = ()  # endings of tensor names that hold no weights
+    import_only: ClassVar[bool] = False
+    sizes: ClassVar[Sizes]
+    required: ClassVar[dict[str, Any]] = {}  # model settings that an export must have; a tuple lists alternatives
+
+    @classmethod
+    def unsupported_settings(cls, config: RunConfig) -> list[str]:
+        """Every reason why the architecture cannot represent a run exactly."""
+        if cls.import_only:
+            return ["it can only be imported"]
+        if config.family != cls.family:
+            return [f"model.family is {config.family!r}, not {cls.family!r}"]
+        problems = mismatches(config.model, **cls.required) + cls.unsupported_model(config)
+        head = task_head(config)
+        return problems + (
+            cls.unsupported_head(config) if head in cls.heads else [f"it has no head for {config.objective}"]
+        )
+
+    @classmethod
+    def unsupported_model(cls, config: RunConfig) -> list[str]:
+        return []
+
+    @classmethod
+    def unsupported_head(cls, config: RunConfig) -> list[str]:
+        return []
 
     @classmethod
     @abstractmethod
-    def misfits(cls, chosen: RunConfig) -> list[str]:
-        """Every reason why a run of these settings cannot be said exactly; none where it can."""
+    def export_spec(cls, config: RunConfig) -> ExportSpec:
+        """How a supported run is stored."""
 
     @classmethod
     @abstractmethod
-    def export(cls, chosen: RunConfig) -> Export:
-        """What a run that fits is called there."""
+    def tensor_map(cls, config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
+        """An entry for each tensor of the run."""
 
     @classmethod
     @abstractmethod
-    def rows(cls, chosen: RunConfig, export: Export) -> Iterator[Row]:
-        """The table of all its tensors."""
+    def import_settings(cls, hf_config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
+        """The sections `model` and `task` of the run; raises UserError for unsupported models."""
 
     @classmethod
     @abstractmethod
-    def settings(cls, config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
-        """The sections `model` and `task` of a run like theirs; refuses what we cannot be told."""
+    def backbone_prefix(cls, model_type: str) -> str:
+        """The prefix of the backbone's tensor names in files of this model type."""
 
     @classmethod
-    @abstractmethod
-    def prefix_of(cls, kind: str) -> str:
-        """Before the names of its backbone's tensors in files of this model_type."""
+    def import_spec(cls, spec: ExportSpec) -> ExportSpec:
+        """The spec by which imported tensors are named, if several model types share one table."""
+        return spec
 
     @classmethod
-    def as_read(cls, export: Export) -> Export:
-        """How a folder is called in the words of the table, where several model_types share one."""
-        return export
-
-    @classmethod
-    def prepare(cls, config: Mapping[str, Any], tensors: Tensors, chosen: RunConfig, export: Export) -> Tensors:
-        """Their tensors, spelled as this architecture's table has them."""
+    def prepare_tensors(
+        cls, hf_config: Mapping[str, Any], tensors: Tensors, config: RunConfig, spec: ExportSpec
+    ) -> Tensors:
+        """Imported tensors as the tensor map expects them."""
         return tensors
+
+    @classmethod
+    def export_sizes(cls, model: Any) -> dict[str, Any]:
+        return {theirs: getattr(model, ours) for ours, (theirs, _) in cls.sizes.items()}
+
+    @classmethod
+    def import_sizes(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            ours: hf_config[theirs] if default is None else hf_config.get(theirs, default)
+            for ours, (theirs, default) in cls.sizes.items()
+        }
 
 
 ARCHITECTURES: Registry[type[Architecture]] = Registry(
@@ -80,49 +121,42 @@ ARCHITECTURES: Registry[type[Architecture]] = Registry(
 )
 
 
-def unlike(settings: Any, section: str = "model", **wanted: Any) -> list[str]:
-    """The settings that are not what they must be; a tuple names several that will do."""
+def task_head(config: RunConfig) -> str | None:
+    """The ending of the Hugging Face model class that a run's task corresponds to."""
+    return TASKS.get(config.objective).huggingface_head
+
+
+def mismatches(settings: Any, section: str = "model", **required: Any) -> list[str]:
+    """The settings that differ from what is required; a tuple lists alternatives."""
     problems = []
-    for name, value in wanted.items():
-        able = value if isinstance(value, tuple) else (value,)
-        have = getattr(settings, name)
-        if have not in able:
-            told = " or ".join(str(one).lower() if isinstance(one, bool) else repr(one) for one in able)
-            problems.append(
-                f"{section}.{name} is {str(have).lower() if isinstance(have, bool) else repr(have)}, not {told}"
-            )
+    for name, value in required.items():
+        alternatives = value if isinstance(value, tuple) else (value,)
+        actual = getattr(settings, name)
+        if actual not in alternatives:
+            problems.append(f"{section}.{name} is {show(actual)}, not {' or '.join(map(show, alternatives))}")
     return problems
 
 
-def family_problem(chosen: RunConfig, family: str) -> list[str]:
-    return [] if chosen.family == family else [f"model.family is {chosen.family!r}, not {family!r}"]
+def show(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def refuse(config: Mapping[str, Any], problems: list[str]) -> None:
-    """Their settings that nothing of ours can say, all at once."""
+def reject(hf_config: Mapping[str, Any], problems: list[str]) -> None:
+    """Raise one error for all settings of an imported model that are not supported."""
     if problems:
-        raise UserError(
-            f"config.json: this {config.get('model_type')} model is more than can be said here: " + "; ".join(problems)
-        )
+        kind = hf_config.get("model_type")
+        raise UserError(f"config.json: this {kind} model has unsupported settings: {'; '.join(problems)}")
 
 
-def activation_of(word: str) -> str:
-    if word not in THEIR_ACTIVATIONS:
-        raise UserError(
-            f"config.json: the activation {word!r} is not known here (known: {', '.join(THEIR_ACTIVATIONS)})"
-        )
-    return THEIR_ACTIVATIONS[word]
+def import_activation(name: str) -> str:
+    if name not in THEIR_ACTIVATIONS:
+        raise UserError(f"config.json: unknown activation {name!r} (known: {', '.join(THEIR_ACTIVATIONS)})")
+    return THEIR_ACTIVATIONS[name]
 
 
-def tied_with(tensors: Mapping[str, Tensor], config: Mapping[str, Any], head: str, embedding: str) -> bool:
-    """Whether a head shares the embedding's weights: as the settings say, unless the file has two that differ."""
+def is_tied(tensors: Mapping[str, Tensor], hf_config: Mapping[str, Any], head: str, embedding: str) -> bool:
+    """Whether the output head shares the embedding's weights. Two different tensors override the config."""
     if head in tensors and embedding in tensors:
-        same = tensors[head].shape == tensors[embedding].shape and bool((tensors[head] == tensors[embedding]).all())
-        return same and config.get("tie_word_embeddings", True) is not False
+        equal = tensors[head].shape == tensors[embedding].shape and bool((tensors[head] == tensors[embedding]).all())
+        return equal and hf_config.get("tie_word_embeddings", True) is not False
     return head not in tensors
-
-
-def labels_of(config: Mapping[str, Any]) -> list[str]:
-    """The names of the classes, in the order of their numbers."""
-    names = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(config.get("num_labels", 2))}
-    return [str(names[key]) for key in sorted(names, key=int)]

@@ -1,4 +1,4 @@
-"""The heads of fine-tuned runs as Hugging Face has them.  D width, C classes."""
+"""Task heads shared by the Hugging Face architectures: class names, labels, tensors and import settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,21 +6,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.interop.huggingface.architecture import labels_of
-from headstock.interop.huggingface.tensor_names import Row, Tensors, constant, layer, same
+from headstock.interop.huggingface.architecture import task_head
+from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, affine, constant, rename
+from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
 
-PIPELINES = {"classify": "text-classification", "pair": "text-classification", "tag": "token-classification"}
-CLASSES = ("classify", "pair")
-ENDINGS = {  # of their class names: the task that is
-    "ForSequenceClassification": "classify",
-    "ForTokenClassification": "tag",
-    "ForQuestionAnswering": "answer",
+# endings of model classes
+BASE, CAUSAL_LM, MASKED_LM = "Model", "ForCausalLM", "ForMaskedLM"
+SEQUENCE, TOKEN, SPAN = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
+SEQ2SEQ = "ForConditionalGeneration"
+PIPELINES = {
+    SEQUENCE: "text-classification",
+    TOKEN: "token-classification",
+    MASKED_LM: "fill-mask",
+    "ForPreTraining": "fill-mask",
 }
 
 
-def class_problems(task: Any, *, pools: Sequence[str], dense: Sequence[str], bias: bool = True) -> list[str]:
-    """Why a classifier's head cannot be said by one that pools, bends and shifts like this."""
+def pipeline_name(config: RunConfig, head: str) -> str:
+    """The `transformers.pipeline` task for a model class."""
+    default = "text-generation" if TASKS.get(config.objective).generates else "feature-extraction"
+    return next((name for ending, name in PIPELINES.items() if head.endswith(ending)), default)
+
+
+def classifier_problems(task: Any, *, pools: Sequence[str], dense: Sequence[str], bias: bool = True) -> list[str]:
+    """Why a classifier cannot be exported to a head with these kinds of pooling and hidden layer."""
     problems = layer_problems(task)
     if task.pool not in pools:
         hint = f"fine-tune with --pool {pools[0]}"
@@ -28,81 +38,116 @@ def class_problems(task: Any, *, pools: Sequence[str], dense: Sequence[str], bia
     if task.dense not in dense:
         problems.append(f"task.dense is {task.dense!r}, not {' or '.join(map(repr, dense))} (--set dense={dense[0]})")
     if task.head_bias and not bias:
-        problems.append("task.head_bias is true, and its classifiers have none (fine-tune with --set head_bias=false)")
+        problems.append("task.head_bias is true, but its classifiers have no bias (use --set head_bias=false)")
     return problems
 
 
 def layer_problems(task: Any) -> list[str]:
-    """Heads there read the last layer, and a text in one row."""
     return [] if task.layers == "last" else [f"task.layers is {task.layers!r}, not 'last'"]
 
 
-def label_config(chosen: RunConfig) -> dict[str, Any]:
-    """Names and numbers of the classes, as config.json has them."""
-    classes = getattr(chosen.task, "classes", ())
+def label_config(config: RunConfig) -> dict[str, Any]:
+    """The class names in config.json."""
+    classes = getattr(config.task, "classes", ())
     if not classes:
         return {}
-    found: dict[str, Any] = {
+    labels: dict[str, Any] = {
         "id2label": {str(i): name for i, name in enumerate(classes)},
         "label2id": {name: i for i, name in enumerate(classes)},
     }
-    if chosen.objective in CLASSES:
-        several = getattr(chosen.task, "separator", None) is not None
-        found["problem_type"] = "multi_label_classification" if several else "single_label_classification"
-    return found
+    if task_head(config) == SEQUENCE:
+        multilabel = getattr(config.task, "separator", None) is not None
+        labels["problem_type"] = "multi_label_classification" if multilabel else "single_label_classification"
+    return labels
 
 
-def label_settings(config: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """The same, back."""
-    if task == "answer":
-        return {"name": task, "opening": "cls"}
-    found: dict[str, Any] = {"name": task, "classes": labels_of(config)}
-    if config.get("problem_type") == "multi_label_classification":
-        found["separator"] = ","
-    return found
+def import_labels(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    names = hf_config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(hf_config.get("num_labels", 2))}
+    settings: dict[str, Any] = {"classes": [str(names[key]) for key in sorted(names, key=int)]}
+    if hf_config.get("problem_type") == "multi_label_classification":
+        settings["separator"] = ","
+    return settings
 
 
-def task_of(head: str) -> str | None:
-    return next((task for ending, task in ENDINGS.items() if head.endswith(ending)), None)
+def import_task(
+    hf_config: Mapping[str, Any],
+    head: str,
+    *,
+    classifier: dict[str, Any],
+    special: dict[str, Any],
+    language: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The section `task` for a model class.
 
-
-def plain_head(name: str, theirs: str, *, bias: bool = True) -> Iterator[Row]:
-    """A linear layer and no more."""
-    yield from layer(f"heads.{name}.linear", theirs, bias=bias)
-
-
-def mirrored(ours: str, dense: str, scores: str, *, width: int, classes: int) -> Iterator[Row]:
-    """A linear head in a place that has a layer bent by GELU before the scores.
-
-    Each class has two features there, z and -z, and gelu(z) - gelu(-z) = z.
+    `classifier` are the settings of a sequence classifier, `special` the special tokens around a text, `language` the
+    whole section for a class with a language modelling head.
     """
+    if head.endswith(SEQUENCE):
+        return {"name": "classify"} | import_labels(hf_config) | classifier | special
+    if head.endswith(TOKEN):
+        return {"name": "tag"} | import_labels(hf_config) | special
+    if head.endswith(SPAN):
+        return {"name": "answer", "opening": special["opening"]}
+    return {"name": "headless"} | special if language is None else language
 
-    def out(weight: Tensor) -> list[Tensor]:
+
+def token_or_span_head(config: RunConfig, *, token: str = "classifier") -> Iterator[TensorMap]:
+    """The linear head of a token classifier or a question answering model."""
+    if task_head(config) == TOKEN:
+        yield from affine("heads.tag.linear", token)
+    else:
+        yield from affine("heads.span.linear", "qa_outputs")
+
+
+def two_layer_head(dense: str, scores: str) -> Iterator[TensorMap]:
+    """A sequence classifier with a hidden layer."""
+    yield from affine("heads.label.dense", dense)
+    yield from affine("heads.label.linear", scores)
+
+
+def two_layer_problems(config: RunConfig) -> list[str]:
+    """Why a linear classifier cannot be written as one with a hidden GELU layer."""
+    classes, width = len(config.task.classes), config.model.width
+    if config.task.dense == "none" and 2 * classes > width:
+        return [f"{classes} classes are more than half of model.width {width}"]
+    return []
+
+
+def gelu_head(config: RunConfig, dense: str, scores: str) -> Iterator[TensorMap]:
+    """A sequence classifier with a hidden GELU layer, to which a linear classifier is converted exactly."""
+    if config.task.dense == "none":
+        yield from linear_as_gelu_head(dense, scores, width=config.model.width, classes=len(config.task.classes))
+    else:
+        yield from two_layer_head(dense, scores)
+
+
+def linear_as_gelu_head(dense: str, scores: str, *, width: int, classes: int) -> Iterator[TensorMap]:
+    """A linear head z as a head with a hidden GELU layer: gelu(z) - gelu(-z) = z, with two features per class."""
+
+    def split(weight: Tensor) -> list[Tensor]:
         return [torch.cat([weight, -weight, weight.new_zeros(width - 2 * classes, width)])]
 
-    signs = torch.cat([torch.eye(classes), -torch.eye(classes), torch.zeros(classes, width - 2 * classes)], 1)
-    yield Row(f"{ours}.weight", (f"{dense}.weight",), out, lambda parts: parts[0][:classes])
+    yield TensorMap("heads.label.linear.weight", (f"{dense}.weight",), split, lambda parts: parts[0][:classes])
     yield constant(f"{dense}.bias", torch.zeros(width))
-    yield constant(f"{scores}.weight", signs)
-    yield same(f"{ours}.bias", f"{scores}.bias")
+    yield constant(f"{scores}.weight", difference_matrix(classes, width))
+    yield rename("heads.label.linear.bias", f"{scores}.bias")
 
 
-def is_mirrored(tensors: Tensors, dense: str, scores: str) -> bool:
-    """Whether a head of theirs is what `mirrored` makes of one of ours."""
+def difference_matrix(classes: int, width: int) -> Tensor:
+    """(C, D): feature c minus feature C + c."""
+    return torch.cat([torch.eye(classes), -torch.eye(classes), torch.zeros(classes, width - 2 * classes)], 1)
+
+
+def imported_dense(tensors: Tensors, dense: str, scores: str) -> str:
+    """The setting `dense` of an imported classifier: "none" if `linear_as_gelu_head` wrote it."""
     weight, signs = tensors.get(f"{dense}.weight"), tensors.get(f"{scores}.weight")
     if weight is None or signs is None or 2 * len(signs) > len(weight) or f"{dense}.bias" not in tensors:
-        return False
-    classes, width = len(signs), len(weight)
-    made = torch.cat([torch.eye(classes), -torch.eye(classes), torch.zeros(classes, width - 2 * classes)], 1)
-    return (
-        torch.equal(signs.float(), made)
+        return "gelu"
+    classes = len(signs)
+    linear = (
+        torch.equal(signs.float(), difference_matrix(classes, len(weight)))
         and not tensors[f"{dense}.bias"].any()
         and torch.equal(weight[:classes], -weight[classes : 2 * classes])
         and not weight[2 * classes :].any()
     )
-
-
-def dense_head(ours: str, dense: str, scores: str, *, bias: bool) -> Iterator[Row]:
-    """A layer, bent, and the scores."""
-    yield from layer(f"{ours}.dense", dense)
-    yield from layer(f"{ours}.linear", scores, bias=bias)
+    return "none" if linear else "gelu"

@@ -1,8 +1,9 @@
-"""From a Hugging Face folder to a run: weights by name, settings by meaning, nothing dropped unsaid."""
+"""Imports a Hugging Face folder as a run. Whatever is not imported is reported."""
 
+import logging
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,176 +12,179 @@ import torch
 from headstock.config import malformed_as_user_error, read_settings
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import HeadstockError, UserError
-from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, Export
-from headstock.interop.huggingface.exporter import OWN, as_json
-from headstock.interop.huggingface.tensor_names import Row, Tensors, to_ours
+from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, ExportSpec
+from headstock.interop.huggingface.exporter import OWN_SECTION, json_round_trip
+from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, from_huggingface
 from headstock.interop.huggingface.tokenizer import read_tokenizer
-from headstock.interop.imported_run import complete, make_run
+from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 from headstock.train.tensors import read_tensors
 
-Say = Callable[[str], None]
-HEADS = {"lm_head", "cls", "classifier", "score", "qa_outputs", "pre_classifier", "final_logits_bias", "dense"}
-HEADS |= {"vocab_transform", "vocab_layer_norm", "vocab_projector"}
-HEADS |= {"generator_predictions", "generator_lm_head", "discriminator_predictions"}  # ELECTRA's
-POOLER = "pooler."  # a part of BERT's heads that stands among its backbone
+logger = logging.getLogger(__name__)
+
+HEAD_MODULES = {"lm_head", "cls", "classifier", "score", "qa_outputs", "pre_classifier", "final_logits_bias", "dense"}
+HEAD_MODULES |= {"vocab_transform", "vocab_layer_norm", "vocab_projector"}
+HEAD_MODULES |= {"generator_predictions", "generator_lm_head", "discriminator_predictions"}  # ELECTRA
+POOLER = "pooler."  # a part of BERT's heads that is stored within the backbone
 
 
-def import_folder(folder: str | Path, out: str | Path, *, say: Say = lambda line: None) -> RunFolder:
-    """Make a run of a folder that transformers saved; what cannot be said here is refused, what is left over told."""
-    source = Path(folder)
-    config = read_settings(source / "config.json")
-    architecture = find(config, source)
-    kind = config["model_type"]
-    raw = read_weights(source)
-    tensors = with_prefix(raw, architecture, kind)
-    tokenizer = read_tokenizer(source)
-    notes = list(tokenizer.notes)
-    with malformed_as_user_error(source / "config.json", f"a {kind} model"):
-        head = str((config.get("architectures") or [f"{kind}Model"])[0])
-        chosen, ours, left = as_it_was(architecture, config, tensors, tokenizer, str(source)) or as_it_says(
-            architecture, config, head, tensors, tokenizer, str(source)
-        )
-    if left:
-        notes.append(f"not taken over, because nothing here has a use for it: {', '.join(left)}")
+@dataclass
+class SourceModel:
+    """A Hugging Face folder, read into memory."""
+
+    path: str
+    config: Mapping[str, Any]
+    tensors: Tensors
+    tokenizer: Tokenizer
+    architecture: type[Architecture]
+
+
+@dataclass
+class ConvertedModel:
+    config: RunConfig
+    tensors: Tensors
+    unused: list[str]  # names of tensors that were not imported
+
+
+def import_folder(folder: Path, out: Path) -> RunFolder:
+    """Make a run of a folder saved by transformers; unsupported models raise, unused tensors are logged."""
+    hf_config = read_settings(folder / "config.json")
+    architecture = find_architecture(hf_config, folder)
+    kind = hf_config["model_type"]
+    tensors = add_prefix(read_weights(folder), architecture, kind)
+    source = SourceModel(str(folder), hf_config, tensors, read_tokenizer(folder), architecture)
+    notes = list(source.tokenizer.notes)
+    with malformed_as_user_error(folder / "config.json", f"a {kind} model"):
+        converted = convert_exported(source) or convert(source)
+    if converted.unused:
+        notes.append(f"tensors not imported, because the run does not need them: {', '.join(converted.unused)}")
     for note in notes:
-        say(note)
-    return make_run(Path(out), chosen, tokenizer, ours, source=str(source), notes=notes)
+        logger.info(note)
+    return write_imported_run(
+        out, converted.config, source.tokenizer, converted.tensors, source=str(folder), notes=notes
+    )
 
 
-def find(config: Mapping[str, Any], source: Path) -> type[Architecture]:
-    kind = config.get("model_type")
-    for name in ARCHITECTURES.names():
-        if kind in (architecture := ARCHITECTURES.get(name)).reads:
+def find_architecture(hf_config: Mapping[str, Any], folder: Path) -> type[Architecture]:
+    kind = hf_config.get("model_type")
+    architectures = [ARCHITECTURES.get(name) for name in ARCHITECTURES.names()]
+    for architecture in architectures:
+        if kind in architecture.model_types:
             return architecture
-    known = sorted(word for name in ARCHITECTURES.names() for word in ARCHITECTURES.get(name).reads)
-    raise UserError(f"{source / 'config.json'}: model_type {kind!r} cannot be read (can: {', '.join(known)})")
+    known = sorted(name for architecture in architectures for name in architecture.model_types)
+    raise UserError(f"{folder / 'config.json'}: unsupported model_type {kind!r} (supported: {', '.join(known)})")
 
 
-def as_it_was(
-    architecture: type[Architecture], config: Mapping[str, Any], tensors: Tensors, tokenizer: Tokenizer, source: str
-) -> tuple[RunConfig, Tensors, list[str]] | None:
-    """The run that this folder was exported from, if it was one and nobody has changed it since."""
-    own = config.get(OWN)
+def convert_exported(source: SourceModel) -> ConvertedModel | None:
+    """The run from which the folder was exported, if it was and has not been changed since."""
+    own, architecture = source.config.get(OWN_SECTION), source.architecture
     if not isinstance(own, dict):
         return None
     try:
-        chosen = complete(own["model"], own["task"], source=source)
-        if architecture.misfits(chosen):
+        run_config = imported_config(own["model"], own["task"], source=source.path)
+        if architecture.unsupported_settings(run_config):
             return None
-        export = architecture.export(chosen)
-        said = as_json(export.config)
-        if export.head not in config["architectures"] or any(config.get(key, said[key]) != said[key] for key in said):
+        spec = architecture.export_spec(run_config)
+        expected = json_round_trip(spec.config)
+        changed = any(source.config.get(key, value) != value for key, value in expected.items())
+        if changed or spec.head not in source.config["architectures"]:
             return None
-        return converted(architecture, config, tensors, tokenizer, chosen, export, source)
+        return convert_tensors(source, run_config, spec)
     except (HeadstockError, LookupError, TypeError, ValueError, AttributeError):
-        return None  # then it is read as any other folder
+        return None  # import it like any other folder
 
 
-def as_it_says(
-    architecture: type[Architecture],
-    config: Mapping[str, Any],
-    head: str,
-    tensors: Tensors,
-    tokenizer: Tokenizer,
-    source: str,
-) -> tuple[RunConfig, Tensors, list[str]]:
-    """A run like what their own settings describe."""
-    tree = architecture.settings(config, head, tensors)
-    if tree["task"]["name"] == "denoise" and tokenizer.mask is None:
-        tree["task"] = {"name": "translate"}
-    chosen = complete(tree["model"], tree["task"], source=source)
-    return converted(architecture, config, tensors, tokenizer, chosen, architecture.export(chosen), source)
+def convert(source: SourceModel) -> ConvertedModel:
+    """A run as config.json describes it."""
+    head = str((source.config.get("architectures") or [f"{source.config['model_type']}Model"])[0])
+    settings = source.architecture.import_settings(source.config, head, source.tensors)
+    if settings["task"]["name"] == "denoise" and source.tokenizer.mask is None:
+        settings["task"] = {"name": "translate"}
+    run_config = imported_config(settings["model"], settings["task"], source=source.path)
+    return convert_tensors(source, run_config, source.architecture.export_spec(run_config))
 
 
-def converted(
-    architecture: type[Architecture],
-    config: Mapping[str, Any],
-    tensors: Tensors,
-    tokenizer: Tokenizer,
-    chosen: RunConfig,
-    export: Export,
-    source: str,
-) -> tuple[RunConfig, Tensors, list[str]]:
-    """The settings, our tensors, and the names of those of theirs that nobody asked for."""
-    export = replace(export, prefix=architecture.prefix_of(config["model_type"]), model_type=config["model_type"])
-    export = architecture.as_read(export)
-    spelled = architecture.prepare(config, tensors, chosen, export)
-    layers = max(chosen.model.depth, getattr(chosen.model, "encoder_depth", None) or 0)
-    if layers > len(tensors):
-        raise UserError(f"{source}: config.json has {layers} layers, the weights have {len(tensors)} tensors in all")
-    rows = list(architecture.rows(chosen, export))
-    with torch.device("meta"):  # only the shapes are looked at: whatever sizes config.json names, they take no memory
-        model, _ = build_model(chosen, tokenizer)
-    left = left_over(spelled, rows, architecture, export.prefix)
-    within = [name for name in left if name.startswith(export.prefix) and POOLER not in name]
-    if within:
-        raise UserError(f"{source}: its {config['model_type']} has parts that are not known here: {', '.join(within)}")
-    return chosen, to_ours(rows, spelled, model.tensors(), source=source), left
+def convert_tensors(source: SourceModel, run_config: RunConfig, spec: ExportSpec) -> ConvertedModel:
+    architecture, kind = source.architecture, source.config["model_type"]
+    spec = architecture.import_spec(replace(spec, prefix=architecture.backbone_prefix(kind), model_type=kind))
+    tensors = architecture.prepare_tensors(source.config, source.tensors, run_config, spec)
+    layers = max(run_config.model.depth, getattr(run_config.model, "encoder_depth", None) or 0)
+    if layers > len(source.tensors):
+        raise UserError(
+            f"{source.path}: config.json has {layers} layers, but the weights only {len(source.tensors)} tensors"
+        )
+    entries = list(architecture.tensor_map(run_config, spec))
+    with torch.device("meta"):  # for the shapes: a malformed config.json must not allocate memory
+        model, _ = build_model(run_config, source.tokenizer)
+    unused = unused_tensors(tensors, entries, architecture)
+    unknown = [name for name in unused if name.startswith(spec.prefix) and POOLER not in name]
+    if unknown:
+        raise UserError(f"{source.path}: its {kind} backbone has unsupported tensors: {', '.join(unknown)}")
+    return ConvertedModel(run_config, from_huggingface(entries, tensors, model.tensors(), source=source.path), unused)
 
 
-def left_over(tensors: Tensors, rows: list[Row], architecture: type[Architecture], prefix: str) -> list[str]:
-    """What no row asks for and is not merely a second name for something that one does, or no weight at all."""
-    asked = {name for row in rows for name in row.theirs}
-    known = [tensors[name] for name in asked if name in tensors]
+def unused_tensors(tensors: Tensors, entries: list[TensorMap], architecture: type[Architecture]) -> list[str]:
+    """Tensors without an entry, except buffers and copies of a tensor with an entry."""
+    used = {name for entry in entries for name in entry.theirs}
+    known = [tensors[name] for name in used if name in tensors]
     return [
         name
         for name, tensor in tensors.items()
-        if name not in asked
+        if name not in used
         and not name.endswith(architecture.buffers)
         and not any(tensor.shape == other.shape and torch.equal(tensor, other) for other in known)
     ]
 
 
-def with_prefix(tensors: Tensors, architecture: type[Architecture], kind: str) -> Tensors:
-    """All of the backbone's tensors under its usual prefix, whatever class they were saved from."""
-    usual = architecture.prefix_of(kind)
-    found = next((name for anchor in architecture.anchors for name in tensors if name.endswith(anchor)), None)
-    if found is None:
-        raise UserError(f"its weights have no {architecture.anchors[0]}, so they are not of a {kind} model")
-    anchor = next(anchor for anchor in architecture.anchors if found.endswith(anchor))
-    prefix = found.removesuffix(anchor)
+def add_prefix(tensors: Tensors, architecture: type[Architecture], kind: str) -> Tensors:
+    """The tensors with the architecture's usual prefix, independent of the class that saved them."""
+    matches = ((name, ending) for ending in architecture.embeddings for name in tensors if name.endswith(ending))
+    name, ending = next(matches, (None, ""))
+    if name is None:
+        raise UserError(f"the weights have no {architecture.embeddings[0]}, so this is no {kind} model")
+    prefix, usual = name.removesuffix(ending), architecture.backbone_prefix(kind)
+
+    def in_backbone(name: str) -> bool:
+        return name.startswith(prefix) if prefix else name.partition(".")[0] not in HEAD_MODULES
+
     return {
-        usual + name.removeprefix(prefix)
-        if name.startswith(prefix) and (prefix or name.partition(".")[0] not in HEADS)
-        else name: tensor
-        for name, tensor in tensors.items()
+        usual + name.removeprefix(prefix) if in_backbone(name) else name: tensor for name, tensor in tensors.items()
     }
 
 
 def read_weights(folder: Path) -> Tensors:
-    """All tensors in single precision; safetensors first, else .bin through torch's weights-only loader."""
+    """All tensors in single precision, from safetensors or else from .bin files with torch's weights-only loader."""
     for name, read in (("model.safetensors", read_tensors), ("pytorch_model.bin", read_pickled)):
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
-            return {key: as_float(tensor) for key, tensor in read(folder / name).items()}
+            return as_floats(read(folder / name))
         if index.is_file():
-            with malformed_as_user_error(index, "weights in parts"):
-                parts = sorted(set(map(str, read_settings(index)["weight_map"].values())))
-            if not parts:
-                raise UserError(f"{index}: wanted names of files in weight_map, found none")
-            missing = [part for part in parts if Path(part).name != part or not (folder / part).is_file()]
+            with malformed_as_user_error(index, "sharded weights"):
+                files = sorted(set(map(str, read_settings(index)["weight_map"].values())))
+            if not files:
+                raise UserError(f"{index}: expected file names in weight_map, found none")
+            missing = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
             if missing:
-                raise UserError(f"{index}: names {', '.join(missing)}, which is not there")
-            return {key: as_float(tensor) for part in parts for key, tensor in read(folder / part).items()}
-    raise UserError(f"{folder}: wanted model.safetensors or pytorch_model.bin in this folder, found neither")
+                raise UserError(f"{index}: names {', '.join(missing)}, which does not exist")
+            return {key: value for file in files for key, value in as_floats(read(folder / file)).items()}
+    raise UserError(f"{folder}: expected model.safetensors or pytorch_model.bin in this folder, found neither")
 
 
-def as_float(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.is_floating_point() else tensor
+def as_floats(tensors: Tensors) -> Tensors:
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def read_pickled(path: Path) -> Tensors:
-    """A .bin or .pt file, of which only tensors are ever made: what else it would run is refused."""
+    """Tensors from a .bin or .pt file; files with anything but tensors are rejected, no code in them is run."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as wrong:
-        first = str(wrong).strip().splitlines()[0]
-        raise UserError(f"{path}: holds more than weights, so it is not opened ({first})") from None
-    except (RuntimeError, EOFError, ValueError, OSError) as wrong:
-        raise UserError(f"{path}: cannot be read as weights ({str(wrong).splitlines()[0]})") from None
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise UserError(f"{path}: wanted tensors by name, got {type(found).__name__}")
-    return dict(found)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"{path}: contains more than weights, so it is not loaded ({first})") from None
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as weights ({str(error).splitlines()[0]})") from None
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise UserError(f"{path}: expected a dictionary of tensors, found {type(content).__name__}")
+    return dict(content)

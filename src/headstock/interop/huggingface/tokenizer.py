@@ -1,4 +1,4 @@
-"""A run's tokenizer as Hugging Face reads it, with the marks that the run puts around texts; and theirs as ours."""
+"""Writes a run's tokenizer for Hugging Face, with its special tokens, and reads Hugging Face tokenizers."""
 
 import json
 from collections.abc import Mapping
@@ -30,16 +30,16 @@ ROLES = {  # ours: theirs
 
 def tokenizer_problems(tokenizer: Tokenizer) -> list[str]:
     if tokenizer.source_tokenizer is not None:
-        return ["source and target have tokenizers of their own, and there one cuts both"]
+        return ["source and target have different tokenizers, but transformers expects one"]
     if not isinstance(tokenizer.backend, TokenizersBackend):
         return [
-            f"its tokenizer ({tokenizer.kind}) is run by SentencePiece, whose cuts tokenizer.json does not hold exactly"
+            f"its tokenizer ({tokenizer.kind}) runs in SentencePiece, which tokenizer.json cannot reproduce exactly"
         ]
     return []
 
 
 def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: bool) -> dict[str, str]:
-    """tokenizer.json and what stands beside it, by file name."""
+    """The contents of tokenizer.json and its companion files, by file name."""
     library = tokenizers.Tokenizer.from_str(tokenizer.backend.to_json())
     library.post_processor = template(tokenizer, task)
     names = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
@@ -51,7 +51,7 @@ def tokenizer_files(tokenizer: Tokenizer, task: Task, *, length: int, segments: 
         "truncation_side": "left" if getattr(task.config, "long", None) == "tail" else "right",
         "clean_up_tokenization_spaces": False,
         "model_input_names": names,
-        # a text may spell out [MASK] only where that is what it is for
+        # [MASK] in a text is a special token only for models that fill masks
         "split_special_tokens": not task.fills_masks,
         **special,
     }
@@ -71,67 +71,63 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def template(tokenizer: Tokenizer, task: Task) -> processors.PostProcessor:
-    """The marks around one text and around two, as the run reads them."""
+    """The special tokens around one text and around a pair of texts, as in training."""
     if task.needs_encoder_decoder:
         assert tokenizer.eos is not None
         single, pair, used = ["$A", tokenizer.eos], ["$A", "$B", tokenizer.eos], {tokenizer.eos}
     else:
-        marks = special_tokens_for(task, tokenizer, left_to_right=task.generates)
-        opening = getattr(task, "bos", marks.prefix[0]) if not task.generates else marks.prefix[0]
-        closing = getattr(task, "suffix", marks.suffix)
+        special = special_tokens_for(task, tokenizer, left_to_right=task.generates)
+        first = special.prefix[0] if task.generates else getattr(task, "bos", special.prefix[0])
+        suffix = getattr(task, "suffix", special.suffix)
         separator = separator_id(tokenizer)
-        single = [opening, "$A", *closing]
-        pair = [opening, "$A:0", separator, "$B:1", f"{tokenizer.id_to_token(separator)}:1"]
-        used = {opening, separator, *closing}
+        single = [first, "$A", *suffix]
+        pair = [first, "$A:0", separator, "$B:1", f"{tokenizer.id_to_token(separator)}:1"]
+        used = {first, separator, *suffix}
 
-    def spelled(parts: list[Any]) -> list[str]:
+    def names(parts: list[Any]) -> list[str]:
         return [tokenizer.id_to_token(part) if isinstance(part, int) else part for part in parts]
 
     return processors.TemplateProcessing(
-        single=spelled(single),
-        pair=spelled(pair),
+        single=names(single),
+        pair=names(pair),
         special_tokens=[(tokenizer.id_to_token(number), number) for number in sorted(used)],
     )
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Their tokenizer, from whichever files it is kept in."""
+    """The tokenizer of a folder, from tokenizer.json or from the files of older versions."""
     if (folder / "tokenizer.json").is_file():
         return open_tokenizer(folder / "tokenizer.json")
     try:
         with malformed_as_user_error(folder, "a tokenizer"), rust_errors():
-            return _read_parts(folder)
-    except (RuntimeError, OSError) as wrong:
-        raise UserError(f"{folder}: its tokenizer cannot be read ({wrong})") from None
+            return read_legacy_files(folder)
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"{folder}: its tokenizer cannot be read ({error})") from None
 
 
-def _read_parts(folder: Path) -> Tokenizer:
-    """A tokenizer that is kept in several files, as older versions of transformers wrote it."""
+def read_legacy_files(folder: Path) -> Tokenizer:
+    """A tokenizer in the files that older versions of transformers wrote."""
     settings = read_settings(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     if (folder / "source.spm").is_file():
         return marian_tokenizer(folder, settings)
     if (folder / "vocab.txt").is_file():
-        return opened(wordpiece(folder / "vocab.txt", settings))
+        return with_eos(wordpiece(folder / "vocab.txt", settings))
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return opened(byte_pairs(folder, settings))
+        return with_eos(byte_pairs(folder, settings))
     return open_tokenizer(folder)
 
 
-def opened(library: tokenizers.Tokenizer) -> Tokenizer:
-    return (
-        Tokenizer(TokenizersBackend(library)) if "eos" in TokenizersBackend(library).special_ids else with_end(library)
-    )
-
-
-def with_end(library: tokenizers.Tokenizer) -> Tokenizer:
-    library.add_special_tokens([SPECIAL_TOKENS["eos"]])
+def with_eos(library: tokenizers.Tokenizer) -> Tokenizer:
+    """The tokenizer, with an end-of-sequence token added if it has none."""
+    if "eos" not in TokenizersBackend(library).special_ids:
+        library.add_special_tokens([SPECIAL_TOKENS["eos"]])
     return Tokenizer(TokenizersBackend(library))
 
 
 def wordpiece(file: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """BERT's, from the list of its pieces."""
+    """A BERT tokenizer from vocab.txt."""
     pieces = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    unknown = named(settings, "unk_token", "[UNK]")
+    unknown = token_name(settings, "unk_token", "[UNK]")
     library = tokenizers.Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token=unknown))
     library.normalizer = normalizers.BertNormalizer(
         lowercase=settings.get("do_lower_case", True),
@@ -145,33 +141,36 @@ def wordpiece(file: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def byte_pairs(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """GPT-2's, RoBERTa's and BART's, from their vocabulary and merges."""
+    """A GPT-2, RoBERTa or BART tokenizer from vocab.json and merges.txt."""
     model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
     library.decoder = decoders.ByteLevel()
-    usual = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
-    there = [one for one in usual if library.token_to_id(one) is not None]
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
     library.add_special_tokens(
-        [tokenizers.AddedToken(one, lstrip=one == "<mask>", special=True, normalized=False) for one in there]
+        [
+            tokenizers.AddedToken(name, lstrip=name == "<mask>", special=True, normalized=False)
+            for name in special
+            if library.token_to_id(name) is not None
+        ]
     )
     return library
 
 
-def named(settings: Mapping[str, Any], role: str, usual: str) -> str:
-    """A special token's spelling; the settings have it bare or with its ways."""
-    found = settings.get(role, usual)
-    return found["content"] if isinstance(found, dict) else found
+def token_name(settings: Mapping[str, Any], role: str, default: str) -> str:
+    """A special token, which tokenizer_config.json holds as a string or as an object."""
+    token = settings.get(role, default)
+    return token["content"] if isinstance(token, dict) else token
 
 
 def marian_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Marian's: one list of pieces, and a SentencePiece model for each side. Its decoder begins with the padding."""
-    numbers = read_settings(folder / "vocab.json")
-    pieces = sorted(numbers, key=numbers.__getitem__)
-    if [numbers[piece] for piece in pieces] != list(range(len(pieces))):
-        raise UserError(f"{folder / 'vocab.json'}: its numbers leave some out")
-    padding = numbers[named(settings, "pad_token", "<pad>")]
-    roles = {"bos": padding, "pad": padding, "eos": numbers["</s>"], "unk": numbers["<unk>"]}
+    """A Marian tokenizer: one vocabulary and a SentencePiece model per side; decoding starts with the padding."""
+    ids = read_settings(folder / "vocab.json")
+    pieces = sorted(ids, key=ids.__getitem__)
+    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+        raise UserError(f"{folder / 'vocab.json'}: its ids are not consecutive")
+    padding = ids[token_name(settings, "pad_token", "<pad>")]
+    roles = {"bos": padding, "pad": padding, "eos": ids["</s>"], "unk": ids["<unk>"]}
     sides = [
         Tokenizer(SentencePieceBackend(pieces, roles, (folder / name).read_bytes(), kind="sentencepiece"))
         for name in ("target.spm", "source.spm")

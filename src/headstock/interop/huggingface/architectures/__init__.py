@@ -1,1 +1,1 @@
-"""One file for each Hugging Face architecture, or for several whose tensors have the same names."""
+"""One file per Hugging Face architecture."""

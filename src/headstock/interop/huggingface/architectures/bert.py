@@ -1,12 +1,12 @@
-"""BERT: post-norm, layer norms, tables of positions and segments, a norm after the embeddings, looking both ways.
+"""BERT: bidirectional, post-norm with layer norms, learned positions and segments, normalized embeddings.
 
-ELECTRA and RoBERTa have the same tensors under other prefixes. ELECTRA's classifiers have no tanh between, so that a
-linear head can be said; RoBERTa is read only: its positions begin elsewhere.
+ELECTRA and RoBERTa share its tensors under other prefixes. A sequence classifier whose hidden layer is not BERT's tanh
+pooler is exported as ELECTRA. RoBERTa is import only, because its positions have an offset.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,176 +14,218 @@ from headstock.interop.huggingface.architecture import (
     ACTIVATIONS,
     ARCHITECTURES,
     Architecture,
-    Export,
-    activation_of,
-    family_problem,
-    refuse,
-    tied_with,
-    unlike,
+    ExportSpec,
+    Sizes,
+    import_activation,
+    is_tied,
+    mismatches,
+    reject,
+    task_head,
 )
 from headstock.interop.huggingface.heads import (
-    CLASSES,
-    PIPELINES,
-    class_problems,
-    dense_head,
-    is_mirrored,
+    BASE,
+    MASKED_LM,
+    SEQUENCE,
+    SPAN,
+    TOKEN,
+    classifier_problems,
+    gelu_head,
+    import_task,
+    imported_dense,
     label_config,
-    label_settings,
     layer_problems,
-    mirrored,
-    plain_head,
-    task_of,
+    pipeline_name,
+    token_or_span_head,
+    two_layer_head,
+    two_layer_problems,
 )
-from headstock.interop.huggingface.tensor_names import Row, Tensors, constant, flipped, layer, same, thirds
+from headstock.interop.huggingface.tensor_map import (
+    TensorMap,
+    Tensors,
+    affine,
+    constant,
+    fused_qkv,
+    rename,
+    repeat,
+    reverse_rows,
+)
 from headstock.train.settings import RunConfig
 
-TASKS = ("masked", "headless", "classify", "pair", "tag", "answer")
-KINDS = 2  # of text, where ours knows none: BERT's tokenizers number the second text of a pair with 1
-BIAS = ("cls.predictions.bias", "cls.predictions.decoder.bias")  # the second only where the head is not tied
+SEGMENTS = 2  # if the run has none: BERT's tokenizers number the second text of a pair with 1
+HEAD_BIAS = ("cls.predictions.bias", "cls.predictions.decoder.bias")  # the second only if the head is not tied
 ROBERTA = ("roberta", "xlm-roberta", "camembert")
-
-
-def kind_of(chosen: RunConfig) -> str:
-    """BERT, or where a classifier's head is no pooler with tanh ELECTRA."""
-    return "electra" if chosen.objective in CLASSES and chosen.task.dense != "tanh" else "bert"
+LAYERS = {  # ours: theirs
+    "attention.output": "attention.output.dense",
+    "around_attention.norm": "attention.output.LayerNorm",
+    "feed.up": "intermediate.dense",
+    "feed.down": "output.dense",
+    "around_feed.norm": "output.LayerNorm",
+}
 
 
 @ARCHITECTURES.add("bert")
 class Bert(Architecture):
     title = "BERT"
-    reads = ("bert", "electra", *ROBERTA)
-    anchors = ("embeddings.word_embeddings.weight",)
+    model_types = ("bert", "electra", *ROBERTA)
+    heads = (MASKED_LM, BASE, SEQUENCE, TOKEN, SPAN)
+    embeddings = ("embeddings.word_embeddings.weight",)
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
+    sizes: ClassVar[Sizes] = {
+        "vocabulary": ("vocab_size", 30522),
+        "context": ("max_position_embeddings", 512),
+        "width": ("hidden_size", 768),
+        "depth": ("num_hidden_layers", 12),
+        "heads": ("num_attention_heads", 12),
+        "hidden": ("intermediate_size", 3072),
+        "norm_epsilon": ("layer_norm_eps", 1e-12),
+    }
+    required: ClassVar[dict[str, Any]] = {
+        "norm": "post",
+        "norm_kind": "layer",
+        "positions": ("learned", "sinusoidal"),
+        "embed_norm": True,
+        "activation": tuple(ACTIVATIONS),
+        "embed_scale": False,
+        "qk_norm": False,
+        "causal": False,
+        "cross": False,
+    }
 
     @classmethod
-    def prefix_of(cls, kind: str) -> str:
-        return "roberta." if kind in ROBERTA else f"{kind}."
+    def backbone_prefix(cls, model_type: str) -> str:
+        return "roberta." if model_type in ROBERTA else f"{model_type}."
 
     @classmethod
-    def as_read(cls, export: Export) -> Export:
-        return replace(export, model_type="bert", prefix="bert.") if export.model_type in ROBERTA else export
+    def import_spec(cls, spec: ExportSpec) -> ExportSpec:
+        return replace(spec, model_type="bert", prefix="bert.") if spec.model_type in ROBERTA else spec
 
     @classmethod
-    def misfits(cls, chosen: RunConfig) -> list[str]:
-        if problems := family_problem(chosen, "transformer"):
-            return problems
-        c, task = chosen.model, chosen.task
-        problems = unlike(c, norm="post", norm_kind="layer", positions=("learned", "sinusoidal"), embed_norm=True)
-        problems += unlike(
-            c, activation=tuple(ACTIVATIONS), embed_scale=False, qk_norm=False, causal=False, cross=False
-        )
-        if chosen.objective not in TASKS:
-            problems.append(f"it is not made for {chosen.objective}")
-        elif chosen.objective in CLASSES:
-            problems += class_problems(task, pools=("cls",), dense=("none", "tanh", "gelu"))
-            if task.dense == "none" and 2 * len(task.classes) > c.width:
-                problems.append(f"{len(task.classes)} classes are more than half of model.width {c.width}")
-            problems += unlike(task, "task", head_bias=True)
-        elif chosen.objective in ("tag", "answer"):
-            problems += layer_problems(task)
-        elif chosen.objective == "masked":
-            problems += unlike(task, "task", transform=True)
-        return problems
+    def unsupported_head(cls, config: RunConfig) -> list[str]:
+        head, task = task_head(config), config.task
+        if head == SEQUENCE:
+            problems = classifier_problems(task, pools=("cls",), dense=("none", "tanh", "gelu"))
+            return problems + two_layer_problems(config) + mismatches(task, "task", head_bias=True)
+        if head in (TOKEN, SPAN):
+            return layer_problems(task)
+        return mismatches(task, "task", transform=True) if head == MASKED_LM else []
 
     @classmethod
-    def export(cls, chosen: RunConfig) -> Export:
-        c, kind = chosen.model, kind_of(chosen)
-        config = {
-            "vocab_size": c.vocabulary,
-            "max_position_embeddings": c.context,
-            "hidden_size": c.width,
-            "num_hidden_layers": c.depth,
-            "num_attention_heads": c.heads,
-            "intermediate_size": c.hidden,
+    def export_spec(cls, config: RunConfig) -> ExportSpec:
+        c, head = config.model, task_head(config)
+        kind = "electra" if head == SEQUENCE and config.task.dense != "tanh" else "bert"
+        hf_config = {
+            **cls.export_sizes(c),
             "hidden_act": ACTIVATIONS[c.activation],
-            "layer_norm_eps": c.norm_epsilon,
-            "type_vocab_size": c.segments or KINDS,
+            "type_vocab_size": c.segments or SEGMENTS,
             "hidden_dropout_prob": c.dropout,
             "attention_probs_dropout_prob": c.dropout,
             "tie_word_embeddings": c.tied,
             **({"embedding_size": c.width} if kind == "electra" else {}),
-            **label_config(chosen),
+            **label_config(config),
         }
-        if hasattr(chosen.task, "classes"):
-            config["classifier_dropout"] = chosen.task.dropout
-        endings = {"headless": "Model", "tag": "ForTokenClassification", "answer": "ForQuestionAnswering"}
-        endings |= dict.fromkeys(CLASSES, "ForSequenceClassification")
-        masked = "ForPreTraining" if getattr(chosen.task, "nsp", False) else "ForMaskedLM"
-        head = {"bert": "Bert", "electra": "Electra"}[kind] + endings.get(chosen.objective, masked)
-        pipeline = "fill-mask" if chosen.objective == "masked" else PIPELINES.get(chosen.objective)
-        prefix = "" if chosen.objective == "headless" else f"{kind}."
-        return Export(kind, head, prefix, config, pipeline or "feature-extraction")
+        if hasattr(config.task, "classes"):
+            hf_config["classifier_dropout"] = config.task.dropout
+        ending = "ForPreTraining" if getattr(config.task, "nsp", False) else head
+        name = f"{kind.capitalize()}{ending}"
+        notes = ("its pooler has no weights, because the run has none: read last_hidden_state",) if head == BASE else ()
+        prefix = "" if head == BASE else f"{kind}."
+        return ExportSpec(kind, name, prefix, hf_config, pipeline_name(config, name), notes)
 
     @classmethod
-    def rows(cls, chosen: RunConfig, export: Export) -> Iterator[Row]:
-        c, p = chosen.model, export.prefix
-        yield from embedding_rows(chosen, f"{p}embeddings")
+    def tensor_map(cls, config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
+        c = config.model
+        zeros: bool | int = True if c.bias else c.width
+        embeddings = f"{spec.prefix}embeddings"
+        yield rename("backbone.tokens.weight", f"{embeddings}.word_embeddings.weight")
+        positions = "backbone.positions.weight" if c.positions == "learned" else "backbone.waves"
+        yield rename(positions, f"{embeddings}.position_embeddings.weight")
+        if c.segments:
+            yield rename("backbone.segments.weight", f"{embeddings}.token_type_embeddings.weight")
+        else:
+            yield constant(f"{embeddings}.token_type_embeddings.weight", torch.zeros(SEGMENTS, c.width))
+        yield from affine("backbone.embed_norm", f"{embeddings}.LayerNorm", bias=zeros)
         for n in range(c.depth):
-            yield from block_rows(chosen, f"backbone.blocks.{n}", f"{p}encoder.layer.{n}")
-        yield from head_rows(chosen, export)
+            ours, theirs = f"backbone.blocks.{n}", f"{spec.prefix}encoder.layer.{n}"
+            names = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
+            yield from fused_qkv(f"{ours}.attention.inputs", *names, bias=zeros)
+            for own, name in LAYERS.items():
+                size = c.hidden if own == "feed.up" else c.width
+                yield from affine(f"{ours}.{own}", f"{theirs}.{name}", bias=True if c.bias else size)
+        yield from head_map(config, spec)
 
     @classmethod
-    def settings(cls, config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
-        kind = config["model_type"]
-        width = config.get("hidden_size", 768)
-        problems = [] if config.get("embedding_size", width) == width else ["embedding_size is not hidden_size"]
-        if (positions := config.get("position_embedding_type", "absolute")) != "absolute":
+    def import_settings(cls, hf_config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
+        kind, sizes = hf_config["model_type"], cls.import_sizes(hf_config)
+        problems = []
+        if hf_config.get("embedding_size", sizes["width"]) != sizes["width"]:
+            problems.append("embedding_size is not hidden_size")
+        if (positions := hf_config.get("position_embedding_type", "absolute")) != "absolute":
             problems.append(f"position_embedding_type is {positions!r}, not 'absolute'")
-        problems += ["is_decoder is true"] if config.get("is_decoder") else []
-        refuse(config, problems)
+        problems += ["is_decoder is true"] if hf_config.get("is_decoder") else []
+        reject(hf_config, problems)
         roberta = kind in ROBERTA
-        context = config.get("max_position_embeddings", 512)
-        segments = config.get("type_vocab_size", 2)
-        head_weight = "lm_head.decoder.weight" if roberta else "cls.predictions.decoder.weight"
-        prefix = {"bert": "bert", "electra": "electra"}.get(kind, "roberta")
+        segments = hf_config.get("type_vocab_size", 2)
+        lm_head = "lm_head.decoder.weight" if roberta else "cls.predictions.decoder.weight"
+        embedding = f"{cls.backbone_prefix(kind)}embeddings.word_embeddings.weight"
         model = {
             "family": "transformer",
-            "vocabulary": config.get("vocab_size", 30522),
-            "context": context - offset_of(config) if roberta else context,
-            "depth": config.get("num_hidden_layers", 12),
-            "width": width,
-            "heads": config.get("num_attention_heads", 12),
-            "hidden": config.get("intermediate_size", 3072),
-            "dropout": float(config.get("hidden_dropout_prob", 0.1)),
+            **sizes,
+            "context": sizes["context"] - (position_offset(hf_config) if roberta else 0),
+            "dropout": float(hf_config.get("hidden_dropout_prob", 0.1)),
             "inner_dropout": False,
             "norm": "post",
-            "norm_epsilon": config.get("layer_norm_eps", 1e-12),
-            "activation": activation_of(config.get("hidden_act", "gelu")),
+            "activation": import_activation(hf_config.get("hidden_act", "gelu")),
             "segments": segments if segments > 1 else 0,
             "embed_norm": True,
             "causal": False,
-            "tied": tied_with(tensors, config, head_weight, f"{prefix}.embeddings.word_embeddings.weight"),
+            "tied": is_tied(tensors, hf_config, lm_head, embedding),
         }
-        if roberta and model["activation"] != "gelu" and head.endswith("ForMaskedLM"):
-            refuse(config, [f"hidden_act is {config['hidden_act']!r}, but its head of tokens has 'gelu'"])
-        return {"model": model, "task": task_settings(config, head, tensors)}
+        if roberta and model["activation"] != "gelu" and head.endswith(MASKED_LM):
+            reject(hf_config, [f"hidden_act is {hf_config['hidden_act']!r}, but its LM head uses 'gelu'"])
+        dense = imported_dense(tensors, "classifier.dense", "classifier.out_proj") if kind == "electra" else "tanh"
+        language: dict[str, Any] | None = None
+        if head.endswith("ForPreTraining") and kind == "bert":
+            language = {"name": "masked", "transform": True, "closed": True, "nsp": True}
+        elif head.endswith(MASKED_LM) and kind != "electra":
+            language = {"name": "masked", "transform": True, "closed": True}
+        task = import_task(
+            hf_config,
+            head,
+            classifier={"pool": "cls", "dense": dense},
+            special={"opening": "cls", "closed": True},
+            language=language,
+        )
+        return {"model": model, "task": task}
 
     @classmethod
-    def prepare(cls, config: Mapping[str, Any], tensors: Tensors, chosen: RunConfig, export: Export) -> Tensors:
-        """RoBERTa's names and positions as BERT's, and a single kind of text as part of every position."""
-        made = dict(tensors)
-        if config["model_type"] in ROBERTA:
-            made = {as_berts(name, export.prefix): tensor for name, tensor in made.items()}
-        places = f"{export.prefix}embeddings.position_embeddings.weight"
-        kinds = f"{export.prefix}embeddings.token_type_embeddings.weight"
-        if config["model_type"] in ROBERTA and places in made:
-            made[places] = made[places][offset_of(config) :]
-        if config.get("type_vocab_size", 2) == 1 and places in made and kinds in made:
-            made[places] = made[places] + made[kinds]
-            made[kinds] = torch.zeros(KINDS, made[kinds].size(1))
-        known = [made.pop(name) for name in BIAS if name in made]  # two names for the same
-        return made | dict.fromkeys(BIAS[: 1 if chosen.model.tied else 2], known[0]) if known else made
+    def prepare_tensors(
+        cls, hf_config: Mapping[str, Any], tensors: Tensors, config: RunConfig, spec: ExportSpec
+    ) -> Tensors:
+        """Gives RoBERTa's tensors BERT's names and adds a single segment embedding to every position."""
+        roberta = hf_config["model_type"] in ROBERTA
+        result = {bert_name(name, spec.prefix) if roberta else name: tensor for name, tensor in tensors.items()}
+        positions = f"{spec.prefix}embeddings.position_embeddings.weight"
+        segments = f"{spec.prefix}embeddings.token_type_embeddings.weight"
+        if roberta and positions in result:
+            result[positions] = result[positions][position_offset(hf_config) :]
+        if hf_config.get("type_vocab_size", 2) == 1 and positions in result and segments in result:
+            result[positions] = result[positions] + result[segments]
+            result[segments] = torch.zeros(SEGMENTS, result[segments].size(1))
+        biases = [result.pop(name) for name in HEAD_BIAS if name in result]  # two names for one tensor
+        if biases:
+            result |= dict.fromkeys(HEAD_BIAS[: 1 if config.model.tied else 2], biases[0])
+        return result
 
 
-def offset_of(config: Mapping[str, Any]) -> int:
-    """RoBERTa counts positions from after the number of its padding token."""
-    padding = config.get("pad_token_id")
+def position_offset(hf_config: Mapping[str, Any]) -> int:
+    """RoBERTa's positions start after the id of its padding token."""
+    padding = hf_config.get("pad_token_id")
     return 2 if padding is None else padding + 1
 
 
-def as_berts(name: str, prefix: str) -> str:
-    """A tensor of RoBERTa's under BERT's name."""
-    for theirs, berts in (
+def bert_name(name: str, prefix: str) -> str:
+    """BERT's name for a RoBERTa tensor."""
+    for roberta, bert in (
         ("roberta.", prefix),
         ("lm_head.dense.", "cls.predictions.transform.dense."),
         ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
@@ -192,82 +234,27 @@ def as_berts(name: str, prefix: str) -> str:
         ("classifier.dense.", f"{prefix}pooler.dense."),
         ("classifier.out_proj.", "classifier."),
     ):
-        if name.startswith(theirs):
-            return berts + name.removeprefix(theirs)
+        if name.startswith(roberta):
+            return bert + name.removeprefix(roberta)
     return name
 
 
-def biased(chosen: RunConfig, count: int) -> bool | int:
-    return True if chosen.model.bias else count
-
-
-def embedding_rows(chosen: RunConfig, theirs: str) -> Iterator[Row]:
-    c = chosen.model
-    yield same("backbone.tokens.weight", f"{theirs}.word_embeddings.weight")
-    places = "backbone.positions.weight" if c.positions == "learned" else "backbone.waves"
-    yield same(places, f"{theirs}.position_embeddings.weight")
-    kinds = f"{theirs}.token_type_embeddings.weight"
-    if c.segments:
-        yield same("backbone.segments.weight", kinds)
-    else:
-        yield constant(kinds, torch.zeros(KINDS, c.width))
-    yield from layer("backbone.embed_norm", f"{theirs}.LayerNorm", bias=biased(chosen, c.width))
-
-
-def block_rows(chosen: RunConfig, ours: str, theirs: str) -> Iterator[Row]:
-    c = chosen.model
-    names = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-    zeros = biased(chosen, c.width)
-    yield from thirds(f"{ours}.attention.inputs", *names, bias=zeros)
-    yield from layer(f"{ours}.attention.output", f"{theirs}.attention.output.dense", bias=zeros)
-    yield from layer(f"{ours}.around_attention.norm", f"{theirs}.attention.output.LayerNorm", bias=zeros)
-    yield from layer(f"{ours}.feed.up", f"{theirs}.intermediate.dense", bias=biased(chosen, c.hidden))
-    yield from layer(f"{ours}.feed.down", f"{theirs}.output.dense", bias=zeros)
-    yield from layer(f"{ours}.around_feed.norm", f"{theirs}.output.LayerNorm", bias=zeros)
-
-
-def head_rows(chosen: RunConfig, export: Export) -> Iterator[Row]:
-    c, task = chosen.model, chosen.task
-    if chosen.objective in CLASSES and export.model_type == "electra":
-        if task.dense == "none":
-            sizes = {"width": c.width, "classes": len(task.classes)}
-            yield from mirrored("heads.label.linear", "classifier.dense", "classifier.out_proj", **sizes)
-        else:
-            yield from dense_head("heads.label", "classifier.dense", "classifier.out_proj", bias=True)
-    elif chosen.objective in CLASSES:
-        yield from dense_head("heads.label", f"{export.prefix}pooler.dense", "classifier", bias=True)
-    elif chosen.objective in ("tag", "answer"):
-        name, theirs = ("tag", "classifier") if chosen.objective == "tag" else ("span", "qa_outputs")
-        yield from plain_head(name, theirs)
-    elif chosen.objective == "masked":
-        transform = "cls.predictions.transform"
-        yield from layer("heads.token.transform.dense", f"{transform}.dense", bias=biased(chosen, c.width))
-        yield from layer("heads.token.transform.norm", f"{transform}.LayerNorm", bias=biased(chosen, c.width))
-        if c.tied:
-            yield same("heads.token.bias", BIAS[0])
-        else:
-            yield Row("heads.token.bias", BIAS, lambda tensor: [tensor, tensor.clone()], lambda parts: parts[0])
-            yield same("heads.token.weight", "cls.predictions.decoder.weight")
-        if task.nsp:
-            yield from layer("heads.next.pooler", f"{export.prefix}pooler.dense")
-            for part in ("weight", "bias"):  # their class 0 says that the second text follows, ours is 1
-                yield flipped(f"heads.next.linear.{part}", f"cls.seq_relationship.{part}")
-
-
-def task_settings(config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
-    marks = {"opening": "cls", "closed": True}
-    task = task_of(head)
-    if task == "classify":
-        dense = "tanh"
-        if config["model_type"] == "electra":
-            dense = "none" if is_mirrored(tensors, "classifier.dense", "classifier.out_proj") else "gelu"
-        return label_settings(config, task) | {"pool": "cls", "dense": dense} | marks
-    if task == "tag":
-        return label_settings(config, task) | marks
-    if task == "answer":
-        return label_settings(config, task)
-    if head.endswith("ForPreTraining") and config["model_type"] == "bert":
-        return {"name": "masked", "transform": True, "closed": True, "nsp": True}
-    if head.endswith("ForMaskedLM") and config["model_type"] != "electra":
-        return {"name": "masked", "transform": True, "closed": True}
-    return {"name": "headless"} | marks
+def head_map(config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
+    c, head = config.model, task_head(config)
+    if head == SEQUENCE and spec.model_type == "electra":
+        yield from gelu_head(config, "classifier.dense", "classifier.out_proj")
+    elif head == SEQUENCE:
+        yield from two_layer_head(f"{spec.prefix}pooler.dense", "classifier")
+    elif head in (TOKEN, SPAN):
+        yield from token_or_span_head(config)
+    elif head == MASKED_LM:
+        zeros: bool | int = True if c.bias else c.width
+        yield from affine("heads.token.transform.dense", "cls.predictions.transform.dense", bias=zeros)
+        yield from affine("heads.token.transform.norm", "cls.predictions.transform.LayerNorm", bias=zeros)
+        yield repeat("heads.token.bias", *HEAD_BIAS[: 1 if c.tied else 2])
+        if not c.tied:
+            yield rename("heads.token.weight", "cls.predictions.decoder.weight")
+        if config.task.nsp:
+            yield from affine("heads.next.pooler", f"{spec.prefix}pooler.dense")
+            for part in ("weight", "bias"):  # BERT's class 0 is "is next", ours is 1
+                yield reverse_rows(f"heads.next.linear.{part}", f"cls.seq_relationship.{part}")

@@ -1,18 +1,29 @@
-"""DistilBERT: BERT without kinds of text, under names of its own. Read only: whatever it says, BERT says too."""
+"""DistilBERT: BERT without segments, under other names. Import only: every such run can be exported as BERT."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from headstock.interop.huggingface.architecture import (
     ARCHITECTURES,
     Architecture,
-    Export,
-    activation_of,
-    refuse,
-    tied_with,
+    ExportSpec,
+    Sizes,
+    import_activation,
+    is_tied,
+    reject,
+    task_head,
 )
-from headstock.interop.huggingface.heads import CLASSES, dense_head, label_settings, plain_head, task_of
-from headstock.interop.huggingface.tensor_names import Row, Tensors, layer, same, thirds
+from headstock.interop.huggingface.heads import (
+    BASE,
+    MASKED_LM,
+    SEQUENCE,
+    SPAN,
+    TOKEN,
+    import_task,
+    token_or_span_head,
+    two_layer_head,
+)
+from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, affine, fused_qkv, rename
 from headstock.train.settings import RunConfig
 
 LAYERS = {  # ours: theirs
@@ -27,73 +38,71 @@ LAYERS = {  # ours: theirs
 @ARCHITECTURES.add("distilbert")
 class DistilBert(Architecture):
     title = "DistilBERT"
-    reads = ("distilbert",)
-    anchors = ("embeddings.word_embeddings.weight",)
+    import_only = True
+    model_types = ("distilbert",)
+    heads = ()
+    embeddings = ("embeddings.word_embeddings.weight",)
     buffers = ("embeddings.position_ids",)
+    sizes: ClassVar[Sizes] = {
+        "vocabulary": ("vocab_size", 30522),
+        "context": ("max_position_embeddings", 512),
+        "depth": ("n_layers", 6),
+        "width": ("dim", 768),
+        "heads": ("n_heads", 12),
+        "hidden": ("hidden_dim", 3072),
+    }
 
     @classmethod
-    def prefix_of(cls, kind: str) -> str:
+    def backbone_prefix(cls, model_type: str) -> str:
         return "distilbert."
 
     @classmethod
-    def misfits(cls, chosen: RunConfig) -> list[str]:
-        return ["it is only read, never written: BERT says all that it can"]
+    def export_spec(cls, config: RunConfig) -> ExportSpec:
+        return ExportSpec("distilbert", "DistilBertModel", "distilbert.", {}, None)
 
     @classmethod
-    def export(cls, chosen: RunConfig) -> Export:
-        prefix = "" if chosen.objective == "headless" else "distilbert."
-        return Export("distilbert", "DistilBertModel", prefix, {}, None)
-
-    @classmethod
-    def rows(cls, chosen: RunConfig, export: Export) -> Iterator[Row]:
-        p = export.prefix
-        yield same("backbone.tokens.weight", f"{p}embeddings.word_embeddings.weight")
-        yield same("backbone.positions.weight", f"{p}embeddings.position_embeddings.weight")
-        yield from layer("backbone.embed_norm", f"{p}embeddings.LayerNorm")
-        for n in range(chosen.model.depth):
+    def tensor_map(cls, config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
+        p, head = spec.prefix, task_head(config)
+        yield rename("backbone.tokens.weight", f"{p}embeddings.word_embeddings.weight")
+        yield rename("backbone.positions.weight", f"{p}embeddings.position_embeddings.weight")
+        yield from affine("backbone.embed_norm", f"{p}embeddings.LayerNorm")
+        for n in range(config.model.depth):
             ours, theirs = f"backbone.blocks.{n}", f"{p}transformer.layer.{n}"
-            yield from thirds(f"{ours}.attention.inputs", *(f"{theirs}.attention.{part}_lin" for part in "qkv"))
+            yield from fused_qkv(f"{ours}.attention.inputs", *(f"{theirs}.attention.{part}_lin" for part in "qkv"))
             for own, name in LAYERS.items():
-                yield from layer(f"{ours}.{own}", f"{theirs}.{name}")
-        if chosen.objective in CLASSES:
-            yield from dense_head("heads.label", "pre_classifier", "classifier", bias=True)
-        elif chosen.objective in ("tag", "answer"):
-            name, theirs = ("tag", "classifier") if chosen.objective == "tag" else ("span", "qa_outputs")
-            yield from plain_head(name, theirs)
-        elif chosen.objective == "masked":
-            yield from layer("heads.token.transform.dense", "vocab_transform")
-            yield from layer("heads.token.transform.norm", "vocab_layer_norm")
-            yield same("heads.token.bias", "vocab_projector.bias")
-            if not chosen.model.tied:
-                yield same("heads.token.weight", "vocab_projector.weight")
+                yield from affine(f"{ours}.{own}", f"{theirs}.{name}")
+        if head == SEQUENCE:
+            yield from two_layer_head("pre_classifier", "classifier")
+        elif head in (TOKEN, SPAN):
+            yield from token_or_span_head(config)
+        elif head != BASE:
+            yield from affine("heads.token.transform.dense", "vocab_transform")
+            yield from affine("heads.token.transform.norm", "vocab_layer_norm")
+            yield rename("heads.token.bias", "vocab_projector.bias")
+            if not config.model.tied:
+                yield rename("heads.token.weight", "vocab_projector.weight")
 
     @classmethod
-    def settings(cls, config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
+    def import_settings(cls, hf_config: Mapping[str, Any], head: str, tensors: Tensors) -> dict[str, Any]:
         embedding = "distilbert.embeddings.word_embeddings.weight"
-        refuse(config, ["is_decoder is true"] if config.get("is_decoder") else [])
+        reject(hf_config, ["is_decoder is true"] if hf_config.get("is_decoder") else [])
         model = {
             "family": "transformer",
-            "vocabulary": config.get("vocab_size", 30522),
-            "context": config.get("max_position_embeddings", 512),
-            "depth": config.get("n_layers", 6),
-            "width": config.get("dim", 768),
-            "heads": config.get("n_heads", 12),
-            "hidden": config.get("hidden_dim", 3072),
-            "dropout": float(config.get("dropout", 0.1)),
+            **cls.import_sizes(hf_config),
+            "dropout": float(hf_config.get("dropout", 0.1)),
             "inner_dropout": False,
             "norm": "post",
             "norm_epsilon": 1e-12,
-            "activation": activation_of(config.get("activation", "gelu")),
+            "activation": import_activation(hf_config.get("activation", "gelu")),
             "embed_norm": True,
             "causal": False,
-            "tied": tied_with(tensors, config, "vocab_projector.weight", embedding),
+            "tied": is_tied(tensors, hf_config, "vocab_projector.weight", embedding),
         }
-        marks = {"opening": "cls", "closed": True}
-        task = task_of(head)
-        if task == "classify":
-            return {"model": model, "task": label_settings(config, task) | {"pool": "cls", "dense": "relu"} | marks}
-        if task is not None:
-            more = marks if task == "tag" else {}
-            return {"model": model, "task": label_settings(config, task) | more}
-        masked = {"name": "masked", "transform": True, "closed": True}
-        return {"model": model, "task": masked if head.endswith("ForMaskedLM") else {"name": "headless"} | marks}
+        task = import_task(
+            hf_config,
+            head,
+            classifier={"pool": "cls", "dense": "relu"},
+            special={"opening": "cls", "closed": True},
+            language={"name": "masked", "transform": True, "closed": True} if head.endswith(MASKED_LM) else None,
+        )
+        return {"model": model, "task": task}

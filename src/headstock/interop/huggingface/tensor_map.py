@@ -1,0 +1,138 @@
+"""Maps tensors of a run to Hugging Face tensors and back, bit for bit.
+
+A `TensorMap` joins one tensor of the run ("ours") to one or more Hugging Face tensors ("theirs").
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headstock.errors import UserError
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """`ours` is None for a tensor that is constant in this library, such as a zero bias."""
+
+    ours: str | None
+    theirs: tuple[str, ...]
+    split: Callable[[Tensor], Sequence[Tensor]]  # ours -> theirs
+    join: Callable[[Sequence[Tensor]], Tensor]  # theirs -> ours
+
+
+def rename(ours: str, theirs: str) -> TensorMap:
+    return TensorMap(ours, (theirs,), lambda tensor: [tensor], lambda parts: parts[0])
+
+
+def transpose(ours: str, theirs: str) -> TensorMap:
+    """A weight that is stored transposed, as in GPT-2's Conv1D."""
+    return TensorMap(ours, (theirs,), lambda tensor: [tensor.T], lambda parts: parts[0].T)
+
+
+def reverse_rows(ours: str, theirs: str) -> TensorMap:
+    """A classifier whose classes are numbered in reverse."""
+    return TensorMap(ours, (theirs,), lambda tensor: [tensor.flip(0)], lambda parts: parts[0].flip(0))
+
+
+def concatenate(ours: str, *theirs: str) -> TensorMap:
+    """One tensor that is stored as several equal parts along the first axis."""
+    return TensorMap(ours, theirs, lambda tensor: tensor.chunk(len(theirs)), lambda parts: torch.cat(list(parts)))
+
+
+def repeat(ours: str, *theirs: str) -> TensorMap:
+    """One tensor that is stored under several names."""
+    return TensorMap(ours, theirs, lambda tensor: [tensor.clone() for _ in theirs], lambda parts: parts[0])
+
+
+def offset_rows(ours: str, theirs: str, rows: int) -> TensorMap:
+    """A table with `rows` unused rows in front, as in BART's position embeddings."""
+
+    def split(tensor: Tensor) -> list[Tensor]:
+        return [torch.nn.functional.pad(tensor, (0, 0, rows, 0))]
+
+    return TensorMap(ours, (theirs,), split, lambda parts: parts[0][rows:])
+
+
+def constant(theirs: str, value: Tensor) -> TensorMap:
+    """A tensor that must have this value."""
+    return TensorMap(None, (theirs,), lambda _: [value], lambda parts: parts[0])
+
+
+def affine(
+    ours: str, theirs: str, *, bias: bool | int = True, weight: Callable[[str, str], TensorMap] = rename
+) -> Iterator[TensorMap]:
+    """Weight and bias of a linear layer or norm. An integer `bias`: ours has none, theirs is that many zeros."""
+    yield weight(f"{ours}.weight", f"{theirs}.weight")
+    if bias is True:
+        yield rename(f"{ours}.bias", f"{theirs}.bias")
+    elif bias is not False:
+        yield constant(f"{theirs}.bias", torch.zeros(bias))
+
+
+def fused_qkv(ours: str, *theirs: str, bias: bool | int = True) -> Iterator[TensorMap]:
+    """Our fused projection of queries, keys and values as three layers."""
+    yield concatenate(f"{ours}.weight", *(f"{name}.weight" for name in theirs))
+    if bias is True:
+        yield concatenate(f"{ours}.bias", *(f"{name}.bias" for name in theirs))
+    elif bias is not False:
+        yield from (constant(f"{name}.bias", torch.zeros(bias)) for name in theirs)
+
+
+def permute_features(entry: TensorMap, order: Tensor, axes: Iterable[int]) -> TensorMap:
+    """The same entry with the features along `axes` in another order."""
+    if entry.ours is None:
+        return entry
+    inverse, axes = torch.argsort(order), tuple(axes)
+
+    def permute(tensor: Tensor, indices: Tensor) -> Tensor:
+        for axis in axes:
+            tensor = tensor.index_select(axis, indices)
+        return tensor
+
+    return replace(
+        entry,
+        split=lambda tensor: entry.split(permute(tensor, order)),
+        join=lambda parts: permute(entry.join(parts), inverse),
+    )
+
+
+def to_huggingface(entries: Iterable[TensorMap], ours: Mapping[str, Tensor]) -> Tensors:
+    """Our tensors under Hugging Face names; every tensor must have an entry."""
+    remaining = dict(ours)
+    result: Tensors = {}
+    for entry in entries:
+        parts = entry.split(torch.zeros(0) if entry.ours is None else remaining.pop(entry.ours))
+        result |= {name: part.contiguous() for name, part in zip(entry.theirs, parts, strict=True)}
+    assert not remaining, f"no entry for {', '.join(remaining)}"
+    return result
+
+
+def from_huggingface(
+    entries: Iterable[TensorMap], theirs: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str
+) -> Tensors:
+    """Hugging Face tensors under our names, with the shapes of `expected`; all problems are reported together."""
+    result: Tensors = {}
+    problems: list[str] = []
+    for entry in entries:
+        references = entry.split(torch.zeros(0) if entry.ours is None else expected[entry.ours])
+        parts, wrong = [], []
+        for name, reference in zip(entry.theirs, references, strict=True):
+            part = theirs.get(name)
+            if part is None:
+                wrong.append(f"{name} is missing")
+            elif part.shape != reference.shape:
+                wrong.append(f"{name} has shape {tuple(part.shape)}, expected {tuple(reference.shape)}")
+            elif entry.ours is None and not torch.equal(part.float(), reference):
+                wrong.append(f"{name} has unsupported values")
+            else:
+                parts.append(part)
+        problems += wrong
+        if not wrong and entry.ours is not None:
+            result[entry.ours] = entry.join(parts).to(expected[entry.ours].dtype).contiguous()
+    if problems:
+        raise UserError(f"{source} does not fit this model: {'; '.join(problems)}")
+    return result

@@ -42,13 +42,13 @@ def evaluate(
 
     Reports perplexity on text, the task's metrics on labelled rows, and accuracy on minimal pairs.
     """
-    from headstock.tasks.labelled import LabelledTask
+    from headstock.tasks.labelled import is_labelled
     from headstock.train.model_card import TOLD, measured_lines
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is only for --minimal-pairs")
     pipeline = load(run, device=common.device, int8=int8)
-    labelled = isinstance(pipeline.task, LabelledTask)
+    labelled = is_labelled(pipeline.task)
     data_kind = "minimal pairs" if minimal_pairs else "labelled rows" if labelled else "text"
     for option, value, kinds in (
         ("--columns", columns.columns, ("labelled rows", "text")),
@@ -60,7 +60,7 @@ def evaluate(
             raise UserError(f"{option} is for {' and '.join(kinds)}; here {run} is measured on {data_kind}")
     if minimal_pairs:
         metrics = pipeline.minimal_pairs(file or (), rows=rows, pseudo=pseudo or None, watch=log_tenths())
-    elif isinstance(pipeline.task, LabelledTask):
+    elif is_labelled(pipeline.task):
         names = columns.names(main=pipeline.task.input_column)
         metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank)
         if skipped := metrics.get("skipped_rows"):

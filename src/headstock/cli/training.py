@@ -58,10 +58,10 @@ def pretrain(
     from headstock.errors import shell_quote
     from headstock.report.pages import write_report
     from headstock.tasks.base import TASKS
+    from headstock.tasks.samples import sample_lines
     from headstock.train import pretrain as training
     from headstock.train.callbacks import on_screen, summary
     from headstock.train.run_folder import RunFolder, check_resumable, open_run
-    from headstock.train.samples import sample_lines
 
     values = settings.to_dict()
     values |= {"train.seed": common.seed} if common.seed is not None else {}

@@ -1,9 +1,9 @@
 """A run opened for use: text in, text and numbers out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,10 +31,8 @@ from headstock.kernels.int8 import quantize_int8
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
 from headstock.rng import derive_seed
-from headstock.tasks.answer import Answer
 from headstock.tasks.base import TASKS, Task
-from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
 from headstock.train.distributed import DistributedContext, choose_device
@@ -185,7 +183,7 @@ class Pipeline:
         elif pseudo is False:
             self.require("generates", "score text from left to right")
         elif not (self.task.generates or self.task.fills_masks):
-            if not isinstance(self.task, LabelledTask):
+            if not is_labelled(self.task):
                 self.require("generates", "score text from left to right")
             raise UserError(f"{self.run}: is no language model, so it cannot score text; name the run it was made from")
         return "pseudo-log-likelihood" if pseudo or not self.task.generates else "log-likelihood"
@@ -316,14 +314,14 @@ class Pipeline:
         Where the run was trained on questions without an answer too, "" with no characters says that there is none:
         where that is likelier than the best answer by more than `threshold`, the run's own unless given.
         """
-        if not isinstance(self.task, Answer):
-            is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
-            raise UserError(f"{self.run}: {is_now}; to answer, make one with headstock finetune --task answer")
-        task = self.task
+        if not self.task.answers_questions:
+            hint = "to answer, make one with headstock finetune --task answer"
+            raise UserError(f"{self.run}: is a {self.task.title}; {hint}")
+        task = self.labelled_task()
         if threshold is not None:
             if not task.config.unanswerable:
                 raise UserError(f"{self.run}: all its training questions had an answer, so a threshold has no meaning")
-            task = Answer(replace(task.config, threshold=threshold), self.tokenizer)  # for this call only
+            task = task.with_settings(threshold=threshold)  # for this call only
         if not isinstance(context, str):
             raise UserError(f"context is {describe_value(context)}, wanted a text (str)")
         asked = [{"question": question, "context": context} for question in list_texts(questions, "questions")]
@@ -349,11 +347,11 @@ class Pipeline:
 
     def translation_task(self, **options: Any) -> Translate:
         """The run's task, if it translates, with other options than its own."""
-        if not isinstance(self.task, Translate):
-            is_now = f"is a {self.task.title}" if isinstance(self.task, LabelledTask) else "is a language model"
-            raise UserError(f"{self.run}: {is_now}; to translate, make a run with headstock finetune --task translate")
+        if not self.task.translates:
+            hint = "to translate, make a run with headstock finetune --task translate"
+            raise UserError(f"{self.run}: is a {self.task.title}; {hint}")
         given = {name: value for name, value in options.items() if value is not None}
-        return Translate(replace(self.task.config, **given), self.tokenizer) if given else self.task
+        return cast(Translate, self.task).with_settings(**given)
 
     def outputs(self, data: Any) -> list[np.ndarray]:
         """What the predictions of prepared rows are made from, averaged over the models of an ensemble."""
@@ -378,14 +376,15 @@ class Pipeline:
             rows = Records("text", list(range(len(given))), task.columns_of(given))
         return np.stack(self.outputs(task.prepare(rows, labelled=False)))
 
-    def classification_task(self) -> Classify:
-        if not isinstance(self.task, Classify):
+    def classification_task(self) -> LabelledTask:
+        """The run's task, if it predicts one class for each row."""
+        if not is_labelled(self.task) or not self.task.predicts_classes:
             raise UserError(f"{self.run}: has no head to classify with; make one with headstock finetune")
         return self.task
 
     def labelled_task(self) -> LabelledTask:
         """The run's task, if it was learned from labels."""
-        if not isinstance(self.task, LabelledTask):
+        if not is_labelled(self.task):
             raise UserError(f"{self.run}: has no head to predict with; make one with headstock finetune")
         return self.task
 
@@ -401,7 +400,7 @@ class Pipeline:
 
         `columns` are the run's own unless given; of text, {"text": ...} names the column of a table.
         """
-        if isinstance(self.task, LabelledTask):
+        if is_labelled(self.task):
             files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
             return self.evaluate_rows(files, columns, skip_blank=skip_blank)
         return self.evaluate_text(corpus, documents, column=(columns or {}).get("text"))

@@ -126,6 +126,7 @@ class Answer(LabelledTask):
     Config: ClassVar[type] = AnswerConfig
     target = "answers"
     input_column = "question"
+    answers_questions = True
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     primary_metric = "f1"
     huggingface_head = "ForQuestionAnswering"

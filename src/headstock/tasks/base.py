@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.kernels import ops as kernels
@@ -17,6 +19,16 @@ from headstock.model.batch import IGNORE_INDEX, Batch, RealExamples
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.registry import Registry
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a pretrained model makes of a piece of held-out text."""
+
+    kind: Literal["continued", "filled", "denoised"]
+    given: str
+    output: str  # for a continuation what follows `given`, otherwise the whole text
+    true: str
 
 
 class Examples(Protocol):
@@ -47,6 +59,10 @@ class Task(ABC):
         None  # the head that reads all text in order: bits per byte are of its loss
     )
     generates: ClassVar[bool] = False  # its token head gives the next token
+    is_labelled: ClassVar[bool] = False  # it learns from labelled rows, so that a run of it predicts
+    title: ClassVar[str] = "language model"  # what a model trained for it is
+    translates: ClassVar[bool] = False  # a run of it has `translate`
+    answers_questions: ClassVar[bool] = False  # a run of it has `answer`
     trainable: ClassVar[bool] = True  # a model can be trained for it
     huggingface_head: ClassVar[str | None] = None  # the ending of the transformers class with the same head
     fills_masks: ClassVar[bool] = False  # its token head gives hidden tokens
@@ -86,6 +102,10 @@ class Task(ABC):
     def segments(cls, config: Any) -> int:
         """How many kinds of text a row joins, which the model must tell apart; 0 if there is but one."""
         return 0
+
+    def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
+        """A few outputs for held-out text, for the report of a pretraining run; the same seed gives the same ones."""
+        return []
 
     def weight(self, head: str) -> float:
         """What a head's mean loss weighs in the total."""

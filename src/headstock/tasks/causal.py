@@ -12,8 +12,9 @@ from torch import Tensor
 from headstock.data.token_store import TokenStore
 from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, make_cu_seqlens, pad
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, token_loss
+from headstock.tasks.base import TASKS, Examples, Sample, token_loss
 from headstock.tasks.packing import PackedWindows, StreamTask
+from headstock.tasks.samples import sample_continuations
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class CausalLM(StreamTask):
         if batch.label_positions:  # packed rows have a label nearly everywhere
             hidden, labels = batch.gather_labelled("token", hidden)
         return {"token": token_loss(model.heads["token"], hidden, labels, smoothing=smoothing)[0]}
+
+    def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
+        return sample_continuations(model, self, store, seed=seed)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sums["token"] / max(1, counts["token"])

@@ -24,8 +24,9 @@ from headstock.model.heads import ClassificationHead, pool, pooled_positions, po
 from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, pad_with_special_tokens
-from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers
+from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers, split_label
 from headstock.tasks.error_analysis import EXPLAINED, calibration, class_errors, confusions, length_analysis
+from headstock.tasks.label_checks import check_class_labels, label_warnings
 from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics
 from headstock.tasks.wording import Nouns
 
@@ -113,6 +114,14 @@ class Classify(LabelledTask):
             weights = balanced_weights(label_numbers(records, config), len(config.classes))
             config = replace(config, class_weights=weights)
         return config
+
+    @classmethod
+    def check_training_labels(cls, config: Any, records: Records) -> list[str]:
+        separator = getattr(config, "separator", None)
+        if not config.classes and not config.many_classes:
+            names = [name for label in records.labels or [] for name in split_label(label, separator)]
+            check_class_labels(records.source, names)
+        return label_warnings(records, separator)
 
     def check(self, records: Records) -> None:
         if records.labels is not None:

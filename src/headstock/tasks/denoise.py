@@ -13,16 +13,22 @@ from torch import Tensor, nn
 
 from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
+from headstock.decoding.generate import generate
+from headstock.decoding.sampling import Sampling
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_label_positions
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, Task, bos_id
+from headstock.rng import derive_seed
+from headstock.tasks.base import TASKS, Examples, Sample, Task, bos_id
 from headstock.tasks.chunking import DocumentChunks
 from headstock.tasks.masked import epoch_key
 from headstock.tasks.masking import MaskingConfig, TokenMasker
+from headstock.tasks.samples import SAMPLES, suppressed_tokens, with_masks
 from headstock.tasks.teacher_forcing import token_losses, token_score
+
+DENOISED_TOKENS = 40  # of a sample
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,35 @@ class Denoise(Task):
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         return token_score(sums, counts)
+
+    def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
+        """Held-out texts with masked spans, and the whole texts that the model writes."""
+        tokenizer = self.tokenizer
+        examples = DenoisingExamples(self, store, min(length, DENOISED_TOKENS), seed=None, epoch=0)
+        starts = np.flatnonzero(examples.cuts.begins == 0)  # of documents: other pieces may begin inside a word
+        long = starts[examples.lengths[starts] >= min(12, int(examples.lengths[starts].max()))]
+        draw = np.random.default_rng(derive_seed(seed, "sample rows"))
+        rows = sorted(draw.choice(long, size=min(SAMPLES, len(long)), replace=False).tolist())
+        batches = [examples.batch([row]) for row in rows]
+        sources = [batch.source.tokens[0].tolist() for batch in batches if batch.source is not None]
+        outputs = generate(
+            model,
+            [[self.bos]] * len(rows),
+            max_tokens=DENOISED_TOKENS,
+            sampling=Sampling(temperature=0.0),
+            end=self.eos,
+            forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
+            sources=sources,
+        )
+        return [
+            Sample(
+                "denoised",
+                with_masks(source, tokenizer),
+                tokenizer.decode(output.tokens),
+                tokenizer.decode(batch.labels["token"][0].tolist()),
+            )
+            for source, output, batch in zip(sources, outputs, batches, strict=True)
+        ]
 
 
 class DenoisingExamples:

@@ -20,10 +20,11 @@ from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_l
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.rng import uniforms
-from headstock.tasks.base import TASKS, Examples, Task, bos_id, token_loss
+from headstock.tasks.base import TASKS, Examples, Sample, Task, bos_id, token_loss
 from headstock.tasks.masked import epoch_key
 from headstock.tasks.masking import MaskingConfig, TokenMasker
 from headstock.tasks.packing import PackedWindows
+from headstock.tasks.samples import sample_continuations, sample_fills
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class HybridLM(Task):
 
     def tokens(self, batch: Batch) -> int:
         return count_real_tokens(batch)
+
+    def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
+        continued = sample_continuations(model, self, store, seed=seed)
+        return continued + sample_fills(model, self, store, length=length, seed=seed)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         """`perplexity` is that of the text read left to right, the usual one; `accuracy` that of the hidden tokens."""

@@ -6,9 +6,9 @@ B rows read, N examples (one row each unless a long one is read in several), T t
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -51,13 +51,13 @@ class EncodedRows(Protocol):
 class LabelledTask(Task):
     """A task whose labels come from people: its rows have a column for them, and a run of it predicts."""
 
+    is_labelled = True
     target: ClassVar[str]  # the column with what people said
     input_column: ClassVar[str] = "text"  # the column that --column names
     nouns: ClassVar[Nouns] = Nouns()  # how reports speak of its rows
     multilabel: bool = False  # a row may have several classes
     predicts_classes: ClassVar[bool] = False  # its outputs are the probabilities (C,) of `config.classes` for a row
     primary_metric: str = "accuracy"  # the metric by which models are compared
-    title: ClassVar[str]  # what a model of it is, in words
     verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
     example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
     row_form: ClassVar[str] = "a text (str)"  # what a program hands over as one row
@@ -110,6 +110,15 @@ class LabelledTask(Task):
     def infer_settings(cls, config: Any, records: Records) -> Any:
         """The settings with what only the training rows can tell, such as the classes."""
         return config
+
+    @classmethod
+    def check_training_labels(cls, config: Any, records: Records) -> list[str]:
+        """Warnings about the labels of the training file; labels that make no sense are refused."""
+        return []
+
+    def with_settings(self, **settings: Any) -> Self:
+        """The same task with other settings."""
+        return type(self)(replace(self.config, **settings), self.tokenizer) if settings else self
 
     @abstractmethod
     def check(self, records: Records) -> None:
@@ -229,6 +238,11 @@ class LabelledTask(Task):
 
     def tokens(self, batch: Batch) -> int:
         return count_real_tokens(batch)
+
+
+def is_labelled(task: Task) -> TypeGuard[LabelledTask]:
+    """Whether a task learns from labelled rows, known to a type checker."""
+    return task.is_labelled
 
 
 def nouns_of(task: str | None) -> Nouns:

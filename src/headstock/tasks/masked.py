@@ -18,10 +18,11 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch, count_real_tokens, find_label_positions, make_cu_seqlens
 from headstock.model.heads import LMHead, NextSentenceHead
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, Task, bos_id, correct_count, cross_entropy, token_loss
+from headstock.tasks.base import TASKS, Examples, Sample, Task, bos_id, correct_count, cross_entropy, token_loss
 from headstock.tasks.masking import MaskingConfig, TokenMasker
 from headstock.tasks.nsp import NextSentencePairs, check_pairs
 from headstock.tasks.packing import PackedWindows
+from headstock.tasks.samples import sample_fills
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ class MaskedLM(Task):
 
     def tokens(self, batch: Batch) -> int:
         return count_real_tokens(batch)
+
+    def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
+        return sample_fills(model, self, store, length=length, seed=seed)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sums["token"] / max(1, counts["token"])

@@ -89,6 +89,7 @@ class Translate(LabelledTask):
         "sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right", unit="pair"
     )
     verb = "translate"
+    translates = True
     needs_encoder_decoder = True
     is_language_model = True
     can_ensemble = False

@@ -17,7 +17,7 @@ from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
 from headstock.io import write_text
 from headstock.model.model import Model
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import is_labelled
 from headstock.train.distributed import DistributedContext, process_group
 from headstock.train.finetune_config import gather_config, labelled_task, settle
 from headstock.train.fit import FitResult, LabelledData, fit_in, load_weights
@@ -175,7 +175,7 @@ def check_fit(source: RunFolder, chosen: RunConfig, tokenizer: Tokenizer, weight
     if not changed:  # the sizes are the source's: there is no need to build a model for it
         return
     model, task = build_model(chosen, tokenizer)
-    assert isinstance(task, LabelledTask)
+    assert is_labelled(task)
     try:
         load_weights(model, task, weights, source=str(source))
     except UserError:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headstock import config
 from headstock.data.records import Records
@@ -37,9 +37,9 @@ CHARACTERS = 4  # about so many are in a token
 
 def labelled_task(name: str) -> type[LabelledTask]:
     """A task by name, which must be one that labelled rows are for."""
-    known = {one: task for one in TASKS.names() if issubclass(task := TASKS.get(one), LabelledTask)}
+    known = [one for one in TASKS.names() if TASKS.get(one).is_labelled]
     if name in known:
-        return known[name]
+        return cast(type[LabelledTask], TASKS.get(name))
     have = ", ".join(known)
     if name in TASKS.names():
         raise UserError(f"--task {name}: is an objective of pretraining; a run is fine-tuned for one of {have}")
@@ -126,7 +126,7 @@ def check_kind(tree: dict[str, Any], task: type[LabelledTask], kind: str) -> Non
             name for name in BACKBONES.names() if BACKBONES.get(name).is_encoder_decoder == task.needs_encoder_decoder
         ]
         other = [name for name in TASKS.names() if TASKS.get(name).needs_encoder_decoder != task.needs_encoder_decoder]
-        uses = [name for name in other if issubclass(TASKS.get(name), LabelledTask)]
+        uses = [name for name in other if TASKS.get(name).is_labelled]
         raise UserError(
             f"--task {task.name}: a model of the family {family!r} cannot learn it (families that can: "
             f"{', '.join(able)}; tasks for {family!r}: {', '.join(uses)})"

@@ -12,7 +12,7 @@ from torch import Tensor
 from headstock.data.tokenizer import Tokenizer
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import log_metrics, tensorboard
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import Callback, Event, sequence_length, train
@@ -87,7 +87,7 @@ def fit(
 ) -> FitResult:
     """Train one model. Frozen, the backbone reads each row once and the head learns from what it saw."""
     model, task = build_model(chosen, tokenizer)
-    assert isinstance(task, LabelledTask)
+    assert is_labelled(task)
     if weights is not None:
         load_weights(model, task, weights, source=chosen.transfer.run)
     model.to(distributed.device)

@@ -13,8 +13,6 @@ from headstock.data.formats import PLAIN, detect_format
 from headstock.data.records import LABEL, LABELS, Records, parse_columns
 from headstock.errors import UserError
 from headstock.rng import generator
-from headstock.tasks.class_labels import ClassConfig, split_label
-from headstock.tasks.label_checks import check_class_labels, label_warnings
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.settings import LabelledSettings
 
@@ -68,10 +66,7 @@ def read_splits(
         return rows
 
     train = with_labels(read(settings.train), task.target, "to train on")
-    if isinstance(config, ClassConfig) and not config.classes and not config.many_classes:
-        names = [name for label in train.labels or [] for name in split_label(label, separator)]
-        check_class_labels(train.source, names)  # of the whole file, before rows are held out
-    warnings += label_warnings(train, separator)
+    warnings += task.check_training_labels(config, train)  # of the whole file, before rows are held out
     test = read(settings.test, insist=False) if settings.test else None
     if test is not None and not test.has_labels:
         say(f"{test.source} has no labels: it is predicted, not measured")

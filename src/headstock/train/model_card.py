@@ -5,7 +5,7 @@ All of it is taken from the run itself.
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from headstock.cost.parameter_table import formula_table
 from headstock.data.catalog import licence_of
@@ -268,7 +268,8 @@ def imported(run: RunFolder) -> dict[str, str]:
     known |= {"learned from": "not known here"}
     notes = f"\n\n{listed(map(escape_markdown, data['notes']))}" if data.get("notes") else ""
     task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
-    if issubclass(task, LabelledTask):
+    if task.is_labelled:
+        task = cast(type[LabelledTask], task)
         typed = shell_quote(name)
         words = [f"headstock {task.verb} {typed} {task.example}", f"headstock evaluate {typed} FILE"]
         here = lines(words) + "\n\nIn Python:\n\n" + in_python(name, [call_of(task)])

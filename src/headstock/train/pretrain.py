@@ -24,7 +24,6 @@ from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
 from headstock.rng import derive_seed
 from headstock.tasks.base import TASKS, Task
-from headstock.tasks.labelled import LabelledTask
 from headstock.train.budget import Budget, ValidationBudget
 from headstock.train.callbacks import log_metrics, tensorboard
 from headstock.train.distributed import DistributedContext, process_group
@@ -40,7 +39,6 @@ from headstock.train.run_folder import (
     locked_run,
     open_run,
 )
-from headstock.train.samples import sample_outputs
 from headstock.train.settings import RunConfig, assign_sections, make_config, override_settings, read_preset
 
 Say = Callable[[str], None]
@@ -179,15 +177,11 @@ def with_direction(tree: dict[str, Any]) -> dict[str, Any]:
     name = tree.get("task", {}).get("name", "causal")
     family, causal = tree.get("model", {}).get("family", "transformer"), TASKS.get(name).causal
     if not TASKS.get(name).trainable:
-        able = ", ".join(
-            o for o in TASKS.names() if TASKS.get(o).trainable and not issubclass(TASKS.get(o), LabelledTask)
-        )
+        able = ", ".join(o for o in TASKS.names() if TASKS.get(o).trainable and not TASKS.get(o).is_labelled)
         raise UserError(f"--objective {name}: predicts nothing, so there is nothing to learn (objectives: {able})")
     if not fits(family, name):
         able = ", ".join(other for other in BACKBONES.names() if fits(other, name))
-        learns = ", ".join(
-            other for other in TASKS.names() if not issubclass(TASKS.get(other), LabelledTask) and fits(family, other)
-        )
+        learns = ", ".join(other for other in TASKS.names() if not TASKS.get(other).is_labelled and fits(family, other))
         raise UserError(
             f"model.family: {family!r} cannot learn the objective {name!r} (families that can: {able}; "
             f"objectives for {family!r}: {learns})"
@@ -460,7 +454,7 @@ def work(
         results["intervals"] = bootstrap_intervals(task, pieces, size=round(size * share), unknown=unknown)
     if distributed.is_main:
         drawn = {"length": length, "seed": chosen.train.seed}
-        results["samples"] = sample_outputs(model, task, run.tokenizer(), stores.valid, **drawn)
+        results["samples"] = [asdict(sample) for sample in task.samples(model, stores.valid, **drawn)]
         run.write_results(results)
         write_card(run)
     return results

@@ -6,8 +6,6 @@ encoder-decoder. The same seed gives the same samples. They cost a few forward p
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +18,7 @@ from headstock.decoding.sampling import Sampling
 from headstock.decoding.text_streamer import TextStreamer
 from headstock.model.model import Model
 from headstock.rng import derive_seed
-from headstock.tasks.base import Task
-from headstock.tasks.denoise import Denoise, DenoisingExamples
+from headstock.tasks.base import Sample, Task
 from headstock.tasks.special_tokens import special_tokens_for
 
 SAMPLES = 3  # of each kind
@@ -29,41 +26,15 @@ DRAWS = 60  # places in the held-out text that are tried for texts that are long
 STRETCH = 160  # tokens that are read from such a place
 PROMPT_WORDS, NEW_TOKENS = 8, 40
 MASKED_WORDS, EVERY = 24, 7  # words of a text whose masks are filled; about one in seven of them is masked
-DENOISED_TOKENS = 40
 MOST_CHARACTERS = 320  # of the true text that is kept beside a sample
 SAMPLING = Sampling(temperature=0.8, top_p=0.95)
 WORD = re.compile(r"\S+")
 LETTERS = re.compile(r"[^\W\d_]+")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What the model was given, what it made of it, and what stands in the held-out text."""
-
-    kind: Literal["continued", "filled", "denoised"]
-    given: str
-    output: str  # of a continuation, what follows `given`; else the whole text
-    true: str
-
-
-def sample_outputs(
-    model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
-) -> list[dict[str, Any]]:
-    """Samples of all that the task's objective teaches, as plain data; none where it teaches nothing of the kind."""
-    found: list[Sample] = []
-    if task.generates:
-        found += sample_continuations(model, task, tokenizer, store, seed=seed)
-    if task.fills_masks:
-        found += sample_fills(model, task, tokenizer, store, length=length, seed=seed)
-    if isinstance(task, Denoise):
-        found += sample_denoised(model, task, tokenizer, store, length=length, seed=seed)
-    return [asdict(sample) for sample in found]
-
-
-def sample_continuations(
-    model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, seed: int
-) -> list[Sample]:
+def sample_continuations(model: Model, task: Task, store: TokenStore, *, seed: int) -> list[Sample]:
     """The first words of held-out texts, and how the model goes on."""
+    tokenizer = task.tokenizer
     texts = texts_of(store, tokenizer, seed=seed, least=2 * PROMPT_WORDS)
     cuts = [first_words(text, min(PROMPT_WORDS, max(1, len(text.split()) // 2))) for text in texts]
     prompts = tokenizer.encode_batch([given for given, _ in cuts])
@@ -83,10 +54,9 @@ def sample_continuations(
     ]
 
 
-def sample_fills(
-    model: Model, task: Task, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
-) -> list[Sample]:
+def sample_fills(model: Model, task: Task, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
     """Held-out texts in which some words are masked, and the likeliest word for each mask."""
+    tokenizer = task.tokenizer
     filler = MaskFiller(
         model, tokenizer, special=special_tokens_for(task, tokenizer), length=length, shift=task.mask_shift
     )
@@ -104,37 +74,6 @@ def sample_fills(
             given = given[:begin] + MASK + given[end:]
         samples.append(Sample("filled", given, filler.fill(given, top=1, pieces=1).filled, text))
     return samples
-
-
-def sample_denoised(
-    model: Model, task: Denoise, tokenizer: Tokenizer, store: TokenStore, *, length: int, seed: int
-) -> list[Sample]:
-    """Held-out texts with spans taken out, and the whole texts that the model writes."""
-    examples = DenoisingExamples(task, store, min(length, DENOISED_TOKENS), seed=None, epoch=0)
-    starts = np.flatnonzero(examples.cuts.begins == 0)  # of documents: other pieces may begin inside a word
-    long = starts[examples.lengths[starts] >= min(12, int(examples.lengths[starts].max()))]
-    draw = np.random.default_rng(derive_seed(seed, "sample rows"))
-    rows = sorted(draw.choice(long, size=min(SAMPLES, len(long)), replace=False).tolist())
-    batches = [examples.batch([row]) for row in rows]
-    sources = [batch.source.tokens[0].tolist() for batch in batches if batch.source is not None]
-    made = generate(
-        model,
-        [[task.bos]] * len(rows),
-        max_tokens=DENOISED_TOKENS,
-        sampling=Sampling(temperature=0.0),
-        end=task.eos,
-        forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
-        sources=sources,
-    )
-    return [
-        Sample(
-            "denoised",
-            with_masks(source, tokenizer),
-            tokenizer.decode(row.tokens),
-            tokenizer.decode(batch.labels["token"][0].tolist()),
-        )
-        for source, row, batch in zip(sources, made, batches, strict=True)
-    ]
 
 
 def with_masks(tokens: Sequence[int], tokenizer: Tokenizer) -> str:

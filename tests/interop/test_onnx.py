@@ -191,7 +191,7 @@ def test_vectors_are_those_of_embed(masked, tmp_path):
 
 def test_a_model_that_generates_makes_vectors_on_demand(causal):
     loaded = headstock.load(causal)
-    kinds = [graph_of(loaded.model, loaded.task, named="run", embedding=asked).kind for asked in (False, True)]
+    kinds = [graph_of(loaded.model, loaded.task, named="run", embedding=asked).spec.kind for asked in (False, True)]
     assert kinds == ["causal", "embedding"]
 
 

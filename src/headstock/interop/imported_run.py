@@ -14,7 +14,7 @@ from headstock import __version__
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings
 from headstock.errors import UserError
 from headstock.tasks.base import TASKS, Task
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import is_labelled
 from headstock.train.model_card import write_card
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder, check_finite, fingerprints
@@ -24,7 +24,7 @@ from headstock.train.settings import RunConfig, make_config
 def imported_config(model: Mapping[str, Any], task: Mapping[str, Any], *, source: str) -> RunConfig:
     """The complete settings of an imported run from those of its model and task."""
     tree: dict[str, Any] = {"model": dict(model), "task": dict(task), "data": {}, "train": {}}
-    if issubclass(TASKS.get(str(task["name"])), LabelledTask):
+    if TASKS.get(str(task["name"])).is_labelled:
         tree["transfer"] = {"run": source}
     return make_config(tree)
 
@@ -71,7 +71,7 @@ def imported_results(
 ) -> dict[str, Any]:
     """results.json of a run without training or metrics."""
     labelled: dict[str, Any] = {}
-    if isinstance(task, LabelledTask):
+    if is_labelled(task):
         parameters = parameters | {"trainable": parameters["total"], "frozen": 0}
         labelled = {"kind": "finetune", "task": config.objective, "classes": list(getattr(config.task, "classes", ()))}
         labelled |= {"headline": task.primary_metric, "epochs": [], "best_epoch": None, "measured_on": None}

@@ -23,7 +23,6 @@ from headstock.io import atomic_folder, write_bytes, write_json, write_text
 from headstock.model.batch import Batch
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
-from headstock.tasks.labelled import LabelledTask
 from headstock.train.labelled_data import with_labels
 from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
@@ -57,16 +56,16 @@ def export_onnx(
         if find_spec(library) is None:
             raise missing_dependency(library)
     loaded = open_single(run)
-    if measure is not None and (embedding or not isinstance(loaded.task, LabelledTask)):
+    if measure is not None and (embedding or not loaded.task.is_labelled):
         raise UserError(f"--measure {measure}: only a run that was fine-tuned on labels can be measured on a file")
     graph = graph_of(loaded.model, loaded.task, named=str(run), embedding=embedding)
     about = describe_reading(loaded, graph)
-    logger.info(f"tracing the {graph.kind} graph")
+    logger.info(f"tracing the {graph.spec.kind} graph")
     with atomic_folder(folder, layout=LAYOUT) as beside:
         written = write_graph(graph, beside / MODEL)
         about |= {"inputs": written.inputs, "outputs": written.outputs}
         session = open_session(beside / MODEL)
-        result: dict[str, Any] = {"kind": graph.kind, "difference": check_same(graph, session)}
+        result: dict[str, Any] = {"kind": graph.spec.kind, "difference": check_same(graph, session)}
         logger.info(f"ONNX Runtime's numbers differ from ours by {result['difference']:.1e} at most")
         sessions = {"float32": session}
         if int8:
@@ -178,15 +177,10 @@ def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session]) -> dict
     told |= {name: metrics_with_intervals(task, data, rows) for name, rows in found.items()}
     if "int8" in found:
         told["change"] = told["int8"][task.primary_metric] - told["float32"][task.primary_metric]
-        said = [[said_of(row) for row in task.predictions(data, rows)] for rows in found.values()]
+        said = [[task.predicted_target(row) for row in task.predictions(data, rows)] for rows in found.values()]
         told["changed"] = sum(a != b for a, b in zip(*said, strict=True))
         logger.info(f"8-bit numbers change {task.primary_metric} by {100 * told['change']:+.2f} points")
     return told
-
-
-def said_of(prediction: dict[str, Any]) -> Any:
-    """A prediction without how sure it is."""
-    return next(prediction[name] for name in ("label", "tags", "answer") if name in prediction)
 
 
 @torch.inference_mode()

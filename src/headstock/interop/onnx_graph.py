@@ -5,11 +5,10 @@ B rows, T tokens, P tokens read before, D width, H heads, K head width, C classe
 
 import logging
 import warnings
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,36 +20,68 @@ from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
 from headstock.model.model import Model
-from headstock.tasks.answer import Answer
 from headstock.tasks.base import Task
-from headstock.tasks.classify import Classify
-from headstock.tasks.pair import Pair
-from headstock.tasks.tag import Tag
+from headstock.tasks.graph_spec import GraphSpec
+from headstock.tasks.labelled import LabelledTask, is_labelled
 
 OPSET = 20  # has GELU as one operation; later ones have attention too, but ONNX Runtime asks other shapes of its mask
 Names = dict[str, tuple[str, ...]]  # of each tensor its dimensions: a name, or digits where the size never changes
+
+EMBED_SCRIPT = """
+for text in sys.argv[1:]:
+    row = np.array([about["before"] + {cut}[: about["room"]] + about["after"]])
+    found = session.run(["sentence_embedding"], {{"input_ids": row, "attention_mask": np.ones_like(row)}})[0]
+    print(json.dumps(found[0].tolist()))
+"""
+
+GENERATE_SCRIPT = """
+text = sys.argv[1]
+read = new = [about["start"], *{cut}]
+past = {{name: np.zeros(about["past"], np.float32) for name in about["inputs"] if name.startswith("past")}}
+while len(read) < about["length"]:
+    given = {{"input_ids": np.array([new]), "attention_mask": np.ones((1, len(read)), np.int64)}}
+    scores, *present = session.run(None, given | past)
+    past = dict(zip(past, present))  # the keys and values of all that was read
+    scores[0, -1, about["never"]] = -np.inf
+    new = [int(scores[0, -1].argmax())]  # the likeliest; draw from softmax(scores) for another text each time
+    if new[0] == about["end"]:
+        break
+    read = read + new
+print({text})
+"""
+
+EMBEDDING = GraphSpec(
+    "embedding",
+    "A vector for every text, and one for every token.",
+    ("last_hidden_state", "sentence_embedding"),
+    script=EMBED_SCRIPT,
+    limits="It reads one row of a long text, where Headstock averages over as many as it takes.",
+)
+CAUSAL = GraphSpec(
+    "causal",
+    "How a text goes on.",
+    script=GENERATE_SCRIPT,
+    arguments="the beginning of a text",
+    limits="It ends where the model's context does, where Headstock drops the beginning and goes on.",
+)
 
 
 class Graph(nn.Module):
     """Reads whole rows: `input_ids`, `attention_mask` (1 where there is a token) and, where two texts are told apart,
     `token_type_ids`, each (B, T)."""
 
-    kind: ClassVar[str]
-    outputs: tuple[str, ...] = ("logits",)
-
-    def __init__(self, model: Model, task: Task):
+    def __init__(self, model: Model, task: Task, spec: GraphSpec):
         super().__init__()
-        self.model, self.task = model, task
-        joined = isinstance(task, Pair | Answer)
-        segments = ("token_type_ids",) if joined and getattr(model.backbone, "segments", None) is not None else ()
-        self.inputs: tuple[str, ...] = ("input_ids", "attention_mask", *segments)
+        self.model, self.task, self.spec = model, task, spec
+        self.outputs = spec.outputs
+        self.inputs: tuple[str, ...] = ("input_ids", "attention_mask")
 
     def forward(self, tokens: Tensor, real: Tensor, segments: Tensor | None = None) -> Any:
         return self.answer(Batch(tokens, real == 0, segments=segments))
 
-    @abstractmethod
     def answer(self, batch: Batch) -> Any:
-        """What the graph gives for a batch."""
+        """What the graph gives for a batch of whole rows."""
+        raise NotImplementedError
 
     def example(self, rows: int = 2, length: int = 5, before: int = 3) -> tuple[Tensor, ...]:
         """Inputs of the right shapes, the last row with padding at its end."""
@@ -67,53 +98,23 @@ class Graph(nn.Module):
         return tuple({0: "batch", 1: "length"} for _ in self.inputs)
 
 
-class Classification(Graph):
-    """(B, C) a score for every class; of a long text's windows, the scores' mean is the text's."""
+class LabelledGraph(Graph):
+    """What a labelled task computes for rows; its spec names the outputs."""
 
-    kind = "classification"
+    def __init__(self, model: Model, task: LabelledTask):
+        super().__init__(model, task, task.graph_spec())
+        if task.reads_pairs and getattr(model.backbone, "segments", None) is not None:
+            self.inputs = (*self.inputs, "token_type_ids")
 
-    def __init__(self, model: Model, task: Task):
-        super().__init__(model, task)
-        if getattr(task.config, "long", "head") == "windows" and task.config.dense != "none":
-            why = "the windows of a long text are averaged before a head of two layers, which a graph of rows cannot do"
-            raise UserError(f"task.long windows with task.dense {task.config.dense}: {why}")
-
-    def answer(self, batch: Batch) -> Tensor:
-        assert isinstance(self.task, Classify)
-        return self.model.heads["label"](self.task.read(self.model, batch))
-
-
-class Tagging(Graph):
-    """(B, T, C) a score for every tag at every token; a word's are those of its first piece."""
-
-    kind = "tagging"
-
-    def answer(self, batch: Batch) -> Tensor:
-        assert isinstance(self.task, Tag)
-        return self.model.heads["tag"](self.task.token_features(self.model, batch))
-
-
-class Answering(Graph):
-    """(B, T) a score for every token as the first and as the last of the answer; the first mark's mean "not here"."""
-
-    kind = "answering"
-    outputs = ("start_logits", "end_logits")
-
-    def answer(self, batch: Batch) -> tuple[Tensor, ...]:
-        assert isinstance(self.task, Answer)
-        start, end = self.model.heads["span"](self.task.token_features(self.model, batch)).unbind(-1)
-        return start, end
+    def answer(self, batch: Batch) -> Any:
+        return cast(LabelledTask, self.task).graph_outputs(self.model, batch)
 
 
 class Embedding(Graph):
     """(B, T, D) every token's vector, and (B, D) one for each row, pooled as `headstock embed` does."""
 
-    kind = "embedding"
-    outputs = ("last_hidden_state", "sentence_embedding")
-
     def __init__(self, model: Model, task: Task):
-        super().__init__(model, task)
-        self.inputs = self.inputs[:2]
+        super().__init__(model, task, EMBEDDING)
         self.pool = resolve_pooling(None, model.backbone)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -129,10 +130,8 @@ class Continuing(Graph):
     stand before it. At first the past is empty: (B, H, 0, K).
     """
 
-    kind = "causal"
-
     def __init__(self, model: Model, task: Task):
-        super().__init__(model, task)
+        super().__init__(model, task, CAUSAL)
         depth = range(model.backbone.depth)
         self.inputs = ("input_ids", "attention_mask", *(f"past.{i}.{part}" for i in depth for part in PARTS))
         self.outputs = ("logits", *(f"present.{i}.{part}" for i in depth for part in PARTS))
@@ -185,11 +184,9 @@ def graph_of(model: Model, task: Task, *, named: str, embedding: bool = False) -
     if not isinstance(model.backbone, Transformer):
         family = model.backbone.name
         raise UserError(f"{named}: a model of the family {family!r} is not written as ONNX; the family transformer is")
-    kinds: list[tuple[type[Task], type[Graph]]] = [(Classify, Classification), (Tag, Tagging), (Answer, Answering)]
-    found = next((graph for kind, graph in kinds if isinstance(task, kind)), None)
-    if embedding or (found is None and not task.generates):
-        found = Embedding
-    return (found or Continuing)(model, task).eval()
+    if is_labelled(task) and not embedding:
+        return LabelledGraph(model, task).eval()
+    return (Continuing if task.generates and not embedding else Embedding)(model, task).eval()
 
 
 @dataclass

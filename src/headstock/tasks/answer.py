@@ -28,6 +28,8 @@ from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
 from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
+from headstock.tasks.graph_spec import ANSWER, GraphSpec
+from headstock.tasks.graph_spec import NO_ANSWER as ABSTAIN
 from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics, separator_id
 from headstock.tasks.squad_metrics import exact_match, f1
 from headstock.tasks.wording import Nouns
@@ -127,6 +129,7 @@ class Answer(LabelledTask):
     target = "answers"
     input_column = "question"
     answers_questions = True
+    reads_pairs = True
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     primary_metric = "f1"
     huggingface_head = "ForQuestionAnswering"
@@ -309,6 +312,26 @@ class Answer(LabelledTask):
         row = int(bests.argmax())
         offset = windows[row][0]
         return nothing, float(bests[row]), passage.characters(int(firsts[row]) + offset, int(lasts[row]) + offset)
+
+    def graph_spec(self) -> GraphSpec:
+        config = self.config
+        settings = {"longest_question": config.longest_question, "longest_answer": config.longest_answer}
+        return GraphSpec(
+            "answering",
+            "Where in a text the answer to a question is.",
+            ("start_logits", "end_logits"),
+            settings=settings | ({"threshold": config.threshold} if config.unanswerable else {}),
+            script=ANSWER.replace("ANSWER", ABSTAIN if config.unanswerable else "answer"),
+            segment_start="lead",
+            arguments="a question and a text",
+            needs_offsets=True,
+            limits="It reads one row: what is beyond its length is not read, where Headstock reads on in further rows.",
+        )
+
+    def graph_outputs(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
+        """(B, T) twice: the score of every token as the start and as the end; those of position 0 mean "not here"."""
+        start, end = model.heads["span"](self.token_features(model, batch)).unbind(-1)
+        return start, end
 
     def predicted_target(self, prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
         if prediction["start"] is None:

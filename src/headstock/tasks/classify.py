@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from headstock.data.records import Records, read_records
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import windows
+from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
@@ -26,6 +27,7 @@ from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, pad_with_special_tokens
 from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers, split_label
 from headstock.tasks.error_analysis import EXPLAINED, calibration, class_errors, confusions, length_analysis
+from headstock.tasks.graph_spec import CLASSIFY, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec
 from headstock.tasks.label_checks import check_class_labels, label_warnings
 from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics
 from headstock.tasks.wording import Nouns
@@ -273,6 +275,17 @@ class Classify(LabelledTask):
 
     def class_scores(self, model: Model, batch: Batch) -> Tensor:
         return model.heads["label"](self.read(model, batch))
+
+    def graph_spec(self) -> GraphSpec:
+        config = self.config
+        long = getattr(config, "long", "head")
+        if long == "windows" and config.dense != "none":
+            why = "the windows of a long text are averaged before a head of two layers, which a graph of rows cannot do"
+            raise UserError(f"task.long windows with task.dense {config.dense}: {why}")
+        likely = SIGMOID if self.multilabel else SOFTMAX
+        script = CLASSIFY.replace("PARTS", TRUNCATION[long]).replace("LIKELY", likely)
+        settings = {"classes": list(config.classes)}
+        return GraphSpec("classification", "Which class a text is of.", settings=settings, script=script)
 
     def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         if self.multilabel:

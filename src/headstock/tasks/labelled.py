@@ -23,6 +23,7 @@ from headstock.model.layer_features import select_layers
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, Task, bos_id, closing_ids
 from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
+from headstock.tasks.graph_spec import GraphSpec
 from headstock.tasks.wording import Nouns
 
 RowMetric = tuple[np.ndarray, np.ndarray] | SufficientStatistics
@@ -61,6 +62,7 @@ class LabelledTask(Task):
     verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
     example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
     row_form: ClassVar[str] = "a text (str)"  # what a program hands over as one row
+    reads_pairs: ClassVar[bool] = False  # a row joins two texts, told apart by segment ids
     row_is_text: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
     formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of metrics that are no ratio of sums
     can_ensemble: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
@@ -163,6 +165,15 @@ class LabelledTask(Task):
     def class_scores(self, model: Model, batch: Batch) -> Tensor:
         """(N, C) the unnormalized score of every class, which attributions explain; where `predicts_classes`."""
         raise NotImplementedError(f"{type(self).__name__} predicts no class for a whole row")
+
+    def graph_spec(self) -> GraphSpec:
+        """How an exported graph of a model of this task is described."""
+        settings = {"classes": list(self.config.classes)} if self.predicts_classes else {}
+        return GraphSpec(self.name, f"A {self.title}.", settings=settings)
+
+    def graph_outputs(self, model: Model, batch: Batch) -> Tensor | tuple[Tensor, ...]:
+        """What an exported graph computes for whole rows, in the order of the spec's outputs."""
+        return self.class_scores(model, batch)
 
     def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         """The confidence in each prediction and whether it is correct, (N,) both; None where there is no such thing."""

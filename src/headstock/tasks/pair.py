@@ -1,7 +1,7 @@
 """How two texts stand to each other: entailment, paraphrase, answer or not.  Read as [CLS] A [SEP] B [SEP]."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig
 from headstock.tasks.classify import Classify, EncodedTexts
+from headstock.tasks.graph_spec import PAIR, SOFTMAX, GraphSpec
 from headstock.tasks.labelled import segment_ids, separator_id, texts_in
 from headstock.tasks.wording import Nouns
 
@@ -33,6 +34,7 @@ class Pair(Classify):
     example = "--file pairs.csv"
     row_form = "two texts, such as ('It rains.', 'The street is wet.')"
     row_is_text = False
+    reads_pairs = True
 
     def __init__(self, config: PairConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)
@@ -50,6 +52,14 @@ class Pair(Classify):
         skip_blank: bool = False,
     ) -> Records:
         return read_records(path, columns=columns, required=("text", "text_b"), strict=insist, skip_blank=skip_blank)
+
+    def graph_spec(self) -> GraphSpec:
+        return replace(
+            super().graph_spec(),
+            script=PAIR.replace("LIKELY", SOFTMAX),
+            segment_start="len(first) + 2",
+            arguments="two texts",
+        )
 
     @staticmethod
     def is_row(row: Any) -> bool:

@@ -17,7 +17,7 @@ from headstock.data.records import Records
 from headstock.data.tagged import read_tagged
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import Window, windows
-from headstock.data.word_joining import join_words, word_spans
+from headstock.data.word_joining import WORD, join_words, word_spans
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
@@ -29,6 +29,7 @@ from headstock.tasks.class_labels import listed
 from headstock.tasks.entities import entity_counts as entity_tallies
 from headstock.tasks.entities import is_entity_scheme
 from headstock.tasks.error_analysis import calibration, class_errors, confusions, length_analysis
+from headstock.tasks.graph_spec import TAG, GraphSpec
 from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics, texts_in
 from headstock.tasks.wording import Nouns
 
@@ -235,6 +236,20 @@ class Tag(LabelledTask):
 
     def true_class_ids(self, data: EncodedSentences) -> np.ndarray | None:
         return None if data.labels is None else np.concatenate(data.labels)
+
+    def graph_spec(self) -> GraphSpec:
+        return GraphSpec(
+            "tagging",
+            "Which tag each word of a text has.",
+            settings={"classes": list(self.config.classes), "word": f"(?ix){WORD.pattern}"},
+            script=TAG,
+            needs_offsets=True,
+            limits="It reads one row: words beyond its length have no tag, where Headstock reads on in further rows.",
+        )
+
+    def graph_outputs(self, model: Model, batch: Batch) -> Tensor:
+        """(B, T, C) the scores of every token."""
+        return model.heads["tag"](self.token_features(model, batch))
 
     def confidences(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Of every word."""

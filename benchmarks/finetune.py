@@ -49,7 +49,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.utils import logging
 
-from headstock.data.records import read_records
+from headstock.data.labelled_texts import read_records
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.errors import HeadstockError
 from headstock.tasks.class_labels import find_classes

@@ -45,7 +45,7 @@ def test_every_problem_at_once_with_hints():
     assert "must be str" in problems["inner.names[0]"]
     assert problems["size"] == "missing"
     assert "must be int or nothing" in problems["maybe"]
-    assert "6 settings are wrong" in str(caught.value)
+    assert "6 invalid settings" in str(caught.value)
 
 
 def test_a_bool_is_not_a_number():
@@ -75,7 +75,7 @@ def test_set_reads_values_as_toml_does(text, pair):
 
 
 def test_set_without_a_value_is_refused():
-    with pytest.raises(UserError, match="wanted key=value"):
+    with pytest.raises(UserError, match="expected key=value"):
         config.parse_setting("depth")
 
 

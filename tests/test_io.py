@@ -80,7 +80,7 @@ def test_a_process_that_began_later_was_only_given_the_same_number(tmp_path):
 
 def test_what_another_machine_makes_is_left_alone_for_a_day(tmp_path):
     fresh = left(tmp_path, "a.00000000-1-0", age=3600)
-    left(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED)
+    left(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED_SECONDS)
     other = left(tmp_path, "somebody-elses")
     files.remove_stale(tmp_path)
     assert sorted(tmp_path.iterdir()) == [fresh, other]
@@ -202,3 +202,37 @@ def test_a_text_is_replaced_whole(tmp_path):
 def test_the_cache_can_be_moved(monkeypatch, tmp_path):
     monkeypatch.setenv("HEADSTOCK_CACHE", str(tmp_path))
     assert files.cache_folder() == tmp_path
+
+
+def test_a_lock_on_a_deleted_file_is_not_acquired(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    flock = fcntl.flock
+
+    def delete_first(descriptor, operation):  # as if the holder finished between our open and our lock
+        (tmp_path / "lock").unlink(missing_ok=True)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    with files.try_lock(tmp_path / "lock") as acquired:
+        assert not acquired
+
+
+@pytest.mark.parametrize("name", ["ENOLCK", "ENOSYS", "EIO"])
+def test_a_file_system_without_locks_grants_every_lock(tmp_path, monkeypatch, name):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(descriptor, operation):
+        raise OSError(getattr(files.errno, name), name)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if name == "EIO":
+        with pytest.raises(OSError, match="EIO"), files.try_lock(tmp_path / "lock"):
+            pass
+    else:
+        with files.try_lock(tmp_path / "lock") as acquired:
+            assert acquired
+
+
+def test_fingerprints_ignore_key_order():
+    assert files.fingerprint({"b": [1, "é"], "a": None}) == files.fingerprint({"a": None, "b": [1, "é"]})
+    assert files.fingerprint([1]) != files.fingerprint([2])

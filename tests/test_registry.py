@@ -16,7 +16,7 @@ def test_what_is_there_is_found():
 
 
 def test_a_wrong_name_gets_a_hint():
-    with pytest.raises(UserError, match="no model family called 'transfomer'; did you mean 'transformer'"):
+    with pytest.raises(UserError, match="unknown model family 'transfomer'; did you mean 'transformer'"):
         BACKBONES.get("transfomer")
 
 
@@ -39,5 +39,5 @@ def test_a_new_file_in_the_folder_is_enough(tmp_path, monkeypatch):
 def test_two_of_one_name_are_refused():
     registry: Registry = Registry("thing", "headstock.tasks")
     registry.add("a")(type("A", (), {}))
-    with pytest.raises(ValueError, match="both called 'a'"):
+    with pytest.raises(ValueError, match="registered as 'a'"):
         registry.add("a")(type("B", (), {}))

@@ -1,4 +1,4 @@
-"""Reads settings into frozen dataclasses, strictly, reporting every problem at once."""
+"""Strict conversion between settings files and frozen dataclasses; all problems are reported at once."""
 
 import dataclasses
 import json
@@ -15,11 +15,11 @@ from headstock.errors import ConfigError, UserError, did_you_mean
 
 Settings = TypeVar("Settings")
 Problems = list[tuple[str, str]]
-SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's settings
+SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's config
 
 
 def from_dict(cls: type[Settings], data: dict[str, Any], *, at: str = "") -> Settings:
-    """Make dataclass `cls` from `data`; one ConfigError names every bad path."""
+    """Construct dataclass `cls` from `data`; one ConfigError lists every invalid path."""
     problems: Problems = []
     value = collect_problems(cls, data, at, problems)
     if problems:
@@ -28,7 +28,7 @@ def from_dict(cls: type[Settings], data: dict[str, Any], *, at: str = "") -> Set
 
 
 def collect_problems(cls: type[Settings], data: dict[str, Any], at: str, problems: Problems) -> Any:
-    """Like `build`, but adds to `problems`, so that several sections are judged together."""
+    """Like `from_dict`, but appends to `problems`, so that several sections can be validated together."""
     if not isinstance(data, dict):
         problems.append((at, f"must be a table of settings, not {data!r}"))
         return None
@@ -38,7 +38,7 @@ def collect_problems(cls: type[Settings], data: dict[str, Any], at: str, problem
     for key, raw in data.items():
         path = f"{at}.{key}" if at else key
         if key in fields:
-            values[key] = _value(hints[key], raw, path, problems)
+            values[key] = _convert(hints[key], raw, path, problems)
         else:
             problems.append((path, "unknown setting" + did_you_mean(key, fields)))
     for name, field in fields.items():
@@ -49,44 +49,45 @@ def collect_problems(cls: type[Settings], data: dict[str, Any], at: str, problem
         return None
     try:
         return cls(**values)
-    except ConfigError as wrong:
-        problems += [(f"{at}.{where}" if at else where, what) for where, what in wrong.problems]
-    except ValueError as wrong:
-        problems.append((at or cls.__name__, str(wrong)))
+    except ConfigError as error:
+        problems += [(f"{at}.{path}" if at else path, problem) for path, problem in error.problems]
+    except ValueError as error:
+        problems.append((at or cls.__name__, str(error)))
     return None
 
 
-def _value(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
+def _convert(hint: Any, raw: Any, path: str, problems: Problems) -> Any:
+    """`raw` as a value of type `hint`; a wrong type is added to `problems`."""
     if dataclasses.is_dataclass(hint):
         return collect_problems(typing.cast(type, hint), raw, path, problems)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         if raw not in arguments:
-            words = [word for word in arguments if isinstance(word, str)]
-            near = did_you_mean(raw, words) if isinstance(raw, str) else ""
-            problems.append((path, f"must be one of {', '.join(map(repr, arguments))}, not {raw!r}{near}"))
+            names = [name for name in arguments if isinstance(name, str)]
+            suggestion = did_you_mean(raw, names) if isinstance(raw, str) else ""
+            problems.append((path, f"must be one of {', '.join(map(repr, arguments))}, not {raw!r}{suggestion}"))
         return raw
     if origin is tuple:
         if not isinstance(raw, (list, tuple)):
             problems.append((path, f"must be a list, not {raw!r}"))
             return raw
-        return tuple(_value(arguments[0], item, f"{path}[{i}]", problems) for i, item in enumerate(raw))
-    kinds = arguments if isinstance(hint, UnionType) or origin is typing.Union else (hint,)
-    if type(raw) is int and not -(2**63) <= raw < 2**63:  # more than torch, numpy or a file of ours can hold
+        return tuple(_convert(arguments[0], item, f"{path}[{i}]", problems) for i, item in enumerate(raw))
+    types = arguments if isinstance(hint, UnionType) or origin is typing.Union else (hint,)
+    if type(raw) is int and not -(2**63) <= raw < 2**63:  # torch, numpy and our files use 64-bit integers
         problems.append((path, "must be a number of at most 18 digits"))
         return raw
-    if float in kinds and type(raw) is int:
+    if float in types and type(raw) is int:
         return float(raw)
-    if hint is not Any and type(raw) not in kinds:
-        wanted = " or ".join("nothing" if kind is NoneType else kind.__name__ for kind in kinds)
-        problems.append((path, f"must be {wanted}, not {raw!r}"))
+    if hint is not Any and type(raw) not in types:
+        expected = " or ".join("nothing" if kind is NoneType else kind.__name__ for kind in types)
+        problems.append((path, f"must be {expected}, not {raw!r}"))
     elif isinstance(raw, float) and not math.isfinite(raw):
         problems.append((path, f"must be a finite number, not {raw}"))
     return raw
 
 
 def to_dict(settings: Any) -> Any:
-    """A dataclass (or a tree of them) as JSON-ready dicts and lists, defaults written out."""
+    """A tree of dataclasses as JSON-ready dicts and lists, including default values."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {field.name: to_dict(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
     if isinstance(settings, (list, tuple)):
@@ -97,21 +98,21 @@ def to_dict(settings: Any) -> Any:
 
 
 def read_settings(path: Path, *, tables: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings in a TOML file people write or a JSON file the program wrote; some of them must be tables."""
+    """Read a TOML or JSON settings file; the keys in `tables` must be tables where present."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such settings file") from None
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise UserError(f"{path}: cannot be read as settings ({wrong})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read settings ({error})") from None
     try:
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as wrong:  # both decoders' errors are ValueErrors that name line and column
-        raise UserError(f"{path}: {wrong}") from None
+    except ValueError as error:  # both decoders raise ValueErrors that name line and column
+        raise UserError(f"{path}: {error}") from None
     except RecursionError:
-        raise UserError(f"{path}: wanted settings, got values nested too deeply to be any") from None
+        raise UserError(f"{path}: expected settings, found values nested too deeply") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path}: wanted a table of settings, got {type(data).__name__}")
+        raise UserError(f"{path}: expected a table of settings, found {type(data).__name__}")
     for name in tables:
         if not isinstance(data.get(name, {}), dict):
             raise UserError(f"{path}: {name}: must be a table of settings, not {data[name]!r}")
@@ -119,32 +120,32 @@ def read_settings(path: Path, *, tables: Sequence[str] = ()) -> dict[str, Any]:
 
 
 @contextmanager
-def malformed_as_user_error(path: Path | str, what: str) -> Iterator[None]:
-    """Reports what a malformed file leads to, such as a missing key or a value of another type, as a user's error."""
+def malformed_as_user_error(path: Path | str, kind: str) -> Iterator[None]:
+    """Report what a malformed file raises, such as KeyError or TypeError, as a UserError: not a valid `kind`."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as wrong:
-        reason = f"{wrong.args[0]!r} is missing" if isinstance(wrong, KeyError) else f"{type(wrong).__name__}: {wrong}"
-        raise UserError(f"{path}: does not describe {what} ({reason})") from wrong
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{path}: does not describe {kind} ({reason})") from error
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`lr=3e-4` -> ("lr", 0.0003): the value as TOML reads it, a bare word as itself."""
+    """Parse `lr=3e-4` to ("lr", 0.0003). The value is TOML; anything else is taken as a string."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise UserError(f"--set {text}: wanted key=value, such as --set depth=4")
+        raise UserError(f"--set {text}: expected key=value, such as --set depth=4")
     raw = raw.strip()
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
     except RecursionError:
-        raise UserError(f"--set {key}: the value is nested too deeply to be a setting") from None
+        raise UserError(f"--set {key}: the value is nested too deeply") from None
     return key.strip(), value
 
 
 def merge(*layers: dict[str, Any]) -> dict[str, Any]:
-    """One tree of settings from several; later layers win, tables are merged key by key."""
+    """Merge trees of settings; later layers win, tables are merged key by key."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():

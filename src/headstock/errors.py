@@ -1,66 +1,65 @@
-"""Every error a user can meet. Anything else that escapes is our bug."""
+"""Errors meant for the user. Any other exception that escapes is a bug in Headstock."""
 
 import difflib
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-NEAR = 0.75  # similarity of two stems from which one may be a slip for the other
+MIN_SIMILARITY = 0.75  # of two file stems, for one to be suggested in place of the other
 
 
 class HeadstockError(Exception):
-    """What the command line prints in one line, without a traceback."""
+    """An error that the command line prints as one line, without a traceback."""
 
     exit_code = 1
-    from_any_rank = False  # whether every process says it, and not only rank 0, which speaks for all
+    from_any_rank = False  # True: every process prints it, not only rank 0
 
 
 class WorkError(HeadstockError):
-    """The input was right but the work could not be finished: a full disk, no network, a loss that is not a number."""
+    """The input was valid but the work failed: full disk, no network, a loss that is not finite."""
 
 
 class LostProcessError(WorkError):
-    """Another process of the process group does not answer. It may be rank 0, so every other one says so."""
+    """Another process of the process group does not respond. It may be rank 0, so every process reports it."""
 
     from_any_rank = True
 
 
 class DivergenceError(WorkError):
-    """The loss is no longer a number, mostly because the learning rate is too high."""
+    """The loss is no longer finite, usually because the learning rate is too high."""
 
 
 class UserError(HeadstockError):
-    """A mistake the user can fix; says where, what was wanted and what came."""
+    """A mistake the user can fix. The message names the place, what was expected and what was found."""
 
     exit_code = 2
 
 
 class ConfigError(UserError):
-    """One or more settings are wrong; lists them all, each with its path."""
+    """One or more invalid settings, reported together with their paths."""
 
     def __init__(self, problems: Iterable[tuple[str, str]]):
         self.problems = list(problems)
-        lines = [f"{where}: {what}" for where, what in self.problems]
-        if len(lines) == 1:
-            super().__init__(lines[0])
-        else:
-            super().__init__("\n  ".join([f"{len(lines)} settings are wrong:", *lines]))
+        lines = [f"{path}: {problem}" for path, problem in self.problems]
+        super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} invalid settings:", *lines]))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'causal'?`, or nothing when no known name is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'causal'?`, or an empty string if no candidate is similar."""
+    similar = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def suggest_path(name: str, known: Iterable[str]) -> str:
-    """The same for files and folders, which are near by their stems: a shared ending such as .txt says little."""
+def suggest_path(name: str, candidates: Iterable[str]) -> str:
+    """Like `did_you_mean` for files and folders, which are compared without their suffix."""
     stem = Path(name).stem.lower()
-    near = {other: difflib.SequenceMatcher(None, stem, Path(other).stem.lower()).ratio() for other in sorted(known)}
-    best = max(near, key=near.__getitem__, default="")
-    return f"; did you mean {best!r}?" if near.get(best, 0.0) >= NEAR else ""
+    ratios = {
+        other: difflib.SequenceMatcher(None, stem, Path(other).stem.lower()).ratio() for other in sorted(candidates)
+    }
+    best = max(ratios, key=ratios.__getitem__, default="")
+    return f"; did you mean {best!r}?" if ratios.get(best, 0.0) >= MIN_SIMILARITY else ""
 
 
 def shell_quote(path: str | Path) -> str:
-    """A path or name as one word of a shell's command line, for hints that can be copied."""
+    """A path or name quoted for the shell, for hints that can be copied."""
     return shlex.quote(str(path))

@@ -1,4 +1,7 @@
-"""Files that are either whole or not there: written beside, flushed to disk, then renamed."""
+"""Atomic files and folders, locks, checksums, and the cache folder.
+
+A file or folder is written under a temporary name beside its destination, flushed to disk, then renamed.
+"""
 
 import errno
 import hashlib
@@ -20,26 +23,33 @@ from headstock.errors import UserError
 
 PARTIAL = ".partial"
 HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-# `.name.HOST-PROCESS-COUNT.partial`; earlier versions wrote `.name.PROCESS.partial`
-MAKER = re.compile(r"(?:([0-9a-f]{8})-)?(\d+)(?:-\d+)?")
-ABANDONED = 24 * 3600  # seconds without a change after which another machine's partial file or folder is removed
-SKEW = 60  # seconds that a clock may be off between the start of a process and the time stamp of a file
-WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # for these the system names no file
+# `.NAME.HOST-PID-COUNT.partial`; earlier versions wrote `.NAME.PID.partial`
+OWNER = re.compile(r"(?:([0-9a-f]{8})-)?(\d+)(?:-\d+)?")
+ABANDONED_SECONDS = 24 * 3600  # an unchanged temporary file of another machine is removed after this time
+CLOCK_SKEW_SECONDS = 60  # tolerated between a process's start time and file time stamps
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the system reports these without a file name
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system does not support locks
 
-# What a folder of ours may hold: patterns of names, each with None for a file or the layout of a subfolder
-Layout = Mapping[str, "Layout | None"]
-SYSTEM_FILES = (".DS_Store", "Thumbs.db", "desktop.ini")  # file managers leave these anywhere
+# The files a folder of ours may hold: name patterns, each with None for a file or the layout of a subfolder.
+FolderLayout = Mapping[str, "FolderLayout | None"]
+SYSTEM_FILES = (".DS_Store", "Thumbs.db", "desktop.ini")  # left by file managers
 
 
 def cache_folder() -> Path:
-    """Where data, token stores and other things that can be made again are kept."""
-    if chosen := os.environ.get("HEADSTOCK_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "headstock"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "headstock" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstock"
+    """The folder for downloads, token stores and everything else that can be rebuilt."""
+    if folder := os.environ.get("HEADSTOCK_CACHE"):
+        return Path(folder).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("headstock", appauthor=False)
+
+
+# Hashes
+
+
+def fingerprint(value: Any) -> str:
+    """sha256 of a JSON-serializable value; the order of dictionary keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:
@@ -48,53 +58,41 @@ def sha256(path: Path) -> str:
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Size and sha256 of a file, as manifests record them."""
+    """Size and sha256 of a file, as stored in manifests."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def checksum_mismatch(path: Path, recorded: Any) -> str | None:
-    """How a file differs from its recorded checksum; None if it does not."""
+    """Describes how a file differs from its recorded checksum; None if it matches."""
     if not path.is_file():
         return f"{path.name} is missing"
     if not isinstance(recorded, Mapping) or not {"bytes", "sha256"} <= recorded.keys():
         return f"no size and sha256 of {path.name} are recorded"
     if (size := path.stat().st_size) != recorded["bytes"]:
-        return f"{path.name} has {size} bytes, wanted {recorded['bytes']}"
+        return f"{path.name} has {size} bytes, expected {recorded['bytes']}"
     if sha256(path) != recorded["sha256"]:
-        return f"{path.name} is not what was written (its sha256 differs)"
+        return f"{path.name} has changed since it was written (its sha256 differs)"
     return None
+
+
+# Atomic writes
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A file to write, which takes its name only when it is all on disk; on any failure it vanishes."""
+    """Yield a temporary path to write; it replaces `path` on success and is deleted on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _partial(path) as beside, errors_name_path(path, beside):
-        yield beside
-        with beside.open("rb+") as file:
+    with _temporary_name(path) as temporary, errors_name_path(path, temporary):
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
         _sync_folder(path.parent)
 
 
-@contextmanager
-def errors_name_path(path: Path, beside: Path | None = None) -> Iterator[None]:
-    """Errors while writing name `path`: those without a file name, and those that name the partial file or folder."""
-    try:
-        yield
-    except OSError as wrong:
-        if wrong.filename is None and wrong.errno in WRITE_ERRORS:
-            raise OSError(wrong.errno, wrong.strerror, str(path)) from wrong
-        if beside is not None and isinstance(wrong.filename, str | os.PathLike):
-            place = Path(wrong.filename)
-            if wrong.errno is not None and place.is_relative_to(beside):
-                raise OSError(wrong.errno, wrong.strerror, str(path / place.relative_to(beside))) from wrong
-        raise
-
-
 def write_bytes(path: Path, data: bytes) -> None:
-    with atomic_file(path) as beside:
-        beside.write_bytes(data)
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -106,60 +104,76 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def atomic_folder(path: Path, *, layout: Layout | None = None) -> Iterator[Path]:
-    """A folder to fill, which takes its name only when everything in it is on disk; on any failure it vanishes.
+def atomic_folder(path: Path, *, layout: FolderLayout | None = None) -> Iterator[Path]:
+    """Yield a temporary folder to fill; it replaces `path` on success and is deleted on failure.
 
-    A folder of that name is replaced; one with a `layout` only if it holds nothing else. A link is followed.
+    With a `layout`, an existing folder is replaced only if it holds nothing outside the layout. Symbolic links are
+    followed.
 
-    >>> with whole_folder(Path("checkpoints/step-100")) as folder:
-    ...     (folder / "a.txt").write_text("all of it")
+    >>> with atomic_folder(Path("checkpoints/step-100")) as folder:
+    ...     (folder / "model.txt").write_text("complete")
     """
     path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(path.parent)
-    with _partial(path) as beside, errors_name_path(path, beside):
-        beside.mkdir()
-        yield beside
-        for file in beside.rglob("*"):
+    with _temporary_name(path) as temporary, errors_name_path(path, temporary):
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.rglob("*"):
             if file.is_file():
                 with file.open("rb+") as opened:
                     os.fsync(opened.fileno())
-        for folder in [beside, *(f for f in beside.rglob("*") if f.is_dir())]:
+        for folder in [temporary, *(f for f in temporary.rglob("*") if f.is_dir())]:
             _sync_folder(folder)
         if path.exists():
             if layout is not None:
                 check_replaceable(path, layout)
-            with _partial(path) as before:  # the old one goes in one step, and comes back if the new one cannot come
-                os.replace(path, before)
+            with _temporary_name(path) as previous:
+                os.replace(path, previous)
                 try:
-                    os.replace(beside, path)
+                    os.replace(temporary, path)
                 except OSError:
-                    os.replace(before, path)
+                    os.replace(previous, path)
                     raise
         else:
-            os.replace(beside, path)
+            os.replace(temporary, path)
         _sync_folder(path.parent)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; it is renamed first, so that what is left of it after a crash is swept, never read."""
-    with _partial(path) as leaving:
-        os.replace(path, leaving)
+    """Remove a folder atomically: it is renamed first, so a crash never leaves a partial folder under its name."""
+    with _temporary_name(path) as removed:
+        os.replace(path, removed)
 
 
 @contextmanager
-def _partial(path: Path) -> Iterator[Path]:
-    """A hidden name beside `path` that no other maker uses; whatever still has it in the end is removed."""
-    beside = path.with_name(f".{path.name}.{HOST}-{os.getpid()}-{next(_count)}{PARTIAL}")
-    _making.add(beside.name)
+def errors_name_path(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Make OSErrors raised while writing name `path`, not the temporary file or no file at all."""
     try:
-        yield beside
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in WRITE_ERRORS:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        if temporary is not None and isinstance(error.filename, str | os.PathLike):
+            failed = Path(error.filename)
+            if error.errno is not None and failed.is_relative_to(temporary):
+                raise OSError(error.errno, error.strerror, str(path / failed.relative_to(temporary))) from error
+        raise
+
+
+_counter, _in_progress = itertools.count(), set[str]()
+
+
+@contextmanager
+def _temporary_name(path: Path) -> Iterator[Path]:
+    """A unique hidden name beside `path`; whatever has that name at the end is deleted."""
+    temporary = path.with_name(f".{path.name}.{HOST}-{os.getpid()}-{next(_counter)}{PARTIAL}")
+    _in_progress.add(temporary.name)
+    try:
+        yield temporary
     finally:
-        _remove(beside)
-        _making.discard(beside.name)
-
-
-_count, _making = itertools.count(), set[str]()
+        _remove(temporary)
+        _in_progress.discard(temporary.name)
 
 
 def _remove(path: Path) -> None:
@@ -169,178 +183,48 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Folders that may be replaced: those that hold nothing but what we write
-
-
-def unknown_entries(folder: Path, layout: Layout) -> list[str]:
-    """What a folder holds beside its layout, as relative paths. Links to folders and mount points are foreign too."""
-    found: list[str] = []
-    for entry in sorted(folder.iterdir()):
-        known, inner = _known(entry, layout)
-        if not known:
-            found.append(entry.name + ("/" if entry.is_dir() else ""))
-        elif inner is not None:
-            found += [f"{entry.name}/{name}" for name in unknown_entries(entry, inner)]
-    return found
-
-
-def remove_layout(folder: Path, layout: Layout) -> None:
-    """Remove what a folder's layout names, and the folder if nothing else is in it."""
-    if not folder.is_dir():
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power failure (neither possible nor needed on Windows)."""
+    if sys.platform == "win32":
         return
-    for entry in folder.iterdir():
-        known, inner = _known(entry, layout)
-        if known and inner is not None:
-            remove_layout(entry, inner)
-        elif known:
-            _remove(entry)
-    with suppress(OSError):  # something of the user's is in it
-        folder.rmdir()
-
-
-def check_replaceable(folder: Path, layout: Layout) -> None:
-    """Refuse to replace a folder in which anything would be lost that we did not write."""
-    if os.path.ismount(folder):
-        raise UserError(f"{folder}: is a mount point, which cannot be replaced; name a folder in it")
-    if others := unknown_entries(folder, layout):
-        shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-        raise UserError(
-            f"{folder}: holds what Headstock did not write and --overwrite would delete ({shown}); "
-            "move that elsewhere, or name another folder"
-        )
-
-
-def check_inputs(folder: Path, inputs: Iterable[str | Path]) -> None:
-    """Refuse to replace a folder in which an input lies, by whatever name."""
-    homes = {folder.absolute(), folder.resolve()}
-    for given in inputs:
-        path = Path(given).expanduser()
-        if any(place.is_relative_to(home) for place in (path.absolute(), path.resolve()) for home in homes):
-            raise UserError(f"{given}: is an input in {folder}, which --overwrite would replace; name another folder")
-
-
-def _known(entry: Path, layout: Layout) -> tuple[bool, Layout | None]:
-    """Whether a layout names an entry, and the layout of the subfolder if it is one."""
-    if entry.name in SYSTEM_FILES or (entry.name.startswith(".") and entry.name.endswith(PARTIAL)):
-        return True, None
-    for pattern, inner in layout.items():
-        if fnmatchcase(entry.name, pattern):
-            if inner is None:
-                return not entry.is_dir(), None
-            return entry.is_dir() and not entry.is_symlink() and not os.path.ismount(entry), inner
-    return False, None
-
-
-@contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the claim to what `path` names, while this lasts; one that dies gives it up.
-
-    >>> with claimed(Path("claims/cell-1")) as mine:
-    ...     print("ours" if mine else "another process is at work on it")
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        mine = _lock(file.fileno()) and _names(path, file.fileno())
-        try:
-            yield mine
-        finally:
-            if mine:
-                _unlock(file.fileno())
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[bool]:
-    """Whether this process alone is at work in a folder, which need not be there yet, while this lasts.
-
-    The claim lies beside the folder, which may be replaced meanwhile, and goes with whatever was made for it.
-    """
-    folder = folder.resolve()  # one folder may have several names
-    missing = [parent for parent in folder.parents if not parent.exists()]
-    claim = folder.parent / f".{folder.name}.claim"
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with try_lock(claim) as mine:
-            try:
-                yield mine
-            finally:
-                if mine:
-                    with suppress(PermissionError):  # Windows keeps a file that is open
-                        claim.unlink(missing_ok=True)
+        os.fsync(descriptor)
     finally:
-        with suppress(OSError):  # something else is in it by now
-            for parent in missing:
-                parent.rmdir()
+        os.close(descriptor)
 
 
-def _names(path: Path, handle: int) -> bool:
-    """Whether `path` still is the open file: a claim to one that was removed would be no claim to the next."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int) -> bool:
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(handle: int) -> None:
-        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(handle: int) -> bool:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as wrong:
-            if wrong.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            return True  # a file system without locks, where nobody can be asked
-        return True
-
-    def _unlock(handle: int) -> None:
-        with suppress(OSError):  # there was no lock, or it goes with the file that is closed next
-            fcntl.flock(handle, fcntl.LOCK_UN)
+# Temporary files of dead processes
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what processes that no longer live left half-made in `folder`."""
-    for left in folder.glob(f".*{PARTIAL}"):
-        with suppress(FileNotFoundError):  # its maker has just finished it
-            if not _being_made(left):
-                _remove(left)
+    """Delete temporary files and folders in `folder` whose process is gone."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        with suppress(FileNotFoundError):  # its owner finished it meanwhile
+            if not _is_in_use(path):
+                _remove(path)
 
 
-def _being_made(left: Path) -> bool:
-    """Whether the process that a partial file or folder is named after still works on it.
+def _is_in_use(path: Path) -> bool:
+    """Whether the process that created a temporary file or folder may still be writing it.
 
-    A process that began after the last change has merely been given the same number. Processes of another machine
-    cannot be asked: what has not changed for a day counts as abandoned.
+    A process that started after the last change merely reuses the process id. Processes of other machines cannot be
+    checked, so their files count as abandoned after a day without a change.
     """
-    maker = MAKER.fullmatch(left.name.removesuffix(PARTIAL).rpartition(".")[2])
-    if maker is None:
-        return True  # not named by us
-    host, process = maker[1], int(maker[2])
-    if left.name in _making:
+    owner = OWNER.fullmatch(path.name.removesuffix(PARTIAL).rpartition(".")[2])
+    if owner is None or path.name in _in_progress:  # None: not one of our names
         return True
-    changed = max(path.lstat().st_mtime for path in (left, *left.rglob("*")))
+    host, process = owner[1], int(owner[2])
+    changed = max(entry.lstat().st_mtime for entry in (path, *path.rglob("*")))
     if host not in (None, HOST):
-        return time.time() - changed < ABANDONED
+        return time.time() - changed < ABANDONED_SECONDS
     if process == os.getpid():
-        return host is None and _started(process) < changed  # other code of ours may have named it so
-    return _alive(process) and _started(process) < changed + SKEW
+        return host is None and _start_time(process) < changed  # an earlier version's name says no more
+    return _is_alive(process) and _start_time(process) < changed + CLOCK_SKEW_SECONDS
 
 
-def _alive(process: int) -> bool:
-    if process <= 0:  # not a process: the system would take it for a group of them
+def _is_alive(process: int) -> bool:
+    if process <= 0:  # os.kill would address a process group
         return False
     try:
         os.kill(process, 0)
@@ -351,8 +235,8 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _started(process: int) -> float:
-    """When a process began, in seconds of the clock; long ago where the system does not say."""
+def _start_time(process: int) -> float:
+    """When a process started, in seconds since the epoch; 0 where the system does not tell."""
     try:
         ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
@@ -361,12 +245,131 @@ def _started(process: int) -> float:
     return time.time() - age
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut (not possible, and not needed, on Windows)."""
-    if sys.platform == "win32":
+# Folders that may be replaced: those that hold only files we wrote
+
+
+def unknown_entries(folder: Path, layout: FolderLayout) -> list[str]:
+    """Relative paths in a folder that its layout does not name; links to folders and mount points are among them."""
+    unknown: list[str] = []
+    for entry in sorted(folder.iterdir()):
+        is_known, inner = _match_layout(entry, layout)
+        if not is_known:
+            unknown.append(entry.name + ("/" if entry.is_dir() else ""))
+        elif inner is not None:
+            unknown += [f"{entry.name}/{name}" for name in unknown_entries(entry, inner)]
+    return unknown
+
+
+def remove_layout(folder: Path, layout: FolderLayout) -> None:
+    """Delete what a folder's layout names, and the folder itself if nothing else is left in it."""
+    if not folder.is_dir():
         return
-    handle = os.open(folder, os.O_RDONLY)
+    for entry in folder.iterdir():
+        is_known, inner = _match_layout(entry, layout)
+        if is_known and inner is not None:
+            remove_layout(entry, inner)
+        elif is_known:
+            _remove(entry)
+    with suppress(OSError):  # it still holds files of the user
+        folder.rmdir()
+
+
+def check_replaceable(folder: Path, layout: FolderLayout) -> None:
+    """Refuse to replace a folder that holds anything Headstock did not write."""
+    if os.path.ismount(folder):
+        raise UserError(f"{folder}: is a mount point and cannot be replaced; use a folder inside it")
+    if unknown := unknown_entries(folder, layout):
+        names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        raise UserError(
+            f"{folder}: contains files that Headstock did not write and --overwrite would delete ({names}); "
+            "move them or use another folder"
+        )
+
+
+def check_inputs(folder: Path, inputs: Iterable[str | Path]) -> None:
+    """Refuse to replace a folder that contains an input, also through symbolic links."""
+    folders = {folder.absolute(), folder.resolve()}
+    for name in inputs:
+        path = Path(name).expanduser()
+        if any(p.is_relative_to(f) for p in (path.absolute(), path.resolve()) for f in folders):
+            raise UserError(f"{name}: is an input inside {folder}, which --overwrite would replace; use another folder")
+
+
+def _match_layout(entry: Path, layout: FolderLayout) -> tuple[bool, FolderLayout | None]:
+    """Whether a layout names an entry, and the inner layout if it is a subfolder."""
+    if entry.name in SYSTEM_FILES or (entry.name.startswith(".") and entry.name.endswith(PARTIAL)):
+        return True, None
+    for pattern, inner in layout.items():
+        if fnmatchcase(entry.name, pattern):
+            if inner is None:
+                return not entry.is_dir(), None
+            return entry.is_dir() and not entry.is_symlink() and not os.path.ismount(entry), inner
+    return False, None
+
+
+# Locks
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Try to lock a file without waiting; yields whether this process holds the lock. A dead process loses its lock.
+
+    On a file system without locks every process is told that it holds the lock.
+
+    >>> with try_lock(Path("claims/trial-1")) as acquired:
+    ...     print("ours" if acquired else "another process holds it")
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        os.fsync(handle)
+        lock.acquire()
+        acquired = True
+    except Timeout:
+        acquired = False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        acquired = True
+    try:
+        yield acquired
     finally:
-        os.close(handle)
+        lock.release()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[bool]:
+    """Like `try_lock` for a folder, which need not exist.
+
+    The lock file lies beside the folder, because the folder may be replaced meanwhile. It is deleted at the end, as are
+    parent folders that were created for it and are still empty.
+    """
+    folder = folder.resolve()  # one folder may have several names
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    lock_file = folder.parent / f".{folder.name}.claim"
+    try:
+        with try_lock(lock_file) as acquired:
+            try:
+                yield acquired
+            finally:
+                if acquired:
+                    with suppress(PermissionError):  # Windows does not delete an open file
+                        lock_file.unlink(missing_ok=True)
+    finally:
+        with suppress(OSError):  # no longer empty
+            for parent in missing:
+                parent.rmdir()
+
+
+# Processes started by torchrun
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank and the number of processes; (0, 1) unless all of torchrun's variables are set."""
+    rank, size, *_ = (os.environ.get(name, "") for name in TORCHRUN)
+    if not all(os.environ.get(name) for name in TORCHRUN) or not (rank.isdecimal() and size.isdecimal()):
+        return 0, 1
+    return int(rank), max(1, int(size))

@@ -1,4 +1,4 @@
-"""Names for things: a folder of modules, each of which registers what it defines."""
+"""Registries: classes found by name in the modules of one package."""
 
 import importlib
 import pkgutil
@@ -7,39 +7,40 @@ from typing import Generic, TypeVar
 
 from headstock.errors import UserError, did_you_mean
 
-Kind = TypeVar("Kind", bound=type)
+Registered = TypeVar("Registered", bound=type)
 
 
-class Registry(Generic[Kind]):
-    """Maps names to the classes found in one package; a new one is one new file there."""
+class Registry(Generic[Registered]):
+    """Maps names to the classes registered in one package. Adding a class takes one new file there."""
 
-    def __init__(self, what: str, package: str):
-        self.what, self.package = what, package
-        self._found: dict[str, Kind] = {}
+    def __init__(self, kind: str, package: str):
+        self.kind, self.package = kind, package
+        self._classes: dict[str, Registered] = {}
         self._loaded = False
 
-    def add(self, name: str) -> Callable[[Kind], Kind]:
-        def keep(cls: Kind) -> Kind:
-            if name in self._found:
-                raise ValueError(f"two {self.what}s are both called {name!r}")
-            self._found[name] = cls
+    def add(self, name: str) -> Callable[[Registered], Registered]:
+        """Class decorator that registers a class and sets its `name` attribute."""
+
+        def register(cls: Registered) -> Registered:
+            if name in self._classes:
+                raise ValueError(f"two {self.kind}s are registered as {name!r}")
+            self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
 
-        return keep
+        return register
 
     def names(self) -> list[str]:
         if not self._loaded:
-            home = importlib.import_module(self.package)
-            for module in pkgutil.iter_modules(home.__path__):
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__):
                 importlib.import_module(f"{self.package}.{module.name}")
             self._loaded = True
-        return sorted(self._found)
+        return sorted(self._classes)
 
-    def get(self, name: str) -> Kind:
+    def get(self, name: str) -> Registered:
         names = self.names()
-        if not isinstance(name, str) or name not in self._found:  # a name out of a file may be anything
-            raise UserError(
-                f"no {self.what} called {name!r}{did_you_mean(str(name), names)} (have: {', '.join(names)})"
-            )
-        return self._found[name]
+        if not isinstance(name, str) or name not in self._classes:  # a name read from a file may have any type
+            hint = did_you_mean(str(name), names)
+            raise UserError(f"unknown {self.kind} {name!r}{hint} (available: {', '.join(names)})")
+        return self._classes[name]

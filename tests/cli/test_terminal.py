@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from headstock.cli.terminal import wrapped
-from headstock.ranks import rank_and_size
+from headstock.io import rank_and_size
 from headstock.train.run_folder import STOCKS
 
 SHOW = ["tokenizer", "show", str(STOCKS / "reviews-en"), "le café …"]

@@ -260,7 +260,7 @@ def test_wrong_settings_are_all_named(tmp_path, corpus):
     )
     assert "did you mean 'depth'?" in line
     assert "did you mean 'heads'?" in line
-    assert "3 settings are wrong" in line
+    assert "3 invalid settings" in line
     line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--set", "width=30", "--set", "heads=4")
     assert "width: 30 must be a multiple of heads 4" in line
     assert "did you mean 'gpt-nano'" in refused(

@@ -104,7 +104,7 @@ def test_auto_guesses_and_says_so(tmp_path):
     assert read_corpus(lines).describe() == f"documents are lines (guessed from {lines})"
     assert read_corpus(blocks).describe() == f"documents are blocks between blank lines (guessed from {blocks})"
     assert texts(read_corpus(blocks)) == ["a\nb\nc", "d\ne", "f\ng"]
-    assert read_corpus(blocks, documents="line").describe() == "documents are lines (as asked)"
+    assert read_corpus(blocks, documents="line").describe() == "documents are lines (as requested)"
     for i in range(12):
         write(tmp_path, f"essays/{i:02}.txt", f"Title {i}\nFirst line.\nSecond line.\n")
     essays = read_corpus(tmp_path / "essays")
@@ -193,7 +193,7 @@ def test_missing_files_are_reported_together_with_the_nearest_names(tmp_path):
     (tmp_path / "none").mkdir()
     assert "no readable files in this folder" in refusal(tmp_path / "none")
     assert "the pattern matches nothing" in refusal(f"{tmp_path}/*.csv")
-    assert "cannot tell what is in a .doc file" in refusal(write(tmp_path, "a.doc", "x"))
+    assert "the suffix .doc is not known" in refusal(write(tmp_path, "a.doc", "x"))
     assert "did you mean 'block'" in refusal(tmp_path / "reviews.txt", documents="blocks")
 
 
@@ -216,21 +216,23 @@ def test_packed_files_that_are_cut_short_or_damaged(tmp_path, packing):
     assert len(texts(read_corpus(write(tmp_path, f"w.txt{packing}", whole)))) == 50_000
     two = read_corpus(write(tmp_path, f"w2.txt{packing}", whole + whole))  # concatenated, as `cat` makes them
     assert len(texts(two)) == 100_000
-    assert "cut short or damaged" in refusal(write(tmp_path, f"a.txt{packing}", whole[: len(whole) // 2]))
-    assert "cut short or damaged" in refusal(write(tmp_path, f"b.txt{packing}", whole[:-3]))
-    assert "cut short or damaged" in refusal(write(tmp_path, f"c.txt{packing}", b"plain text, not packed"))
+    assert "truncated or damaged" in refusal(write(tmp_path, f"a.txt{packing}", whole[: len(whole) // 2]))
+    assert "truncated or damaged" in refusal(write(tmp_path, f"b.txt{packing}", whole[:-3]))
+    assert "truncated or damaged" in refusal(write(tmp_path, f"c.txt{packing}", b"plain text, not packed"))
 
 
 def test_broken_tables_are_named_with_their_row(tmp_path):
-    assert "a.jsonl:2: not JSON: Expecting" in refusal(write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": \n'))
+    assert "a.jsonl:2: invalid JSON: Expecting" in refusal(write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": \n'))
     assert "a.jsonl:2: no column 'text' (columns: 'b')" in refusal(write(tmp_path, "a.jsonl", '"x"\n{"b": 1}\n'))
-    assert "a.jsonl:1: column 'text' holds int" in refusal(write(tmp_path, "a.jsonl", '{"text": 3}'))
-    assert "a.jsonl:1: wanted an object or a string, got list" in refusal(write(tmp_path, "a.jsonl", "[1]"))
+    assert "a.jsonl:1: column 'text' contains int" in refusal(write(tmp_path, "a.jsonl", '{"text": 3}'))
+    assert "a.jsonl:1: expected an object or a string, found list" in refusal(write(tmp_path, "a.jsonl", "[1]"))
     assert "a.jsonl:1: half of a surrogate pair" in refusal(write(tmp_path, "a.jsonl", r'"\ud800"'))
     told = refusal(write(tmp_path, "a.csv", "id,texte\n1,x\n"))
     assert told.endswith("a.csv: no column 'text'; did you mean 'texte'? (columns: 'id', 'texte')")
-    assert "a.csv:3: 3 fields where the header has 2" in refusal(write(tmp_path, "a.csv", "id,text\n1,x\n2,y,z\n"))
-    assert "a.csv:2: not a csv row" in refusal(write(tmp_path, "a.csv", 'id,text\n1,"never closed\n'))
+    assert "a.csv:3: expected 2 fields as in the header, found 3" in refusal(
+        write(tmp_path, "a.csv", "id,text\n1,x\n2,y,z\n")
+    )
+    assert "a.csv:2: not a valid csv row" in refusal(write(tmp_path, "a.csv", 'id,text\n1,"never closed\n'))
 
 
 def test_broken_parquet(tmp_path):
@@ -238,7 +240,7 @@ def test_broken_parquet(tmp_path):
     assert "not a parquet file" in refusal(write(tmp_path, "a.parquet", data[:-20]))
     told = refusal(write(tmp_path, "a.parquet", data), column="txt")
     assert told.endswith("no column 'txt'; did you mean 'text'? (columns: 'id', 'text')")
-    assert "a.parquet:1: column 'id' holds int" in refusal(write(tmp_path, "a.parquet", data), column="id")
+    assert "a.parquet:1: column 'id' contains int" in refusal(write(tmp_path, "a.parquet", data), column="id")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
@@ -251,3 +253,16 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert "needs: pip install 'headstock[tables]'" in refusal(write(tmp_path, "a.parquet", b"PAR1"))
+
+
+def test_a_url_is_read_like_a_file_and_downloaded_again_when_it_changes(tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("HEADSTOCK_CACHE", str(tmp_path / "cache"))
+    url = "memory://corpora/books.txt.gz"
+    for content in ("un\ndeux\n", "trois\n"):
+        fsspec.filesystem("memory").pipe("/corpora/books.txt.gz", gzip.compress(content.encode()))
+        corpus = read_corpus(url, documents="line")
+        assert texts(corpus) == content.split()
+        assert corpus.names() == [url]
+    assert refusal("memory://corpora/none.txt") == "memory://corpora/none.txt: no such file"
+    assert refusal("nosuch://a.txt").startswith("nosuch://a.txt: cannot be opened")

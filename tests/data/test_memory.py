@@ -73,14 +73,14 @@ def test_a_packed_file_cannot_ask_for_any_amount_of_memory(tmp_path):
     machine = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     path = tmp_path / "window.txt.zst"
     path.write_bytes(machine.compress(b"a\n" * 1000) + machine.flush())
-    with pytest.raises(UserError, match=r"window\.txt\.zst: takes more than 128 MiB"):
+    with pytest.raises(UserError, match=r"window\.txt\.zst: needs more than 128 MiB"):
         read_corpus(path)
 
 
 @pytest.fixture
 def short_lines(monkeypatch):
     """A file need not have a hundred megabytes to have a line that is too long."""
-    monkeypatch.setattr(formats, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(formats, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(formats, "READ_BYTES", 100)
 
 

@@ -50,7 +50,7 @@ def test_a_tsv_that_begins_with_a_sentence_has_no_header(tmp_path):
     assert found.location(0).endswith("bare.tsv:1")
     three = table(tmp_path / "three.tsv", [(*row, "CC-BY, someone") for row in PAIRS], header=None)
     assert pairs_of(read_parallel(three, columns={"source": "2", "target": "1"})) == [(b, a) for a, b in PAIRS]
-    with pytest.raises(UserError, match=r"three.tsv:1: --columns target=4, but here are 3"):
+    with pytest.raises(UserError, match=r"three.tsv:1: --columns target=4, but the row has 3"):
         read_parallel(three, columns={"source": "1", "target": "4"})
     with pytest.raises(UserError, match="no column 'source'"):  # two plain words may well be a header
         read_parallel(table(tmp_path / "header.tsv", PAIRS, header=("en", "fr")))
@@ -87,16 +87,16 @@ def test_an_empty_side_is_named_by_file_and_line(tmp_path):
     sides(tmp_path, [PAIRS[0], ("Stay.", " "), ("", "Reste.")])
     with pytest.raises(UserError) as wrong:
         read_parallel(tmp_path / "train", columns=LANGUAGES)
-    assert "train.fr:2: the target is blank" in str(wrong.value)
-    assert "train.en:3: the source is blank" in str(wrong.value)
+    assert "train.fr:2: target is blank" in str(wrong.value)
+    assert "train.en:3: source is blank" in str(wrong.value)
     with pytest.raises(UserError, match=r"rows\.tsv:3: target is blank"):
         read_parallel(table(tmp_path / "rows.tsv", [PAIRS[0], ("Stay.", "")]))
-    with pytest.raises(UserError, match=r"bare\.tsv:2: the target is blank"):
+    with pytest.raises(UserError, match=r"bare\.tsv:2: target is blank"):
         read_parallel(table(tmp_path / "bare.tsv", [PAIRS[0], ("Stay.", "")], header=None))
 
 
 def test_what_is_not_a_pair_is_refused_with_a_hint(tmp_path):
-    with pytest.raises(UserError, match="one column only"):
+    with pytest.raises(UserError, match="only one column"):
         read_parallel(table(tmp_path / "one.tsv", [("Go now.",), ("Stay here.",)], header=None))
     sides(tmp_path, PAIRS)
     with pytest.raises(UserError, match=r"--columns source=en,target=fr"):

@@ -15,7 +15,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.data.records import Records, parse_columns, read_records, stream_texts
+from headstock.data.labelled_texts import read_records, stream_texts
+from headstock.data.records import Records, parse_columns
 from headstock.errors import UserError
 
 TEXTS = ["Très bon, « à lire ».", 'Il dit "non"', " Été comme hiver "]
@@ -132,9 +133,9 @@ def test_texts_without_labels(tmp_path):
     path = write(tmp_path, "test.review.spm", "▁Un\n")
     assert read_records(tmp_path / "test").labels is None
     told = refusal(path, required=("text", "label"), optional=())
-    assert told == f"{path}: no labels (wanted test.label beside it, or a table that has them)"
+    assert told == f"{path}: no labels (expected test.label beside it, or a table with labels)"
     told = refusal(path, required=("text", "text_b"))
-    assert told.startswith(f"{path}: one text a line, so no text_b (wanted a table, .jsonl")
+    assert told.startswith(f"{path}: one text per line, so no text_b (expected a table, .jsonl")
     assert read_records(path, columns={"text": "review", "label": "stars"}).texts == ["▁Un"]  # names are for tables
 
 
@@ -170,12 +171,12 @@ def test_lists_of_labels_need_a_separator(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"text": "x", "label": ["a ", "b"]}\n{"text": "y", "label": 3}\n')
     assert read_records(path, separator="|").labels == ["a|b", "3"]
     told = refusal(path)
-    assert f'{path}:1: label is the list ["a ", "b"], wanted one label (several are read with separator="|")' in told
+    assert f'{path}:1: label is the list ["a ", "b"], expected one label (lists need separator="|")' in told
     path = write(tmp_path, "b.jsonl", '{"text": "x", "label": ["a|b", "c"]}\n')
-    assert "is a list with 'a|b', which holds the separator '|'" in refusal(path, separator="|")
+    assert "is a list with 'a|b', which contains the separator '|'" in refusal(path, separator="|")
     none = write(tmp_path, "c.jsonl", '{"text": "x", "label": []}\n{"text": "y", "label": null}\n')
     assert read_records(none, separator="|").labels == ["", ""]  # none of the classes is an answer too
-    assert "wanted one label" in refusal(none)
+    assert "expected one label" in refusal(none)
     parquet = write(tmp_path, "a.parquet", as_parquet(text=["x"], label=[["a", "b"]]))
     assert read_records(parquet, separator="|").labels == ["a|b"]
 
@@ -184,7 +185,7 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
     table = [["review", "label"], ["x", "1"], ["  ", "1"], ["y", " "]]
     told = refusal(write(tmp_path, "a.csv", as_table(table)), columns={"text": "review"})
     assert told.splitlines() == [
-        f"{tmp_path}/a.csv: 2 values cannot be used; for each, correct or remove the row, or leave out blank ones with "
+        f"{tmp_path}/a.csv: 2 values cannot be used; for each, correct or remove the row, or skip blank rows with "
         "--skip-blank:",
         f"  {tmp_path}/a.csv:3: text (column 'review') is blank",
         f"  {tmp_path}/a.csv:4: label is blank",
@@ -202,14 +203,14 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
     [
         ('{"text": "x", "label": null}', "2: label is blank"),
         ('{"text": "x", "label": NaN}', "2: label is blank"),
-        ('{"text": "x"}', "2: label is not there"),
-        ('{"label": "a"}', "2: text is not there"),
+        ('{"text": "x"}', "2: label is missing"),
+        ('{"label": "a"}', "2: text is missing"),
         ('{"text": null, "label": "a"}', "2: text is blank"),
-        ('{"text": 3, "label": "a"}', "2: text is 3, wanted text"),
-        ('{"text": "x", "label": {"a": 1}}', '2: label is {"a": 1}, wanted a label'),
-        ('{"text": "\\ud800", "label": "a"}', "2: text holds half of a surrogate pair"),
-        ("[1]", "2: wanted an object or a string, got list"),
-        ("{", "2: not JSON"),
+        ('{"text": 3, "label": "a"}', "2: text is 3, expected text"),
+        ('{"text": "x", "label": {"a": 1}}', '2: label is {"a": 1}, expected a label'),
+        ('{"text": "\\ud800", "label": "a"}', "2: text contains half of a surrogate pair"),
+        ("[1]", "2: expected an object or a string, found list"),
+        ("{", "2: invalid JSON"),
     ],
 )
 def test_a_bad_row_of_jsonl_is_named(tmp_path, row, what):
@@ -219,10 +220,10 @@ def test_a_bad_row_of_jsonl_is_named(tmp_path, row, what):
 
 def test_a_label_that_only_later_rows_have_is_not_overlooked(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": "y", "label": "a"}\n')
-    assert f"{path}:1: label is not there" in refusal(path)
+    assert f"{path}:1: label is missing" in refusal(path)
     path = write(tmp_path, "b.jsonl", '"bare"\n{"text": "y"}\n')
     assert read_records(path) == Records(str(path), [1, 2], {"text": ["bare", "y"]})
-    assert f"{path}:1: text_b is not there" in refusal(path, required=("text", "text_b"))
+    assert f"{path}:1: text_b is missing" in refusal(path, required=("text", "text_b"))
 
 
 @given(
@@ -276,7 +277,7 @@ def test_other_tasks_ask_for_other_columns(tmp_path):
 )
 def test_missing_columns_are_named_with_those_there(tmp_path, name, data):
     path = write(tmp_path, name, data or as_parquet(review=["x"], stars=[1]))
-    told = f"{path}: no column 'text' (columns: 'review', 'stars'); say which it is with --columns text=NAME"
+    told = f"{path}: no column 'text' (columns: 'review', 'stars'); name the right column with --columns text=NAME"
     assert refusal(path) == stream_refusal(path) == told
     assert read_records(path, columns={"text": "review"}).labels is None
     told = refusal(path, columns={"text": "review", "label": "star"})
@@ -294,7 +295,7 @@ def test_missing_columns_are_named_with_those_there(tmp_path, name, data):
     ],
 )
 def test_a_table_without_header_is_recognised(tmp_path, rows):
-    hint = "as the first line looks like data, put a header above it, such as text,label"
+    hint = "as the first line looks like data, insert a header line such as text,label"
     assert refusal(write(tmp_path, "a.csv", as_table(rows))).endswith(hint)
     assert "looks like data" not in refusal(write(tmp_path, "b.csv", as_table([["id", "review text"], *rows])))
 
@@ -309,9 +310,9 @@ def test_names_of_columns(tmp_path):
     assert parse_columns("text=review, label = my stars") == {"text": "review", "label": "my stars"}
     assert parse_columns("text=a=b") == {"text": "a=b"}
     for wrong, got in [("review", "'review'"), ("text=", "'text='"), ("=x", "'=x'"), ("text=x,", "''"), ("", "''")]:
-        with pytest.raises(UserError, match=f"wanted pairs such as text=review,label=stars, got {got}"):
+        with pytest.raises(UserError, match=f"expected pairs such as text=review,label=stars, found {got}"):
             parse_columns(wrong)
-    with pytest.raises(UserError, match="'text' is there twice"):
+    with pytest.raises(UserError, match="'text' is given twice"):
         parse_columns("text=a,text=b")
     path = write(tmp_path, "a.csv", "text\nx\n")
     told = "--columns: unknown name 'txet'; did you mean 'text'? (the names are text, label)"
@@ -327,11 +328,11 @@ def test_missing_and_unreadable_files(tmp_path):
     assert refusal(tmp_path / "trian.csv") == f"{tmp_path}/trian.csv: no such file; did you mean 'train.csv'?"
     assert read_records(tmp_path / "train").source == f"{tmp_path}/train.csv"
     write(tmp_path, "train.tsv", "text\nx\n")
-    assert refusal(tmp_path / "train").endswith("train: no such file, but train.csv, train.tsv; give one of them")
-    assert refusal(tmp_path).endswith("a folder, wanted a file")
-    assert refusal(tmp_path / "no" / "a.csv").endswith(f"no such file, nor a folder {tmp_path}/no")
-    assert "cannot tell what is in a .doc file" in refusal(write(tmp_path, "a.doc", "x"))
-    assert "the labels alone" in refusal(write(tmp_path, "train.label", "1\n"))
+    assert refusal(tmp_path / "train").endswith("train: no such file; give one of train.csv, train.tsv")
+    assert refusal(tmp_path).endswith("expected a file, found a folder")
+    assert refusal(tmp_path / "no" / "a.csv").endswith(f"no such file, and no folder {tmp_path}/no")
+    assert "the suffix .doc is not known" in refusal(write(tmp_path, "a.doc", "x"))
+    assert "only labels" in refusal(write(tmp_path, "train.label", "1\n"))
     assert "cannot be read" in refusal("a whole text in place of a name " * 200)
     with pytest.raises(UserError, match="no such file"):
         stream_texts(tmp_path / "none.csv")  # at once, not when the first text is asked for
@@ -340,12 +341,12 @@ def test_missing_and_unreadable_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a.csv", "", "it is empty"),
+        ("a.csv", "", "the file is empty"),
         ("a.csv", "text,label\n", "only a header"),
         ("a.tsv", "text\tlabel\n", "only a header"),
-        ("a.jsonl", "\n\n", "it is empty"),
-        ("a.txt", "", "it is empty"),
-        ("a.parquet", None, "it is empty"),
+        ("a.jsonl", "\n\n", "the file is empty"),
+        ("a.txt", "", "the file is empty"),
+        ("a.parquet", None, "the file is empty"),
     ],
 )
 def test_files_without_rows(tmp_path, name, data, why):
@@ -354,7 +355,9 @@ def test_files_without_rows(tmp_path, name, data, why):
 
 
 def test_broken_files_keep_the_words_of_their_format(tmp_path):
-    assert "a.csv:3: 3 fields where the header has 2" in refusal(write(tmp_path, "a.csv", "text,label\nx,1\ny,z,1\n"))
+    assert "a.csv:3: expected 2 fields as in the header, found 3" in refusal(
+        write(tmp_path, "a.csv", "text,label\nx,1\ny,z,1\n")
+    )
     write(tmp_path, "b.review.spm", "▁x\n▁y\n")
     write(tmp_path, "b.label", b"1\n\xe9\n")
     assert "b.label:2: not UTF-8: byte 0xe9" in refusal(tmp_path / "b")
@@ -369,14 +372,14 @@ def test_blank_lines_keep_their_place_in_a_stream(tmp_path):
     ]  # fmt: skip
     path = write(tmp_path, "a.csv", 'text\nx\n""\ny\n')
     assert stream_refusal(path) == (
-        f"{path}:3: text is blank; correct or remove the row, or leave out blank ones with --skip-blank"
+        f"{path}:3: text is blank; correct or remove the row, or skip blank rows with --skip-blank"
     )
 
 
 def test_standard_input_is_one_text_a_line(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('un\n\n{"text": "deux"}\r\né'.encode())))
     assert list(stream_texts("-")) == [(1, "un"), (2, ""), (3, '{"text": "deux"}'), (4, "é")]
-    assert stream_refusal("-") == "-: no rows (it is empty)"
+    assert stream_refusal("-") == "-: no rows (the file is empty)"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"un\n\xe9\n")))
     assert stream_refusal("-").startswith("-:2: not UTF-8")
 
@@ -429,7 +432,7 @@ def test_blank_rows_are_left_out_and_counted_on_request(tmp_path):
     assert (rows.texts, rows.labels, rows.lines, rows.skipped) == (["x", "z"], ["1", "2"], [2, 5], 2)
     lines = write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": null}\n{"label": "1"}\n{"text": "y"}\n')
     assert read_records(lines, skip_blank=True, optional=()).texts == ["x", "y"]
-    with pytest.raises(UserError, match=r"b.csv: all its 2 rows are blank"):
+    with pytest.raises(UserError, match=r"b.csv: all 2 rows are blank"):
         read_records(write(tmp_path, "b.csv", as_table([["text"], [" "], ["\t"]])), skip_blank=True)
     with pytest.raises(UserError, match=r"c.jsonl:2: label is the list"):  # what is wrong otherwise is still refused
         read_records(

@@ -136,7 +136,7 @@ def test_words_with_spaces_are_kept_between_tabs(tmp_path):
 
 def test_tags_that_are_named_must_be_there_unless_we_do_not_insist(tmp_path):
     words = write(tmp_path, "a.conll", "Oui\n")
-    with pytest.raises(UserError, match=r"a.conll:1: --columns tags=2, but here are 1 column"):
+    with pytest.raises(UserError, match=r"a.conll:1: --columns tags=2, but the line has 1 column"):
         read_tagged(words, columns={"tags": "2"})
     assert not read_tagged(words, columns={"tags": "2"}, strict=False).has_labels
     rows = write(tmp_path, "a.jsonl", '{"tokens": ["a"]}\n')
@@ -148,21 +148,21 @@ def test_tags_that_are_named_must_be_there_unless_we_do_not_insist(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.conll", "a\tX\nb\n", r"a.conll:2: 1 column where the lines before have 2"),
-        ("a.conll", "a X\n\nb c Y\n", r"a.conll:3: 3 columns where the lines before have 2"),
-        ("a.conll", "a\n\nb Y\n", r"a.conll:3: 2 columns where the lines before have 1"),  # half of it tagged
+        ("a.conll", "a\tX\nb\n", r"a.conll:2: expected 2 columns as above, found 1"),
+        ("a.conll", "a X\n\nb c Y\n", r"a.conll:3: expected 2 columns as above, found 3"),
+        ("a.conll", "a\n\nb Y\n", r"a.conll:3: expected 1 column as above, found 2"),  # half of it tagged
         ("a.conll", "a\tX\n\tY\n", r"a.conll:2: the word \(column 1\) is blank"),
         ("a.conll", "a\tX\nb\t\n", r"a.conll:2: the tag of 'b' \(column 2\) is blank"),
         ("a.conll", "a\tX\nb\nc\td\te\n", r"2 values cannot be used(.|\n)*a.conll:2(.|\n)*a.conll:3"),
         ("a.conll", "", "no words"),
         ("a.conll", "# only\n\n", "no words"),
-        ("a.odd", "It was late.\nHe slept on.\n\nThen he woke up.", r"cannot tell what is in a .odd file"),
+        ("a.odd", "It was late.\nHe slept on.\n\nThen he woke up.", r"a\.odd: .*suffix \.odd"),
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["X"]}', r"a.jsonl:1: tags has 1 tags for 2 words"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": ["X"]}\n{"tokens": ["b"]}', r"a.jsonl:2: tags is not there, but other"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": ["X"]}\n{"tokens": ["b"]}', r"a.jsonl:2: tags is missing"),
         ("a.jsonl", '{"tokens": ["a", " "]}', r"a.jsonl:1: tokens is a list in which word 2 is blank"),
-        ("a.jsonl", '{"tokens": ["a", 3]}', r"a.jsonl:1: tokens is a list in which word 2 is 3, wanted text"),
+        ("a.jsonl", '{"tokens": ["a", 3]}', r"a.jsonl:1: tokens is a list in which word 2 is 3, expected text"),
         ("a.jsonl", '{"tokens": []}', r"a.jsonl:1: tokens is blank"),
-        ("a.jsonl", '{"tokens": 3}', r"a.jsonl:1: tokens is 3, wanted a list of words"),
+        ("a.jsonl", '{"tokens": 3}', r"a.jsonl:1: tokens is 3, expected a list of words"),
         ("a.csv", "tokens,tags\na b,X Y\nc d,X\n", r"a.csv:3: tags has 1 tags for 2 words"),
         ("a.csv", "words,tags\na,X\n", r"no column 'tokens'"),
         ("a.csv", "tokens,tags\n", "no rows"),
@@ -179,7 +179,7 @@ def test_what_cannot_be_used_is_named_with_its_place(tmp_path, name, data, messa
         ({"tags": "pos"}, "numbers from 1, such as tokens=1,tags=4"),
         ({"tags": "0"}, "numbers from 1"),
         ({"tag": "2"}, "unknown name 'tag'; did you mean 'tags'"),
-        ({"tokens": "3"}, "tokens=3, but here are 2 columns"),
+        ({"tokens": "3"}, "tokens=3, but the line has 2 columns"),
     ],
 )
 def test_wrong_columns_of_conll(tmp_path, columns, message):

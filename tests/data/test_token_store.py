@@ -170,7 +170,7 @@ def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer):
     shard = folder / "train-00000.bin"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
-    with pytest.raises(UserError, match=f"{shard.name} has {len(whole) - 2} bytes, wanted {len(whole)}"):
+    with pytest.raises(UserError, match=f"{shard.name} has {len(whole) - 2} bytes, expected {len(whole)}"):
         open_split_stores(folder)
     said: list[str] = []
     assert not build(tmp_path, LINES, tokenizer, say=said.append).reused

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstock.data.records import read_records
+from headstock.data.labelled_texts import read_records
 from headstock.experiments.bench import peers
 from headstock.experiments.bench import scaling as growing
 from headstock.experiments.bench.measurement import Measurement

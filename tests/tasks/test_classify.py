@@ -12,7 +12,8 @@ from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from headstock.data.records import Records, read_records
+from headstock.data.labelled_texts import read_records
+from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX, Batch, pad

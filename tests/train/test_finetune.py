@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import headstock
-from headstock.data.records import read_records
+from headstock.data.labelled_texts import read_records
 from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
 from headstock.train.distributed import DistributedContext

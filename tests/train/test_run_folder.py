@@ -10,7 +10,6 @@ import sys
 import pytest
 
 import headstock
-from headstock import io as files
 from headstock.errors import UserError
 from headstock.experiments.leakage_check import corpus_settings
 from headstock.experiments.run_comparison import pretrained_origin
@@ -221,32 +220,6 @@ def test_of_the_processes_of_torchrun_the_first_alone_claims(tmp_path, monkeypat
         monkeypatch.setenv("RANK", "1")
         with locked_run(RunFolder(tmp_path / "run")):
             assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_claim_to_a_file_that_went_is_none(tmp_path, monkeypatch):
-    lock = files._lock
-
-    def late(handle):  # whoever held it leaves between our opening the file and our claim to it
-        (tmp_path / "claim").unlink()
-        return lock(handle)
-
-    monkeypatch.setattr(files, "_lock", late)
-    with files.try_lock(tmp_path / "claim") as mine:
-        assert not mine
-
-
-@pytest.mark.parametrize("number", ["ENOLCK", "EIO"])
-def test_where_nothing_can_be_locked_work_goes_on(tmp_path, monkeypatch, number):
-    def flock(handle, how):
-        raise OSError(getattr(files.errno, number), number)
-
-    monkeypatch.setattr(files.fcntl, "flock", flock)
-    if number == "EIO":
-        with pytest.raises(OSError, match="EIO"), files.try_lock(tmp_path / "claim"):
-            pass
-    else:
-        with files.try_lock(tmp_path / "claim") as mine:
-            assert mine
 
 
 def test_a_refused_run_leaves_no_folder_behind(tmp_path):

@@ -29,8 +29,8 @@ from typer.core import TyperCommand, TyperGroup
 from headstock.cli.files import check_outputs
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError
+from headstock.io import rank_and_size
 from headstock.logs import messages_to
-from headstock.ranks import rank_and_size
 
 # verbs per section of `headstock --help`, filled by the decorator
 SECTIONS: dict[str, list[str]] = {

@@ -41,7 +41,7 @@ def check_text_source(texts: list[str] | None, file: str | Path | None) -> None:
 
 def read_texts(texts: list[str] | None, file: Path | None, column: str | None = None) -> list[str]:
     """Texts from the arguments, a file or standard input; blank lines are skipped."""
-    from headstock.data.records import is_table, stream_texts
+    from headstock.data.labelled_texts import is_table, stream_texts
 
     check_text_source(texts, file)
     if texts:

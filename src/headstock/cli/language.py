@@ -188,7 +188,7 @@ def embed(
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Embed texts: one vector per text, word or token."""
-    from headstock.data.records import stream_texts
+    from headstock.data.labelled_texts import stream_texts
     from headstock.inference.embed import align_tokens, word_vectors, write_vectors
 
     check_text_source(text, file)

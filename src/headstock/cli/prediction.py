@@ -252,7 +252,7 @@ def translate(
 
     Example: headstock translate runs/en-fr "I like tea." --beams 4
     """
-    from headstock.data.records import is_table
+    from headstock.data.labelled_texts import is_table
     from headstock.io import atomic_file
 
     check_text_source(text, file)
@@ -300,8 +300,8 @@ def read_sentences(file: str, columns: dict[str, str] | None) -> Iterator[str]:
     A file without a known suffix, such as test.en, is one side of a pair of parallel files.
     """
     from headstock.data.formats import PLAIN, DataFile, detect_format, text_lines
+    from headstock.data.labelled_texts import stream_texts
     from headstock.data.parallel import read_parallel
-    from headstock.data.records import stream_texts
 
     source = detect_format(Path(file))
     if file != "-" and source is None and not columns:

@@ -42,7 +42,7 @@ def get(
     """Download a dataset, verify it, and print its folder."""
     from headstock.data import catalog
 
-    folder = catalog.fetch(name, to=to, source=source, say=logger.info)
+    folder = catalog.fetch(name, to=to, source=source)
     files = sorted(file.name for file in folder.iterdir() if file.is_file())
     common.show(f"{folder}: {', '.join(files)}")
     return {"name": name, "folder": str(folder), "files": files}
@@ -140,16 +140,15 @@ def train(
     """Train a tokenizer on text."""
     from headstock import config
     from headstock.data.corpus import read_corpus
-    from headstock.data.sampling import first_texts, sample_texts
     from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 
     options = {"kind": kind, "vocabulary": vocab, "lowercase": lowercase, "strip_accents": strip_accents}
     settings = config.from_dict(TokenizerSettings, options)
     text = read_corpus(corpus, documents=documents, column=columns.text() or "text")  # type: ignore[arg-type]
     logger.info(text.describe())
-    trained = train_tokenizer(sample_texts(text), settings)
+    trained = train_tokenizer(text.sample_texts(), settings)
     trained.save(out)
-    texts = first_texts(text, 1000)
+    texts = text.first_texts(1000)
     return {"tokenizer": str(out)} | show_tokenizer(common, trained, texts, sample=" ".join(texts[0].split()[:40]))
 
 

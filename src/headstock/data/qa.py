@@ -1,30 +1,41 @@
-"""Reads questions on contexts that hold their answers: SQuAD's JSON, and tables with the same columns."""
+"""Reads extractive question answering data: SQuAD's JSON, and tables with the same columns."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import PLAIN, TABLES, DataFile, detect_format, table_rows, text_chunks
+from headstock.data.formats import (
+    PLAIN,
+    TABLES,
+    DataFile,
+    detect_format,
+    split_compression,
+    table_rows,
+    text_chunks,
+    unknown_format,
+)
+from headstock.data.labelled_texts import find_file
 from headstock.data.records import (
-    Layout,
+    RecordBuilder,
     Records,
     Unusable,
-    all_blank,
-    bare_name,
-    find_file,
-    refused,
-    shown,
-    table_names,
-    usable_text,
+    check_columns,
+    describe_cell,
+    no_rows,
+    parse_text,
+    preview,
+    resolve_columns,
 )
 from headstock.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 CONTEXT, QUESTION, ANSWERS, ID = "context", "question", "answers", "id"
 JSON = ".json"
 SQUAD = '{"data": [{"paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}'
-FORMS = '{"text": [...], "answer_start": [...]} or a list of {"text": ..., "answer_start": ...}'
+ANSWER_FORMS = '{"text": [...], "answer_start": [...]} or a list of {"text": ..., "answer_start": ...}'
 
 
 def read_questions(
@@ -33,129 +44,93 @@ def read_questions(
     columns: Mapping[str, str] | None = None,
     strict: bool = True,
     skip_blank: bool = False,
-    say: Callable[[str], None] | None = None,
 ) -> Records:
-    """The questions of a file: columns "context", "question", "id" and, where there are any, "answers".
+    """Read the columns "context", "question", "id" and, if present, "answers".
 
-    The answers to a question are a list of {"text": str, "start": int}, which is empty where the context holds none.
-    An answer that does not stand at its offset is moved to the nearest place where it does, and `say` tells how many
-    were; one without an offset is taken where it first stands. `columns` says what the file calls our columns, and
-    answers that it names must be there if we `insist`. With `skip_blank`, blank questions and contexts are left out.
+    The answers to a question are a list of {"text": str, "start": int}, empty if the context has no answer. An answer
+    that is not at its offset is moved to the nearest occurrence, which is logged; one without an offset is placed at
+    its first occurrence. `columns` maps our names to the file's; answers that it names must exist if `strict`. With
+    `skip_blank`, questions with a blank text or context are left out.
     """
-    called = table_names(columns, [CONTEXT, QUESTION, ANSWERS, ID])
-    where, name = find_file(path)
-    source = detect_format(where, name)
-    bare, packing = bare_name(where.name)
-    reading = _Reading(name, skip_blank)
-    if source and source.format in TABLES:
+    resolved = resolve_columns(columns, [CONTEXT, QUESTION, ANSWERS, ID])
+    file_path, name = find_file(path)
+    file = detect_format(file_path, name)
+    bare, compression = split_compression(file_path.name)
+    if file and file.format in TABLES:
         named = [column for column in (ANSWERS, ID) if strict and column in (columns or {})]
-        _read_table(reading, source, called, named)
-    elif bare.lower().endswith(JSON):
-        _read_squad(reading, DataFile(where, name, PLAIN, packing), called)
-    else:
-        wanted = f"{JSON} in SQuAD's layout, or {' '.join(TABLES)}"
-        raise UserError(f"{name}: cannot tell what is in a {Path(bare).suffix or 'nameless'} file (wanted {wanted})")
-    return reading.records(say or (lambda line: None))
+        return _read_table(file, resolved, named, skip_blank)
+    if bare.lower().endswith(JSON):
+        return _read_squad(DataFile(file_path, name, PLAIN, compression), resolved, skip_blank)
+    raise unknown_format(file_path, name, f"{JSON} in SQuAD's layout, or {' '.join(TABLES)}")
 
 
-@dataclass
-class _Reading:
-    """What was read so far, and what was wrong with it."""
+class _QuestionBuilder(RecordBuilder):
+    """Numbers questions without an id, and moves answers to where they occur."""
 
-    source: str
-    skip_blank: bool = False
-    skipped: int = 0
-    lines: list[int] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)  # where each question is, in a file whose lines say nothing
-    contexts: list[str] = field(default_factory=list)
-    questions: list[str] = field(default_factory=list)
-    answers: list[list[dict[str, Any]] | None] = field(default_factory=list)  # None: nobody has said
-    ids: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)  # the places of answers that did not stand at their offsets
+    def __init__(self, file: DataFile, resolved: Mapping[str, str], skip_blank: bool):
+        self.moved: list[str] = []
+        describe = describe_cell(file, resolved)
+        hint = "; a question without an answer has an empty list"
+        required, optional = (CONTEXT, QUESTION, ID), (ANSWERS,)
+        super().__init__(file.name, self.parse_value, required, optional, skip_blank, describe, hint)
 
-    def skips(self, *texts: Any) -> bool:
-        """Whether a row with these texts is left out because one of them is blank."""
-        blank = any(text is None or (isinstance(text, str) and not text.strip()) for text in texts)
-        self.skipped += self.skip_blank and blank
-        return self.skip_blank and blank
+    def add_question(self, line: int, row: dict[str, Any], location: str | None = None) -> None:
+        """Add a question; `None` answers are missing ones."""
+        self.current = f"{self.source}: {location}" if location else f"{self.source}:{line}"
+        row[ID] = str(len(self.lines) + 1) if row.get(ID) in (None, "") else str(row[ID])
+        if row.get(ANSWERS) is None:
+            row.pop(ANSWERS, None)
+        self.add(line, row, location)
 
-    def add(self, line: int, context: str, question: Any, answers: Any, identity: Any) -> None:
-        place = self.place(len(self.lines), line)
-        self.lines.append(line)
-        self.contexts.append(context)
-        self.ids.append(str(len(self.lines)) if identity is None or identity == "" else str(identity))
-        try:
-            self.questions.append(usable_text(question))
-        except Unusable as wrong:
-            self.problems.append(f"{place}: {QUESTION} {wrong}")
-        try:
-            pairs = None if answers is None else _pairs(answers)
-            self.answers.append(None if pairs is None else [self._placed(place, context, *pair) for pair in pairs])
-        except Unusable as wrong:
-            self.problems.append(f"{place}: {ANSWERS} {wrong}")
+    def parse_value(self, name: str, value: Any, row: dict[str, Any]) -> Any:
+        if name == ID:
+            return value
+        if name != ANSWERS:
+            return parse_text(value)
+        pairs = _parse_answers(value)
+        return [self._place(row[CONTEXT], *pair) for pair in pairs] if CONTEXT in row else None
 
-    def place(self, index: int, line: int) -> str:
-        return f"{self.source}: {self.words[index]}" if self.words else f"{self.source}:{line}"
-
-    def _placed(self, place: str, context: str, text: str, start: int | None) -> dict[str, Any]:
-        """The answer where it stands in its context, which is not always where its offset says."""
+    def _place(self, context: str, text: str, start: int | None) -> dict[str, Any]:
+        """An answer at its actual position in the context."""
         if start is None:
             start = context.find(text)
             if start < 0:
-                raise Unusable(f"{shown(text)} does not occur in the context")
+                raise Unusable(f"{preview(text)} does not occur in the context")
         elif start < 0 or not context.startswith(text, start):
-            given, near = start, max(start, 0)
-            found = (context.rfind(text, 0, near + len(text)), context.find(text, near))
-            if found == (-1, -1):
-                there = f"there is {shown(context[near : near + len(text)])}"
-                raise Unusable(f"{shown(text)} is not at offset {given} ({there}) nor elsewhere in the context")
-            start = min((at for at in found if at >= 0), key=lambda at: abs(at - given))
-            self.moved.append(f"{place}: {shown(text)} from {given} to {start}")
+            offset, begin = start, max(start, 0)
+            occurrences = [context.rfind(text, 0, begin + len(text)), context.find(text, begin)]
+            occurrences = [at for at in occurrences if at >= 0]
+            if not occurrences:
+                actual = preview(context[begin : begin + len(text)])
+                raise Unusable(
+                    f"{preview(text)} is not at offset {offset} (found {actual}) nor elsewhere in the context"
+                )
+            start = min(occurrences, key=lambda at: abs(at - offset))
+            self.moved.append(f"{self.current}: {preview(text)} from {offset} to {start}")
         return {"text": text, "start": start}
 
-    def records(self, say: Callable[[str], None]) -> Records:
-        if not self.problems and any(answers is not None for answers in self.answers):
-            without = [i for i, answers in enumerate(self.answers) if answers is None]
-            what = f"{ANSWERS} is not there, but other questions have it (one that has none has an empty list)"
-            self.problems = [f"{self.place(i, self.lines[i])}: {what}" for i in without]
-        if self.problems:
-            raise refused(self.source, self.problems)
-        if not self.lines:
-            raise all_blank(self.source, self.skipped) if self.skipped else UserError(f"{self.source}: no questions")
+    def questions(self, file: DataFile, empty: UserError | None = None) -> Records:
+        records = self.build(lambda: empty or no_rows(file))
         if self.moved:
-            answers = "1 answer" if len(self.moved) == 1 else f"{len(self.moved)} answers"
-            say(f"moved {answers} to where they stand, away from the offset given; first {self.moved[0]}")
-        columns: dict[str, list[Any]] = {CONTEXT: self.contexts, QUESTION: self.questions, ID: self.ids}
-        if self.answers[0] is not None:
-            columns[ANSWERS] = self.answers
-        return Records(self.source, self.lines, columns, self.words or None, self.skipped)
+            count = "1 answer" if len(self.moved) == 1 else f"{len(self.moved)} answers"
+            logger.info(f"moved {count} to the nearest occurrence, as the offset was wrong; first {self.moved[0]}")
+        return records
 
 
-# Tables
+def _read_table(file: DataFile, resolved: Mapping[str, str], named: list[str], skip_blank: bool) -> Records:
+    check_columns(file, resolved, [CONTEXT, QUESTION, *named])
+    builder = _QuestionBuilder(file, resolved, skip_blank)
+    is_text = file.format in (".csv", ".tsv")
+    for line, cells in table_rows(file, list(resolved.values())):
+        row = {name: cells.get(column) for name, column in resolved.items()}
+        if is_text:
+            row[ANSWERS] = _parse_cell(row[ANSWERS])
+        builder.add_question(line, row)
+    return builder.questions(file)
 
 
-def _read_table(reading: _Reading, source: DataFile, called: Mapping[str, str], named: list[str]) -> None:
-    layout = Layout(source)
-    layout.check(called, [CONTEXT, QUESTION], named)
-    is_text = source.format in (".csv", ".tsv")
-    for line, row in table_rows(source, list(called.values())):
-        values = {name: row.get(column) for name, column in called.items()}
-        if reading.skips(values[CONTEXT], values[QUESTION]):
-            continue
-        try:
-            context = usable_text(values[CONTEXT])
-        except Unusable as wrong:
-            reading.problems.append(layout.problem(CONTEXT, called[CONTEXT], line, wrong))
-            continue
-        answers = _cell(values[ANSWERS]) if is_text else values[ANSWERS]
-        reading.add(line, context, values[QUESTION], answers, values[ID])
-    if not reading.lines and not reading.problems and not reading.skipped:
-        raise layout.no_rows()
-
-
-def _cell(text: str | None) -> Any:
-    """The answers in a cell that is text: JSON, or one answer as it stands in the context; None where it is blank."""
+def _parse_cell(text: str | None) -> Any:
+    """The answers in a text cell: JSON, or one answer as written in the context; None if it is blank."""
     if text is None or not text.strip():
         return None
     if text.lstrip()[0] in "[{":
@@ -169,99 +144,106 @@ def _cell(text: str | None) -> Any:
 # SQuAD
 
 
-def _read_squad(reading: _Reading, source: DataFile, called: Mapping[str, str]) -> None:
-    for where, paragraph in _paragraphs(source):
-        context = _of(paragraph, called[CONTEXT], str, where)
-        if reading.skips(context):
-            continue
+def _read_squad(file: DataFile, resolved: Mapping[str, str], skip_blank: bool) -> Records:
+    builder = _QuestionBuilder(file, resolved, skip_blank)
+    for where, paragraph in _paragraphs(file):
+        context = _get(paragraph, resolved[CONTEXT], str, where)
         try:
-            usable_text(context)
-        except Unusable as wrong:
-            reading.problems.append(f"{where}.{called[CONTEXT]} {wrong}")
+            parse_text(context)
+        except Unusable as error:
+            if skip_blank and not context.strip():
+                builder.skipped += 1
+            else:
+                builder.problems.append(f"{where}.{resolved[CONTEXT]} {error}")
             continue
-        for at, entry in enumerate(_of(paragraph, "qas", list, where)):
-            number = len(reading.lines) + 1
+        for i, entry in enumerate(_get(paragraph, "qas", list, where)):
             if not isinstance(entry, dict):
-                raise _wrong_layout(f"{where}.qas[{at}]", "an object", entry)
-            if reading.skips(entry.get(called[QUESTION])):
-                continue
-            identity = entry.get(called[ID])
-            reading.words.append(f"question {number}" + (f" (id {identity})" if identity is not None else ""))
-            answers = [] if entry.get("is_impossible") is True else entry.get(called[ANSWERS])
-            reading.add(number, context, entry.get(called[QUESTION]), answers, identity)
+                raise _wrong_layout(f"{where}.qas[{i}]", "an object", entry)
+            row = {name: entry.get(column) for name, column in resolved.items()} | {CONTEXT: context}
+            if entry.get("is_impossible") is True:
+                row[ANSWERS] = []
+            number = len(builder.lines) + 1
+            identity = "" if row[ID] is None else f" (id {row[ID]})"
+            builder.add_question(number, row, f"question {number}{identity}")
+    return builder.questions(file, UserError(f"{file.name}: no questions"))
 
 
-def _paragraphs(source: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each paragraph with its place, such as `train.json: data[3].paragraphs[0]`."""
-    top = _json(source)
+def _paragraphs(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each paragraph with its location, such as `train.json: data[3].paragraphs[0]`."""
+    top = _load_json(file)
     if not isinstance(top, dict):
-        raise _wrong_layout(f"{source.name}", "an object", top)
-    for i, article in enumerate(_of(top, "data", list, f"{source.name}: top")):
-        where = f"{source.name}: data[{i}]"
+        raise _wrong_layout(file.name, "an object", top)
+    for i, article in enumerate(_get(top, "data", list, f"{file.name}: top")):
+        where = f"{file.name}: data[{i}]"
         if not isinstance(article, dict):
             raise _wrong_layout(where, "an object", article)
-        for j, paragraph in enumerate(_of(article, "paragraphs", list, where)):
+        for j, paragraph in enumerate(_get(article, "paragraphs", list, where)):
             if not isinstance(paragraph, dict):
                 raise _wrong_layout(f"{where}.paragraphs[{j}]", "an object", paragraph)
             yield f"{where}.paragraphs[{j}]", paragraph
 
 
-def _json(source: DataFile) -> Any:
-    text = "".join(chunk for _, chunk in text_chunks(source))
+def _load_json(file: DataFile) -> Any:
+    text = "".join(chunk for _, chunk in text_chunks(file))
     try:
         return json.loads(text)
-    except json.JSONDecodeError as wrong:
-        hint = "" if wrong.msg != "Extra data" else "; if it has one object a line, call it .jsonl"
-        place = f"{source.name}:{wrong.lineno}"
-        raise UserError(f"{place}: not JSON: {wrong.msg} at column {wrong.colno} (wanted {SQUAD}){hint}") from None
-    except (ValueError, RecursionError) as wrong:
-        raise UserError(f"{source.name}: not JSON that can be read ({wrong})") from None
+    except json.JSONDecodeError as error:
+        hint = "" if error.msg != "Extra data" else "; if it has one object per line, name it .jsonl"
+        location = f"{file.name}:{error.lineno}"
+        raise UserError(
+            f"{location}: invalid JSON: {error.msg} at column {error.colno} (expected {SQUAD}){hint}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file.name}: unreadable JSON ({error})") from None
 
 
-def _of(value: dict[str, Any], name: str, kind: type, where: str) -> Any:
+def _get(value: dict[str, Any], name: str, kind: type, where: str) -> Any:
     if name not in value:
-        have = ", ".join(map(repr, value)) or "nothing"
-        raise UserError(f"{where}: no {name!r} (has: {have}); wanted SQuAD's layout, {SQUAD}")
+        keys = ", ".join(map(repr, value)) or "nothing"
+        raise UserError(f"{where}: no {name!r} (found: {keys}); expected SQuAD's layout, {SQUAD}")
     if not isinstance(value[name], kind):
         raise _wrong_layout(f"{where}.{name}", "a list" if kind is list else "text", value[name])
     return value[name]
 
 
-def _wrong_layout(where: str, wanted: str, got: Any) -> UserError:
-    return UserError(f"{where}: wanted {wanted}, got {shown(got)}; the layout is SQuAD's, {SQUAD}")
+def _wrong_layout(where: str, expected: str, value: Any) -> UserError:
+    return UserError(f"{where}: expected {expected}, found {preview(value)}; the layout is SQuAD's, {SQUAD}")
 
 
 # Answers
 
 
-def _pairs(answers: Any) -> list[tuple[str, int | None]]:
-    """Answers in any of the usual forms as pairs of text and offset, None where there is no offset."""
+def _parse_answers(answers: Any) -> list[tuple[str, int | None]]:
+    """Answers in any of the usual forms as pairs of text and offset; None where there is no offset."""
     if isinstance(answers, str):
-        return [_pair(answers.strip(), None)]
+        return [_parse_answer(answers.strip(), None)]
     if isinstance(answers, list):
-        return [_pair(answer, None) if isinstance(answer, str) else _pair(*_sides(answer)) for answer in answers]
-    texts, starts = _sides(answers)
+        return [
+            _parse_answer(answer, None) if isinstance(answer, str) else _parse_answer(*_text_and_offset(answer))
+            for answer in answers
+        ]
+    texts, starts = _text_and_offset(answers)
     if isinstance(texts, str):
-        return [_pair(texts, starts)]
+        return [_parse_answer(texts, starts)]
     if not isinstance(texts, list) or not (starts is None or isinstance(starts, list)):
-        raise Unusable(f"is {shown(answers)}, wanted {FORMS}")
+        raise Unusable(f"is {preview(answers)}, expected {ANSWER_FORMS}")
     if starts is not None and len(starts) != len(texts):
         raise Unusable(f"has {len(texts)} texts but {len(starts)} offsets")
-    return [_pair(text, start) for text, start in zip(texts, starts or [None] * len(texts), strict=True)]
+    return [_parse_answer(text, start) for text, start in zip(texts, starts or [None] * len(texts), strict=True)]
 
 
-def _sides(answer: Any) -> tuple[Any, Any]:
+def _text_and_offset(answer: Any) -> tuple[Any, Any]:
     """The text (or texts) and the offset (or offsets) of an object."""
     if not isinstance(answer, dict) or "text" not in answer:
-        raise Unusable(f"is or holds {shown(answer)}, wanted {FORMS}")
+        raise Unusable(f"is or contains {preview(answer)}, expected {ANSWER_FORMS}")
     return answer["text"], answer.get("answer_start", answer.get("start"))
 
 
-def _pair(text: Any, start: Any) -> tuple[str, int | None]:
+def _parse_answer(text: Any, start: Any) -> tuple[str, int | None]:
     try:
-        text = usable_text(text)
-    except Unusable as wrong:
-        raise Unusable(f"holds a text that {wrong}") from None
+        text = parse_text(text)
+    except Unusable as error:
+        raise Unusable(f"contains a text that {error}") from None
     if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
-        raise Unusable(f"{shown(text)} has the offset {shown(start)}, wanted a whole number")
+        raise Unusable(f"{preview(text)} has the offset {preview(start)}, expected an integer")
     return text, start

@@ -15,7 +15,7 @@ from headstock.experiments.compare_trials import ExperimentContext, GridPoint, r
 from headstock.experiments.comparison_summary import summarize_comparison
 from headstock.experiments.duration import format_duration_range, grid_seconds
 from headstock.experiments.leakage_check import LeakageReport, check_leakage
-from headstock.io import Layout, remove_stale
+from headstock.io import FolderLayout, remove_stale
 from headstock.report.theme import arm_label
 from headstock.tasks.wording import format_score
 from headstock.train.distributed import DistributedContext, choose_device
@@ -30,7 +30,7 @@ from headstock.train.signals import Interrupted
 
 Say = Callable[[str], None]
 # all that the folder of a comparison holds
-LAYOUT: dict[str, Layout | None] = {
+LAYOUT: dict[str, FolderLayout | None] = {
     "results.json": None,
     "report.html": None,
     "figures": {"*.svg": None, "*.png": None},

@@ -8,7 +8,6 @@ from typing import Any
 
 from headstock.data import catalog
 from headstock.data.corpus import read_corpus
-from headstock.data.sampling import first_texts
 from headstock.errors import UserError, shell_quote
 from headstock.experiments.arms import make_arms
 from headstock.experiments.compare import LAYOUT, compare, grid_points, make_context, silent
@@ -18,7 +17,7 @@ from headstock.experiments.compare_trials import read_json
 from headstock.experiments.duration import format_duration_range, grid_seconds, measure_throughput
 from headstock.experiments.verdict import Difference
 from headstock.inference.pipeline import load
-from headstock.io import Layout, check_replaceable, remove_folder, write_json, write_text
+from headstock.io import FolderLayout, check_replaceable, remove_folder, write_json, write_text
 from headstock.report.pages import write_report
 from headstock.report.terminal_chart import terminal_chart
 from headstock.train.callbacks import on_screen, one_line
@@ -46,7 +45,7 @@ LIVE_SHARE = 1 / 7  # of the demo's time
 LEAST_STEPS = 60
 BESIDE = 12_000  # rows that the stock could read while texts are cut, leaks are looked for and the report is drawn
 PLAN = "demo.json"  # in the demo's folder: what was decided, for a demo that goes on
-DEMO: Layout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None, PLAN: None}
+DEMO: FolderLayout = {**LAYOUT, "live": RUN_LAYOUT, "reviews.txt": None, PLAN: None}
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def run_demo(
     show(f"{STOCK}, a small model of film reviews that ships with Headstock, fills in what is missing:\n")
     for filled in load(STOCK, device=device).fill(GAPS):
         show(f"   {filled.text}\n   {filled.filled}")
-    catalog.fetch(QUOTES, say=say)
+    catalog.fetch(QUOTES)
     size = choose_size(out, minutes=minutes, device=device, seed=seed, say=say)
     say("1. A tokenizer and a small Transformer learn to continue film reviews, live")
     longer = minutes >= LONGER or choose_device(device).type != "cpu"
@@ -153,7 +152,7 @@ def pretrain_live(
     run = RunFolder(out / "live")
     if run.is_finished():
         return run.results()
-    reviews = first_texts(read_corpus("catalog:imdb", documents="block"), REVIEWS_LONGER if longer else REVIEWS)
+    reviews = read_corpus("catalog:imdb", documents="block").first_texts(REVIEWS_LONGER if longer else REVIEWS)
     texts = out / "reviews.txt"
     write_text(texts, "\n\n".join(reviews) + "\n")
     with on_screen(quiet=quiet) as callbacks:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from headstock import __version__
 from headstock.data.corpus import Corpus
-from headstock.data.sampling import sample_texts
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import DivergenceError, UserError
 from headstock.experiments.compare_trials import read_json, serialize_metric
@@ -201,7 +200,7 @@ class Pretraining:
         path = self.tokenizer_file(chosen)
         if not chosen.tokenizer.file and not path.is_file():
             say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
-            train_tokenizer(sample_texts(self.corpus_of(chosen)[0]), chosen.tokenizer).save(path)
+            train_tokenizer(self.corpus_of(chosen)[0].sample_texts(), chosen.tokenizer).save(path)
         return open_tokenizer(path)
 
     def settle(self, chosen: RunConfig) -> RunConfig:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from headstock.data.formats import PLAIN, detect_format
+from headstock.data.labelled_texts import stream_texts
 from headstock.data.mask_gaps import MASK, SurfaceForms
-from headstock.data.records import Records, stream_texts
+from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from headstock.data.minimal_pairs import KINDS, MinimalPair
+from headstock.data.minimal_pairs import GROUPS, MinimalPair
 from headstock.intervals import item_interval
 
 Likelihoods = Callable[[list[list[int]]], list[np.ndarray]]  # of every token of every text
@@ -62,7 +62,7 @@ def value_after(values: np.ndarray, offsets: Sequence[tuple[int, int]], place: i
 def by_kind(pairs: Sequence[MinimalPair], right: np.ndarray) -> dict[str, dict[str, dict[str, Any]]]:
     """For each way of grouping the pairs, the accuracy of each group, the worst first."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for kind in KINDS:
+    for kind in GROUPS:
         groups: dict[str, list[int]] = {}
         for i, pair in enumerate(pairs):
             if kind in pair.groups:

@@ -10,8 +10,9 @@ import numpy as np
 from headstock.data import formats
 from headstock.data.corpus import read_corpus
 from headstock.data.formats import detect_format
+from headstock.data.labelled_texts import find_file, is_table, stream_texts
 from headstock.data.minimal_pairs import read_minimal_pairs
-from headstock.data.records import LABEL, Records, find_file, is_table, parse_columns, stream_texts
+from headstock.data.records import LABEL, Records, parse_columns
 from headstock.data.token_store import build_store
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import tokenizer_threads

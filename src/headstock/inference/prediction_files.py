@@ -10,7 +10,8 @@ from typing import Any
 
 from headstock.data import formats
 from headstock.data.formats import detect_format, table_rows
-from headstock.data.records import TEXT, Records, find_file, is_table
+from headstock.data.labelled_texts import find_file, is_table
+from headstock.data.records import TEXT, Records
 from headstock.errors import UserError
 from headstock.io import atomic_file
 

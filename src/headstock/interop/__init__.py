@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstock.config import read_settings
 from headstock.errors import UserError, did_you_mean, suggest_path
-from headstock.io import Layout, check_inputs, check_replaceable
+from headstock.io import FolderLayout, check_inputs, check_replaceable
 
 if TYPE_CHECKING:
     from headstock.train.run_folder import RunFolder
@@ -17,7 +17,7 @@ HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors", "to
 TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 ONNX = ("model.onnx", "model.onnx.data", "model_int8.onnx", "model.json")
 LAB = ("model.pt", "dict.txt", "sentencepiece.model", MARKER)
-LAYOUT: Layout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, "README.md"))
+LAYOUT: FolderLayout = dict.fromkeys((*HUGGINGFACE, *TOKENIZER, *ONNX, *LAB, "README.md"))
 
 
 def export_run(

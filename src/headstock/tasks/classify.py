@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headstock.data.records import Records, read_records
+from headstock.data.labelled_texts import read_records
+from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import windows
 from headstock.errors import UserError

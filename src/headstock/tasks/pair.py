@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headstock.data.records import Records, read_records
+from headstock.data.labelled_texts import read_records
+from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headstock.errors import LostProcessError, UserError
-from headstock.ranks import rank_and_size
+from headstock.io import rank_and_size
 
 TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
 MOST_SECONDS = 1800.0  # unless it is set; one process may tokenize a large corpus meanwhile

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headstock.data.formats import PLAIN, detect_format
-from headstock.data.records import LABEL, LABELS, Records, parse_columns
+from headstock.data.labelled_texts import LABELS
+from headstock.data.records import LABEL, Records, parse_columns
 from headstock.errors import UserError
 from headstock.rng import generator
 from headstock.tasks.labelled import LabelledTask

@@ -14,7 +14,6 @@ from torch import Size, Tensor
 
 from headstock import __version__, config
 from headstock.data.corpus import Corpus, read_corpus, resolve_paths
-from headstock.data.sampling import first_texts, sample_texts
 from headstock.data.token_shards import UnknownTokens
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_statistics, train_tokenizer
@@ -272,7 +271,7 @@ def prepare(run: RunFolder, chosen: RunConfig, say: Say, weights: dict[str, Tens
         tokenizer = open_tokenizer(Path(chosen.tokenizer.file))
     else:
         say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
-        tokenizer = train_tokenizer(sample_texts(corpus), chosen.tokenizer)
+        tokenizer = train_tokenizer(corpus.sample_texts(), chosen.tokenizer)
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
     say(tokenizer_line(tokenizer, corpus))
     stores = stores_of(chosen, tokenizer, corpus, valid, say)
@@ -330,7 +329,7 @@ def with_vocabulary(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
 
 
 def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
-    texts = first_texts(corpus, 200)
+    texts = corpus.first_texts(200)
     facts = tokenizer_statistics(tokenizer, texts, sample=" ".join(texts[0].split()[:8]))
     split = " ".join(facts["sample"])
     return (

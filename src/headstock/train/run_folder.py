@@ -15,7 +15,7 @@ from headstock import config
 from headstock.data.tokenizer import Tokenizer, open_tokenizer
 from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import (
-    Layout,
+    FolderLayout,
     atomic_file,
     atomic_folder,
     check_inputs,
@@ -24,20 +24,20 @@ from headstock.io import (
     checksum_mismatch,
     errors_name_path,
     lock_folder,
+    rank_and_size,
     remove_layout,
     remove_stale,
     write_json,
     write_text,
 )
-from headstock.ranks import rank_and_size
 from headstock.train.checkpoint import MANIFEST, damage
 from headstock.train.tensors import read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # which the config.json of every run has
 FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
-CHECKPOINTS: Layout = {"step-*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
+CHECKPOINTS: FolderLayout = {"step-*": {"*.safetensors": None, "progress.json": None, "manifest.json": None}}
 # all that a run folder of ours may hold: a folder with anything else in it is not replaced
-LAYOUT: dict[str, Layout | None] = {f"{name}.json": None for name in FILES}
+LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES}
 LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None, "adapt.txt": None}
 LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from headstock.data.corpus import read_corpus
-from headstock.data.sampling import first_texts
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.experiments.bench.measurement import Measurement
@@ -32,7 +31,7 @@ def bench_token_store(device: torch.device, *, quick: bool) -> list[Measurement]
     megabytes = 0.3 if quick else 20
     with tempfile.TemporaryDirectory() as folder:
         corpus = read_corpus(write_corpus(Path(folder) / "text.txt", megabytes), documents="line")
-        tokenizer = train_tokenizer(first_texts(corpus, 2000 if quick else 30_000), TokenizerSettings(vocabulary=8000))
+        tokenizer = train_tokenizer(corpus.first_texts(2000 if quick else 30_000), TokenizerSettings(vocabulary=8000))
         began = time.perf_counter()
         build_split_stores(corpus, tokenizer, cache=Path(folder) / "cache")
         taken = time.perf_counter() - began

@@ -52,11 +52,12 @@ from transformers.utils import logging
 from headstock.data.labelled_texts import read_records
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.errors import HeadstockError
+from headstock.logs import messages_to
 from headstock.tasks.class_labels import find_classes
 from headstock.tasks.classify import Classify, EncodedTexts
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData, fit
-from headstock.train.labelled_data import subset, with_labels
+from headstock.train.labelled_data import require_labels, subset
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, make_config
 
@@ -125,7 +126,7 @@ def gather(data: str | None, rows: int, batch: int, dropout: float) -> Work:
     """Labelled rows from a file, or made-up ones of real lengths where the catalog's are not to be had."""
     rows -= rows % batch  # all steps alike
     try:
-        records = with_labels(read_records(data or CATALOG), "label", "to train on")
+        records = require_labels(read_records(data or CATALOG), "label", "to train on")
     except HeadstockError as wrong:
         if data is not None:
             raise
@@ -207,7 +208,8 @@ def ours(work: Work, steps: int, *, freeze: bool = False) -> Timed:
     # the loop validates when it ends, which is after the last step and so not timed
     data = LabelledData(work.train, work.train.select(range(work.batch)))
     distributed = DistributedContext(torch.device("cpu"))
-    fitted = fit(chosen, work.tokenizer, None, data, run=None, distributed=distributed, callbacks=[hear], say=note)
+    with messages_to(note):
+        fitted = fit(chosen, work.tokenizer, None, data, run=None, distributed=distributed, callbacks=[hear])
     seconds = [after - before for (before, _), (after, _) in pairwise(moments)]
     if freeze:
         return Timed(seconds, 0, 0, epochs=FROZEN_EPOCHS, reading=moments[0][0] - asked[0])

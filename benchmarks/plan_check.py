@@ -61,7 +61,7 @@ def main() -> int:
         (folder / "plan.toml").write_text(to_toml(made.config), encoding="utf-8")
         clock = Processor()
         done = headstock.pretrain(
-            out=folder / "run", config_file=folder / "plan.toml", device=given.device, callbacks=[clock], say=say
+            out=folder / "run", config_file=folder / "plan.toml", device=given.device, callbacks=[clock]
         )
     rough = plan(text, **wish) if given.text else None
     result = {

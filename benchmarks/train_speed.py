@@ -19,7 +19,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -43,9 +43,10 @@ from headstock.model.backbones import transformer
 from headstock.model.batch import Batch
 from headstock.tasks.classify import EncodedTexts
 from headstock.train import loop
+from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData
-from headstock.train.loop import Event, train
+from headstock.train.loop import train
 from headstock.train.prefetch import Prefetcher
 from headstock.train.pretrain import build_model
 from headstock.train.settings import RunConfig, make_config
@@ -120,14 +121,17 @@ def tiny(work: Work) -> Work:
 # What can be left out
 
 
-class InTurn(Prefetcher):
-    """Makes a step's batches when they are asked for."""
+class Immediate(Prefetcher):
+    """Computes each item when it is requested."""
 
-    def __enter__(self) -> "InTurn":
-        return self
+    def __init__(self, items: Iterable[Any], *, size: int):
+        self.items = iter(items)
 
-    def take(self, step: int) -> list[Batch]:
-        return self.make(step)
+    def __next__(self) -> Any:
+        return next(self.items)
+
+    def close(self) -> None:
+        return None
 
     def __exit__(self, *error: object) -> None:
         return None
@@ -141,7 +145,7 @@ def found_out(batch: Batch, head: str, hidden: torch.Tensor) -> tuple[torch.Tens
 PATCHES: dict[str, tuple[Any, str, Any]] = {
     "fused loss": (kernels, "FEW", float("inf")),
     "documents apart": (transformer, "reads_apart", lambda x, width: False),
-    "batches ahead": (loop, "Prefetcher", InTurn),
+    "batches ahead": (loop, "Prefetcher", Immediate),
     "known places": (Batch, "gather_labelled", found_out),
     "half stream": (transformer, "compute_dtype", lambda x: torch.float32),  # where blocks norm first
 }

@@ -9,7 +9,7 @@ import headstock
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
-    {"errors", "config", "registry", "io", "rng", "ranks", "intervals", "logs"},
+    {"errors", "config", "registry", "io", "rng", "ranks", "intervals", "markdown", "logs"},
     {"kernels"},
     {"model", "data"},
     {"decoding"},
@@ -33,7 +33,6 @@ PENDING = {
     "report/compare_page.py -> experiments",
     "report/sweep_charts.py -> experiments",
     "report/sweep_page.py -> experiments",
-    "train/model_card.py -> report",
 }
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}

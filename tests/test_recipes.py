@@ -9,7 +9,7 @@ import pytest
 from headstock.errors import ConfigError
 from headstock.experiments import compare_settings as settings
 from headstock.experiments import grid
-from headstock.train.finetune_config import gather_config as transfer_config
+from headstock.train.finetune_config import resolve_finetune_config as transfer_config
 from headstock.train.pretrain import gather_config
 from headstock.train.run_folder import open_run
 

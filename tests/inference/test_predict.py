@@ -119,7 +119,7 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
     model = headstock.load(run)
     given = texts(50, seed=1)
     whole = model.predict(given)
-    monkeypatch.setattr(predict, "AT_ONCE", 7)
+    monkeypatch.setattr(predict, "MAX_CHUNK", 7)
     parts = model.predict(iter(given))
     assert [row["label"] for row in parts] == [row["label"] for row in whole]
     for one, other in zip(parts, whole, strict=True):
@@ -132,9 +132,9 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
 def test_many_threads_cut_what_one_cuts(run, monkeypatch):
     model, given = headstock.load(run, device="cpu"), texts(50, seed=1)
     one = model.predict(given), model.embed(given)
-    monkeypatch.setattr(predict, "AT_ONCE", 7)
+    monkeypatch.setattr(predict, "MAX_CHUNK", 7)
     monkeypatch.setattr(predict, "tokenizer_threads", lambda device: 3)
-    monkeypatch.setattr(pipeline, "AT_ONCE", 7)
+    monkeypatch.setattr(pipeline, "MAX_CHUNK", 7)
     monkeypatch.setattr(pipeline, "tokenizer_threads", lambda device: 3)
     for row, other in zip(model.predict(given), one[0], strict=True):
         assert row["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)

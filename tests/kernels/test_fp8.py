@@ -11,7 +11,7 @@ from headstock.kernels import ops as kernels
 from headstock.model.batch import IGNORE_INDEX
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
-from headstock.train.loop import check_possible
+from headstock.train.execution import check_settings
 from headstock.train.settings import TrainSettings
 from tests.kernels.interpreter import interpret
 
@@ -195,10 +195,10 @@ def test_a_run_learns_what_it_learns_in_sixteen_bits(corpus, tmp_path, tiny, dev
 
 
 def test_a_device_without_them_is_told(monkeypatch):
-    monkeypatch.setattr("headstock.train.loop.supports_fp8", lambda device: False)
+    monkeypatch.setattr("headstock.train.execution.supports_fp8", lambda device: False)
     with pytest.raises(UserError, match="float8 needs a GPU"):
-        check_possible(TrainSettings(dtype="float8"), DistributedContext(torch.device("cpu")))
-    check_possible(TrainSettings(dtype="bfloat16"), DistributedContext(torch.device("cpu")))
+        check_settings(TrainSettings(dtype="float8"), DistributedContext(torch.device("cpu")))
+    check_settings(TrainSettings(dtype="bfloat16"), DistributedContext(torch.device("cpu")))
 
 
 def test_it_ends_with_the_last_who_wants_it_and_not_before():

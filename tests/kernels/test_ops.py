@@ -247,9 +247,9 @@ def test_the_fused_loss_on_a_gpu():
 @pytest.mark.parametrize("objective", ["causal", "masked", "hybrid"])
 def test_a_training_step_never_waits_for_the_gpu(objective, corpus, tmp_path, tiny):
     """torch itself raises where anything does."""
-    from headstock.train import step
+    from headstock.train.step import TrainingStep
 
-    before, once = step.gather, []
+    before, once = TrainingStep.accumulate, []
 
     def strict(*given, **more):
         torch.cuda.set_sync_debug_mode("error" if once else 0)  # the first step may look around
@@ -260,7 +260,7 @@ def test_a_training_step_never_waits_for_the_gpu(objective, corpus, tmp_path, ti
             torch.cuda.set_sync_debug_mode(0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "gather", strict)
+        patch.setattr(TrainingStep, "accumulate", strict)
         headstock.pretrain(
             corpus, out=tmp_path / "run", settings=tiny | {"task.name": objective, "width": 32}, device="cuda"
         )

@@ -31,7 +31,7 @@ from headstock.planner.planner import Planner, flatten, plan
 from headstock.planner.probe import ProbeResult, corrected_estimate
 from headstock.planner.summary import plan_notes
 from headstock.train.blueprint import blueprint
-from headstock.train.compile import CALLS
+from headstock.train.execution import LAUNCH_SECONDS
 from headstock.train.optimizers import make_optimizers
 from headstock.train.settings import make_config
 
@@ -221,10 +221,10 @@ def test_small_steps_on_a_gpu_are_bound_by_launch_overhead(size):
     vocabulary = proposal.config["tokenizer"]["vocabulary"]
     run_config = make_planner(size).build(proposal.config, count_tokens(size, vocabulary))
     graphed = estimate_costs(run_config, GPU)
-    assert graphed.step_seconds >= forecast.GRAPHED_LAUNCH_SHARE * CALLS * run_config.model.depth
-    assert graphed.startup_seconds >= 250 * CALLS * run_config.model.depth  # each new shape runs eagerly first
+    assert graphed.step_seconds >= forecast.GRAPHED_LAUNCH_SHARE * LAUNCH_SECONDS * run_config.model.depth
+    assert graphed.startup_seconds >= 250 * LAUNCH_SECONDS * run_config.model.depth  # each new shape runs eagerly first
     eager = estimate_costs(replace(run_config, train=replace(run_config.train, compile=False)), GPU)
-    assert eager.step_seconds >= CALLS * run_config.model.depth and eager.startup_seconds == 0
+    assert eager.step_seconds >= LAUNCH_SECONDS * run_config.model.depth and eager.startup_seconds == 0
     assert estimate_costs(run_config, LAPTOP).startup_seconds == 0
 
 

@@ -23,9 +23,9 @@ from headstock.planner.probe import (
     shape_kinds,
     with_expected_kinds,
 )
-from headstock.train.budget import due
-from headstock.train.compile import ASKED
-from headstock.train.loop import Event
+from headstock.train.budget import Budget, Milestones
+from headstock.train.callbacks import Event
+from headstock.train.execution import BY_SETTING
 from headstock.train.pretrain import build_model
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config
@@ -92,18 +92,19 @@ class SimulatedGPU:
         kinds = shape_kinds(sampler, settings, "recorded", CPU, settings.steps)
         state, rows = TrainState(), min(settings.valid_tokens // 32, len(task.examples(stores.valid, length=32)))
         start, self.now = self.now, self.now + (0.0 if self.is_warm else COLD_SECONDS)
+        milestones = Milestones(Budget(settings.steps, None), state)
         for step, kind in enumerate(kinds):
             self.now += STEP_SECONDS[kind] + (0.3 if step == 2 else 0.0)  # the optimizer is captured in the third step
             state.step, state.tokens = step + 1, state.tokens + 512
             emit(callbacks, "step", state)
-            before, after = step / settings.steps, (step + 1) / settings.steps
-            if due(settings.validate_every, 10, step=step + 1, before=before, after=after):
+            milestones.advance(state)
+            if milestones.due(settings.validate_every, 10):
                 paused = self.now
                 self.now += ROW_SECONDS * rows + (0.0 if self.is_warm else 0.8)
                 self.is_warm = True
                 emit(callbacks, "valid", state)
                 self.now += CHECKPOINT_SECONDS
-                state.aside += self.now - paused
+                state.overhead_seconds += self.now - paused
         state.seconds = self.now - start
         return state
 
@@ -137,14 +138,14 @@ def test_a_probe_predicts_the_whole_run(objective, gpu, tokenizer, sample, tmp_p
     assert costs.step_seconds == pytest.approx(STEP_SECONDS[REPLAYED])
     assert run_seconds(costs, STEPS, 2000) == pytest.approx(run.seconds, rel=0.03)
     assert STEPS * costs.step_tokens / (costs.startup_seconds + STEPS * costs.step_seconds) == pytest.approx(
-        run.tokens / (run.seconds - run.aside), rel=0.03
+        run.tokens / (run.seconds - run.overhead_seconds), rel=0.03
     )
     assert costs.cold_start_seconds == pytest.approx(COLD_SECONDS + 0.8, rel=0.01)
     if objective == "hybrid":  # control: the mean of 50 steps, nearly all with new shapes, is far off
         sampler = make_sampler(run_config, tokenizer, sample, tmp_path)
         kinds = shape_kinds(sampler, run_config.train, "recorded", CPU, 50)
         naive = np.mean([STEP_SECONDS[kind] for kind in kinds[probe.WARMUP_STEPS :]])
-        assert naive > 2 * (run.seconds - run.aside) / STEPS
+        assert naive > 2 * (run.seconds - run.overhead_seconds) / STEPS
 
 
 def test_a_probe_uses_the_execution_mode_of_the_whole_run(gpu, monkeypatch, tokenizer, sample):
@@ -158,7 +159,7 @@ def test_a_probe_uses_the_execution_mode_of_the_whole_run(gpu, monkeypatch, toke
     result = measure(run_config, tokenizer, sample, **OPTIONS)
     assert budgets == [STEPS]
     assert result.mode == "both" and {settings.compile for settings in gpu.settings} == {"both"}
-    assert all(ASKED[setting] == mode for mode, setting in probe.COMPILE_SETTING.items())
+    assert all(BY_SETTING[setting] == mode for mode, setting in probe.COMPILE_SETTING.items())
     assert {settings.log_every for settings in gpu.settings} == {STEPS // 50}  # each log line synchronizes the GPU
 
 
@@ -177,7 +178,7 @@ def test_fast_steps_are_measured_more_often_than_slow_ones():
 
 
 def test_shapes_beyond_the_graph_cache_stay_new(monkeypatch):
-    monkeypatch.setattr(probe, "MOST", 1)
+    monkeypatch.setattr(probe, "MAX_GRAPHS", 1)
     counts = Counter()
     assert [shape_kind(counts, shape) for shape in "abaabb"] == [NEW, NEW, CAPTURED, REPLAYED, NEW, NEW]
 

@@ -14,11 +14,11 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores, build_store
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import ConfigError, UserError
+from headstock.kernels.cuda_graphs import signature
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import padded_batch
 from headstock.tasks.masked import MaskedConfig, MaskedLM
 from headstock.tasks.packing import PackedWindows
-from headstock.train.graphed_step import shape_of
 from tests.tasks.small import model_for
 
 
@@ -198,7 +198,7 @@ def test_rows_that_fill_a_batch_lose_nothing(stores):
     assert len(more.tokens) == 4
     assert task.counts(more) == task.counts(alone)
     assert task.tokens(more) == task.tokens(alone) == 2 * 64
-    assert shape_of(more) == shape_of(padded_batch(examples, [3, 5, 0, 0], 4)), "one recording is for both"
+    assert signature(more) == signature(padded_batch(examples, [3, 5, 0, 0], 4)), "one recording is for both"
     assert task.losses(model, more)["token"].item() == pytest.approx(task.losses(model, alone)["token"].item())
     nothing = padded_batch(examples, [], 1)
     assert task.tokens(nothing) == 0

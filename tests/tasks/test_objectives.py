@@ -15,7 +15,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.masked import MaskedConfig, MaskedLM
-from headstock.train.callbacks import summary
+from headstock.train.callbacks import format_metrics
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
 from headstock.train.run_folder import RunFolder
@@ -128,9 +128,9 @@ def test_each_objective_tells_its_own_numbers(corpus, tmp_path, tiny, capsys, mo
 
 
 def test_the_screen_shows_both_perplexities_once():
-    shown = summary({"loss": 1.0, "perplexity": 3.0, "causal_perplexity": 3.0, "masked_perplexity": 2.0})
+    shown = format_metrics({"loss": 1.0, "perplexity": 3.0, "causal_perplexity": 3.0, "masked_perplexity": 2.0})
     assert shown == "valid loss 1.000 | causal ppl 3.000 | masked ppl 2.000"
-    shown = summary({"loss": 1.0, "perplexity": 2.0, "accuracy": 0.5, "next_loss": 0.1, "next_accuracy": 0.75})
+    shown = format_metrics({"loss": 1.0, "perplexity": 2.0, "accuracy": 0.5, "next_loss": 0.1, "next_accuracy": 0.75})
     assert shown == "valid loss 1.000 | valid ppl 2.000 | accuracy 0.500 | next accuracy 0.750"
 
 

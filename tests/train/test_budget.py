@@ -12,11 +12,12 @@ from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
 from headstock.tasks.causal import CausalLM
-from headstock.train.budget import Budget, ValidationBudget
+from headstock.train.budget import Budget
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
 from headstock.train.settings import TrainSettings
 from headstock.train.state import TrainState
+from headstock.train.validation import ValidationBudget
 from tests.model.small import small_backbone
 
 
@@ -88,7 +89,7 @@ def test_validations_of_a_run_in_steps_are_counted_in_tokens(corpus):
     tokens = 600 * 64 * 256
     read = budget.examples(TrainState(step=60, seconds=1e9), on_cpu=True)
     assert read == budget.examples(TrainState(step=60, seconds=1e-9), on_cpu=False)  # whatever the clock says
-    assert budget.times(TrainState(step=60, valid_examples=read, valid_pace=1e9)) == 10
+    assert budget.count(TrainState(step=60, valid_examples=read, seconds_per_valid_example=1e9)) == 10
     assert 10 * read * 256 / 3 == pytest.approx(0.05 * tokens, rel=0.02)
     more = replace(settings, validate_every=6)  # a hundred of them
     often = ValidationBudget(more, budget.budget, 256).examples(TrainState(step=6), on_cpu=True)
@@ -110,10 +111,15 @@ def test_what_a_run_in_minutes_decided_holds_after_a_stop():
 def test_the_last_measurement_is_of_all_unless_it_would_take_over_a_tenth_of_the_minutes(corpus, tmp_path, tiny):
     timed = TrainSettings(minutes=10.0)
     budget = ValidationBudget(timed, Budget.of(timed, 1), 256)
-    assert budget.final_examples(TrainState(valid_examples=40, valid_pace=0.5)) == 120
-    assert budget.final_examples(TrainState(valid_examples=40, valid_pace=500.0)) == 40
+    assert budget.final_examples(TrainState(valid_examples=40, seconds_per_valid_example=0.5)) == 120
+    assert budget.final_examples(TrainState(valid_examples=40, seconds_per_valid_example=500.0)) == 40
     counted = TrainSettings(steps=10)
-    assert ValidationBudget(counted, Budget.of(counted, 1), 256).final_examples(TrainState(valid_pace=500.0)) is None
+    assert (
+        ValidationBudget(counted, Budget.of(counted, 1), 256).final_examples(
+            TrainState(seconds_per_valid_example=500.0)
+        )
+        is None
+    )
     whole = headstock.pretrain(corpus, out=tmp_path / "steps", settings=tiny | {"steps": 2})
     assert whole["measured_share"] == 1
     short = {key: value for key, value in tiny.items() if key != "steps"} | {"minutes": 1e-9, "valid_tokens": 64}

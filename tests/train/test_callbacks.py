@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from headstock.train.callbacks import on_screen
-from headstock.train.loop import Event
+from headstock.train.callbacks import Event, terminal_progress
 from headstock.train.state import TrainState
 
 
@@ -21,7 +20,7 @@ def test_the_bar_shows_a_perplexity_only_where_tokens_are_predicted(of_tokens, m
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     progress = TrainState(step=3, tokens=60, seconds=1.0, loss=1.5)
-    with on_screen(quiet=False) as callbacks:
+    with terminal_progress(quiet=False) as callbacks:
         for callback in callbacks:
             callback(Event("log", progress, 1, 10, 10, 5.0, tokens_per_second=60.0, of_tokens=of_tokens))
     shown = sys.stderr.getvalue()

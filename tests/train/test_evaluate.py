@@ -12,7 +12,7 @@ from headstock.data.token_shards import UnknownTokens
 from headstock.report.pages import write_report
 from headstock.tasks.causal import CausalLM
 from headstock.tasks.hybrid import HybridLM
-from headstock.train.evaluate import bootstrap_intervals, score
+from headstock.train.evaluate import bootstrap_intervals, score_with_unknown
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
@@ -49,11 +49,11 @@ def test_a_hybrids_bits_per_byte_are_as_sure_as_its_perplexity():
 def test_unknown_tokens_are_charged_or_bits_per_byte_are_withheld():
     sums, counts = {"token": 100 * math.log(2)}, {"token": 50, "unknown": 5}
     of_all = UnknownTokens(tokens=10, bytes=70)  # twice as many in the whole text: 8 * (7 + 1) bits each
-    found = score(Plain(), sums, counts, size=200, unknown=of_all)
+    found = score_with_unknown(Plain(), sums, counts, size=200, unknown=of_all)
     assert found["bits_per_byte"] == pytest.approx((100 + 5 * 64) / 200)
     assert found["loss"] == pytest.approx(2 * math.log(2)), "only bits per byte compare between vocabularies"
-    assert "bits_per_byte" not in score(Plain(), sums, counts, size=200, unknown=None)
-    none = score(Plain(), sums, {"token": 50, "unknown": 0}, size=200, unknown=None)
+    assert "bits_per_byte" not in score_with_unknown(Plain(), sums, counts, size=200, unknown=None)
+    none = score_with_unknown(Plain(), sums, {"token": 50, "unknown": 0}, size=200, unknown=None)
     assert none["bits_per_byte"] == pytest.approx(0.5)
     pieces = [(sums, {"token": 50, "unknown": count}, 5) for count in range(10)]
     low, high = bootstrap_intervals(Plain(), pieces, size=2000, unknown=of_all)["bits_per_byte"]

@@ -20,10 +20,10 @@ from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import finetune
-from headstock.train.finetune_config import gather_config
+from headstock.train.finetune_config import resolve_finetune_config
 from headstock.train.fit import LabelledData
 from headstock.train.loop import train
-from headstock.train.metrics import against_majority
+from headstock.train.metrics import majority_warning
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
@@ -258,7 +258,7 @@ def test_pooling_follows_the_direction_unless_given(causal, masked):
         (masked, {"bidirectional": False}, "last"),
         (causal, {"pool": "max"}, "max"),
     ):
-        assert gather_config(RunFolder(source), "classify", None, given).task.pool == pool
+        assert resolve_finetune_config(RunFolder(source), "classify", None, given).task.pool == pool
 
 
 # How it learns
@@ -267,8 +267,8 @@ def test_pooling_follows_the_direction_unless_given(causal, masked):
 @pytest.mark.parametrize(("preset", "causal"), [("bert-nano", False), ("gpt-nano", True), ("classic", True)])
 def test_a_preset_that_was_never_pretrained_looks_as_its_objective_would_have_it(preset, causal):
     classes = {"task.classes": ["bad", "good"]}
-    assert gather_config(None, "classify", None, dict(classes), preset=preset).model.causal == causal
-    other = gather_config(None, "classify", None, classes | {"model.causal": not causal}, preset=preset)
+    assert resolve_finetune_config(None, "classify", None, dict(classes), preset=preset).model.causal == causal
+    other = resolve_finetune_config(None, "classify", None, classes | {"model.causal": not causal}, preset=preset)
     assert other.model.causal != causal  # what is set by hand goes before
 
 
@@ -402,11 +402,10 @@ def test_labels_that_are_numbers_and_more_than_two(causal, learn, tmp_path):
 # Rows that are held out, and rows without labels
 
 
-def test_without_a_validation_file_rows_are_held_out(causal, learn, files, tmp_path):
-    said: list[str] = []
-    done = learn(causal, valid=None, settings=QUICK | {"valid_fraction": 0.25}, say=said.append)
+def test_without_a_validation_file_rows_are_held_out(causal, learn, files, tmp_path, messages):
+    done = learn(causal, valid=None, settings=QUICK | {"valid_fraction": 0.25})
     assert done["valid"]["rows"] == 12
-    assert any("12 of 48 rows" in line for line in said)
+    assert any("12 of 48 rows" in line for line in messages)
     assert done["measured_on"] == "valid"
     assert headstock.load(tmp_path / "run").evaluate()["accuracy"] == done["valid"]["accuracy"]
 
@@ -453,15 +452,15 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_resumed_run_ends_in_the_same_bits(causal, learn, tmp_path, mode):
+def test_a_resumed_run_ends_in_the_same_bits(causal, learn, tmp_path, mode, messages):
     given, stops = MODES[mode]
     whole = learn(causal, "whole", **given)
     for count in stops:
         with pytest.raises(Stopped):
             learn(causal, "cut", **given, resume=True, callbacks=[stop_after(count)])
-    said: list[str] = []
-    cut = learn(causal, "cut", **given, resume=True, say=said.append)
-    assert any("going on from" in line for line in said)
+    messages.clear()
+    cut = learn(causal, "cut", **given, resume=True)
+    assert any(line.startswith("resuming from") for line in messages)
     files = sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("model.safetensors"))
     for file in files:
         if "checkpoints" not in file.parts:
@@ -576,9 +575,9 @@ def test_a_model_no_better_than_the_commonest_class_is_said_to_be_so(causal, lea
     done = learn(causal, settings=STILL | {"epochs": 1}, train=rows, valid=rows)
     assert done["metrics"]["majority"] == 0.75
     assert done["metrics"]["majority_class"] == "sea"
-    said = against_majority(done["metrics"])
+    said = majority_warning(done["metrics"])
     assert said and "75.0%" in said and "'sea'" in said
     assert said in RunFolder(tmp_path / "run").model_card.read_text()
-    assert against_majority({"accuracy": 0.9, "majority": 0.75, "majority_class": "sea"}) is None
+    assert majority_warning({"accuracy": 0.9, "majority": 0.75, "majority_class": "sea"}) is None
     clear = {"accuracy": 0.9, "majority": 0.75, "majority_class": "sea", "intervals": {"accuracy": [0.7, 1.0]}}
-    assert "not clearly above" in (against_majority(clear) or "")
+    assert "not clearly above" in (majority_warning(clear) or "")

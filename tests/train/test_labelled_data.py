@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from headstock.data.records import Records
 from headstock.errors import UserError
+from headstock.logs import messages_to
 from headstock.tasks.classify import Classify, ClassifyConfig
-from headstock.train.labelled_data import LabelledSplits, held_out, read_splits, stratified_order, subset
+from headstock.train.labelled_data import LabelledSplits, hold_out, read_splits, stratified_order, subset
 from headstock.train.settings import LabelledSettings
 
 # classes of very different sizes, many of them: where a naive interleaving drifts from the shares
@@ -76,8 +77,9 @@ ROWS = [(f"text {i}", "yes" if i % 4 else "no") for i in range(40)]
 
 
 def read(settings: LabelledSettings, *, seed=0, separator=None) -> tuple[LabelledSplits, list[str]]:
-    said: list[str] = []
-    return read_splits(settings, Classify, ClassifyConfig(separator=separator), seed=seed, say=said.append), said
+    lines: list[str] = []
+    with messages_to(lines.append):
+        return read_splits(settings, Classify, ClassifyConfig(separator=separator), seed=seed), lines
 
 
 def test_without_a_validation_file_some_rows_are_held_out_and_that_is_said(tmp_path):
@@ -101,11 +103,11 @@ def test_a_single_row_cannot_be_split(tmp_path):
 def test_no_class_loses_its_last_row():
     labels = ["yes"] * 20 + ["no"] * 20 + [f"rare {i}" for i in range(12)]
     for seed in range(5):
-        held = held_out(records(labels), 0.2, seed=seed)
+        held = hold_out(records(labels), 0.2, seed=seed)
         assert len(held) == 10
         assert {labels[row] for row in range(52) if row not in held} == set(labels)
     several = [f"{one}|{other}" for one in "abcd" for other in "efgh"]  # no two alike, but no class stands alone
-    assert len(held_out(records(several), 0.25, seed=0, separator="|")) == 4
+    assert len(hold_out(records(several), 0.25, seed=0, separator="|")) == 4
 
 
 def test_given_files_are_used_whole_and_nothing_is_said(tmp_path):
@@ -163,21 +165,19 @@ def test_the_fingerprint_follows_texts_and_labels_and_nothing_else(tmp_path):
 def test_questions_on_one_text_are_held_out_together():
     contexts = [f"text {i // 4}" for i in range(40)]
     rows = Records("q", list(range(40)), {"context": contexts, "question": ["?"] * 40, "answers": [[]] * 40})
-    held = held_out(rows, 0.2, seed=0)
+    held = hold_out(rows, 0.2, seed=0)
     assert 8 <= len(held) < 12
     inside = {contexts[row] for row in held}
     assert inside.isdisjoint(contexts[row] for row in range(40) if row not in held)
-    assert held_out(rows, 0.2, seed=0) == held != held_out(rows, 0.2, seed=1)
+    assert hold_out(rows, 0.2, seed=0) == held != hold_out(rows, 0.2, seed=1)
 
 
-def test_a_regression_target_is_refused_before_rows_are_held_out(tmp_path):
-    file, said = tmp_path / "scores.csv", []
+def test_a_regression_target_is_refused_before_rows_are_held_out(tmp_path, messages):
+    file = tmp_path / "scores.csv"
     rows = [f"text {number},{number % 101 / 20:.2f}" for number in range(119)]
     file.write_text("\n".join(["text,label", *rows]) + "\n")
     with pytest.raises(UserError, match=r"scores.csv: .* 101 distinct values in 119 rows"):
-        read_splits(LabelledSettings(str(file)), Classify, ClassifyConfig(), seed=0, say=said.append)
-    assert said == []
-    splits = read_splits(
-        LabelledSettings(str(file)), Classify, ClassifyConfig(many_classes=True), seed=0, say=said.append
-    )
+        read_splits(LabelledSettings(str(file)), Classify, ClassifyConfig(), seed=0)
+    assert messages == []
+    splits = read_splits(LabelledSettings(str(file)), Classify, ClassifyConfig(many_classes=True), seed=0)
     assert len(splits.train) + len(splits.valid) == 119

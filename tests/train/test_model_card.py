@@ -11,7 +11,7 @@ import headstock
 from headstock.cost.parameter_table import formula_table
 from headstock.data import catalog
 from headstock.report.pages import write_report
-from headstock.train.model_card import make_card
+from headstock.train.model_card import render_card
 from headstock.train.run_folder import STOCKS, RunFolder
 from tests.conftest import TINY
 from tests.report.browsing import Outline
@@ -92,7 +92,7 @@ def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
     assert "not measured on test rows" not in card
     assert counted(card)["heads.label"] == 2 * 16 + 2
     assert sum(counted(card).values()) == done["parameters"]["total"]
-    assert make_card(RunFolder(tmp_path / "run")) == card
+    assert render_card(RunFolder(tmp_path / "run")) == card
 
 
 HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* [c](d) &lt;")
@@ -129,6 +129,6 @@ def test_licences_come_from_the_catalog(corpus, tmp_path):
 
 def test_the_stocks_cards_can_be_made_again():
     for folder in STOCKS.iterdir():
-        card = make_card(RunFolder(folder))
+        card = render_card(RunFolder(folder))
         assert catalog.find_entry("imdb").licence in card
         assert sum(counted(card).values()) == RunFolder(folder).results()["parameters"]["total"]

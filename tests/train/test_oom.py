@@ -12,7 +12,7 @@ from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.train import pretrain
 from headstock.train.distributed import DistributedContext
-from headstock.train.oom import MicroBatching, out_of_memory
+from headstock.train.oom import MicroBatching, is_out_of_memory
 from headstock.train.run_folder import RunFolder
 from headstock.train.state import TrainState
 
@@ -46,15 +46,15 @@ def losses(run):
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_the_same_losses_with_fewer_rows_at_once(corpus, tiny, tmp_path, little_memory, objective):
+def test_the_same_losses_with_fewer_rows_at_once(corpus, tiny, tmp_path, little_memory, objective, messages):
     settings = tiny | {"steps": 6, "log_every": 1, "validate_every": 6}
     plain = headstock.pretrain(corpus, out=tmp_path / "plain", objective=objective, settings=settings)
-    read, said = little_memory(3), []
-    small = headstock.pretrain(corpus, out=tmp_path / "small", objective=objective, settings=settings, say=said.append)
+    read = little_memory(3)
+    small = headstock.pretrain(corpus, out=tmp_path / "small", objective=objective, settings=settings)
     assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
     assert small["valid_loss"] == pytest.approx(plain["valid_loss"], rel=1e-4)
-    told = [line for line in said if "memory" in line]
-    assert len(told) == 1 and "2 rows" in told[0] and "4 times" in told[0] and "micro_batch=2" in told[0]
+    (message,) = [line for line in messages if "memory" in line]
+    assert "2 rows" in message and "4 micro-batches" in message and "micro_batch=2" in message
     assert read[:6] == [8, 4, 2, 2, 2, 2]
     assert sum(rows for rows in read if rows == 2) == 8 * 6  # kept, though steps that were made ahead are cut again
 
@@ -81,7 +81,7 @@ def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
     monkeypatch.setattr(pretrain, "train", lambda *given, **more: TrainState(step=1))
     run = RunFolder(tmp_path / "run")
     for distributed in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
-        pretrain.work(run, pretrain.prepare_again(run, None, print), distributed, (), print)
+        pretrain.work(run, pretrain.reopen_stores(run, None), distributed, ())
     assert seen == [2, 8, 4]
 
 
@@ -101,38 +101,42 @@ def rows(count):
     return Batch(torch.zeros(count, 4, dtype=torch.long))
 
 
-def test_batches_made_ahead_are_cut_to_what_was_found_not_halved_again():
-    said: list[str] = []
-    at_once = MicroBatching(None, ALONE, said.append)
+class LimitedStep:
+    """Stands in for a TrainingStep whose memory holds `most` rows per micro-batch."""
 
-    def learn(batches):
-        if max(len(batch.tokens) for batch in batches) > 4:
+    def __init__(self, most, distributed=ALONE):
+        self.most, self.distributed = most, distributed
+
+    def accumulate(self, step, batches):
+        if max(len(batch.tokens) for batch in batches) > self.most:
             raise torch.OutOfMemoryError("full")
         return sum(len(batch.tokens) for batch in batches)
 
-    def again(size):
-        return [rows(size)] * (16 // size)
+    def zero_grad(self):
+        pass
 
-    assert at_once.fit(learn, [rows(16)], again, lambda: None) == 16
-    assert at_once.size == 4
-    assert at_once.fit(learn, [rows(16)], again, lambda: None) == 16
-    assert at_once.size == 4 and len(said) == 1
+    def finish(self, gradients, lr):
+        return gradients
 
 
-def test_several_processes_are_told_to_begin_anew():
-    def learn(batches):
-        raise torch.OutOfMemoryError("full")
+def test_prefetched_batches_are_split_to_the_size_that_fits(messages):
+    step = MicroBatching(LimitedStep(4), lambda step, size: [rows(size)] * (16 // size), None)
+    assert step(0, [rows(16)], 0.1) == 16 and step.size == 4
+    assert step(1, [rows(16)], 0.1) == 16 and step.size == 4  # not halved again
+    assert len(messages) == 1
 
-    at_once = MicroBatching(None, DistributedContext(torch.device("cpu"), rank=1, size=2), print)
+
+def test_with_several_processes_running_out_of_memory_is_an_error():
+    limited = LimitedStep(0, DistributedContext(torch.device("cpu"), rank=1, size=2))
     with pytest.raises(WorkError, match="micro_batch"):
-        at_once.fit(learn, [rows(16)], lambda size: [], lambda: None)
+        MicroBatching(limited, lambda step, size: [], None)(0, [rows(16)], 0.1)
 
 
 def test_the_cpu_has_its_own_words_for_it():
     with pytest.raises(RuntimeError) as found:
         torch.empty(1 << 56)  # more than any machine has
-    assert out_of_memory(found.value)
-    assert not out_of_memory(RuntimeError("shapes do not agree"))
+    assert is_out_of_memory(found.value)
+    assert not is_out_of_memory(RuntimeError("shapes do not agree"))
 
 
 @pytest.mark.parametrize(
@@ -140,4 +144,4 @@ def test_the_cpu_has_its_own_words_for_it():
     ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"],
 )
 def test_what_lies_under_torch_has_other_words_for_it(said):
-    assert out_of_memory(RuntimeError(said))
+    assert is_out_of_memory(RuntimeError(said))

@@ -14,15 +14,15 @@ GB = 1 << 30
 
 def test_files_that_were_read_leave_a_container_its_room(monkeypatch, tmp_path):
     monkeypatch.setattr(peak, "GROUP", tmp_path)
-    assert peak.allowed() == sys.maxsize
+    assert peak.cgroup_free_bytes() == sys.maxsize
     (tmp_path / "memory.max").write_text(f"{16 * GB}\n")
     (tmp_path / "memory.current").write_text(f"{13 * GB}\n")
-    assert peak.allowed() == 3 * GB
+    assert peak.cgroup_free_bytes() == 3 * GB
     stat = f"anon {GB}\nfile {12 * GB}\ninactive_file {11 * GB}\nactive_file {GB}\n"
     (tmp_path / "memory.stat").write_text(stat)
-    assert peak.allowed() == 14 * GB
+    assert peak.cgroup_free_bytes() == 14 * GB
     (tmp_path / "memory.max").write_text("max\n")
-    assert peak.allowed() == sys.maxsize
+    assert peak.cgroup_free_bytes() == sys.maxsize
 
 
 @pytest.fixture

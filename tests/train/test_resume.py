@@ -83,7 +83,7 @@ def test_sums_that_a_checkpoint_cuts_in_two_go_on(corpus, tmp_path, tiny, every)
 
 def test_the_newest_and_the_best_are_kept(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"validate_every": 2, "keep": 2})
-    steps = [checkpoint.step_of(path) for path in checkpoint.by_age(tmp_path / "run" / "checkpoints")]
+    steps = [checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path / "run" / "checkpoints")]
     best = headstock.load(tmp_path / "run").run.results()["best_step"]
     assert steps[:2] == [12, 10]
     assert set(steps) == {12, 10, best}
@@ -101,38 +101,41 @@ def damage_checkpoint(path):
 def test_damaged_checkpoints_do_not_count_among_those_kept(tmp_path, keep):
     def save(step):
         state = checkpoint.Checkpoint({"w": torch.ones(2)}, {"w/m": torch.ones(99)}, {}, {"step": step})
-        checkpoint.save(tmp_path, state)
+        checkpoint.write_checkpoint(tmp_path, state)
         checkpoint.prune(tmp_path, written=step, keep=keep, best=2)
 
     for step in (2, 4, 6, 8, 10):
         save(step)
     damage_checkpoint(tmp_path / "step-10")
     save(9)  # the run goes on from 8, and 10 is yet to come again
-    whole = [checkpoint.step_of(path) for path in checkpoint.by_age(tmp_path) if checkpoint.damage(path) is None]
+    whole = [
+        checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path) if checkpoint.find_damage(path) is None
+    ]
     assert whole == {1: [9, 2], 2: [9, 8, 2]}[keep]
     save(10)
     damage_checkpoint(tmp_path / "step-10")
     save(12)
-    whole = [checkpoint.step_of(path) for path in checkpoint.by_age(tmp_path) if checkpoint.damage(path) is None]
+    whole = [
+        checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path) if checkpoint.find_damage(path) is None
+    ]
     assert whole == {1: [12, 2], 2: [12, 9, 2]}[keep]
 
 
-def test_a_damaged_best_checkpoint_does_not_become_the_result(corpus, tmp_path, tiny):
+def test_a_damaged_best_checkpoint_does_not_become_the_result(corpus, tmp_path, tiny, messages):
     settings = tiny | {"validate_every": 4, "lr": 2.0, "warmup": 0.9, "schedule": "constant", "steps": 16}
     best = headstock.pretrain(corpus, out=tmp_path / "run", settings=settings)["best_step"]
     assert best < 16  # the rate rises until it gets worse
     damage_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{best}")
     before = weights(tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
-    said = []
-    again = headstock.pretrain(corpus, out=tmp_path / "run", resume=True, say=said.append)
+    again = headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
     assert again["best_step"] == 16
-    assert any(f"step-{best} is damaged" in line for line in said)
+    assert any(f"step-{best} is damaged" in line for line in messages)
     assert weights(tmp_path / "run") != before
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path, tiny, damage):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path, tiny, damage, messages):
     settings = tiny | {"validate_every": 4}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
@@ -147,10 +150,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path,
         file.unlink()
     else:
         (newest / "manifest.json").write_text("{")
-    said = []
-    headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, say=said.append)
-    assert any("step-8 is damaged" in line for line in said)
-    assert any(line.endswith("step-4") for line in said)
+    headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
+    assert any("step-8 is damaged" in line for line in messages)
+    assert any(line.endswith("step-4") for line in messages)
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
 
 
@@ -251,8 +253,8 @@ def test_a_signal_saves_and_leaves(corpus, tmp_path, tiny, number, code):
     rest = process.stderr.read()
     assert process.wait() == code, rest
     assert "saved in" in rest
-    newest = checkpoint.by_age(out / "checkpoints")[0]
-    assert checkpoint.damage(newest) is None
+    newest = checkpoint.newest_first(out / "checkpoints")[0]
+    assert checkpoint.find_damage(newest) is None
     assert checkpoint.step_of(newest) > 0
 
 
@@ -271,9 +273,9 @@ def test_a_full_disk_fails_cleanly_and_keeps_the_checkpoint_before(corpus, tmp_p
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 1
         assert "could not be written" in done.stderr.splitlines()[-1]
-        kept = checkpoint.by_age(disk / "run" / "checkpoints")
+        kept = checkpoint.newest_first(disk / "run" / "checkpoints")
         assert kept
-        assert all(checkpoint.damage(path) is None for path in kept)
+        assert all(checkpoint.find_damage(path) is None for path in kept)
         assert "No space left" in done.stderr
     finally:
         subprocess.run(["umount", str(disk)])
@@ -297,7 +299,7 @@ def test_time_goes_on_counting_after_a_stop(corpus, tmp_path, tiny):
     assert saved < results["seconds"] < saved + time.monotonic() - began
 
 
-def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, tiny):
+def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, tiny, messages):
     settings = tiny | {"validate_every": 4, "log_every": 1}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
@@ -307,9 +309,8 @@ def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, ti
     lines[1] = lines[1][:9] + b"\xff" + lines[1][10:]
     lines[2] = b"[1, 2]\n"
     file.write_bytes(b"".join(lines) + b'{"step": 7, "lo')  # and the last one was being written
-    said = []
-    headstock.pretrain(corpus, out=tmp_path / "run", resume=True, say=said.append)
-    assert [line for line in said if "damaged" in line] == [f"{file}: 2 damaged lines are left out"]
+    headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
+    assert len([line for line in messages if f"{file}: 2 damaged lines" in line]) == 1
     whole = metrics(tmp_path / "whole")
     assert metrics(tmp_path / "run") == [whole[0], *whole[3:]]
 
@@ -332,21 +333,20 @@ def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, t
         headstock.pretrain("other.txt", out="run", resume=True)
 
 
-def test_another_number_of_threads_is_told_at_a_resume(corpus, tmp_path, tiny):
+def test_another_number_of_threads_is_told_at_a_resume(corpus, tmp_path, tiny, messages):
     settings = tiny | {"validate_every": 4}
     with pytest.raises(Stopped):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, callbacks=[stop_after(5)])
-    said = []
     with pytest.raises(Stopped):
-        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, callbacks=[stop_after(6)], say=said.append)
-    assert not [line for line in said if "->" in line]
+        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, callbacks=[stop_after(6)])
+    assert not [line for line in messages if "->" in line]
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        headstock.pretrain(corpus, out=tmp_path / "run", resume=True, say=said.append)
+        headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
     finally:
         torch.set_num_threads(threads)
-    assert [line for line in said if f"threads {threads} -> {threads + 1}" in line]
+    assert [line for line in messages if f"threads {threads} -> {threads + 1}" in line]
 
 
 OLD = Path(__file__).parent / "old_runs"  # made by version 0.1, before finished weights had a manifest

@@ -13,6 +13,7 @@ import headstock
 from headstock.errors import UserError
 from headstock.experiments.leakage_check import corpus_settings
 from headstock.experiments.run_comparison import pretrained_origin
+from headstock.logs import messages_to
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder, locked_run
 from tests.conftest import TINY
@@ -207,7 +208,8 @@ def test_of_two_that_start_at_once_one_works(corpus, tmp_path, overwrite):
             headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS, overwrite=overwrite)
         refused.append(wrong)
 
-    headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS, say=start_another)
+    with messages_to(start_another):
+        headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS)
     assert refused
     assert [row["step"] for row in RunFolder(tmp_path / "run").read_metrics() if "valid_loss" in row] == [1, 2, 3, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headstock.model.batch import Batch
 from headstock.rng import RandomPermutation, generator
 from headstock.train import sampler as order_module
-from headstock.train.sampler import POOL, BatchSampler, batch_by_length
+from headstock.train.sampler import POOL, BatchSampler, steps_by_length
 
 
 class Texts:
@@ -105,7 +105,7 @@ def test_only_steps_near_one_another_are_sorted_together():
     count, batch = 3 * POOL * 2, 2
     order = np.arange(count)
     lengths = order[::-1].copy()
-    made = batch_by_length(order, lengths, batch, generator(0, "pools"))
+    made = steps_by_length(order, lengths, batch, generator(0, "pools"))
     assert sorted(made) == order.tolist()
     pools = {frozenset(step // (POOL * batch)) for step in made.reshape(-1, batch)}
     assert pools == {frozenset([0]), frozenset([1]), frozenset([2])}
@@ -167,7 +167,7 @@ def test_nothing_grows_with_the_examples(monkeypatch):
     steps = [order.indices(step) for step in (0, 1, order.steps_per_epoch - 1, order.steps_per_epoch)]
     assert len({index for step in steps for index in step}) == 64 * 4
     assert all(0 <= index < many for step in steps for index in step)
-    monkeypatch.setattr(order_module, "MANY", 10)
+    monkeypatch.setattr(order_module, "MAX_IN_MEMORY", 10)
     small = order_of([1] * 25, 4, kind=Plain)
     assert sorted(index for step in steps_of(small) for index in step) == list(range(25))
     assert [len(step) for step in steps_of(small, epoch=1)] == [4] * 6 + [1]

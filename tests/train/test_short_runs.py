@@ -21,6 +21,7 @@ from headstock.train.optimizers import make_optimizers
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
+from headstock.train.step import LossModule, TrainingStep
 
 ALONE = DistributedContext(torch.device("cpu"))
 
@@ -80,7 +81,7 @@ def test_layers_thaw_from_the_top(unfreeze, moving):
 def test_a_head_that_shares_the_embedding_moves_from_the_start():
     backbone = classifier()[0].backbone
     model = Model(backbone, {"token": LMHead(backbone)})
-    loop.thaw(model, 0.0)
+    loop.unfreeze_layers(model, 0.0)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["backbone.tokens.weight"]
 
 
@@ -104,8 +105,8 @@ def test_a_step_moves_each_layer_at_its_own_rate():
     data, settings = labels_to_learn(16), TrainSettings(lr=1e-3, layer_decay=0.5, weight_decay=0.0, clip=0.0)
     before = kept(model)
     batch = task.examples(data, length=16).batch(range(16))
-    objective = loop.LossModule(model, task, smoothing=0.0)
-    loop.training_step(objective, task, [batch], make_optimizers(model, settings), 1e-3, settings, 0, ALONE)
+    module = LossModule(model, task, smoothing=0.0)
+    TrainingStep(module, task, make_optimizers(model, settings), settings, ALONE)(0, [batch], 1e-3)
     # AdamW's first step moves every weight that has a gradient by the learning rate
     moved = {name: float((tensor - before[name]).abs().max()) for name, tensor in kept(model).items()}
     for name, share in (
@@ -163,7 +164,7 @@ def test_without_patience_the_run_is_as_long_as_asked():
         model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: last.update(kept(model))]
     )
     assert progress.step == 40
-    assert progress.worse > 3
+    assert progress.validations_since_best > 3
     assert same(kept(model), last)  # the last weights were asked for
 
 

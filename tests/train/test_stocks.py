@@ -8,12 +8,12 @@ import torch
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.train.finetune_config import gather_config, settle
-from headstock.train.run_folder import STOCKS, RunFolder, open_run, stock_names
+from headstock.train.finetune_config import resolve_finetune_config, resolve_with_data
+from headstock.train.run_folder import STOCKS, RunFolder, bundled_run_names, open_run
 from headstock.train.stocks import pack
 
 
-@pytest.mark.parametrize("name", stock_names())
+@pytest.mark.parametrize("name", bundled_run_names())
 def test_a_stock_is_small_and_says_what_it_is(name):
     run = open_run(name)
     assert str(run) == name
@@ -62,7 +62,7 @@ def test_packing_keeps_what_a_run_is(tmp_path):
 @pytest.mark.parametrize(("given", "epochs"), [({}, 25.0), ({"epochs": 1.0}, 1.0), ({"steps": 7}, None)])
 def test_who_names_a_number_of_epochs_means_it(given, epochs):
     rows = Records("rows", list(range(64)), {"text": ["a"] * 64, "label": ["x", "y"] * 32})
-    chosen = settle(gather_config(open_run("reviews-en"), "classify", None, given), rows)
+    chosen = resolve_with_data(resolve_finetune_config(open_run("reviews-en"), "classify", None, given), rows)
     assert chosen.train.epochs == epochs  # else enough for a hundred steps of sixteen rows
 
 

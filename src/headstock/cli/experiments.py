@@ -82,10 +82,10 @@ def compare(
     from headstock.experiments import compare as experiment
     from headstock.experiments.compare_table import comparison_table, runs_table
     from headstock.report.pages import write_report
-    from headstock.train.callbacks import one_line
+    from headstock.train.callbacks import status_line
     from headstock.train.finetune_config import labelled_task
 
-    with one_line(quiet=common.quiet) as callbacks:
+    with status_line(quiet=common.quiet) as callbacks:
         results = experiment.compare(
             [str(run) for run in runs or []],
             out=out,
@@ -158,7 +158,7 @@ def sweep(
     from headstock.experiments import sweep as experiment
     from headstock.experiments.sweep_summary import ranked_table
     from headstock.report.pages import write_report
-    from headstock.train.callbacks import one_line
+    from headstock.train.callbacks import status_line
     from headstock.train.finetune_config import labelled_task
 
     names, column = parse_columns(columns.columns) if columns.columns else None, columns.column
@@ -166,7 +166,7 @@ def sweep(
         names, column = columns.names(main=labelled_task(options["task"] or "classify").input_column), None
     elif options["config_file"] is None and names and set(names) == {"text"}:
         names, column = None, columns.text()
-    with one_line(quiet=common.quiet) as callbacks:
+    with status_line(quiet=common.quiet) as callbacks:
         results = experiment.sweep(
             corpus or (),
             grid=merged_grid(grid or []),

@@ -60,7 +60,7 @@ def pretrain(
     from headstock.tasks.base import TASKS
     from headstock.tasks.samples import sample_lines
     from headstock.train import pretrain as training
-    from headstock.train.callbacks import on_screen, summary
+    from headstock.train.callbacks import format_metrics, terminal_progress
     from headstock.train.run_folder import RunFolder, check_resumable, open_run
 
     values = settings.to_dict()
@@ -71,14 +71,13 @@ def pretrain(
     model_is_named = any(options[name] for name in ("preset", "config_file", "start", "tokenizer"))
     if settings.minutes and corpus and not model_is_named and not (options["resume"] and out.exists()):
         values = planned_settings(common, corpus, settings.minutes, values, out, options)
-    with on_screen(quiet=common.quiet) as callbacks:
+    with terminal_progress(quiet=common.quiet) as callbacks:
         results = training.pretrain(
             corpus or (),
             out=out,
             settings=values,
             device=common.device,
             callbacks=callbacks,
-            say=logger.info,
             **options,
         )
     results |= {"run": str(out)}  # a run that was copied here after training records its old path
@@ -86,7 +85,7 @@ def pretrain(
         write_report(out)
     common.show_prose(
         f"{results['run']}: {results['steps']:,} steps in {results['seconds']:.0f} s, "
-        f"{results['tokens_per_second']:,.0f} tokens/s | {summary(results['metrics'])}"
+        f"{results['tokens_per_second']:,.0f} tokens/s | {format_metrics(results['metrics'])}"
     )
     for line in sample_lines(results.get("samples", [])):
         common.show(f"  {line}")
@@ -110,11 +109,11 @@ def planned_settings(
     from headstock import config
     from headstock.planner.planner import flatten, plan
     from headstock.planner.summary import plan_reason
-    from headstock.train.run_folder import RunFolder, check_folder
+    from headstock.train.run_folder import RunFolder, check_output_folder
     from headstock.train.settings import TrainSettings
 
     # report wrong settings before the plan, which takes seconds and prints a message
-    check_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
+    check_output_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
     train_settings = {key.removeprefix("train."): value for key, value in settings.items()}
     known = TrainSettings.__dataclass_fields__
     config.from_dict(
@@ -179,7 +178,7 @@ def finetune(
     from headstock.experiments.error_report import add_error_analysis
     from headstock.report.pages import write_report
     from headstock.train import finetune as training
-    from headstock.train.callbacks import on_screen
+    from headstock.train.callbacks import terminal_progress
     from headstock.train.finetune_config import labelled_task
     from headstock.train.model_card import measured_lines
     from headstock.train.run_folder import RunFolder, check_resumable
@@ -187,7 +186,7 @@ def finetune(
     values = settings.to_dict() | ({"train.seed": common.seed} if common.seed is not None else {})
     if options["resume"]:
         check_resumable(RunFolder(out))
-    with on_screen(quiet=common.quiet) as callbacks:
+    with terminal_progress(quiet=common.quiet) as callbacks:
         results = training.finetune(
             run,
             out=out,
@@ -196,7 +195,6 @@ def finetune(
             settings=values,
             device=common.device,
             callbacks=callbacks,
-            say=logger.info,
             **options,
         )
     results |= {"run": str(out)}  # a run that was copied here after training records its old path

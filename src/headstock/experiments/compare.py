@@ -18,11 +18,11 @@ from headstock.experiments.leakage_check import LeakageReport, check_leakage
 from headstock.io import FolderLayout, remove_stale
 from headstock.report.theme import arm_label
 from headstock.tasks.wording import format_score
+from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune_config import labelled_task
 from headstock.train.labelled_data import read_splits, stratified_order
-from headstock.train.loop import Callback
-from headstock.train.pretrain import pretrain, same_settings
+from headstock.train.pretrain import check_same_settings, pretrain
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import LabelledSettings
@@ -121,7 +121,7 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
     if hasattr(bare, "many_classes"):
         many = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
         bare = replace(bare, many_classes=bool(many))
-    splits = read_splits(files, task, bare, seed=asked.seed, say=say)
+    splits = read_splits(files, task, bare, seed=asked.seed)
     settled = task.infer_settings(bare, splits.train)
     judge = task(settled, None)
     measured = splits.test if splits.test is not None and splits.test.has_labels else splits.valid
@@ -155,12 +155,10 @@ def pretrain_backbone(
     for name, value in asked.items():
         settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
     if run.is_finished():
-        same_settings(run, settings)  # a recipe that was changed since asks for another stock
+        check_same_settings(run, settings)  # a recipe that was changed since asks for another stock
         return run
     try:
-        pretrain(
-            out=run.path, preset=preset, settings=settings, resume=True, device=device, callbacks=callbacks, say=say
-        )
+        pretrain(out=run.path, preset=preset, settings=settings, resume=True, device=device, callbacks=callbacks)
     except Interrupted as stop:
         told = f"stopped while {run} was pretrained; the same command goes on"
         raise Interrupted(told, stop.exit_code - 128) from None

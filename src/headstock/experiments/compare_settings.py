@@ -7,7 +7,7 @@ from typing import Any, Literal
 from headstock import config
 from headstock.errors import ConfigError
 from headstock.train.finetune_config import labelled_task
-from headstock.train.settings import replaced
+from headstock.train.settings import override_flat
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str
     problems += [(name, "must be a table") for name, table in tables.items() if not isinstance(table, dict)]
     if problems:
         raise ConfigError(problems)
-    finetune = replaced(tables["finetune"], settings)
+    finetune = override_flat(tables["finetune"], settings)
     for where, table in {"finetune": finetune, **{f"arms.{name}": table for name, table in arms.items()}}.items():
         named = ((key, DECIDED.get(key.rpartition(".")[2])) for key in table)
         problems += [(f"{where}.{key}", f"cannot be set: {why}") for key, why in named if why]

@@ -21,12 +21,12 @@ from headstock.io import sha256, write_json
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import LabelledTask, RowMetric, metric_value
+from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import save_fit, sizes
-from headstock.train.finetune_config import gather_config, settle
+from headstock.train.finetune_config import resolve_finetune_config, resolve_with_data
 from headstock.train.fit import FitResult, LabelledData, fit
 from headstock.train.labelled_data import LabelledSplits, subset
-from headstock.train.loop import Callback
 from headstock.train.pretrain import source_weights
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
@@ -109,7 +109,7 @@ def trial_config(ground: ExperimentContext, place: GridPoint, train: Records) ->
     shared = {name: getattr(ground.task_config, name, None) for name in SHARED}
     given |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
     given |= {"data.train": ground.splits.train.source, "data.columns": list(ground.columns)}
-    return settle(gather_config(place.arm.run, ground.task_class.name, None, given), train)
+    return resolve_with_data(resolve_finetune_config(place.arm.run, ground.task_class.name, None, given), train)
 
 
 def fingerprint(
@@ -271,7 +271,7 @@ def valid_score(fitted: FitResult, valid: Any, chosen: RunConfig) -> float:
 
 def tokens_per_second(fitted: FitResult) -> float:
     """Tokens a second while it trained."""
-    return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.aside), 1)
+    return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.overhead_seconds), 1)
 
 
 def save_run(

@@ -26,7 +26,7 @@ from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import label_errors
 from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.wording import metric_name
-from headstock.train.metrics import against_majority, majority_of
+from headstock.train.metrics import majority_class, majority_warning
 
 Cell = dict[str, Any]
 TOLD = (
@@ -101,7 +101,7 @@ def majority(ground: ExperimentContext) -> dict[str, Any] | None:
     known = columns.get("label", list(chain.from_iterable(columns.get("tags", []))))
     if not known or getattr(ground.task_config, "separator", None) is not None:
         return None
-    name, accuracy = majority_of(known)
+    name, accuracy = majority_class(known)
     return {"class": name, "accuracy": accuracy}
 
 
@@ -114,7 +114,7 @@ def under_majority(found: Mapping[str, Any] | None, summary: Sequence[dict[str, 
     for row in summary:
         metrics = {"accuracy": row["accuracy"], "majority": found["accuracy"], "majority_class": found["class"]}
         around = {"intervals": {"accuracy": (row.get("accuracy_low"), row.get("accuracy_high"))}}
-        if against_majority(metrics | around):
+        if majority_warning(metrics | around):
             how = "below" if row["accuracy"] < found["accuracy"] else "not clearly above"
             who = f"{arm_label(row['arm'])} with {row['labels']:,} labels"
             said.append(f"{who} ({row['accuracy']:.1%}) is {how} {always}.")

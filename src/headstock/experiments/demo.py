@@ -20,7 +20,7 @@ from headstock.inference.pipeline import load
 from headstock.io import FolderLayout, check_replaceable, remove_folder, write_json, write_text
 from headstock.report.pages import write_report
 from headstock.report.terminal_chart import terminal_chart
-from headstock.train.callbacks import on_screen, one_line
+from headstock.train.callbacks import status_line, terminal_progress
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.pretrain import pretrain
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
@@ -99,7 +99,7 @@ def run_demo(
     show(tell_live(RunFolder(out / "live"), live, device, seed))
     say(f"\n2. Does pretraining pay? {STOCK} (pretrained on film reviews, it ships with Headstock) on short quotes")
     say(f"   {', '.join(f'{n:,}' for n in size.labels)} labels, {size.seeds} seeds; TF-IDF is the rival to beat")
-    with one_line(quiet=quiet) as callbacks:
+    with status_line(quiet=quiet) as callbacks:
         results = compare(
             STOCK,
             train=f"catalog:{QUOTES}/train.csv",
@@ -136,7 +136,11 @@ def check_output_folder(out: Path, *, overwrite: bool, say: Callable[[str], None
         return
     live = out / "live"
     begun = live.is_dir() or (out / PLAN).is_file()
-    if not out.is_dir() or not begun or (live.is_dir() and any(live.iterdir()) and not RunFolder(live).is_ours()):
+    if (
+        not out.is_dir()
+        or not begun
+        or (live.is_dir() and any(live.iterdir()) and not RunFolder(live).has_run_config())
+    ):
         raise UserError(f"{out}: is there already and holds something else; name another folder with --out")
     if overwrite:
         check_replaceable(out, DEMO)
@@ -155,7 +159,7 @@ def pretrain_live(
     reviews = read_corpus("catalog:imdb", documents="block").first_texts(REVIEWS_LONGER if longer else REVIEWS)
     texts = out / "reviews.txt"
     write_text(texts, "\n\n".join(reviews) + "\n")
-    with on_screen(quiet=quiet) as callbacks:
+    with terminal_progress(quiet=quiet) as callbacks:
         return pretrain(
             texts,
             out=run.path,
@@ -164,7 +168,6 @@ def pretrain_live(
             resume=True,
             device=device,
             callbacks=callbacks,
-            say=say,
         )
 
 

@@ -13,10 +13,10 @@ from headstock.experiments.compare_trials import ExperimentContext, GridPoint, i
 from headstock.experiments.tfidf import TfidfClassifier
 from headstock.planner.machine import synchronize
 from headstock.tasks.class_labels import label_numbers
+from headstock.train.callbacks import Event
 from headstock.train.finetune_config import CHARACTERS
 from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import subset
-from headstock.train.loop import Event
 from headstock.train.settings import RunConfig
 
 STEPS, WARM = 12, 2  # that are timed, and the first of them, which are not counted

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from headstock import config
 from headstock.errors import ConfigError, UserError
 from headstock.rng import generator
-from headstock.train.settings import replaced
+from headstock.train.settings import override_flat
 
 Point = dict[str, Any]  # the settings of the grid, each with one of its values
 
@@ -126,7 +126,7 @@ def make_plan(
     preset, objective = preset or base.pop("preset", None), objective or base.pop("objective", None)
     values = read_grid({**own_grid, **grid}, sampled=chosen.sample is not None)
     return SweepPlan(
-        chosen, values, replaced(base, settings), preset, objective, Path(file) if file and not recipe else None
+        chosen, values, override_flat(base, settings), preset, objective, Path(file) if file and not recipe else None
     )
 
 

@@ -16,7 +16,7 @@ from headstock.experiments.grid import Point, SweepPlan, canonical, draw_points,
 from headstock.experiments.sweep_summary import best_first, format_score, summarize_sweep
 from headstock.experiments.sweep_trials import DECIDED, Field, Finetuning, Made, Pretraining, Trial, make_trial, run_of
 from headstock.io import rank_and_size
-from headstock.train.loop import Callback
+from headstock.train.callbacks import Callback
 from headstock.train.settings import RunConfig, assign_sections
 from headstock.train.signals import Interrupted
 

@@ -19,11 +19,11 @@ from headstock.io import sha256, write_json
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train import finetune_config as transfer
+from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune import save_fit, sizes
 from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
-from headstock.train.loop import Callback
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.pretrain import corpora, gather_config, pretrain, source_weights, with_vocabulary
 from headstock.train.run_folder import RunFolder, open_run
@@ -286,13 +286,13 @@ class Finetuning:
         given |= {"data.train": asked.train} if asked.train else {}
         given |= {"data.valid": asked.valid[0]} if asked.valid else {}
         given |= {"data.columns": list(asked.columns)} if asked.columns else {}
-        return transfer.gather_config(self.source, asked.task, self.plan.file, given)
+        return transfer.resolve_finetune_config(self.source, asked.task, self.plan.file, given)
 
     def read(self, configs: Sequence[RunConfig], say: Say) -> None:
         first = configs[0]
         if first.data.test:
             raise UserError(f"data.test: cannot be set: {DECIDED['test']}")
-        self.splits = read_splits(first.data, self.task, first.task, seed=self.plan.sweep.seed, say=say)
+        self.splits = read_splits(first.data, self.task, first.task, seed=self.plan.sweep.seed)
         self.judge = self.task(self.settle(first).task, self.tokenizer)
         for records in (self.splits.train, self.splits.valid):
             self.judge.check(records)
@@ -301,7 +301,7 @@ class Finetuning:
             self.weights_hash = sha256(self.source.weights_file)
 
     def settle(self, chosen: RunConfig) -> RunConfig:
-        return transfer.settle(chosen, self.splits.train)
+        return transfer.resolve_with_data(chosen, self.splits.train)
 
     def key(self, chosen: RunConfig) -> str:
         settings = chosen.plain()

@@ -62,7 +62,7 @@ def of_run(run: str, given: dict[str, Any], task: str | None, classes: int | Non
         if given:
             raise UserError(f"{run}: a run is what it is; --set goes with --preset, or with --task for a new head")
         return ExplainSubject(loaded.model, loaded.tokenizer, loaded.task, loaded.config, str(loaded.run))
-    chosen = transfer.gather_config(open_run(run), task, None, given | named_classes(task, classes))
+    chosen = transfer.resolve_finetune_config(open_run(run), task, None, given | named_classes(task, classes))
     if settings.to_dict(chosen.model) != settings.to_dict(loaded.config.model):
         raise UserError(f"{run}: its model is what it is; with --task, --set changes the task's own settings only")
     made = TASKS.get(task)(chosen.task, loaded.tokenizer)
@@ -85,7 +85,7 @@ def of_preset(
     """On `device`, or nowhere: then it has no weights."""
     asked = {"vocabulary", "tokenizer.vocabulary", "model.vocabulary"} & set(given)
     if task is not None and labelled(task):
-        chosen = transfer.gather_config(None, task, None, given | named_classes(task, classes), preset=preset)
+        chosen = transfer.resolve_finetune_config(None, task, None, given | named_classes(task, classes), preset=preset)
     else:
         chosen = pretrain.resolve_config(preset, None, given | ({"task.name": task} if task else {}))
     model, made = blueprint(chosen, weights=device is not None)

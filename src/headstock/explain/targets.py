@@ -32,7 +32,7 @@ from headstock.tasks.pair import Pair
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.tag import Tag
 from headstock.tasks.translate import Translate, too_long
-from headstock.train.labelled_data import with_labels
+from headstock.train.labelled_data import require_labels
 from headstock.train.loop import sequence_length
 
 ROWS = 16  # of a file that are read
@@ -177,7 +177,7 @@ def file_target(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, str
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     examples: Examples
     if isinstance(task, LabelledTask):
-        rows = with_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
+        rows = require_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
         rows = rows.select(range(min(ROWS, len(rows))))
         task.check(rows)
         task = plain(task)

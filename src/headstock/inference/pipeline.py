@@ -29,6 +29,7 @@ from headstock.inference.minimal_pairs import score_minimal_pairs
 from headstock.inference.predict import prepare_ahead
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
 from headstock.kernels.int8 import quantize_int8
+from headstock.logs import muted
 from headstock.model.layer_features import check_layers, feature_width
 from headstock.model.model import Model
 from headstock.rng import derive_seed
@@ -38,14 +39,14 @@ from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.evaluate import evaluate
-from headstock.train.labelled_data import read_splits, with_labels
+from headstock.train.labelled_data import read_splits, require_labels
 from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.outputs import ensemble_mean, model_outputs
-from headstock.train.pretrain import load_run_model, prepare_again
+from headstock.train.prefetch import FIRST_CHUNK, MAX_CHUNK, growing_chunks, prefetch_map
+from headstock.train.pretrain import load_run_model, reopen_stores
 from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import LabelledSettings, RunConfig, make_config
-from headstock.train.stream_prefetch import AT_ONCE, FIRST, growing, worked_ahead
 
 ROWS = 16  # texts read at once
 
@@ -240,11 +241,11 @@ class Pipeline:
             raise UserError(f"{self.run}: is several models; name one of them, such as {self.run.member(0)}")
         if self.model.backbone.is_encoder_decoder:
             raise UserError(f"{self.run}: is an encoder-decoder; texts become vectors with a run of another family")
-        how, most = resolve_pooling(pool, self.model.backbone), AT_ONCE if pool != "none" else FIRST
+        how, most = resolve_pooling(pool, self.model.backbone), MAX_CHUNK if pool != "none" else FIRST_CHUNK
         check_layers(layers, self.model.backbone.depth)
         special, length = special_tokens_for(self.task, self.tokenizer), sequence_length(self.model, self.config.train)
         cut, threads = self.tokenizer.encode_batch, tokenizer_threads(self.model.device)
-        for rows in worked_ahead(cut, growing(iter_texts(texts), most=most), threads=threads):
+        for rows in prefetch_map(cut, growing_chunks(iter_texts(texts), most=most), threads=threads):
             yield from self.check_finite(
                 embed(self.model, rows, special=special, length=length, layers=layers, pool=how)
             )
@@ -416,7 +417,7 @@ class Pipeline:
         if files:
             named = self.resolve_columns(files[0], columns)
             rows = task.read_file(files[0], config=task.config, columns=named, skip_blank=skip_blank)
-            records = with_labels(rows, task.target, "to measure by")
+            records = require_labels(rows, task.target, "to measure by")
         else:
             records = self.held_out()
         task.check(records)
@@ -427,7 +428,8 @@ class Pipeline:
     def held_out(self) -> Records:
         """The labelled rows the run was not trained on: its test rows, or else those it was validated on."""
         task, settings = self.labelled_task(), self.config.data
-        splits = read_splits(settings, type(task), task.config, seed=self.config.train.seed, say=lambda line: None)
+        with muted():
+            splits = read_splits(settings, type(task), task.config, seed=self.config.train.seed)
         if splits.fingerprint() != self.run.data()["fingerprint"]:
             changed = "its labelled files are not what they were when it was made"
             raise UserError(f"{self.run}: {changed}; name the file to measure it on")
@@ -442,7 +444,8 @@ class Pipeline:
             text = read_corpus(corpus, documents=documents, column=column)  # type: ignore[arg-type]
             store = build_store(text, self.tokenizer, sentences=self.task.needs_sentences)
         else:
-            store = prepare_again(self.run, self.config, lambda line: None).valid
+            with muted():
+                store = reopen_stores(self.run, self.config).valid
         examples = self.task.examples(store, length=length)
         distributed = DistributedContext(self.model.device)
         metrics = evaluate(

@@ -73,7 +73,7 @@ def import_run(
 
     `dictionary` and `sentencepiece` are the lab's dict.txt and model, if they are not in the checkpoint's folder.
     """
-    from headstock.train.run_folder import RunFolder, check_folder, check_inputs_outside
+    from headstock.train.run_folder import RunFolder, check_inputs_outside, check_output_folder
 
     source, run = Path(path), RunFolder(Path(out))
     if not source.exists():
@@ -82,7 +82,7 @@ def import_run(
     if run.path.exists() and not overwrite:
         raise UserError(f"{out}: exists already; choose another folder or use --overwrite")
     check_inputs_outside(run, [source, dictionary, sentencepiece])
-    check_folder(run, resume=False, overwrite=overwrite)
+    check_output_folder(run, resume=False, overwrite=overwrite)
     if source.is_file():
         if source.suffix not in (".pt", ".pth"):
             raise UserError(f"{path}: expected a Hugging Face folder or a lab checkpoint (.pt), got {source.suffix}")

@@ -17,7 +17,7 @@ from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import is_labelled
 from headstock.train.model_card import write_card
 from headstock.train.pretrain import build_model
-from headstock.train.run_folder import RunFolder, check_finite, fingerprints
+from headstock.train.run_folder import RunFolder, check_finite, tokenizer_fingerprints
 from headstock.train.settings import RunConfig, make_config
 
 
@@ -57,9 +57,14 @@ def write_imported_run(
     model, task = build_model(config, tokenizer)
     model.load_tensors(tensors, source=source)
     run = RunFolder(out)
-    data: dict[str, Any] = {"fingerprint": "imported", **fingerprints(tokenizer), "imported": source, "corpus": []}
+    data: dict[str, Any] = {
+        "fingerprint": "imported",
+        **tokenizer_fingerprints(tokenizer),
+        "imported": source,
+        "corpus": [],
+    }
     data |= {"how": f"imported from {source}", "notes": list(notes), **(provenance or {})}
-    run.begin(config.plain(), tokenizer, data)
+    run.create(config.plain(), tokenizer, data)
     run.save_weights(model.tensors())
     run.write_results(imported_results(run, config, model.parameter_counts(), source, task))
     write_card(run)

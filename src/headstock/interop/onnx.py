@@ -23,7 +23,7 @@ from headstock.io import atomic_folder, write_bytes, write_json, write_text
 from headstock.model.batch import Batch
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
-from headstock.train.labelled_data import with_labels
+from headstock.train.labelled_data import require_labels
 from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.run_folder import RunFolder
@@ -168,7 +168,7 @@ def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session]) -> dict
     neighbour would change a row's answer.
     """
     task = loaded.labelled_task()
-    records = with_labels(task.read_file(file, config=task.config), task.target, "to measure by")
+    records = require_labels(task.read_file(file, config=task.config), task.target, "to measure by")
     task.check(records)
     data = task.prepare(records)
     logger.info(f"measuring on {len(records):,} rows of {records.source}")

@@ -7,11 +7,11 @@ from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
 from headstock.interop.onnx_graph import Continuing, Embedding, Graph
-from headstock.report.markdown import escape_markdown
+from headstock.markdown import escape_markdown
 from headstock.tasks.labelled import is_labelled, separator_id
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.train.loop import sequence_length
-from headstock.train.model_card import make_card, with_intervals
+from headstock.train.model_card import render_card, with_intervals
 
 CARD = """# {name}, for ONNX Runtime
 
@@ -122,7 +122,7 @@ def script_of(loaded: Pipeline, graph: Graph) -> str:
 def card_of(loaded: Pipeline, graph: Graph, about: dict[str, Any], result: dict[str, Any]) -> str:
     run = loaded.run
     pieces = isinstance(loaded.tokenizer.backend, SentencePieceBackend)
-    own = make_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
+    own = render_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
     card = CARD.format(
         name=escape_markdown(run.path.name),
         what=graph.spec.summary,

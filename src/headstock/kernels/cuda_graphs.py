@@ -3,7 +3,11 @@
 B rows, V vocabulary.
 """
 
-from collections.abc import Callable
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,3 +45,77 @@ def capture_step(step: DecodeStep, tokens: Tensor) -> DecodeStep:
         return scores
 
     return replay
+
+
+# Any function of a tree of tensors
+
+
+class CapturedGraph:
+    """A function captured as a CUDA graph over fixed input memory.
+
+    `function` must have run before (to initialize libraries and compile) and must not synchronize with the GPU.
+    Capturing does not execute it. A call copies new inputs into the captured memory; its outputs are overwritten by
+    the next call.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], inputs: Any, *, pool: Any = None):
+        self.inputs = inputs
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):  # other threads go on
+            self.outputs = function(inputs)
+
+    def __call__(self, inputs: Any) -> Any:
+        for captured, tensor in zip(tensors_in(self.inputs), tensors_in(inputs), strict=True):
+            captured.copy_(tensor, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists, dicts and dataclasses, in a fixed order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for value in _children(tree):
+            yield from tensors_in(value)
+
+
+def signature(tree: Any) -> Any:
+    """What two inputs must share to use the same graph: tensor shapes, and the values of everything else."""
+    if isinstance(tree, Tensor):
+        return tuple(tree.shape)
+    if isinstance(tree, dict):
+        return tuple((name, signature(value)) for name, value in tree.items())
+    return tuple(map(signature, _children(tree))) if _is_node(tree) else tree
+
+
+def _is_node(tree: Any) -> bool:
+    return isinstance(tree, tuple | list | dict) or dataclasses.is_dataclass(tree)
+
+
+def _children(tree: Any) -> Iterable[Any]:
+    if isinstance(tree, dict):
+        return tree.values()
+    if dataclasses.is_dataclass(tree):
+        return [getattr(tree, part.name) for part in dataclasses.fields(tree)]
+    return tree if isinstance(tree, tuple | list) else ()
+
+
+class SynchronizedError(RuntimeError):
+    """A function that must not wait for the GPU did."""
+
+
+@contextmanager
+def no_synchronization() -> Iterator[None]:
+    """Raises SynchronizedError where the enclosed code waits for the GPU, which a CUDA graph cannot capture."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # the mode is a prototype feature of PyTorch
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise SynchronizedError(str(error)) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

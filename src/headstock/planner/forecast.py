@@ -12,9 +12,9 @@ from headstock.model.model import Model
 from headstock.planner.machine import Machine
 from headstock.tasks.base import Task
 from headstock.train.blueprint import blueprint
-from headstock.train.budget import VALIDATIONS
-from headstock.train.compile import CALLS, ExecutionMode
+from headstock.train.execution import LAUNCH_SECONDS, ExecutionMode
 from headstock.train.settings import RunConfig
+from headstock.train.validation import VALIDATIONS
 
 # Fitted to measured steps; a probe replaces them by measurements.
 MATMUL_EFFICIENCY = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}  # of the speed of large matrix products
@@ -75,7 +75,7 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
     launch = machine.launch_seconds * OPERATIONS_PER_LAYER * (model.backbone.depth + 1) * micro_batches
     startup = 0.0
     if machine.device == "cuda":
-        launch = max(launch, CALLS * model.backbone.depth * micro_batches)  # with autograd and optimizer calls
+        launch = max(launch, LAUNCH_SECONDS * model.backbone.depth * micro_batches)  # with autograd and optimizer calls
         if model.backbone.supports_compile and settings.compile in ("auto", "replay"):
             is_small = compute < 2 * launch  # the criterion of train/compile.py
             startup = 2 * launch * BATCH_SHAPES.get(run_config.objective, 1) if is_small else 0.0

@@ -26,11 +26,11 @@ from headstock.planner.forecast import (
 )
 from headstock.planner.machine import Machine, measure_machine
 from headstock.planner.rules import MAX_EPOCHS, TOKENS_PER_PARAMETER, TextStatistics
-from headstock.train.budget import valid_tokens_of
-from headstock.train.compile import CALLS, WORTH
 from headstock.train.distributed import choose_device
+from headstock.train.execution import LAUNCH_SECONDS, MIN_COMPILED_SECONDS
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import DataSettings, RunConfig, make_config
+from headstock.train.validation import validation_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class Planner:
         if "batch" not in train:  # presets have their own
             train["batch"] = rules.batch_size(candidate.tokens, length)
             model["dropout"] = rules.dropout(candidate.objective, candidate.epochs)
-        train["valid_tokens"] = valid_tokens_of(candidate.tokens)
+        train["valid_tokens"] = validation_tokens(candidate.tokens)
         run_config = self.build(settings, counts)
         if machine.device == "cuda" and self.is_worth_compiling(candidate, run_config, machine, length):
             train["compile"] = True  # decided here, so that a probe is compiled if the run will be
@@ -268,7 +268,7 @@ class Planner:
         if self.minutes is not None:
             seconds = min(seconds, 60 * self.minutes)
         supported = BACKBONES.get(run_config.family).supports_compile
-        return supported and step > CALLS * run_config.model.depth and seconds >= WORTH
+        return supported and step > LAUNCH_SECONDS * run_config.model.depth and seconds >= MIN_COMPILED_SECONDS
 
     def steps(self, candidate: Candidate, costs: CostEstimate, *, valid_tokens: float) -> int:
         """As many steps as there is time for, up to the number of epochs that pay off."""

@@ -27,19 +27,20 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer
 from headstock.io import write_text
+from headstock.kernels.cuda_graphs import signature
 from headstock.planner.forecast import CostEstimate
 from headstock.planner.machine import synchronize
 from headstock.tasks.base import TASKS
 from headstock.train.budget import Budget
-from headstock.train.callbacks import log_metrics
-from headstock.train.compile import ASKED, ExecutionMode, choose_execution_mode
+from headstock.train.callbacks import Event, log_metrics
 from headstock.train.distributed import DistributedContext
-from headstock.train.graphed_step import MOST, shape_of
-from headstock.train.loop import Event, cut_step, sequence_length, train
+from headstock.train.execution import BY_SETTING, ExecutionMode, choose_execution_mode, uses_graphs
+from headstock.train.graphed_step import MAX_GRAPHS
+from headstock.train.loop import sequence_length, train
 from headstock.train.peak_memory import PeakMemory
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
-from headstock.train.sampler import BatchSampler
+from headstock.train.sampler import BatchSampler, StepLoader
 from headstock.train.settings import RunConfig, TrainSettings
 from headstock.train.state import TrainState
 
@@ -56,7 +57,7 @@ LOGS = 50  # log lines of a run; each synchronizes the GPU
 MAX_PREDICTED_STEPS = 4000  # later steps hardly ever have a new shape
 ROUNDS, TOLERANCE = 8, 0.03  # of the search for a consistent run length
 NEW, CAPTURED, REPLAYED = range(3)  # a step with a new shape runs eagerly, the next is captured, later ones replayed
-COMPILE_SETTING = {mode: setting for setting, mode in ASKED.items()}
+COMPILE_SETTING = {mode: setting for setting, mode in BY_SETTING.items()}
 
 
 @dataclass
@@ -156,7 +157,7 @@ def measure(
         budget = Budget.of(settings, sampler.steps_per_epoch)
         # the budget of the whole run: a probe by itself is too short to be compiled
         distributed = DistributedContext(device)
-        mode = choose_execution_mode(model, task, settings, budget, sampler, distributed, logger.info)
+        mode = choose_execution_mode(model, task, settings, budget, sampler, distributed)
         del model  # must not count towards the peak memory
         run = ProbeRun(run_config, tokenizer, stores, Path(folder), mode, budget.steps or STEPS, device)
         cold = run.train(COLD_STEPS)
@@ -252,7 +253,7 @@ class ProbeRun:
         times, cpu_times, validations = [0.0], [0.0], []
 
         def record(event: Event) -> None:
-            step, paused = event.state.step, event.state.aside
+            step, paused = event.state.step, event.state.overhead_seconds
             if event.kind == "step":
                 if step <= WARMUP_STEPS or step % every == 0 or step == count:
                     synchronize(self.device)
@@ -275,7 +276,7 @@ class ProbeRun:
             step_seconds=[after - before for before, after in pairwise(times)],
             tokens=state.tokens,
             validation_seconds=validation,
-            checkpoint_seconds=max(0.0, state.aside / len(validations) - validation),
+            checkpoint_seconds=max(0.0, state.overhead_seconds / len(validations) - validation),
             cpu_seconds=statistics.median(after - before for before, after in pairwise(cpu_times)),
         )
 
@@ -299,15 +300,17 @@ def shape_kinds(
     counts: Counter[Any] = Counter()
     kinds = []
     budget, distributed = Budget(steps, None), DistributedContext(device)
+    full, graphs = mode != "plain", uses_graphs(mode)
+    loader = StepLoader(sampler, budget, TrainState(), distributed, full=full, graphs=graphs)
     for step in range(steps):
-        batches = cut_step(sampler, budget, TrainState(), distributed, mode, step, settings.micro_batch)
-        kinds.append(min(shape_kind(counts, shape_of(batch)) for batch in batches))
+        batches = loader(step, settings.micro_batch)
+        kinds.append(min(shape_kind(counts, signature(batch)) for batch in batches))
     return kinds
 
 
 def shape_kind(counts: Counter[Any], shape: Any) -> int:
     counts[shape] += 1
-    if counts[shape] == 2 and sum(count > 1 for count in counts.values()) > MOST:  # the graph cache is full
+    if counts[shape] == 2 and sum(count > 1 for count in counts.values()) > MAX_GRAPHS:  # the graph cache is full
         counts[shape] = 1
     return min(counts[shape] - 1, REPLAYED)
 

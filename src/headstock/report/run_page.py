@@ -13,7 +13,7 @@ from headstock.report.render import is_finite, percent, render
 from headstock.report.theme import NARROW, WIDE, Gallery, styles
 from headstock.tasks.labelled import nouns_of
 from headstock.tasks.wording import METRICS, metric_name
-from headstock.train.metrics import against_majority
+from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder
 
 Rows = list[dict[str, Any]]
@@ -92,7 +92,7 @@ def write_finetune_report(run: RunFolder) -> None:
         name=run.path.name,
         results=results,
         measured=measured(results),
-        below=against_majority(results.get("metrics") or {}),
+        below=majority_warning(results.get("metrics") or {}),
         data=flat(if_there(run.data)),
         settings=settings,
         nouns=nouns,

@@ -1,61 +1,115 @@
-"""Training callbacks: the metrics file, TensorBoard, plain lines, and a bar on a terminal."""
+"""Training events and callbacks: metrics.jsonl, TensorBoard, log lines and a progress bar."""
 
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from headstock.train.loop import Callback, Event
+from headstock.train.budget import Budget
+from headstock.train.meters import LossMeter
 from headstock.train.run_folder import RunFolder
+from headstock.train.sampler import BatchSampler
+from headstock.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step was made ("step"), a log line is due ("log"), or a validation is complete ("valid")."""
+
+    kind: Literal["step", "log", "valid"]
+    state: TrainState
+    epoch: int
+    steps_per_epoch: int
+    expected_steps: int
+    expected_seconds: float
+    lr: float = 0.0
+    gradient_norm: float = 0.0
+    tokens_per_second: float = 0.0
+    of_tokens: bool = True  # the loss is per token, so it has a perplexity
+
+    @classmethod
+    def of(
+        cls,
+        kind: Literal["step", "log", "valid"],
+        *,
+        state: TrainState,
+        sampler: BatchSampler,
+        budget: Budget,
+        meter: LossMeter,
+        of_tokens: bool,
+        lr: float,
+        gradient_norm: float = 0.0,
+    ) -> "Event":
+        return cls(
+            kind,
+            state,
+            epoch=(state.step - 1) // sampler.steps_per_epoch + 1,
+            steps_per_epoch=sampler.steps_per_epoch,
+            expected_steps=budget.expected_steps(state.step, state.seconds),
+            expected_seconds=budget.expected_seconds(state.step, state.seconds),
+            lr=lr,
+            gradient_norm=gradient_norm,
+            tokens_per_second=meter.tokens_per_second(),
+            of_tokens=of_tokens,
+        )
+
+
+Callback = Callable[[Event], None]
+
+
+def emit(callbacks: Sequence[Callback], event: Event) -> None:
+    for callback in callbacks:
+        callback(event)
 
 
 def log_metrics(run: RunFolder) -> Callback:
-    """Every line and every validation as a row of metrics.jsonl."""
+    """Appends every log line and validation to metrics.jsonl."""
 
-    def hear(event: Event) -> None:
-        p = event.state
+    def on_event(event: Event) -> None:
+        state = event.state
         if event.kind == "log":
-            row = {"loss": p.loss, "lr": event.lr, "gradient": event.gradient}
-            row |= {"perplexity": perplexity(p.loss)} if event.of_tokens else {}
+            row = {"loss": state.loss, "lr": event.lr, "gradient": event.gradient_norm}
+            row |= {"perplexity": perplexity(state.loss)} if event.of_tokens else {}
             row["tokens_per_second"] = round(event.tokens_per_second, 1)
         elif event.kind == "valid":
-            row = {f"valid_{name}": value for name, value in p.valid.items()}
-            row |= {f"train_{name}": value for name, value in p.train.items()}
+            row = {f"valid_{name}": value for name, value in state.valid.items()}
+            row |= {f"train_{name}": value for name, value in state.train.items()}
         else:
             return
         run.add_metrics(
-            {"step": p.step, "epoch": event.epoch, "seconds": round(p.seconds, 3), "tokens": p.tokens} | row
+            {"step": state.step, "epoch": event.epoch, "seconds": round(state.seconds, 3), "tokens": state.tokens} | row
         )
 
-    return hear
+    return on_event
 
 
 @contextmanager
 def tensorboard(run: RunFolder) -> Iterator[Callback]:
-    """The same numbers as TensorBoard events."""
+    """Writes the same numbers as TensorBoard events."""
     from tensorboard.compat.proto.event_pb2 import Event as Record
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    # the event writer by itself: torch's SummaryWriter around it takes seconds to import
+    # not torch's SummaryWriter, which takes seconds to import
     writer = EventFileWriter(str(run.tensorboard))
 
-    def hear(event: Event) -> None:
-        p = event.state
+    def on_event(event: Event) -> None:
+        state = event.state
         if event.kind == "log":
-            rows = {"train/loss": p.loss, "train/lr": event.lr, "train/gradient": event.gradient}
+            rows = {"train/loss": state.loss, "train/lr": event.lr, "train/gradient": event.gradient_norm}
             rows["train/tokens_per_second"] = event.tokens_per_second
         elif event.kind == "valid":
-            rows = {f"valid/{name}": value for name, value in p.valid.items()}
+            rows = {f"valid/{name}": value for name, value in state.valid.items()}
         else:
             return
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in rows.items()]
-        writer.add_event(Record(wall_time=time.time(), step=p.step, summary=Summary(value=values)))
+        writer.add_event(Record(wall_time=time.time(), step=state.step, summary=Summary(value=values)))
 
     try:
-        yield hear
+        yield on_event
     finally:
         writer.close()
 
@@ -63,22 +117,23 @@ def tensorboard(run: RunFolder) -> Iterator[Callback]:
 def log_lines(write: Callable[[str], None]) -> Callback:
     """`| epoch   1 |   500/ 3125 steps | loss 7.29929 | ppl 1479.254`, for files and pipes."""
 
-    def hear(event: Event) -> None:
-        p = event.state
-        place = f"| epoch {event.epoch:3d} | {p.step:5d}/{event.expected_steps:5d} steps"
+    def on_event(event: Event) -> None:
+        state = event.state
+        prefix = f"| epoch {event.epoch:3d} | {state.step:5d}/{event.expected_steps:5d} steps"
         if event.kind == "log":
-            speed = f"{event.tokens_per_second:,.0f} tokens/s | {clock(event.expected_seconds - p.seconds)} left"
-            ppl = f" | ppl {perplexity(p.loss):8.3f}" if event.of_tokens else ""
-            write(f"{place} | loss {p.loss:.5f}{ppl} | {speed}")
+            left = format_duration(event.expected_seconds - state.seconds)
+            speed = f"{event.tokens_per_second:,.0f} tokens/s | {left} left"
+            ppl = f" | ppl {perplexity(state.loss):8.3f}" if event.of_tokens else ""
+            write(f"{prefix} | loss {state.loss:.5f}{ppl} | {speed}")
         elif event.kind == "valid":
-            write(f"{place} | {summary(p.valid)}")
+            write(f"{prefix} | {format_metrics(state.valid)}")
 
-    return hear
+    return on_event
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callback]:
-    """A bar on standard error with loss, perplexity, speed and time left; validations stay as lines above it."""
+    """A progress bar on stderr with loss, perplexity, speed and time left; validations are printed above it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -91,29 +146,29 @@ def progress_bar() -> Iterator[Callback]:
         TextColumn("{task.fields[speed]} tokens/s"),
         TextColumn("{task.fields[left]} left"),
     ]
-    shown = Progress(*columns, console=console)
-    row = shown.add_task("", total=1, epoch=1, loss="loss -", speed="-", left="-:--")
+    bar = Progress(*columns, console=console)
+    row = bar.add_task("", total=1, epoch=1, loss="loss -", speed="-", left="-:--")
 
-    def hear(event: Event) -> None:
-        shown.start()  # with the first step, not while text is still being read; it may be started again and again
-        p = event.state
-        left = clock(event.expected_seconds - p.seconds)
-        shown.update(row, completed=p.step, total=event.expected_steps, epoch=event.epoch, left=left)
+    def on_event(event: Event) -> None:
+        bar.start()  # at the first step, not while data is prepared; idempotent
+        state = event.state
+        left = format_duration(event.expected_seconds - state.seconds)
+        bar.update(row, completed=state.step, total=event.expected_steps, epoch=event.epoch, left=left)
         if event.kind == "log":
-            ppl = f" ppl {perplexity(p.loss):,.2f}" if event.of_tokens else ""  # a label has no perplexity
-            shown.update(row, loss=f"loss {p.loss:.3f}{ppl}", speed=f"{event.tokens_per_second:,.0f}")
+            ppl = f" ppl {perplexity(state.loss):,.2f}" if event.of_tokens else ""
+            bar.update(row, loss=f"loss {state.loss:.3f}{ppl}", speed=f"{event.tokens_per_second:,.0f}")
         elif event.kind == "valid":
-            console.print(f"  step {p.step:5d}  {summary(p.valid)}")
+            console.print(f"  step {state.step:5d}  {format_metrics(state.valid)}")
 
     try:
-        yield hear
+        yield on_event
     finally:
-        shown.stop()
+        bar.stop()
 
 
 @contextmanager
-def on_screen(*, quiet: bool) -> Iterator[list[Callback]]:
-    """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
+def terminal_progress(*, quiet: bool) -> Iterator[list[Callback]]:
+    """A progress bar on a terminal, log lines elsewhere, nothing if quiet."""
     if quiet:
         yield []
     elif sys.stderr.isatty():
@@ -124,45 +179,45 @@ def on_screen(*, quiet: bool) -> Iterator[list[Callback]]:
 
 
 @contextmanager
-def one_line(*, quiet: bool) -> Iterator[list[Callback]]:
-    """For many short runs in a row: on a terminal a line that is written over, elsewhere nothing."""
+def status_line(*, quiet: bool) -> Iterator[list[Callback]]:
+    """For many short runs: one line on a terminal that is overwritten, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield []
         return
 
-    def hear(event: Event) -> None:
-        step, every = event.state.step, event.expected_steps
+    def on_event(event: Event) -> None:
+        step, total = event.state.step, event.expected_steps
         if event.kind == "step":
-            left = clock(event.expected_seconds - event.state.seconds)
-            text = f"         step {step:,} of {every:,}, {left} left" if step < every else ""
+            left = format_duration(event.expected_seconds - event.state.seconds)
+            text = f"         step {step:,} of {total:,}, {left} left" if step < total else ""
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
     try:
-        yield [hear]
+        yield [on_event]
     finally:
         sys.stderr.write("\r\x1b[K")
 
 
-def summary(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
-    """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`: one number once, by its fullest name.
+def format_metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
+    """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`, each number once.
 
-    With intervals, `valid loss 3.210 (3.151 to 3.272) | ...`.
+    With intervals: `valid loss 3.210 (3.151 to 3.272) | ...`.
     """
     around = {name: f" ({low:.3f} to {high:.3f})" for name, (low, high) in (intervals or {}).items()}
-    short = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
-    short |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl", "next_accuracy": "next accuracy"}
-    short |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
-    twice = {"perplexity"} if {"causal_perplexity", "forward_perplexity"} & metrics.keys() else set()
-    shown = {name: value for name, value in metrics.items() if name not in twice | {"next_loss"}}
-    return " | ".join(f"{short.get(name, name)} {value:.3f}{around.get(name, '')}" for name, value in shown.items())
+    labels = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
+    labels |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl", "next_accuracy": "next accuracy"}
+    labels |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
+    redundant = {"perplexity"} if {"causal_perplexity", "forward_perplexity"} & metrics.keys() else set()
+    shown = {name: value for name, value in metrics.items() if name not in redundant | {"next_loss"}}
+    return " | ".join(f"{labels.get(name, name)} {value:.3f}{around.get(name, '')}" for name, value in shown.items())
 
 
 def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def clock(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+def format_duration(seconds: float) -> str:
+    total = max(0, round(seconds))
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"

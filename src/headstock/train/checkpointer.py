@@ -1,7 +1,8 @@
-"""Where a training run keeps what it must not lose: in its folder's checkpoints, or for a short run in memory."""
+"""Keeps the state of a training run: on disk, to resume from, or in memory for runs without a folder."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,138 +12,139 @@ from torch.optim import Optimizer
 
 from headstock.errors import WorkError
 from headstock.model.model import Model
-from headstock.train import checkpoint as checkpoints
+from headstock.train.checkpoint import (
+    capture,
+    find_damage,
+    newest_valid,
+    prune,
+    read_checkpoint,
+    restore,
+    write_checkpoint,
+)
 from headstock.train.distributed import DistributedContext
 from headstock.train.optimizers import EMA
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from headstock.train.state import TrainState
 
-Say = Callable[[str], None]
-
-
-def environment(distributed: DistributedContext) -> dict[str, Any]:
-    """What decides, beside settings and seed, about the last bits of a result: sums are made in another order."""
-    device = (
-        str(distributed.device) if distributed.device.type != "cuda" else torch.cuda.get_device_name(distributed.device)
-    )
-    threads = torch.get_num_threads()
-    return {"threads": threads, "processes": distributed.size, "device": device, "torch": torch.__version__}
-
-
-def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for the user where a resumed run cannot be expected to end in the same bits; checkpoints may lack this."""
-    changed = [f"{name} {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]]
-    if not changed:
-        return []
-    return [f"the results may differ in their last digits from those of an uninterrupted run: {', '.join(changed)}"]
+logger = logging.getLogger(__name__)
 
 
 class Checkpointer(Protocol):
-    def resume(self, model: Model, optimizers: list[Optimizer], average: EMA | None, say: Say) -> TrainState:
-        """Go on from what was kept, or begin."""
+    def resume(self, model: Model, optimizers: list[Optimizer], ema: EMA | None) -> TrainState:
+        """Restore the newest checkpoint; the initial state if there is none."""
         ...
 
-    def keep(self, model: Model, optimizers: list[Optimizer], average: EMA | None, progress: TrainState) -> None: ...
+    def save(self, model: Model, optimizers: list[Optimizer], ema: EMA | None, state: TrainState) -> None: ...
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint, if there is one."""
+        """The newest valid checkpoint on disk."""
         ...
 
-    def where(self, step: int) -> str:
-        """Words for a user whose run was stopped."""
+    def resume_hint(self, step: int) -> str:
+        """How to resume an interrupted run, for its last message."""
         ...
 
-    def finish(
-        self, model: Model, average: EMA | None, progress: TrainState, settings: TrainSettings, say: Say
-    ) -> None:
-        """Put the weights that count into the model, and where they are kept."""
+    def finish(self, model: Model, ema: EMA | None, state: TrainState) -> None:
+        """Load the final weights into the model: the best, the averaged or the last ones; save them with the run."""
         ...
 
 
 class DiskCheckpointer:
-    """Checkpoints in the run's folder: whatever happens, the run goes on from the newest."""
+    """Writes checkpoints to the run folder and resumes from the newest valid one."""
 
     def __init__(self, run: RunFolder, settings: TrainSettings, distributed: DistributedContext):
         self.run, self.settings, self.distributed = run, settings, distributed
 
     def newest(self) -> Path | None:
-        return checkpoints.newest_whole(self.run.checkpoints, say=lambda line: None)
+        return newest_valid(self.run.checkpoints)
 
-    def where(self, step: int) -> str:
-        return f", saved in {self.run.checkpoints / f'step-{step}'}; go on with --resume"
+    def resume_hint(self, step: int) -> str:
+        return f", saved in {self.run.checkpoints / f'step-{step}'}; continue with --resume"
 
-    def resume(self, model: Model, optimizers: list[Optimizer], average: EMA | None, say: Say) -> TrainState:
-        progress = TrainState()
-        path = checkpoints.newest_whole(self.run.checkpoints, say)
+    def resume(self, model: Model, optimizers: list[Optimizer], ema: EMA | None) -> TrainState:
+        state, path = TrainState(), self.newest()
         if path is not None:
-            found = checkpoints.load(path)
-            checkpoints.restore(found, model, optimizers, average)
-            say(f"going on from {path}")
-            for line in changed_environment(found.progress.get("environment", {}), environment(self.distributed)):
-                say(line)
-            known = {part.name for part in fields(TrainState)}
-            progress = TrainState(**{key: value for key, value in found.progress.items() if key in known})
-        if self.distributed.is_main and (damaged := self.run.rewind_metrics(progress.step)):
-            say(f"{self.run.metrics}: {damaged} damaged lines are left out")
-        return progress
+            checkpoint = read_checkpoint(path)
+            restore(checkpoint, model, optimizers, ema)
+            logger.info(f"resuming from {path}")
+            log_changed_environment(checkpoint.state.get("environment", {}), environment(self.distributed))
+            state = TrainState.from_dict(checkpoint.state)
+        if self.distributed.is_main and (damaged := self.run.rewind_metrics(state.step)):
+            logger.warning(f"{self.run.metrics}: {damaged} damaged lines were removed")
+        return state
 
-    def keep(self, model: Model, optimizers: list[Optimizer], average: EMA | None, progress: TrainState) -> None:
+    def save(self, model: Model, optimizers: list[Optimizer], ema: EMA | None, state: TrainState) -> None:
         if self.distributed.is_main:
+            folder, values = self.run.checkpoints, asdict(state) | {"environment": environment(self.distributed)}
             try:
-                state = asdict(progress) | {"environment": environment(self.distributed)}
-                checkpoints.save(self.run.checkpoints, checkpoints.capture(model, optimizers, average, state))
-                written, keep = progress.step, self.settings.keep
-                checkpoints.prune(self.run.checkpoints, written=written, keep=keep, best=progress.best_step)
-            except OSError as wrong:
-                good, where = self.newest(), wrong.filename or self.run.checkpoints
-                last = f"the last whole one is {good}" if good else "there is none before it"
-                why = f"{where}: {wrong.strerror or wrong}"
-                raise WorkError(f"step {progress.step}: the checkpoint could not be written ({why}); {last}") from wrong
+                write_checkpoint(folder, capture(model, optimizers, ema, values))
+                prune(folder, written=state.step, keep=self.settings.keep, best=state.best_step)
+            except OSError as error:
+                newest = self.newest()
+                last = f"the last good one is {newest}" if newest else "there is none before it"
+                reason = f"{error.filename or folder}: {error.strerror or error}"
+                raise WorkError(f"step {state.step}: the checkpoint could not be written ({reason}); {last}") from error
         self.distributed.barrier()
 
-    def finish(
-        self, model: Model, average: EMA | None, progress: TrainState, settings: TrainSettings, say: Say
-    ) -> None:
-        best = self.run.checkpoints / f"step-{progress.best_step}"
-        use_best = settings.weights == "best" and progress.best_step not in (None, progress.step) and best.is_dir()
-        if use_best and (wrong := checkpoints.damage(best)):
-            say(f"{best} is damaged ({wrong}): the weights of the last step are kept instead of the best ones")
-            progress.best_step, use_best = progress.step, False
+    def finish(self, model: Model, ema: EMA | None, state: TrainState) -> None:
+        best = self.run.checkpoints / f"step-{state.best_step}"
+        use_best = self.settings.weights == "best" and state.best_step not in (None, state.step) and best.is_dir()
+        if use_best and (damage := find_damage(best)):
+            logger.warning(f"{best} is damaged ({damage}): keeping the weights of the last step instead of the best")
+            state.best_step, use_best = state.step, False
         if use_best:
-            found = checkpoints.load(best)
-            model.load_tensors(found.average or found.model, source=str(best))
-        elif average is not None:
-            model.load_tensors(average.tensors, source="the averaged weights")
+            checkpoint = read_checkpoint(best)
+            model.load_tensors(checkpoint.average or checkpoint.model, source=str(best))
+        elif ema is not None:
+            model.load_tensors(ema.tensors, source="the averaged weights")
         if self.distributed.is_main:
             self.run.save_weights(model.tensors())
         self.distributed.barrier()
 
 
 class MemoryCheckpointer:
-    """The best weights so far and nothing else: for runs so short that they are sooner repeated than resumed."""
+    """Keeps the best weights in memory, for short runs that are repeated rather than resumed."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: TrainSettings) -> None:
+        self.settings = settings
         self.best: dict[str, Tensor] | None = None
 
     def newest(self) -> None:
         return None
 
-    def where(self, step: int) -> str:
+    def resume_hint(self, step: int) -> str:
         return ""
 
-    def resume(self, model: Model, optimizers: list[Optimizer], average: EMA | None, say: Say) -> TrainState:
+    def resume(self, model: Model, optimizers: list[Optimizer], ema: EMA | None) -> TrainState:
         return TrainState()
 
-    def keep(self, model: Model, optimizers: list[Optimizer], average: EMA | None, progress: TrainState) -> None:
-        if progress.best_step == progress.step:
-            tensors = model.tensors() if average is None else average.tensors
+    def save(self, model: Model, optimizers: list[Optimizer], ema: EMA | None, state: TrainState) -> None:
+        if state.best_step == state.step:
+            tensors = model.tensors() if ema is None else ema.tensors
             self.best = {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def finish(
-        self, model: Model, average: EMA | None, progress: TrainState, settings: TrainSettings, say: Say
-    ) -> None:
-        if settings.weights == "best" and self.best is not None:
+    def finish(self, model: Model, ema: EMA | None, state: TrainState) -> None:
+        if self.settings.weights == "best" and self.best is not None:
             model.load_tensors(self.best, source="the best weights")
-        elif average is not None:
-            model.load_tensors(average.tensors, source="the averaged weights")
+        elif ema is not None:
+            model.load_tensors(ema.tensors, source="the averaged weights")
+
+
+def environment(distributed: DistributedContext) -> dict[str, Any]:
+    """What affects the last bits of a result beside settings and seed, through the order of summation."""
+    device = distributed.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {
+        "threads": torch.get_num_threads(),
+        "processes": distributed.size,
+        "device": name,
+        "torch": torch.__version__,
+    }
+
+
+def log_changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Log why a resumed run may not be bit-identical. Checkpoints of earlier versions lack some entries."""
+    changes = [f"{name} {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]]
+    if changes:
+        logger.info(f"results may differ from an uninterrupted run in their last digits: {', '.join(changes)}")

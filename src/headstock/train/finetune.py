@@ -1,8 +1,9 @@
 """From a pretrained run and a few labels to a model of a task in a run folder of its own."""
 
+import logging
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,36 +19,36 @@ from headstock.errors import UserError
 from headstock.io import write_text
 from headstock.model.model import Model
 from headstock.tasks.labelled import is_labelled
+from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, process_group
-from headstock.train.finetune_config import gather_config, labelled_task, settle
-from headstock.train.fit import FitResult, LabelledData, fit_in, load_weights
+from headstock.train.finetune_config import labelled_task, resolve_finetune_config, resolve_with_data
+from headstock.train.fit import FitResult, LabelledData, fit_run, load_weights
 from headstock.train.labelled_data import LabelledSplits, read_splits
-from headstock.train.loop import Callback
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.model_card import write_card
 from headstock.train.outputs import ensemble_mean
 from headstock.train.pretrain import (
     build_model,
-    finished_before,
+    check_same_settings,
+    finished_results,
     pretrain,
-    remember_paths,
-    same_settings,
+    save_data_paths,
+    source_settings,
     source_weights,
-    start_settings,
     with_vocabulary,
 )
 from headstock.train.run_folder import (
     RunFolder,
-    check_folder,
     check_inputs_outside,
     check_not_source,
-    fingerprints,
+    check_output_folder,
     locked_run,
     open_run,
+    tokenizer_fingerprints,
 )
 from headstock.train.settings import RunConfig, make_config
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def finetune(
@@ -69,7 +70,6 @@ def finetune(
     overwrite: bool = False,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
-    say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Put a new head on a run's backbone and train both on labelled texts; returns the new run's results.
 
@@ -91,21 +91,21 @@ def finetune(
     if source is not None:
         check_not_source(target, source)
     with locked_run(target):
-        check_folder(target, resume=resume, overwrite=overwrite)
+        check_output_folder(target, resume=resume, overwrite=overwrite)
         going_on = resume and target.exists()
         # joining waits for all processes: each has looked at the folder before one makes it
         with process_group(device) as distributed:
             if going_on:
-                asked = make_config(same_settings(target, given, moved=True))
+                asked = make_config(check_same_settings(target, given, moved=True))
                 source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
             else:
-                asked = gather_config(source, task, config_file, given, preset=preset)
+                asked = resolve_finetune_config(source, task, config_file, given, preset=preset)
                 data, tokenizer_file = asked.data, asked.tokenizer.file if asked.tokenizer else None
                 check_inputs_outside(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
-            splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed, say=say)
-            chosen = settle(asked, splits.train)
+            splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed)
+            chosen = resolve_with_data(asked, splits.train)
             if source is None:
-                tokenizer = target.tokenizer() if going_on else learn_tokenizers(chosen, splits.train, say)
+                tokenizer = target.tokenizer() if going_on else learn_tokenizers(chosen, splits.train)
                 chosen = with_vocabularies(chosen, tokenizer)
             else:
                 tokenizer = source.tokenizer()
@@ -114,25 +114,25 @@ def finetune(
                 changed = "the labelled files are not what they were when the run began"
                 raise UserError(f"{target}: {changed}, so it cannot go on")
             if going_on and distributed.is_main:
-                remember_paths(target, asked)
+                save_data_paths(target, asked)
             if going_on and target.is_complete():
-                return finished_before(target, distributed, say)
+                return finished_results(target, distributed)
             if distributed.is_main and not going_on:
-                card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
+                card = {"fingerprint": splits.fingerprint(), **tokenizer_fingerprints(tokenizer), **splits.describe()}
                 # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
-                target.begin(replace(chosen, train=asked.train).plain(), tokenizer, card)
+                target.create(replace(chosen, train=asked.train).plain(), tokenizer, card)
             distributed.barrier()
             if chosen.transfer.adapt_steps and source is not None:
-                weights = adapt(target, source, chosen, splits.train, device, callbacks, say)
-            return work(target, chosen, tokenizer, weights, splits, distributed, callbacks, say)
+                weights = adapt(target, source, chosen, splits.train, device, callbacks)
+            return work(target, chosen, tokenizer, weights, splits, distributed, callbacks)
 
 
-def learn_tokenizers(chosen: RunConfig, records: Records, say: Say) -> Tokenizer:
+def learn_tokenizers(chosen: RunConfig, records: Records) -> Tokenizer:
     """A tokenizer of the training texts; where the two sides have their own, that of the sources is its `source`."""
     settings = chosen.tokenizer
     if settings.file:
         return open_tokenizer(Path(settings.file))
-    say(f"training a {settings.kind} tokenizer of at most {settings.vocabulary:,} entries")
+    logger.info(f"training a {settings.kind} tokenizer of at most {settings.vocabulary:,} entries")
     if not getattr(chosen.task, "two_tokenizers", False):
         return train_tokenizer(records.documents, settings)
     found = train_tokenizer(records.columns["target"], settings)
@@ -159,7 +159,7 @@ def check(
     if source is None:
         return None
     if chosen.transfer.adapt_steps:
-        start_settings(source)
+        source_settings(source)
     if chosen.transfer.init == "scratch":
         return None
     weights = source_weights(source)
@@ -191,12 +191,11 @@ def adapt(
     records: Records,
     device: str,
     callbacks: Sequence[Callback],
-    say: Say,
 ) -> dict[str, Tensor]:
     """Go on pretraining on the task's own texts, in a run folder inside the new one; returns the new weights."""
     inner = target.adapted
     if not inner.is_complete():
-        say(f"adapting to the {len(records):,} training texts for {chosen.transfer.adapt_steps:,} steps")
+        logger.info(f"adapting to the {len(records):,} training texts for {chosen.transfer.adapt_steps:,} steps")
         texts = target.path / "adapt.txt"
         write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
         own = source.config()["train"]["lr"]
@@ -212,7 +211,6 @@ def adapt(
             resume=True,
             device=device,
             callbacks=callbacks,
-            say=say,
         )
     return inner.weights()
 
@@ -225,7 +223,6 @@ def work(
     splits: LabelledSplits,
     distributed: DistributedContext,
     callbacks: Sequence[Callback],
-    say: Say,
 ) -> dict[str, Any]:
     """Train one model, or several from as many seeds, measure them together, and write down what came out."""
     began = time.monotonic()
@@ -236,7 +233,7 @@ def work(
             *task.reading_warnings(data.train, length=length),
             *task.reading_warnings(data.valid, length=length),
         ]:
-            say(line)
+            logger.info(line)
     count = chosen.transfer.ensemble
     fitted: list[FitResult] = []
     for number in range(count):
@@ -245,11 +242,11 @@ def work(
             run = target.member(number)
             member = replace(chosen, train=replace(chosen.train, seed=chosen.train.seed + number))
             member = replace(member, transfer=replace(chosen.transfer, ensemble=1))
-            say(f"model {number + 1} of {count}, seed {member.train.seed}")
+            logger.info(f"model {number + 1} of {count}, seed {member.train.seed}")
             if distributed.is_main and not run.exists():
-                run.begin(member.plain(), tokenizer, target.data())
+                run.create(member.plain(), tokenizer, target.data())
             distributed.barrier()
-        fitted.append(fit_in(run, member, tokenizer, weights, data, distributed, callbacks, say))
+        fitted.append(fit_run(run, member, tokenizer, weights, data, distributed, callbacks))
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fitted))  # also before an interruption
     results = describe(target, chosen, fitted, data, splits, distributed, seconds)
     if distributed.is_main:
@@ -284,7 +281,7 @@ def describe(
         tokens = int(np.sum(task.examples(data.train, length=first.length).lengths))  # type: ignore[attr-defined]
     else:
         tokens = sum(f.state.tokens for f in fitted)
-        speed = round(tokens / max(1e-9, sum(f.state.seconds - f.state.aside for f in fitted)), 1)
+        speed = round(tokens / max(1e-9, sum(f.state.seconds - f.state.overhead_seconds for f in fitted)), 1)
     return {
         "kind": "finetune",
         "run": str(target),
@@ -323,8 +320,8 @@ def save_fit(
     distributed: DistributedContext,
 ) -> None:
     """Make a run folder of a model that was trained without one."""
-    card = {"fingerprint": splits.fingerprint(), **fingerprints(tokenizer), **splits.describe()}
-    run.begin(chosen.plain(), tokenizer, card)
+    card = {"fingerprint": splits.fingerprint(), **tokenizer_fingerprints(tokenizer), **splits.describe()}
+    run.create(chosen.plain(), tokenizer, card)
     run.save_weights(fitted.model.tensors())
     data = LabelledData(fitted.task.prepare(splits.train), fitted.task.prepare(splits.valid))
     run.write_results(describe(run, chosen, [fitted], data, splits, distributed, fitted.state.seconds))

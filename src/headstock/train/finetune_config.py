@@ -16,7 +16,7 @@ from headstock.train.run_folder import RunFolder
 from headstock.train.settings import (
     RunConfig,
     TransferSettings,
-    looks_back_only,
+    is_causal,
     make_config,
     override_settings,
     read_preset,
@@ -46,7 +46,7 @@ def labelled_task(name: str) -> type[LabelledTask]:
     raise UserError(f"--task {name}: no such task{did_you_mean(name, known)} (a run is fine-tuned for one of {have})")
 
 
-def gather_config(
+def resolve_finetune_config(
     source: RunFolder | None, task: str, file: str | Path | None, given: dict[str, Any], *, preset: str | None = None
 ) -> RunConfig:
     """The source's model, the task's defaults, a file and options, as one checked whole.
@@ -150,7 +150,7 @@ def complete(tree: dict[str, Any]) -> RunConfig:
     tree = config.merge(tree, {"train": defaults | asked})
     if transfer.get("bidirectional") is not None:
         tree = with_direction(tree, causal=not transfer["bidirectional"])
-    causal = looks_back_only(tree["model"])
+    causal = is_causal(tree["model"])
     own = {part.name for part in fields(task.Config)}
     pools = "pool" in own
     if pools:
@@ -182,7 +182,7 @@ def with_direction(tree: dict[str, Any], *, causal: bool) -> dict[str, Any]:
     return tree
 
 
-def settle(chosen: RunConfig, records: Records) -> RunConfig:
+def resolve_with_data(chosen: RunConfig, records: Records) -> RunConfig:
     """What only the labelled rows can tell: the classes, their weights, and how long an epoch is."""
     task = labelled_task(chosen.objective).infer_settings(chosen.task, records)
     return replace(chosen, task=task, train=with_length(chosen, records))

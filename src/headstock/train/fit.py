@@ -1,6 +1,7 @@
 """Trains one model on labelled rows: backbone and new head, or the head alone on what the frozen backbone saw."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +14,16 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask, is_labelled
-from headstock.train.callbacks import log_metrics, tensorboard
+from headstock.train.callbacks import Callback, Event, log_metrics, tensorboard
 from headstock.train.distributed import DistributedContext
-from headstock.train.loop import Callback, Event, sequence_length, train
+from headstock.train.loop import sequence_length, train
 from headstock.train.outputs import cache_features, model_outputs
-from headstock.train.pretrain import build_model, taken_over
+from headstock.train.pretrain import build_model, transferred_tensors
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 from headstock.train.state import TrainState
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -52,7 +53,7 @@ class FitResult:
         return next((row["epoch"] for row in self.epochs if row["step"] == self.state.best_step), None)
 
 
-def fit_in(
+def fit_run(
     run: RunFolder,
     chosen: RunConfig,
     tokenizer: Tokenizer,
@@ -60,7 +61,6 @@ def fit_in(
     data: LabelledData,
     distributed: DistributedContext,
     callbacks: Sequence[Callback],
-    say: Say,
 ) -> FitResult:
     """`fit`, with its metrics and checkpoints in a run's folder."""
     with ExitStack() as stack:
@@ -69,7 +69,7 @@ def fit_in(
             callbacks.append(log_metrics(run))
             if chosen.train.tensorboard:
                 callbacks.append(stack.enter_context(tensorboard(run)))
-        fitted = fit(chosen, tokenizer, weights, data, run=run, distributed=distributed, callbacks=callbacks, say=say)
+        fitted = fit(chosen, tokenizer, weights, data, run=run, distributed=distributed, callbacks=callbacks)
     fitted.epochs = epochs_of(run)  # of the whole run, also what lies before an interruption
     return fitted
 
@@ -83,7 +83,6 @@ def fit(
     run: RunFolder | None,
     distributed: DistributedContext,
     callbacks: Sequence[Callback] = (),
-    say: Say = lambda line: None,
 ) -> FitResult:
     """Train one model. Frozen, the backbone reads each row once and the head learns from what it saw."""
     model, task = build_model(chosen, tokenizer)
@@ -93,24 +92,24 @@ def fit(
     model.to(distributed.device)
     length, settings = sequence_length(model, chosen.train), chosen.train
     epochs: list[dict[str, Any]] = []
-    callbacks = [*callbacks, remember(epochs)]
+    callbacks = [*callbacks, record_epochs(epochs)]
     if chosen.transfer.freeze:
-        say(f"the frozen backbone reads {len(data.train) + len(data.valid):,} rows, once")
+        logger.info(f"the frozen backbone reads {len(data.train) + len(data.valid):,} rows, once")
         look = partial(cache_features, model, task, length=length, dtype=settings.dtype)
         seen = LabelledData(look(data.train), look(data.valid))
         head = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
-        progress = train(head, task, seen, settings, run=run, distributed=distributed, callbacks=callbacks, say=say)
+        progress = train(head, task, seen, settings, run=run, distributed=distributed, callbacks=callbacks)
         if run is not None and distributed.is_main:
             run.save_weights(model.tensors())
     else:
-        progress = train(model, task, data, settings, run=run, distributed=distributed, callbacks=callbacks, say=say)
+        progress = train(model, task, data, settings, run=run, distributed=distributed, callbacks=callbacks)
     return FitResult(model.eval(), task, progress, epochs, length)
 
 
 def load_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
     """Take over another run's backbone, and its head where the task inherits one."""
     if task.reuses_head:
-        model.load_tensors(taken_over(model, weights), source=source)
+        model.load_tensors(transferred_tensors(model, weights), source=source)
     else:
         model.load_backbone(weights, source=source)
 
@@ -118,7 +117,7 @@ def load_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *
 EPOCH = ("step", "epoch", "train_accuracy", "train_loss", "valid_accuracy", "valid_loss")
 
 
-def remember(epochs: list[dict[str, Any]]) -> Callback:
+def record_epochs(epochs: list[dict[str, Any]]) -> Callback:
     """Keeps accuracy and loss of every epoch."""
 
     def hear(event: Event) -> None:

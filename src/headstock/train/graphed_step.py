@@ -1,194 +1,119 @@
-"""Steps as recordings: a GPU is told once what to do for batches of one shape, and then only to do it again.
+"""Training steps as CUDA graphs, for small models whose kernels take longer to launch than to run.
 
-A small model's step is hundreds of kernels, and to call them takes longer than to run them. A recording (a CUDA graph)
-of the way forward and back is called as one, and another of what moves the weights. The same kernels run, in the same
-order.
+One graph per batch shape holds the forward and backward pass, another the weight update. They run the same kernels in
+the same order as the plain step.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from headstock.kernels.cuda_graphs import CapturedGraph, SynchronizedError, no_synchronization, signature
 from headstock.model.batch import Batch
 from headstock.train.evaluate import precision
-from headstock.train.oom import out_of_memory
-from headstock.train.optimizers import move
+from headstock.train.oom import is_out_of_memory
+from headstock.train.optimizers import update_weights
+from headstock.train.step import TrainingStep
 
-MOST = 256  # recordings; shapes that come so seldom are not worth one
-LENGTHS = 32  # rows of texts are as long as a multiple of this, so that shapes come again
+logger = logging.getLogger(__name__)
+
+MAX_GRAPHS = 256
+LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this, so that shapes recur
 
 
-class GraphedStep:
-    """What an objective loses on a batch, with the gradients left in the weights; and how these are moved then.
+class GraphedStep(TrainingStep):
+    """A TrainingStep that captures a batch shape when it occurs for the second time, and replays it from then on.
 
-    The first batch of a shape is read as usual, which also prepares the device and compiles; when a shape comes again
-    it is recorded. Gradients must stay where they are between steps, so they are set to zero and not to nothing.
+    The first occurrence runs eagerly, which also initializes the device and compiles. Graphs write gradients to fixed
+    memory, so gradients are set to zero and never freed. Learning rates and loss weights are read from the device.
     """
 
-    def __init__(
-        self,
-        objective: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        clip: float | None,
-        dtype: str,
-        device: torch.device,
-        say: Callable[[str], None] = lambda line: None,
-    ):
-        self.objective, self.dtype, self.device, self.say = objective, dtype, device, say
-        self.met: set[Any] = set()
-        self.recordings: dict[Any, Recording] = {}
-        self.pool: Any = None  # of memory, which all recordings share: one is played at a time
-        self.possible: bool | None = None  # not known before a shape comes again
-        self.moving = Moving(optimizers, clip, device)
+    zero_to_none = False
 
-    def __call__(self, batch: Batch, factors: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the losses by head, each times its factor, and the losses themselves."""
-        shape = shape_of(batch), tuple(factors)
-        if shape in self.recordings:
-            return self.recordings[shape].play(batch, factors)
-        here = batch.to(self.device)
-        scale = {head: torch.full((), factor, device=self.device) for head, factor in factors.items()}
-        if self.possible is False or shape not in self.met or len(self.recordings) >= MOST:
-            self.met.add(shape)
-            return self.learn(here, scale)
-        if self.possible is None:
-            return self.try_out(here, scale)
-        try:
-            self.recordings[shape] = self.record(here, scale)
-        except RuntimeError as wrong:
-            if not out_of_memory(wrong):
-                raise
-            short = True  # acted on below: until then the error holds on to all that it passed through
-        else:
-            short = False
-        return self.give_up(here, scale) if short else self.recordings[shape].play(batch, factors)
-
-    def record(self, batch: Batch, scale: dict[str, Tensor]) -> "Recording":
-        graph = torch.cuda.CUDAGraph()
-        with recording(graph, self.pool):
-            loss, sums = self.learn(batch, scale)
-        self.pool = graph.pool()
-        return Recording(graph, batch, scale, loss, sums)
-
-    def give_up(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """What recordings keep is given back; nothing was moved while one was made."""
-        self.say("memory ran out for recordings of steps: from now on they are called kernel by kernel")
-        self.recordings, self.pool, self.possible = {}, None, False
-        torch.cuda.empty_cache()
-        return self.learn(batch, scale)
-
-    def learn(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        with precision(self.device, self.dtype):
-            sums = self.objective(batch)
-        loss = torch.stack([sums[head].float() * factor for head, factor in scale.items()]).sum()
-        loss.backward()
-        return loss.detach(), {name: value.detach() for name, value in sums.items()}
-
-    def try_out(self, batch: Batch, scale: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Whoever waits for the GPU in the middle of a step cannot be recorded. A compiler does, but only once."""
-        before = torch.cuda.get_sync_debug_mode()
-        moved = [p for p in self.objective.parameters() if p.grad is not None]
-        kept = [p.grad.clone() for p in moved if p.grad is not None]  # what the step's batches before this one left
-        with warnings.catch_warnings(action="ignore"):  # of its being new
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            found = self.learn(batch, scale)
-        except RuntimeError as wrong:
-            if "synchronizing" not in str(wrong):
-                raise
-            self.possible = False
-        else:
-            self.possible = True
-            return found
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-        self.say("steps are not recorded: this model's wait for the GPU in between")
-        self.objective.zero_grad(set_to_none=False)
-        for parameter, gradient in zip(moved, kept, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(gradient)
-        return self.learn(batch, scale)
-
-
-class Recording:
-    """One shape's step, with the places where it reads and writes."""
-
-    def __init__(
-        self, graph: Any, batch: Batch, scale: dict[str, Tensor], loss: Tensor, sums: dict[str, Tensor]
-    ) -> None:
-        self.graph, self.batch, self.scale, self.loss, self.sums = graph, batch, scale, loss, sums
-
-    def play(self, batch: Batch, factors: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """What comes back is overwritten by the next play."""
-        for mine, given in zip(tensors_of(self.batch), tensors_of(batch), strict=True):
-            mine.copy_(given, non_blocking=True)
-        for head, factor in factors.items():
-            self.scale[head].fill_(factor)
-        self.graph.replay()
-        return self.loss, self.sums
-
-
-class Moving:
-    """What clips the gradients and moves the weights, as a recording. Learning rates are read from the device.
-
-    What comes back is the gradients' length; they are zero then.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], clip: float | None, device: torch.device):
-        self.optimizers, self.clip = optimizers, clip
-        self.groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        device = self.distributed.device
+        self.seen: set[Any] = set()
+        self.graphs: dict[Any, CapturedGraph] = {}
+        self.pool: Any = None  # memory shared by all graphs: one is replayed at a time
+        self.capturable: bool | None = None  # unknown until a shape recurs
+        self.scale: dict[str, Tensor] = {}  # loss weight by head
+        self.groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self.rates = torch.zeros(len(self.groups), device=device)
         for group, rate in zip(self.groups, self.rates.unbind(), strict=True):
             group |= {"lr": rate, "capturable": True}
-        self.graph: Any = None
-        self.gradient: Tensor | None = None  # the length that a recording finds
-        self.moves = 0
+        self.update_graph: CapturedGraph | None = None
+        self.updates = 0
 
-    def __call__(self, lr: float) -> Tensor:
+    def forward_backward(self, batch: Batch, counts: Mapping[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        for head, count in counts.items():
+            if head not in self.scale:
+                self.scale[head] = torch.zeros((), device=self.distributed.device)
+            self.scale[head].fill_(self.task.weight(head) / max(1, count))
+        key = signature(batch), tuple(counts)
+        if key in self.graphs:
+            return self.graphs[key](batch)
+        batch = batch.to(self.distributed.device)
+        if self.capturable is False or key not in self.seen or len(self.graphs) >= MAX_GRAPHS:
+            self.seen.add(key)
+            return self.eager(batch, key[1])
+        if self.capturable is None:
+            return self.try_capturable(batch, key[1])
+        if self.capture(batch, key):
+            return self.graphs[key](batch)
+        logger.warning("out of memory for CUDA graphs: steps run without them from now on")
+        self.graphs, self.pool, self.capturable = {}, None, False
+        torch.cuda.empty_cache()
+        return self.eager(batch, key[1])
+
+    def capture(self, batch: Batch, key: Any) -> bool:
+        """Whether memory sufficed. The caller acts on it, since a live exception keeps tensors of its frames alive."""
+        try:
+            graph = CapturedGraph(lambda inputs: self.eager(inputs, key[1]), batch, pool=self.pool)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        self.graphs[key], self.pool = graph, graph.graph.pool()
+        return True
+
+    def eager(self, batch: Batch, heads: tuple[str, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        with precision(self.distributed.device, self.settings.dtype):
+            sums = self.module(batch)
+        loss = torch.stack([sums[head].float() * self.scale[head] for head in heads]).sum()
+        loss.backward()
+        return loss.detach(), {name: value.detach() for name, value in sums.items()}
+
+    def try_capturable(self, batch: Batch, heads: tuple[str, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run once more eagerly, to find out whether the model waits for the GPU within a step."""
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        gradients = [p.grad.clone() for p in parameters if p.grad is not None]  # of the step's earlier micro-batches
+        try:
+            with no_synchronization():
+                result = self.eager(batch, heads)
+        except SynchronizedError:
+            self.capturable = False
+        else:
+            self.capturable = True
+            return result
+        logger.info("CUDA graphs are off: this model synchronizes with the GPU within a step")
+        self.module.zero_grad(set_to_none=False)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(gradient)
+        return self.eager(batch, heads)
+
+    def update(self, lr: float) -> Tensor:
         rates = torch.tensor([lr * group.get("scale", 1.0) for group in self.groups])
         self.rates.copy_(rates.pin_memory() if self.rates.is_cuda else rates, non_blocking=True)
-        self.moves += 1
-        if self.moves < 3:  # the first makes what optimizers remember; and some look around once more
-            return move(self.optimizers, self.clip, to_none=False)
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with recording(self.graph, None):
-                self.gradient = move(self.optimizers, self.clip, to_none=False)
-        self.graph.replay()
-        assert self.gradient is not None
-        return self.gradient
-
-
-def recording(graph: Any, pool: Any) -> Any:
-    """Other threads may go on with theirs: batches are made by one."""
-    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-
-
-def tensors_of(batch: Batch) -> Iterator[Tensor]:
-    """All tensors of a batch in one order."""
-    for part in fields(batch):
-        value = getattr(batch, part.name)
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from value.values()
-        elif isinstance(value, Batch):
-            yield from tensors_of(value)
-
-
-def shape_of(batch: Batch) -> tuple[Any, ...]:
-    """What two batches must have in common to be read by the same kernels."""
-    found: list[Any] = []
-    for part in fields(batch):
-        value = getattr(batch, part.name)
-        if isinstance(value, dict):
-            found.append(tuple((name, tuple(tensor.shape)) for name, tensor in value.items()))
-        else:
-            alike = tuple(value.shape) if isinstance(value, Tensor) else value
-            found.append(shape_of(value) if isinstance(value, Batch) else alike)
-    return tuple(found)
+        self.updates += 1
+        if self.updates < 3:  # the first creates the optimizer state, and some optimizers initialize in the second
+            return update_weights(self.optimizers, self.settings.clip, to_none=False)
+        if self.update_graph is None:
+            self.update_graph = CapturedGraph(
+                lambda _: update_weights(self.optimizers, self.settings.clip, to_none=False), ()
+            )
+        return self.update_graph(())

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
@@ -17,7 +18,7 @@ from headstock.rng import generator
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.settings import LabelledSettings
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,15 @@ class LabelledSplits:
 
     def describe(self) -> dict[str, Any]:
         parts = {"train": self.train, "valid": self.valid, "test": self.test}
-        return {name: about(records) for name, records in parts.items() if records is not None}
+        return {name: describe_records(records) for name, records in parts.items() if records is not None}
 
 
-def about(records: Records) -> dict[str, Any]:
+def describe_records(records: Records) -> dict[str, Any]:
     classes = None if records.labels is None else dict(sorted(Counter(records.labels).items()))
     return {"file": records.source, "rows": len(records), "classes": classes}
 
 
-def read_splits(
-    settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int, say: Say
-) -> LabelledSplits:
+def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int) -> LabelledSplits:
     """The files of a run; where no validation file is given, some training rows are held out."""
     if not settings.train:
         raise UserError("no labelled texts to train on: name a file with --train")
@@ -66,20 +65,20 @@ def read_splits(
             warnings.append(skipped_rows(rows))
         return rows
 
-    train = with_labels(read(settings.train), task.target, "to train on")
+    train = require_labels(read(settings.train), task.target, "to train on")
     warnings += task.check_training_labels(config, train)  # of the whole file, before rows are held out
     test = read(settings.test, insist=False) if settings.test else None
     if test is not None and not test.has_labels:
-        say(f"{test.source} has no labels: it is predicted, not measured")
-    valid = with_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
+        logger.info(f"{test.source} has no labels: it is predicted, not measured")
+    valid = require_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
     for line in warnings:
-        say(f"warning: {line}")
+        logger.info(f"warning: {line}")
     if valid is not None:
         return LabelledSplits(train, valid, test, tuple(warnings))
-    held = held_out(train, settings.valid_fraction, seed=seed, separator=separator)
+    held = hold_out(train, settings.valid_fraction, seed=seed, separator=separator)
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
-    say(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
+    logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
     kept = train.select(row for row in range(len(train)) if row not in held)
     return LabelledSplits(kept, train.select(sorted(held)), test, tuple(warnings))
 
@@ -88,11 +87,11 @@ def skipped_rows(records: Records) -> str:
     return f"{records.source}: {records.skipped:,} blank {'row' if records.skipped == 1 else 'rows'} left out"
 
 
-def held_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
+def hold_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
     """A fair sample of the rows; questions on the same text stay together, as a model would know it from the others."""
     wanted = max(1, round(fraction * len(records)))
     if "context" not in records.columns:
-        return some_of_each(records.strata, wanted, seed=seed, separator=separator)
+        return stratified_sample(records.strata, wanted, seed=seed, separator=separator)
     of_context: dict[str, list[int]] = {}
     for row, context in enumerate(records.columns["context"]):
         of_context.setdefault(context, []).append(row)
@@ -104,7 +103,7 @@ def held_out(records: Records, fraction: float, *, seed: int, separator: str | N
     return held
 
 
-def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: str | None) -> set[int]:
+def stratified_sample(labels: Sequence[str], wanted: int, *, seed: int, separator: str | None) -> set[int]:
     """A fair sample that takes no class's last row, as what is left could then not teach it."""
     classes = [[label] if separator is None else label.split(separator) for label in labels]
     left, held = Counter(name for names in classes for name in names), set[int]()
@@ -115,7 +114,7 @@ def some_of_each(labels: Sequence[str], wanted: int, *, seed: int, separator: st
     return held
 
 
-def with_labels(records: Records, target: str, why: str) -> Records:
+def require_labels(records: Records, target: str, why: str) -> Records:
     if (
         not records.has_labels
         and target == LABEL

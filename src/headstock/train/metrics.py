@@ -26,19 +26,19 @@ def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.n
         metrics["macro_f1"], intervals["macro_f1"] = f1.mean, [f1.low, f1.high]
     metrics |= task.extra_metrics(data, outputs)
     if "accuracy" in metrics and (truth := task.true_class_ids(data)) is not None and len(truth):
-        number, metrics["majority"] = majority_of(truth.tolist())
+        number, metrics["majority"] = majority_class(truth.tolist())
         metrics["majority_class"] = task.config.classes[number]
     return {**metrics, "rows": len(outputs), "intervals": intervals}
 
 
-def majority_of(classes: Iterable[Any]) -> tuple[Any, float]:
+def majority_class(classes: Iterable[Any]) -> tuple[Any, float]:
     """The commonest class, and the accuracy of always answering it."""
     counts = Counter(classes)
     name, count = counts.most_common(1)[0]
     return name, count / counts.total()
 
 
-def against_majority(metrics: Mapping[str, Any]) -> str | None:
+def majority_warning(metrics: Mapping[str, Any]) -> str | None:
     """A sentence where a model is no better, or not clearly better, than always answering the commonest class."""
     majority = metrics.get("majority")
     if majority is None or "accuracy" not in metrics:

@@ -11,13 +11,13 @@ from headstock.cost.parameter_table import formula_table
 from headstock.data.catalog import licence_of
 from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError, shell_quote
+from headstock.markdown import escape_markdown
 from headstock.model.backbone import BACKBONES
-from headstock.report.markdown import escape_markdown
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
-from headstock.train.callbacks import summary
+from headstock.train.callbacks import format_metrics
 from headstock.train.finetune_config import labelled_task
-from headstock.train.metrics import against_majority
+from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder, open_run
 
 CARD = """# {name}
@@ -62,10 +62,10 @@ UNKNOWN = "not known to Headstock: it is that of whoever wrote the text"
 
 
 def write_card(run: RunFolder) -> None:
-    run.write_card(make_card(run))
+    run.write_card(render_card(run))
 
 
-def make_card(run: RunFolder) -> str:
+def render_card(run: RunFolder) -> str:
     """The card of a finished run: pretrained, fine-tuned or brought in from elsewhere."""
     results = run.results()
     kind = "import" if results.get("imported") else results.get("kind", "pretrain")
@@ -86,7 +86,7 @@ def pretrained(run: RunFolder) -> dict[str, str]:
     settings, data, results = run.config(), run.data(), run.results()
     objective, family = settings["task"]["name"], settings["model"]["family"]
     total, version = results["parameters"]["total"], results["versions"]["headstock"]
-    measured, share = summary(results["metrics"], results.get("intervals")), results.get("measured_share", 1)
+    measured, share = format_metrics(results["metrics"], results.get("intervals")), results.get("measured_share", 1)
     part = "all of it" if share == 1 else f"{share:.0%} of it, evenly spread"
     return {
         "title": f"A {objective} language model ({family}, {total:,} parameters), grown by Headstock {version}.",
@@ -225,7 +225,7 @@ def task_limits(run: RunFolder) -> Iterable[str]:
             "windows": f"A text longer than {length:,} tokens is read in rows that overlap, which are averaged.",
         }
         yield ways.get(task.get("long", ""), f"A row has at most {length:,} tokens.")
-    if said := against_majority(results["metrics"]):
+    if said := majority_warning(results["metrics"]):
         yield escape_markdown(said)
     if "test" not in results:
         yield "It was not measured on test rows, only on the rows that its best epoch was chosen by."
@@ -236,7 +236,7 @@ TOLD = ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1", "bleu", "chrf")
 
 def measured_lines(name: str, metrics: Mapping[str, Any]) -> list[str]:
     """What finetune and evaluate print of a file's rows, and a line where no more than the commonest class is known."""
-    said = against_majority(metrics)
+    said = majority_warning(metrics)
     return [f"{name}: {with_intervals(metrics)} (intervals: 95%)", *([f"{name}: {said}"] if said else [])]
 
 

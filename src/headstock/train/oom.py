@@ -1,77 +1,78 @@
-"""What to do when memory runs out: read half as many rows at once, twice as often, for the same step."""
+"""Recovers from running out of memory by splitting a step into smaller micro-batches."""
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import torch
 
 from headstock.errors import WorkError
 from headstock.model.batch import Batch
-from headstock.train.distributed import DistributedContext
+from headstock.train.step import Gradients, StepResult, TrainingStep
 
-Result = TypeVar("Result")
-SIGNS = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "out of memory")  # cuBLAS and cuDNN; CUDA, Triton and Apple's
+logger = logging.getLogger(__name__)
+
+# substrings of the messages of cuBLAS, cuDNN, CUDA, Triton and MPS
+OOM_MESSAGES = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "out of memory")
+
+Split = Callable[[int, int], Sequence[Batch]]  # (step, micro-batch size) -> the step's batches at that size
 
 
 class MicroBatching:
-    """How many examples a process reads at once: as many as set, and half of that each time memory ran out."""
+    """A training step whose micro-batch size is halved each time memory runs out.
 
-    def __init__(self, size: int | None, distributed: DistributedContext, say: Callable[[str], None]):
-        self.size, self.distributed, self.say = size, distributed, say
+    The losses of a step are divided by the counts of the whole step, so its loss and gradients do not depend on the
+    micro-batch size; only the dropout masks differ.
+    """
 
-    def fit(
-        self,
-        learn: Callable[[Sequence[Batch]], Result],
-        batches: Sequence[Batch],
-        again: Callable[[int], Sequence[Batch]],
-        forget: Callable[[], None],
-    ) -> Result:
-        """What `learn` makes of a step's batches; cut `again` into smaller ones where these are too large.
+    def __init__(self, step: TrainingStep, split: Split, size: int | None):
+        self.step, self.split = step, split
+        self.size = size  # examples per micro-batch and process; None: all
 
-        `forget` undoes what an attempt left behind. A step's sums are divided by the counts of the whole step, so its
-        loss and gradients are the same however it is cut; only dropout draws other features to leave out.
-        """
-        said = self.size
-        while (result := self.attempt(learn, batches)) is None:
-            forget()  # here, not where it was caught: until then the error holds on to all that it passed through
-            if self.distributed.device.type == "cuda":
+    def __call__(self, step: int, batches: Sequence[Batch], lr: float) -> StepResult:
+        before = self.size
+        while (gradients := self.attempt(step, batches)) is None:
+            # outside `attempt`: a live exception keeps the tensors of its frames alive
+            self.step.zero_grad()
+            if self.step.distributed.device.type == "cuda":
                 torch.cuda.empty_cache()
-            tried = rows_of(batches)
-            # batches that were made ahead may still be as large as those that did not fit
-            self.size = self.size if self.size is not None and tried > self.size else -(-tried // 2)
-            batches = again(self.size)
-        if said != self.size:
-            self.say(
-                f"memory ran out: from now on {self.size} rows are read at once and {len(batches)} times a step, which "
-                f"gives the same step (to begin with it: --set micro_batch={self.size})"
+            examples = max_examples(batches)
+            # prefetched batches may still have the size that did not fit
+            self.size = self.size if self.size is not None and examples > self.size else -(-examples // 2)
+            batches = self.split(step, self.size)
+        if before != self.size:
+            logger.warning(
+                f"out of memory: each step now runs as {len(batches)} micro-batches of {self.size} rows, which "
+                f"computes the same gradients (to start with it: --set micro_batch={self.size})"
             )
-        return result
+        return self.step.finish(gradients, lr)
 
-    def attempt(self, learn: Callable[[Sequence[Batch]], Result], batches: Sequence[Batch]) -> Result | None:
-        """The result, or nothing if there was too little memory but fewer rows may do."""
+    def attempt(self, step: int, batches: Sequence[Batch]) -> Gradients | None:
+        """None where memory ran out and smaller micro-batches may fit."""
         try:
-            return learn(batches)
-        except (RuntimeError, MemoryError) as wrong:
-            if not out_of_memory(wrong):
+            return self.step.accumulate(step, batches)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
-            rows, longest = rows_of(batches), max(batch.tokens.size(1) for batch in batches)
-            short = str(wrong).splitlines()[0] if str(wrong) else type(wrong).__name__
-        if self.distributed.size > 1:  # the others wait for this process's gradients by now, and cannot be told
-            raise WorkError(f"out of memory with {rows} rows at once; begin anew with --set micro_batch ({short})")
+            rows, longest = max_examples(batches), max(batch.tokens.size(1) for batch in batches)
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if self.step.distributed.size > 1:  # the other processes are already waiting for this one's gradients
+            raise WorkError(
+                f"out of memory with {rows} rows per micro-batch; restart with --set micro_batch ({reason})"
+            )
         if rows == 1:
             raise WorkError(
-                f"out of memory with a single row of {longest} tokens: choose a smaller length or model ({short})"
+                f"out of memory with a single row of {longest} tokens: choose a smaller length or model ({reason})"
             )
         return None
 
 
-def rows_of(batches: Sequence[Batch]) -> int:
-    """The most examples that a batch has; one may have several rows."""
+def max_examples(batches: Sequence[Batch]) -> int:
+    """The examples of the largest batch; an example may have several rows."""
     return max(
         len(batch.tokens) if batch.example_ids is None else int(batch.example_ids.max()) + 1 for batch in batches
     )
 
 
-def out_of_memory(wrong: BaseException) -> bool:
-    known = isinstance(wrong, torch.OutOfMemoryError | MemoryError)
-    return known or any(sign in str(wrong) for sign in SIGNS)
+def is_out_of_memory(error: BaseException) -> bool:
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(message in str(error) for message in OOM_MESSAGES)

@@ -78,7 +78,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def move(optimizers: Sequence[Optimizer], clip: float | None, *, to_none: bool) -> Tensor:
+def update_weights(optimizers: Sequence[Optimizer], clip: float | None, *, to_none: bool) -> Tensor:
     """Clip the gradients, update the weights, clear the gradients; returns the gradient norm before clipping.
 
     On a CPU, where reading the norm costs nothing, gradients that are not finite leave weights and optimizer states as

@@ -53,13 +53,13 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     found = dict(map(parse, lines(Path("/proc/meminfo"))))
     if "MemAvailable" in found:
-        return min(found["MemAvailable"], allowed())
+        return min(found["MemAvailable"], cgroup_free_bytes())
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return UNTOLD
 
 
-def allowed() -> int:
+def cgroup_free_bytes() -> int:
     """The limit that a container sets for this process, less what is used in it; very large if there is none.
 
     Files that were read and are not in use count as used there, but their pages are given back when room is needed.

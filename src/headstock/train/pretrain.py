@@ -1,8 +1,9 @@
 """From a pile of text to a language model in a run folder."""
 
 import json
+import logging
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -23,25 +24,28 @@ from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
 from headstock.rng import derive_seed
 from headstock.tasks.base import TASKS, Task
-from headstock.train.budget import Budget, ValidationBudget
-from headstock.train.callbacks import log_metrics, tensorboard
+from headstock.train.budget import Budget
+from headstock.train.callbacks import Callback, log_metrics, tensorboard
 from headstock.train.distributed import DistributedContext, process_group
 from headstock.train.evaluate import BatchSums, bootstrap_intervals, evaluate
-from headstock.train.loop import Callback, TrainState, sequence_length, train
+from headstock.train.loop import sequence_length, train
 from headstock.train.model_card import write_card
 from headstock.train.peak_memory import PeakMemory
 from headstock.train.run_folder import (
     RunFolder,
-    check_folder,
     check_inputs_outside,
     check_not_source,
+    check_output_folder,
     locked_run,
     open_run,
 )
 from headstock.train.settings import RunConfig, assign_sections, make_config, override_settings, read_preset
+from headstock.train.state import TrainState
+from headstock.train.validation import ValidationBudget
 
-Say = Callable[[str], None]
 DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of data that say where it lies
+logger = logging.getLogger(__name__)
+
 SPARE_BYTES = 1 << 30  # what a model's tables may take that its weights file does not hold
 
 
@@ -59,7 +63,6 @@ def pretrain(
     overwrite: bool = False,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
-    say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Train a tokenizer and a language model on text; returns the run's results.
 
@@ -79,7 +82,7 @@ def pretrain(
     if start and not resume:
         check_not_source(run, open_run(start))
     with locked_run(run):
-        check_folder(run, resume=resume, overwrite=overwrite)
+        check_output_folder(run, resume=resume, overwrite=overwrite)
         going_on = resume and run.exists()
         # joining waits for all processes: each has looked at the folder before one makes it
         with process_group(device) as distributed:
@@ -91,19 +94,17 @@ def pretrain(
             weights = source_weights(open_run(start)) if start and not done else None
             stores = None
             if distributed.is_main:
-                stores = prepare_again(run, chosen, say) if going_on else prepare(run, chosen, say, weights)
-                remember_paths(run, chosen)
+                stores = reopen_stores(run, chosen) if going_on else prepare(run, chosen, weights)
+                save_data_paths(run, chosen)
             distributed.barrier()  # the folder is there now, for every process
             if done:
-                return finished_before(run, distributed, say)
-            return work(
-                run, stores or prepare_again(run, None, lambda line: None), distributed, callbacks, say, weights
-            )
+                return finished_results(run, distributed)
+            return work(run, stores or reopen_stores(run, None), distributed, callbacks, weights)
 
 
-def finished_before(run: RunFolder, distributed: DistributedContext, say: Say) -> dict[str, Any]:
+def finished_results(run: RunFolder, distributed: DistributedContext) -> dict[str, Any]:
     """The results of a run that was to be resumed and needs no more than, at most, its card."""
-    say(f"{run} is finished: nothing to resume")
+    logger.info(f"{run} is finished: nothing to resume")
     if distributed.is_main and not run.model_card.is_file():  # it was stopped just before it wrote it
         write_card(run)
     return run.results()
@@ -127,7 +128,7 @@ def resolve_config(
     if start is not None:
         if preset or given.get("tokenizer.file"):
             raise UserError(f"{start}: a run to start from brings its own model and tokenizer; name no other")
-        written = over(start_settings(open_run(start)), written)
+        written = over(source_settings(open_run(start)), written)
     named = written.pop("preset", None)
     base = read_preset(preset or named or "gpt-nano") if preset or named or "model" not in written else {}
     tree = over(base, written)
@@ -158,7 +159,7 @@ def over(tree: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return config.merge(tree | {"task": kept}, above)
 
 
-def start_settings(source: RunFolder) -> dict[str, Any]:
+def source_settings(source: RunFolder) -> dict[str, Any]:
     """What a run that begins with another's weights takes over from it: all but its text and its length."""
     tree = source.config()
     if "transfer" in tree:
@@ -225,10 +226,10 @@ def without_nsp(given: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def resumed_config(run: RunFolder, given: dict[str, Any]) -> RunConfig:
-    return make_config(same_settings(run, given, moved=True))
+    return make_config(check_same_settings(run, given, moved=True))
 
 
-def same_settings(run: RunFolder, given: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
+def check_same_settings(run: RunFolder, given: dict[str, Any], *, moved: bool = False) -> dict[str, Any]:
     """A run goes on with its own settings; what was asked for now must not contradict them.
 
     With `moved`, paths of data may be others than before: whoever asks then compares what is in the files.
@@ -255,7 +256,7 @@ def same_settings(run: RunFolder, given: dict[str, Any], *, moved: bool = False)
     return tree
 
 
-def remember_paths(run: RunFolder, chosen: RunConfig) -> None:
+def save_data_paths(run: RunFolder, chosen: RunConfig) -> None:
     """Write down where a resumed run found its data, which is the same by its content, so that it is found again."""
     tree = run.config()
     own = chosen.plain()["data"]
@@ -264,34 +265,36 @@ def remember_paths(run: RunFolder, chosen: RunConfig) -> None:
         run.write("config.json", moved)
 
 
-def prepare(run: RunFolder, chosen: RunConfig, say: Say, weights: dict[str, Tensor] | None = None) -> SplitStores:
+def prepare(run: RunFolder, chosen: RunConfig, weights: dict[str, Tensor] | None = None) -> SplitStores:
     """Text, tokenizer and token store; the run's folder appears only when all of it went well."""
     corpus, valid = corpora(chosen)
     if chosen.tokenizer.file:
         tokenizer = open_tokenizer(Path(chosen.tokenizer.file))
     else:
-        say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
+        logger.info(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
         tokenizer = train_tokenizer(corpus.sample_texts(), chosen.tokenizer)
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
-    say(tokenizer_line(tokenizer, corpus))
-    stores = stores_of(chosen, tokenizer, corpus, valid, say)
+    logger.info(tokenizer_line(tokenizer, corpus))
+    stores = build_run_stores(chosen, tokenizer, corpus, valid)
     for side in (stores.train, stores.valid):  # refuses text that it cannot learn from, before a step is made
         task.examples(side, length=chosen.train.length or getattr(chosen.model, "context", None) or 256)
     chosen = with_vocabulary(chosen, tokenizer)
     if spare := chosen.model.vocabulary - tokenizer.vocabulary:
-        say(f"the model's vocabulary is padded to {chosen.model.vocabulary:,}: {spare:,} entries stand for no token")
+        logger.info(
+            f"the model's vocabulary is padded to {chosen.model.vocabulary:,}: {spare:,} entries stand for no token"
+        )
     if weights is not None:
         take_over(build_model(chosen, tokenizer)[0], weights)  # refuses what does not fit
     sources = {"corpus": list(corpus.names()), "how": corpus.describe()}
     card = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
-    run.begin(chosen.plain(), tokenizer, card)
+    run.create(chosen.plain(), tokenizer, card)
     return stores
 
 
-def prepare_again(run: RunFolder, chosen: RunConfig | None, say: Say) -> SplitStores:
+def reopen_stores(run: RunFolder, chosen: RunConfig | None) -> SplitStores:
     """The same store for a run that exists; refuses text that has changed since."""
     chosen = chosen or make_config(run.config())
-    stores = stores_of(chosen, run.tokenizer(), *corpora(chosen), say)
+    stores = build_run_stores(chosen, run.tokenizer(), *corpora(chosen))
     if stores.folder.name != run.data()["fingerprint"]:
         raise UserError(f"{run}: the corpus is not what it was when the run began, so it cannot be resumed")
     return stores
@@ -303,7 +306,7 @@ def corpora(chosen: RunConfig) -> tuple[Corpus, Corpus | None]:
     return read(data.corpus), read(data.valid) if data.valid else None
 
 
-def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Corpus | None, say: Say) -> SplitStores:
+def build_run_stores(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Corpus | None) -> SplitStores:
     data = chosen.data
     task = TASKS.get(chosen.objective)(chosen.task, tokenizer)
     return build_split_stores(
@@ -314,7 +317,7 @@ def stores_of(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, valid: Co
         deduplicate=data.deduplicate,
         sentences=task.needs_sentences,
         seed=data.split_seed,
-        say=say,
+        say=logger.info,
     )
 
 
@@ -405,7 +408,6 @@ def work(
     stores: SplitStores,
     distributed: DistributedContext,
     callbacks: Sequence[Callback],
-    say: Say,
     weights: dict[str, Tensor] | None = None,
 ) -> dict[str, Any]:
     """Train, measure on all held-out text, and write down what came out."""
@@ -415,7 +417,7 @@ def work(
         take_over(model, weights)
     sizes = model.parameter_counts()
     parts = ", ".join(f"{count:,} {name}" for name, count in sizes.items() if name != "total" and count)
-    say(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {distributed.device}")
+    logger.info(f"{chosen.family}: {sizes['total']:,} parameters ({parts}) on {distributed.device}")
     active: list[Callback] = []
     peak = PeakMemory(distributed.device)
     with ExitStack() as stack:
@@ -423,16 +425,18 @@ def work(
             active = [log_metrics(run), *callbacks]
             if chosen.train.tensorboard:
                 active.append(stack.enter_context(tensorboard(run)))
-        done = train(model, task, stores, chosen.train, run=run, distributed=distributed, callbacks=active, say=say)
+        done = train(model, task, stores, chosen.train, run=run, distributed=distributed, callbacks=active)
     length = sequence_length(model, chosen.train)
-    rows = done.at_once or chosen.train.micro_batch or chosen.train.batch // distributed.size
+    rows = done.micro_batch or chosen.train.micro_batch or chosen.train.batch // distributed.size
     valid = task.examples(stores.valid, length=length)
     size, unknown, pieces = stores.valid.bytes, stores.valid.unknown or UnknownTokens(), BatchSums()
     budget = Budget.of(chosen.train, 1)
     most = min(ValidationBudget(chosen.train, budget, length).final_examples(done) or len(valid), len(valid))
     share = most / max(1, len(valid))
     if share < 1:
-        say(f"measuring on {share:.0%} of the held-out text, which takes a tenth of the minutes; evaluate measures all")
+        logger.info(
+            f"measuring on {share:.0%} of the held-out text, which takes a tenth of the minutes; evaluate measures all"
+        )
     metrics = evaluate(
         model,
         task,
@@ -442,13 +446,13 @@ def work(
         size=size,
         dtype=chosen.train.dtype,
         most=most,
-        pieces=pieces,
+        batch_sums=pieces,
         unknown=unknown,
     )
     results = describe_results(run, done, metrics, sizes, distributed)
     results |= {"peak_bytes": peak.bytes(), "measured_share": round(share, 4), "unknown": asdict(unknown)}
     if unknown.tokens and "bits_per_byte" in metrics:
-        say(unknown_note(unknown, stores.valid.tokens))
+        logger.info(unknown_note(unknown, stores.valid.tokens))
     if distributed.size == 1:  # a process knows its own batches only
         results["intervals"] = bootstrap_intervals(task, pieces, size=round(size * share), unknown=unknown)
     if distributed.is_main:
@@ -467,10 +471,10 @@ def unknown_note(unknown: UnknownTokens, tokens: int) -> str:
 
 
 def take_over(model: Model, weights: dict[str, Tensor]) -> None:
-    model.load_tensors(taken_over(model, weights), source="the run to start from")
+    model.load_tensors(transferred_tensors(model, weights), source="the run to start from")
 
 
-def taken_over(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def transferred_tensors(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """A started model's tensors: the other run's backbone and the heads that both have; what only one has is new."""
     mine = model.tensors()
 
@@ -498,7 +502,7 @@ def describe_results(
         "spikes": done.spikes,
         "tokens": done.tokens,
         "seconds": round(done.seconds, 3),
-        "tokens_per_second": round(done.tokens / max(1e-9, done.seconds - done.aside), 1),
+        "tokens_per_second": round(done.tokens / max(1e-9, done.seconds - done.overhead_seconds), 1),
         "train_loss": done.loss,
         **named,
         "metrics": metrics,

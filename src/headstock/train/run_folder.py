@@ -30,7 +30,7 @@ from headstock.io import (
     write_json,
     write_text,
 )
-from headstock.train.checkpoint import MANIFEST, damage
+from headstock.train.checkpoint import MANIFEST, find_damage
 from headstock.train.tensors import read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # which the config.json of every run has
@@ -83,19 +83,19 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.html"
 
-    def begin(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
+    def create(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
         """Make the folder, whole and in the place of any before it: what loads and repeats the run is there at once."""
         with atomic_folder(self.path, layout=LAYOUT) as folder:
             beginning = RunFolder(folder)
             beginning.write("config.json", settings)
             beginning.write("data.json", data)
             tokenizer.save(beginning.tokenizer_file)
-            beginning.record("tokenizer.json")
+            beginning.add_to_manifest("tokenizer.json")
             if tokenizer.source_tokenizer is not None:
                 tokenizer.source_tokenizer.save(beginning.source_tokenizer_file)
-                beginning.record("source_tokenizer.json")
+                beginning.add_to_manifest("source_tokenizer.json")
 
-    def is_ours(self) -> bool:
+    def has_run_config(self) -> bool:
         """Whether config.json is that of a run: other programs have a file of that name too."""
         try:
             return config.read_settings(self.path / "config.json").keys() >= SECTIONS
@@ -138,13 +138,13 @@ class RunFolder:
             return False
         count = self.config().get("transfer", {}).get("ensemble", 1)
         models = [self] if count == 1 else [self.member(number) for number in range(count)]
-        return all(model.weights_file.is_file() and not model.damage(model.weights_file) for model in models)
+        return all(model.weights_file.is_file() and not model.find_damage(model.weights_file) for model in models)
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
 
     def read(self, name: str) -> dict[str, Any]:
-        self.check(self.path / name)
+        self.verify(self.path / name)
         return config.read_settings(self.path / name)
 
     def manifest(self) -> dict[str, Any]:
@@ -152,18 +152,18 @@ class RunFolder:
         path = self.path / MANIFEST
         return config.read_settings(path) if path.is_file() else {}
 
-    def record(self, *names: str) -> None:
+    def add_to_manifest(self, *names: str) -> None:
         """Put files as they are now into the manifest."""
         self.write(MANIFEST, self.manifest() | {name: checksum(self.path / name) for name in names})
 
-    def damage(self, file: Path) -> str | None:
+    def find_damage(self, file: Path) -> str | None:
         """How a file differs from what the manifest says of it; None where it does not, or nothing is said."""
         manifest = self.manifest()
         return checksum_mismatch(file, manifest[file.name]) if file.name in manifest else None
 
-    def check(self, file: Path) -> None:
+    def verify(self, file: Path) -> None:
         """Refuse a file that is not as it was written."""
-        if wrong := self.damage(file):
+        if wrong := self.find_damage(file):
             raise UserError(
                 f"{file}: is damaged or was replaced: {wrong}; restore it, or, if you changed it yourself, "
                 f"delete its entry in {MANIFEST}"
@@ -225,10 +225,10 @@ class RunFolder:
     def tokenizer(self) -> Tokenizer:
         if not self.tokenizer_file.is_file():
             raise UserError(f"{self}: its tokenizer.json is missing, so its model cannot be used")
-        self.check(self.tokenizer_file)
+        self.verify(self.tokenizer_file)
         found = open_tokenizer(self.tokenizer_file)
         if self.source_tokenizer_file.is_file():
-            self.check(self.source_tokenizer_file)
+            self.verify(self.source_tokenizer_file)
             found.source_tokenizer = open_tokenizer(self.source_tokenizer_file)
         return found
 
@@ -244,7 +244,7 @@ class RunFolder:
         are refused."""
         self.check_weights_exist()
         if not checked:
-            self.check(self.weights_file)
+            self.verify(self.weights_file)
         tensors = read_tensors(self.weights_file)
         check_finite(tensors, source=str(self.weights_file))
         return tensors
@@ -252,7 +252,7 @@ class RunFolder:
     def shapes(self) -> dict[str, Size]:
         """The shapes of the run's weights, which take no memory to read; damaged weights are refused."""
         self.check_weights_exist()
-        self.check(self.weights_file)
+        self.verify(self.weights_file)
         return read_shapes(self.weights_file)
 
     def check_weights_exist(self) -> None:
@@ -299,7 +299,7 @@ def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:
         raise UserError(f"{source}: holds values that are not finite numbers, in {wrong[0]}{more}")
 
 
-def check_folder(run: RunFolder, *, resume: bool, overwrite: bool) -> None:
+def check_output_folder(run: RunFolder, *, resume: bool, overwrite: bool) -> None:
     """Refuse a folder for a run that holds something else, or a run that nobody asked to replace or go on with."""
     if run.path.exists() and not run.path.is_dir():
         raise UserError(f"{run}: is a file; a run is a folder")
@@ -309,7 +309,7 @@ def check_folder(run: RunFolder, *, resume: bool, overwrite: bool) -> None:
         return
     if not run.exists() and any(run.path.iterdir()):
         raise UserError(f"{run}: is not a run folder (it has no config.json) and not empty, so it is left alone")
-    if not resume and run.exists() and not run.is_ours():
+    if not resume and run.exists() and not run.has_run_config():
         raise UserError(f"{run}: its config.json is not that of a run, so it is left alone; name another folder")
     if not resume:
         check_replaceable(run.path, LAYOUT)
@@ -370,7 +370,7 @@ class CheckpointRunFolder(RunFolder):
         return self.run.shapes() | own if self.head_only else own
 
     def check_whole(self) -> None:
-        if wrong := damage(self.path):
+        if wrong := find_damage(self.path):
             raise UserError(f"{self}: is damaged ({wrong}); use another checkpoint or the run itself")
 
 
@@ -418,7 +418,7 @@ def source_run(run: RunFolder) -> RunFolder | None:
     return run
 
 
-def fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
+def tokenizer_fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
     """By which a run knows its tokenizers again."""
     own = {"tokenizer": tokenizer.fingerprint}
     return (
@@ -430,14 +430,14 @@ def fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
 
 def check_tokenizers(run: RunFolder, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that is not the one the model was trained with."""
-    known, own = run.data(), fingerprints(tokenizer)
+    known, own = run.data(), tokenizer_fingerprints(tokenizer)
     for name, found in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source_tokenizer)):
         if known.get(name) != own.get(name):
             there = f"({found.vocabulary} entries) does not belong to this run" if found else "is missing"
             raise UserError(f"{run}: its {name}.json {there}: it is not the one the model was trained with")
 
 
-def stock_names() -> list[str]:
+def bundled_run_names() -> list[str]:
     return sorted(folder.name for folder in STOCKS.glob("*") if RunFolder(folder).exists())
 
 
@@ -456,6 +456,6 @@ def open_run(path: str | Path) -> RunFolder:
     beside = sorted(folder.name for folder in parent.glob("*") if RunFolder(folder).exists()) if parent.is_dir() else []
     if not run.path.exists():
         there = f" (beside it: {', '.join(beside)})" if beside else ""
-        hint = suggest_path(run.path.name, [*beside, *stock_names()]) or there
+        hint = suggest_path(run.path.name, [*beside, *bundled_run_names()]) or there
         raise UserError(f"{path}: no such run{hint}")
     raise UserError(f"{path}: is not a run folder, it has no config.json")

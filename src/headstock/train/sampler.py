@@ -1,144 +1,210 @@
-"""Which examples make up which step: a pure function of (seed, epoch, index), the same for any number of processes."""
+"""Which examples form which step: a pure function of (seed, epoch, index), for any number of processes."""
 
+import itertools
 import math
 import threading
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 
-from headstock.model.batch import Batch
+from headstock.model.batch import Batch, pad_to_multiple
 from headstock.rng import RandomPermutation, generator
 from headstock.tasks.base import Examples, Task, padded_batch
+from headstock.train.budget import Budget
+from headstock.train.distributed import DistributedContext
+from headstock.train.state import TrainState
 
 POOL = 64  # steps whose examples are sorted by length together
-MANY = 1 << 22  # examples: the order of more is computed where it is asked for, since to hold it would grow with them
+MAX_IN_MEMORY = 1 << 22  # examples; the permutation of more is computed on demand
+
+Row = TypeVar("Row")
 
 
 class BatchSampler:
-    """Passes over the data, each in an order of its own, cut into steps of `batch` examples."""
+    """Shuffles the data in every epoch and splits it into steps of `batch` examples or `batch_tokens` tokens."""
 
     def __init__(self, task: Task, data: Any, *, length: int, batch: int, seed: int, batch_tokens: int | None = None):
         self.task, self.data, self.length, self.batch, self.seed = task, data, length, batch, seed
         self.batch_tokens = batch_tokens
-        self.lock = threading.RLock()  # batches are made by a thread, and the loop may ask for names meanwhile
+        self.lock = threading.RLock()  # a prefetching thread makes batches while the loop may ask for names
         self.epoch = -1
-        self.enter(0)
-        self.steps_per_epoch = math.ceil(len(self.order) / batch) if self.cuts is None else len(self.cuts) - 1
+        self.set_epoch(0)
+        self.steps_per_epoch = (
+            math.ceil(len(self.order) / batch) if self.boundaries is None else len(self.boundaries) - 1
+        )
 
-    def enter(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         if epoch == self.epoch:
             return
         self.epoch = epoch
         self.examples: Examples = self.task.examples(self.data, length=self.length, seed=self.seed, epoch=epoch)
         count = len(self.examples)
         lengths = getattr(self.examples, "lengths", None)
-        self.cuts: np.ndarray | None = None  # where steps begin and end, if not after every `batch` examples
+        self.boundaries: np.ndarray | None = None  # of the steps, where they do not have `batch` examples each
         self.order: np.ndarray | RandomPermutation = RandomPermutation(count, self.seed, epoch, "order")
-        if count > MANY and lengths is None and self.batch_tokens is None:
+        if count > MAX_IN_MEMORY and lengths is None and self.batch_tokens is None:
             return
-        draw = generator(self.seed, epoch, "order")
+        random = generator(self.seed, epoch, "order")
         self.order = np.arange(count, dtype=np.uint32)
-        draw.shuffle(self.order)
-        sizes = np.broadcast_to(self.length, count) if lengths is None else np.asarray(lengths)  # rows are full else
+        random.shuffle(self.order)
+        sizes = np.broadcast_to(self.length, count) if lengths is None else np.asarray(lengths)
         if self.batch_tokens is not None:
-            steps = getattr(self, "steps_per_epoch", None)  # as many in every pass as in the first
-            self.order, self.cuts = batch_by_tokens(self.order, sizes, self.batch_tokens, draw, steps)
-            return
-        if lengths is not None:
-            self.order = batch_by_length(self.order, sizes, self.batch, draw)
+            steps = getattr(self, "steps_per_epoch", None)  # every epoch has as many as the first
+            self.order, self.boundaries = steps_by_tokens(self.order, sizes, self.batch_tokens, random, steps)
+        elif lengths is not None:
+            self.order = steps_by_length(self.order, sizes, self.batch, random)
 
     def indices(self, step: int) -> list[int]:
-        """The examples of a step; the last step of a pass may be smaller, so that each example comes exactly once."""
-        epoch, place = divmod(step, self.steps_per_epoch)
+        """The examples of a step. The last step of an epoch may be smaller, so that each example occurs once."""
+        epoch, position = divmod(step, self.steps_per_epoch)
         with self.lock:
-            self.enter(epoch)
-            begin, end = place * self.batch, (place + 1) * self.batch
-            if self.cuts is not None:
-                begin, end = self.cuts[place : place + 2]
+            self.set_epoch(epoch)
+            begin, end = position * self.batch, (position + 1) * self.batch
+            if self.boundaries is not None:
+                begin, end = self.boundaries[position : position + 2]
             return self.order[begin:end].tolist()
 
     def micro_batches(
         self, step: int, *, size: int | None, rank: int, world_size: int, full: bool = False, done: float | None = None
     ) -> list[Batch]:
-        """One process's part of a step, cut to `size` rows at a time; every process gets as many parts.
+        """One process's part of a step in micro-batches of `size` examples; every process gets equally many.
 
-        Where too few examples are left for a process, or a compiled model wants `full` parts of one shape,
-        rows are added whose labels do not count. `done` is the share of the run that is over by then.
+        Where examples run short, or a compiled model needs `full` batches of one shape, padding examples without
+        labels are added. `done` is the fraction of the run completed before this step.
         """
         with self.lock:
             if done is not None:
                 self.task.progress = done
-            return self.parts(step, size, rank, world_size, full=full)
-
-    def parts(self, step: int, size: int | None, rank: int, world_size: int, *, full: bool) -> list[Batch]:
-        everyone = self.indices(step)
-        full = full and self.batch_tokens is None  # steps of so many tokens have rows as they come
-        most = math.ceil((self.batch if full else len(everyone)) / world_size)
-        size = size or most
-        mine = everyone[rank::world_size]
-        batches = []
-        for i in range(0, most, size):
-            part = mine[i : i + size]
-            wanted = min(size, most - i) if full else max(1, len(part))
-            batches.append(padded_batch(self.examples, part, wanted, filler=everyone[0]))
-        return batches
+            everything = self.indices(step)
+            full = full and self.batch_tokens is None  # steps of a number of tokens differ in their rows
+            count = math.ceil((self.batch if full else len(everything)) / world_size)
+            size = size or count
+            own = everything[rank::world_size]
+            batches = []
+            for i in range(0, count, size):
+                part = own[i : i + size]
+                rows = min(size, count - i) if full else max(1, len(part))
+                batches.append(padded_batch(self.examples, part, rows, filler=everything[0]))
+            return batches
 
     def names(self, step: int) -> list[str]:
         with self.lock:
             return [self.examples.name(index) for index in self.indices(step)]
 
 
-def batch_by_length(order: np.ndarray, lengths: np.ndarray, batch: int, draw: np.random.Generator) -> np.ndarray:
-    """The same examples, those of like length in one step, and the steps in random order.
+class StepLoader:
+    """The micro-batches of each step for this process, in pinned memory where the device is a GPU."""
 
-    Sorted within pools of many steps, so that who meets whom still changes from pass to pass. The step that is not
-    full stays the last.
+    PREFETCHED = 3  # steps
+    # Rows of varying length are padded to a multiple of these: GPU kernels are slower for lengths that are not a
+    # multiple of 8, and CUDA graphs pay only where shapes recur.
+    LENGTH_MULTIPLE, GRAPHED_LENGTH_MULTIPLE = 8, 32
+
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        budget: Budget,
+        state: TrainState,
+        distributed: DistributedContext,
+        *,
+        full: bool,
+        graphs: bool,
+    ):
+        self.sampler, self.budget, self.state, self.distributed = sampler, budget, state, distributed
+        self.full = full  # batches of one shape
+        fixed = graphs and sampler.batch_tokens is None
+        self.length_multiple = self.GRAPHED_LENGTH_MULTIPLE if fixed else self.LENGTH_MULTIPLE
+
+    def __call__(self, step: int, size: int | None) -> list[Batch]:
+        """The batches of a step, which may be ahead of the run's state."""
+        batches = self.sampler.micro_batches(
+            step,
+            size=size,
+            rank=self.distributed.rank,
+            world_size=self.distributed.size,
+            full=self.full,
+            done=self.budget.fraction(step, self.state.seconds),
+        )
+        if self.distributed.device.type != "cuda":
+            return batches
+        if hasattr(self.sampler.examples, "lengths"):
+            batches = [
+                batch if batch.features is not None else pad_to_multiple(batch, self.length_multiple)
+                for batch in batches
+            ]
+        return [batch.pin_memory() for batch in batches]
+
+    def stream(self, size: Callable[[], int | None]) -> Iterator[list[Batch]]:
+        """The remaining steps of the run."""
+        steps = (
+            itertools.count(self.state.step) if self.budget.steps is None else range(self.state.step, self.budget.steps)
+        )
+        return (self(step, size()) for step in steps)
+
+
+def steps_by_length(order: np.ndarray, lengths: np.ndarray, batch: int, random: np.random.Generator) -> np.ndarray:
+    """Reorder examples so that each step has similar lengths, with the steps in random order.
+
+    Examples are sorted within pools of many steps, so that the composition of steps changes between epochs. The
+    incomplete step stays last.
     """
     full = len(order) // batch * batch
     pools = [order[at : min(at + POOL * batch, full)] for at in range(0, full, POOL * batch)]
-    # lengths are taken a little longer or shorter than they are: else texts of a small file always meet the same others
-    ordered = [pool[np.argsort(lengths[pool] * draw.uniform(0.95, 1.05, len(pool)), kind="stable")] for pool in pools]
+    # noise on the lengths: otherwise the examples of a small file always share a step with the same others
+    ordered = [pool[np.argsort(lengths[pool] * random.uniform(0.95, 1.05, len(pool)), kind="stable")] for pool in pools]
     steps = np.concatenate([*ordered, order[:0]]).reshape(-1, batch)
-    return np.concatenate([steps[draw.permutation(len(steps))].reshape(-1), order[full:]])
+    return np.concatenate([steps[random.permutation(len(steps))].reshape(-1), order[full:]])
 
 
-def batch_by_tokens(
-    order: np.ndarray, lengths: np.ndarray, tokens: int, draw: np.random.Generator, steps: int | None = None
+def steps_by_tokens(
+    order: np.ndarray, lengths: np.ndarray, tokens: int, random: np.random.Generator, steps: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same examples in steps of at most so many tokens, padding too, and where the steps begin and end.
+    """Reorder examples into steps of at most `tokens` tokens including padding; also the boundaries of the steps.
 
-    Examples of one length meet others in every pass. Where there must be just so many `steps`, as in the passes after
-    the first, and lengths have changed, the limit gives way.
+    If `steps` is given and the lengths have changed since the first epoch, the limit is adjusted to keep that number.
     """
-    alike = order[np.argsort(lengths[order], kind="stable")]
-    sizes = lengths[alike]
-    cuts = cut(sizes, tokens)
-    if steps is not None and len(cuts) - 1 != steps:
-        cuts = cut_into(sizes, steps)
-    parts = np.split(alike, cuts[1:-1])
-    turn = draw.permutation(len(parts))
+    ordered = order[np.argsort(lengths[order], kind="stable")]
+    sizes = lengths[ordered]
+    boundaries = token_boundaries(sizes, tokens)
+    if steps is not None and len(boundaries) - 1 != steps:
+        boundaries = boundaries_for_steps(sizes, steps)
+    parts = np.split(ordered, boundaries[1:-1])
+    turn = random.permutation(len(parts))
     return np.concatenate([parts[i] for i in turn]), np.concatenate([[0], np.cumsum([len(parts[i]) for i in turn])])
 
 
-def cut(sizes: np.ndarray, tokens: int) -> np.ndarray:
-    """Where steps begin and end among examples of rising length, each filled as far as the limit allows."""
-    cuts = [0]
-    while (at := cuts[-1]) < len(sizes):
-        near = sizes[at : at + max(1, tokens // max(1, int(sizes[at])))]
-        padded = np.arange(1, len(near) + 1) * near  # all are as long as the last
-        cuts.append(at + max(1, int(np.searchsorted(padded, tokens, side="right"))))
-    return np.array(cuts)
+def batch_by_tokens(rows: Iterable[Row], length: Callable[[Row], int], max_tokens: int) -> Iterator[list[Row]]:
+    """Batches of rows in the order given, each as large as `max_tokens` including padding allows.
+
+    Sorted by length, the rows of a batch need little padding.
+    """
+    batch: list[Row] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, length(row))
+        if batch and longest * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch, longest = [], length(row)
+        batch.append(row)
+    if batch:
+        yield batch
 
 
-def cut_into(sizes: np.ndarray, steps: int) -> np.ndarray:
-    """The same into so many steps: by the least limit that makes no more, and then the fullest ones in two."""
+def token_boundaries(sizes: np.ndarray, tokens: int) -> np.ndarray:
+    """The boundaries of `batch_by_tokens` among examples of rising length."""
+    return np.cumsum([0, *map(len, batch_by_tokens(sizes.tolist(), int, tokens))])
+
+
+def boundaries_for_steps(sizes: np.ndarray, steps: int) -> np.ndarray:
+    """Exactly `steps` steps: the smallest limit that needs no more, then the largest steps are halved."""
     low, high = 1, int(sizes[-1]) * len(sizes)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if len(cut(sizes, middle)) - 1 <= steps else (middle + 1, high)
-    cuts = cut(sizes, low).tolist()
-    while len(cuts) - 1 < steps:
-        rows = np.diff(cuts)
-        widest = int(rows.argmax())
-        cuts.insert(widest + 1, cuts[widest] + int(rows[widest]) // 2)
-    return np.array(cuts)
+        low, high = (low, middle) if len(token_boundaries(sizes, middle)) - 1 <= steps else (middle + 1, high)
+    boundaries = token_boundaries(sizes, low).tolist()
+    while len(boundaries) - 1 < steps:
+        rows = np.diff(boundaries)
+        largest = int(rows.argmax())
+        boundaries.insert(largest + 1, boundaries[largest] + int(rows[largest]) // 2)
+    return np.array(boundaries)

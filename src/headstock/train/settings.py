@@ -207,7 +207,7 @@ def make_config(tree: dict[str, Any]) -> RunConfig:
     return RunConfig(family=family, objective=objective, **parts)
 
 
-def looks_back_only(model: dict[str, Any]) -> bool:
+def is_causal(model: dict[str, Any]) -> bool:
     """Whether a model of these settings never sees what follows a token, by its family or by its own setting."""
     family = BACKBONES.get(model.get("family", "transformer"))
     return getattr(family, "causal", model.get("causal", True))
@@ -248,10 +248,10 @@ def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str,
 def override_settings(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The settings of files with those of options above them: a length in steps takes the place of one in epochs."""
     placed = assign_sections(given, tree)
-    return config.merge(tree, placed) | {"train": replaced(tree.get("train", {}), placed.get("train", {}))}
+    return config.merge(tree, placed) | {"train": override_flat(tree.get("train", {}), placed.get("train", {}))}
 
 
-def replaced(settings: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def override_flat(settings: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Settings, bare or such as `train.lr`, with others above them: a run has one length, and the later one it is."""
     lengths = [key for key in settings if key.rpartition(".")[2] in LENGTHS]
     if any(key.rpartition(".")[2] in LENGTHS for key in above):

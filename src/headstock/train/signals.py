@@ -1,15 +1,18 @@
-"""Ctrl-C and SIGTERM ask a run to save and leave; a second one leaves at once."""
+"""Ctrl-C and SIGTERM: the first asks the run to save and stop, the second stops it at once."""
 
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+import torch
+
 from headstock.errors import HeadstockError
+from headstock.train.distributed import DistributedContext
 
 
 class Interrupted(HeadstockError):
-    """The user or the system asked us to stop; what was done is saved."""
+    """The run was asked to stop, and has saved its state."""
 
     def __init__(self, message: str, received: int):
         super().__init__(message)
@@ -17,24 +20,33 @@ class Interrupted(HeadstockError):
 
 
 class Interruption:
-    """While it is open, signals are kept for the loop to see between two steps."""
+    """Records signals within the context, for the loop to check between steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, distributed: DistributedContext) -> None:
+        self.distributed = distributed
         self.received: int | None = None
-        self.before: dict[int, Any] = {}
+        self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python does not let us listen
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers nowhere else
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self.hear)
+                self.previous[number] = signal.signal(number, self.handle)
         return self
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.received = number
 
+    def agreed(self) -> int | None:
+        """A signal that any process received, known to all of them at the same step."""
+        if self.distributed.size == 1:
+            return self.received
+        shared = torch.tensor(self.received or 0, device=self.distributed.device)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+        return int(shared) or None
+
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.previous.items():
             signal.signal(number, handler)

@@ -28,7 +28,7 @@ def pack(run: RunFolder, folder: Path) -> None:
             for name, tensor in run.weights().items()
         }
         stock.save_weights(halves)
-        stock.record(*KEPT)
+        stock.add_to_manifest(*KEPT)
     write_card(RunFolder(folder))
 
 

@@ -17,8 +17,9 @@ from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.kernels.fp8 import supports_fp8
 from headstock.planner.machine import synchronize
 from headstock.train.blueprint import blueprint
+from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
-from headstock.train.loop import Event, train
+from headstock.train.loop import train
 from headstock.train.peak_memory import PeakMemory
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import RunConfig, make_config, read_preset

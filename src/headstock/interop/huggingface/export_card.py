@@ -1,7 +1,7 @@
 """The README.md of an exported folder: Hugging Face metadata, how to load it, and the run's own model card."""
 
 from headstock.interop.huggingface.architecture import ExportSpec
-from headstock.report.markdown import escape_markdown
+from headstock.markdown import escape_markdown
 from headstock.train.run_folder import RunFolder
 
 AUTO_CLASSES = {  # ending of the model class: Auto class

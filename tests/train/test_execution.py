@@ -11,12 +11,13 @@ import headstock
 from headstock.errors import UserError
 from headstock.kernels import fp8 as eight
 from headstock.kernels import ops as kernels
+from headstock.logs import messages_to
 from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
-from headstock.train import compile as compiling
+from headstock.train import execution
 from headstock.train.budget import Budget
-from headstock.train.compile import choose_execution_mode
 from headstock.train.distributed import DistributedContext
+from headstock.train.execution import choose_execution_mode
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from tests.model.small import small_model
@@ -27,7 +28,7 @@ GPU = DistributedContext(torch.device("cuda"))
 class AllPass:
     """A task that sends every token through every head."""
 
-    def passes(self, head, length):
+    def head_passes(self, head, length):
         return 1
 
 
@@ -39,18 +40,16 @@ def machine(monkeypatch):
 
 def decided(settings, distributed=GPU, *, lengths=None, model=None):
     order = SimpleNamespace(length=16, examples=SimpleNamespace(**({} if lengths is None else {"lengths": lengths})))
-    said = []
-    budget = Budget.of(settings, 10)
-    return choose_execution_mode(
-        model or small_model(), AllPass(), settings, budget, order, distributed, said.append
-    ), said
+    budget, lines = Budget.of(settings, 10), []
+    with messages_to(lines.append):
+        return choose_execution_mode(model or small_model(), AllPass(), settings, budget, order, distributed), lines
 
 
 @pytest.fixture
 def slow(monkeypatch):
     """Arithmetic that takes longer than the calls."""
-    monkeypatch.setattr(compiling, "CALLS", 0.0)
-    monkeypatch.setattr(compiling, "FLOPS", 1e6)
+    monkeypatch.setattr(execution, "LAUNCH_SECONDS", 0.0)
+    monkeypatch.setattr(execution, "FLOPS", 1e6)
 
 
 def test_a_short_run_is_not_compiled_and_says_so(machine, slow):
@@ -103,13 +102,12 @@ def test_a_wrong_word_is_named(corpus, tmp_path, tiny):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"compile": "replayed"})
 
 
-def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, tiny):
-    said = []
+def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, tiny, messages):
     settings = tiny | {"vocabulary": 301, "vocabulary_multiple": 64, "steps": 30, "lr": 1e-2}
-    headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, say=said.append)
+    headstock.pretrain(corpus, out=tmp_path / "run", settings=settings)
     loaded = headstock.load(tmp_path / "run")
     assert loaded.config.model.vocabulary == 320 and loaded.tokenizer.vocabulary == 301
-    assert any("19 entries stand for no token" in line for line in said)
+    assert any("19 entries stand for no token" in line for line in messages)
     assert "room for 19 more, which stand for nothing" in (tmp_path / "run" / "README.md").read_text()
     (made,) = loaded.generate(["Anne"], max_tokens=40, temperature=5.0)
     assert made.text
@@ -123,7 +121,7 @@ def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, t
     monkeypatch.setattr(kernels, "in_place", lambda x: True)  # as on a GPU
     monkeypatch.setattr(eight, "LEAST", 1)
     counted = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(compiling.torch, "compile", partial(torch.compile, backend=counted))
+    monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counted))
     options = objective | {"fraction_start": 0.9, "fraction": 0.6, "dtype": dtype}
     sizes = {"vocabulary": 304, "batch": 8, "length": 16, "depth": 1, "steps": 4, "log_every": 1}
     curves = []
@@ -139,7 +137,7 @@ def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, t
 def test_however_many_sizes_a_process_trains_each_is_compiled(corpus, tmp_path, tiny, monkeypatch):
     """torch compiles one function eight times, whosever it is; runs of one size share what was compiled."""
     counted = CompileCounterWithBackend("eager")
-    monkeypatch.setattr(compiling.torch, "compile", partial(torch.compile, backend=counted))
+    monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counted))
     sizes = {"vocabulary": 300, "batch": 2, "length": 8, "depth": 1, "heads": 1, "steps": 1, "compile": True}
     for width in (*range(8, 8 * 11, 8), 80):
         headstock.pretrain(corpus, out=tmp_path / f"{width}", settings=tiny | sizes | {"width": width}, overwrite=True)

@@ -1,0 +1,127 @@
+"""Running training statistics: the mean loss and throughput of a log window, and detection of loss spikes."""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headstock.train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 64  # steps that a new one is compared with
+MIN_STEPS = 32  # before anything counts as a spike
+DEVIATIONS = 10.0  # above the median, in median absolute deviations scaled to a standard deviation,
+RATIO = {"loss": 1.3, "gradient norm": 5.0}  # and at least this multiple of the median
+MAX_REPORTED = 5  # spikes that are logged individually; all are counted
+
+
+class SpikeDetector:
+    """Compares each step's loss and gradient norm with a robust range of the last `WINDOW` steps."""
+
+    def __init__(self, count: int = 0):
+        self.count = count
+        self.recent: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in RATIO}
+
+    def add(self, step: int, loss: float, gradient_norm: float) -> None:
+        spikes = []
+        for name, value in (("loss", loss), ("gradient norm", gradient_norm)):
+            recent = self.recent[name]
+            if len(recent) >= MIN_STEPS and (center := median(recent)) and value > self.limit(name, center):
+                spikes.append(f"{name} {value:.4g} against a median of {center:.4g}")
+            recent.append(value)
+        if spikes:
+            self.count += 1
+            if self.count <= MAX_REPORTED:
+                more = "; further spikes are only counted" if self.count == MAX_REPORTED else ""
+                logger.info(f"spike at step {step}: {', '.join(spikes)} over the previous {WINDOW} steps{more}")
+
+    def limit(self, name: str, center: float) -> float:
+        deviation = 1.4826 * median(abs(value - center) for value in self.recent[name])
+        return max(center + DEVIATIONS * deviation, RATIO[name] * center)
+
+    def state(self) -> dict[str, Any]:
+        return {name: list(values) for name, values in self.recent.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, values in state.items():
+            self.recent[name].extend(values)
+
+
+class LossMeter:
+    """Mean loss and throughput since the last log line.
+
+    A GPU's loss is copied asynchronously and read one step later, so that the CPU does not wait for the GPU. For a
+    loss or gradient norm that is not finite, `diverged` is called with its step.
+    """
+
+    def __init__(self, diverged: Callable[[int], None], spikes: SpikeDetector | None = None) -> None:
+        self.diverged, self.spikes = diverged, spikes
+        self.pending: tuple[int, Tensor, Any] | None = None  # step, (loss, gradient norm), CUDA event of the copy
+        self.paused_at = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.steps, self.tokens, self.since = 0.0, 0, 0, time.monotonic()
+
+    def add(self, step: int, loss: Tensor, gradient_norm: Tensor, tokens: int) -> None:
+        self.tokens += tokens
+        values = torch.stack([loss.detach(), gradient_norm.detach().to(loss.dtype)])
+        if not loss.is_cuda:
+            self.pending = (step, values, None)
+            self.flush()
+            return
+        copy, copied = values.to("cpu", non_blocking=True), torch.cuda.Event()
+        copied.record()
+        self.flush()
+        self.pending = (step, copy, copied)
+
+    def flush(self) -> None:
+        """Account for the step whose values are still being copied."""
+        if self.pending is None:
+            return
+        step, values, copied = self.pending
+        self.pending = None
+        if copied is not None:
+            copied.synchronize()
+        loss, gradient_norm = values.tolist()
+        self.total += loss
+        self.steps += 1
+        if not math.isfinite(loss + gradient_norm):
+            self.diverged(step)
+        elif self.spikes:
+            self.spikes.add(step, loss, gradient_norm)
+
+    def mean(self) -> float:
+        return self.total / max(1, self.steps)
+
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(1e-9, time.monotonic() - self.since)
+
+    @contextmanager
+    def pause(self, state: TrainState) -> Iterator[None]:
+        """Exclude a validation or checkpoint from the throughput; its duration is added to the state's overhead."""
+        self.paused_at = time.monotonic()
+        yield
+        seconds = time.monotonic() - self.paused_at
+        self.since += seconds
+        state.overhead_seconds += seconds
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, which is written during a pause."""
+        self.flush()
+        sums = {"total": self.total, "steps": self.steps, "tokens": self.tokens, "seconds": self.paused_at - self.since}
+        return sums | {"spikes": self.spikes.state() if self.spikes else {}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.total, self.steps, self.tokens = state["total"], state["steps"], state["tokens"]
+        self.since = time.monotonic() - state["seconds"]
+        if self.spikes:
+            self.spikes.restore(state.get("spikes", {}))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,11 +18,11 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
-from headstock.explain.targets import ENDLESS, check_length, check_texts, row_of
+from headstock.explain.targets import check_length, check_texts
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import UNLIMITED, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.teacher_forcing import teacher_forcing_batch
 from headstock.tasks.translate import EncodedPairs, Translate
@@ -52,10 +52,10 @@ def encode_input(
         raise UserError(f"{loaded.run}: reads one text and writes none beside it, so --target has no meaning")
     if left_to_right and not task.generates:
         raise UserError(f"{loaded.run}: did not learn to generate, so it never reads a text with --left-to-right")
-    if isinstance(task, LabelledTask):
-        data = task.prepare(Records("text", [1], task.columns_of([row_of(task, texts)])), labelled=False)
-        notes = written(loaded, task, data, target) if isinstance(task, Translate) else []
-        batch = task.examples(data, length=ENDLESS).batch([0])
+    if is_labelled(task):
+        data = task.prepare(Records("text", [1], task.columns_of([task.row_from_texts(texts)])), labelled=False)
+        notes = written(loaded, cast(Translate, task), data, target) if task.translates else []
+        batch = task.examples(data, length=UNLIMITED).batch([0])
     elif backbone.is_encoder_decoder:
         batch, notes = repaired(loaded, texts[0], target)
     else:
@@ -104,7 +104,7 @@ def repaired(loaded: Pipeline, text: str, target: str | None) -> tuple[Batch, li
     wanted = loaded.tokenizer.encode(text if target is None else target)
     marks = {"start": task.bos, "end": task.eos, "source_end": task.eos, "filler": task.pad_id}
     notes = ["this run repairs texts: the decoder is shown the whole text"] if target is None else []
-    return teacher_forcing_batch([(cut(loaded, text), wanted)], **marks, length=ENDLESS), notes
+    return teacher_forcing_batch([(cut(loaded, text), wanted)], **marks, length=UNLIMITED), notes
 
 
 # A whole file
@@ -113,11 +113,11 @@ def repaired(loaded: Pipeline, text: str, target: str | None) -> tuple[Batch, li
 def encode_file(loaded: Pipeline, file: str, *, rows: int | None = None) -> Iterator[Batch]:
     """The rows of a file, some at a time; of a text that does not fit into a row, what the run reads of it."""
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
-    if isinstance(task, LabelledTask):
+    if is_labelled(task):
         for records in labelled_rows(loaded, file, rows):
-            translated = isinstance(task, Translate) and task.target in records.columns
+            translated = task.translates and task.target in records.columns
             data = task.prepare(records, labelled=translated)
-            if isinstance(task, Translate) and data.targets is None:
+            if task.translates and data.targets is None:
                 found = model_outputs(loaded.model, task, data, length=length)
                 data.targets = [[int(token) for token in row] for row in found]
             yield task.examples(data, length=length).batch(range(len(records))).to(loaded.model.device)
@@ -129,7 +129,7 @@ def encode_file(loaded: Pipeline, file: str, *, rows: int | None = None) -> Iter
 def labelled_rows(loaded: Pipeline, file: str, rows: int | None) -> Iterator[Records]:
     """The rows of a file as the run's task has them; sentences to be translated may stand there one a line."""
     task, known = loaded.labelled_task(), detect_format(Path(file))
-    lines = isinstance(task, Translate) and (file == "-" or (known is not None and known.format == PLAIN))
+    lines = task.translates and (file == "-" or (known is not None and known.format == PLAIN))
     found = (text for _, text in stream_texts(file)) if lines else loaded.read_rows(file)
     if isinstance(found, Records):
         some = range(len(found))[:rows]

@@ -16,7 +16,7 @@ from headstock.data.records import Records
 from headstock.data.windowing import SpecialTokens
 from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.errors import UserError
-from headstock.explain.targets import check_fits, check_length, class_number, masks_in, row_of
+from headstock.explain.targets import check_fits, check_length, class_number, masks_in
 from headstock.inference import attribution
 from headstock.inference.attribution import baseline_embedding, integrated_gradients, token_attributions
 from headstock.inference.pipeline import Pipeline
@@ -24,10 +24,8 @@ from headstock.inference.translate import display_tokens
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
-from headstock.tasks.translate import Translate
 from headstock.train.loop import sequence_length
 from headstock.train.outputs import model_outputs
 
@@ -66,11 +64,11 @@ def case_of(loaded: Pipeline, texts: list[str], at: int | None, label: str | Non
     task = loaded.task
     if at is not None and not (task.fills_masks and MASK in texts[0]):
         raise UserError(f"{loaded.run}: --at says which {MASK} is explained, and there is none to fill in")
-    if isinstance(task, Classify):
+    if is_labelled(task) and task.predicts_classes:
         return Classes(loaded, texts)
-    if isinstance(task, Translate):
+    if task.translates:
         return Translation(loaded, texts, label)
-    if isinstance(task, LabelledTask):
+    if task.is_labelled:
         able = "classifiers, translators and language models"
         raise UserError(f"{loaded.run}: is a {task.title}; predictions are explained of {able}")
     if task.fills_masks and MASK in texts[0]:
@@ -95,7 +93,7 @@ class Classes(Case):
         check_fits(loaded, self.task, self.data)
 
     def prepared(self, variants: Sequence[Sequence[str]]) -> Any:
-        columns = self.task.columns_of([row_of(self.task, texts) for texts in variants])
+        columns = self.task.columns_of([self.task.row_from_texts(texts) for texts in variants])
         return self.task.prepare(Records("text", list(range(1, len(variants) + 1)), columns), labelled=False)
 
     def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:

@@ -20,12 +20,9 @@ from headstock.explain.targets import check_length, check_texts, labelled_target
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import IGNORE_INDEX, Batch
-from headstock.model.heads import pool
 from headstock.tasks.base import Task
-from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
-from headstock.tasks.tag import Tag
 
 TOP = 5  # answers per position and layer
 
@@ -164,7 +161,7 @@ def reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> LensIn
     """A text with the marks its task puts around it."""
     check_texts(loaded, texts)
     task, tokenizer = loaded.task, loaded.tokenizer
-    if isinstance(task, LabelledTask):
+    if is_labelled(task):
         return labelled_reading(loaded, texts, label)
     if label is not None:
         raise UserError(f"{loaded.run}: is a language model and knows no --label")
@@ -203,9 +200,9 @@ def labelled_reading(loaded: Pipeline, texts: Sequence[str], label: str | None) 
     """A text as a fine-tuned run reads it."""
     asked = labelled_target(loaded, texts, label)
     task, batch = asked.task, asked.batch
-    if isinstance(task, Classify):
+    if task.lens == "class":
         return LensInput(batch, task, [0], "class", [label], [])
-    if isinstance(task, Tag):
+    if task.lens == "tag":
         places = batch.labels["places"][0].tolist()
         return LensInput(batch, task, places, "tag", [None] * len(places), [])
     if batch.source is not None:
@@ -256,15 +253,15 @@ def logit_lens(loaded: Pipeline, read: LensInput, activations: Activations) -> t
 def chances_of(loaded: Pipeline, read: LensInput, vectors: Tensor) -> Tensor:
     """(places, C): the probability of every answer at every place, from (1, T, D) vectors."""
     heads, task = loaded.model.heads, read.task
-    if isinstance(task, Classify):
-        scores = heads["label"](pool(vectors, read.batch.padding, task.config.pool)).float()
+    if is_labelled(task) and task.lens == "class":
+        scores = task.lens_scores(loaded.model, vectors, read.batch.padding).float()
         return scores.sigmoid() if task.multilabel else scores.softmax(-1)
-    return heads["tag" if isinstance(task, Tag) else "token"](vectors[0, read.places]).float().softmax(-1)
+    return heads["tag" if task.lens == "tag" else "token"](vectors[0, read.places]).float().softmax(-1)
 
 
 def answers_of(loaded: Pipeline, read: LensInput) -> Any:
     """The name of an answer by its number."""
-    if isinstance(read.task, Classify | Tag):
+    if read.task.lens in ("class", "tag"):
         return read.task.config.classes.__getitem__
     vocabulary = loaded.tokenizer.vocabulary
 

@@ -101,9 +101,8 @@ def of_preset(
 
 def labelled(task: str) -> bool:
     """Whether a task is learned from labelled rows, not an objective of pretraining."""
-    from headstock.tasks.labelled import LabelledTask
 
-    return issubclass(TASKS.get(task), LabelledTask)
+    return TASKS.get(task).is_labelled
 
 
 def named_classes(task: str, classes: int | None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ B rows, T tokens.
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,22 +22,16 @@ from headstock.inference.pipeline import Pipeline, load
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
-from headstock.tasks.answer import Answer
 from headstock.tasks.base import Examples, Task
 from headstock.tasks.class_labels import listed
-from headstock.tasks.classify import Classify
-from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.tasks.masked import MaskedLM
-from headstock.tasks.pair import Pair
 from headstock.tasks.special_tokens import special_tokens_for
-from headstock.tasks.tag import Tag
-from headstock.tasks.translate import Translate, too_long
 from headstock.train.labelled_data import require_labels
 from headstock.train.loop import sequence_length
 
 ROWS = 16  # of a file that are read
 TRIES = 64  # draws of what is hidden, until something is
-ENDLESS = 1 << 30  # a row in which every text has room
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ def open_single_run(run: str | Path, *, device: str = "auto") -> Pipeline:
 
 def limit_of(loaded: Pipeline) -> int | None:
     """How many tokens with its marks a text may have."""
-    if isinstance(loaded.task, LabelledTask):
+    if is_labelled(loaded.task):
         return sequence_length(loaded.model, loaded.config.train)
     return loaded.model.backbone.context
 
@@ -86,10 +80,8 @@ def check_length(loaded: Pipeline, count: int) -> None:
 
 def check_texts(loaded: Pipeline, texts: Sequence[str]) -> None:
     """As many texts as the run's task reads together, and none of them empty."""
-    parts = {Pair: ("two texts", 2), Answer: ("a question and its context", 2)}
-    wanted, count = parts.get(type(loaded.task), ("one text", 1))
-    if len(texts) != count:
-        raise UserError(f"{loaded.run}: wanted {wanted}, {len(texts)} came")
+    if len(texts) != loaded.task.texts_per_row:
+        raise UserError(f"{loaded.run}: wanted {loaded.task.row_description}, {len(texts)} came")
     if not all(text.strip() for text in texts):
         raise UserError(f"{loaded.run}: the text is empty")
 
@@ -105,7 +97,7 @@ def training_target(
     `shown` is a word, or its place from 1, that a masked objective must not mask.
     """
     check_texts(loaded, texts)
-    if isinstance(loaded.task, LabelledTask):
+    if is_labelled(loaded.task):
         return labelled_target(loaded, texts, label)
     if label is not None:
         raise UserError(f"{loaded.run}: is a language model, whose loss needs no --label")
@@ -115,8 +107,8 @@ def training_target(
     ids = loaded.tokenizer.encode(text)
     if not ids:
         raise UserError(f"{loaded.run}: the tokenizer leaves nothing of the text")
-    if isinstance(loaded.task, MaskedLM):
-        return masked_target(loaded, loaded.task, ids, visible)
+    if loaded.task.fills_masks and not loaded.task.generates:
+        return masked_target(loaded, cast(MaskedLM, loaded.task), ids, visible)
     check_length(loaded, len(ids) + 1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
@@ -156,17 +148,17 @@ def masked_target(loaded: Pipeline, task: MaskedLM, ids: Sequence[int], word: st
 
 def labelled_target(loaded: Pipeline, texts: Sequence[str], label: str | None) -> ExplainTarget:
     task = loaded.labelled_task()
-    row = row_of(task, texts)
+    row = task.row_from_texts(texts)
     notes = []
     if label is None:
         (said,) = loaded.predict([row])
-        columns = task.columns_of([row]) | own_label(task, said)
+        columns = task.columns_of([row]) | {task.target: [task.predicted_target(said)]}
         notes.append(f"no label was given, so what the run itself says is taken: {task.as_text(said).strip()}")
     else:
         columns = task.columns_of([row]) | {task.target: [checked_label(loaded, label)]}
     data = task.prepare(Records("text", [1], columns))
     check_fits(loaded, task, data)
-    task = plain(task)
+    task = task.for_loss()
     batch = task.examples(data, length=sequence_length(loaded.model, loaded.config.train)).batch([0])
     wanted, more = told(task, batch)
     return ExplainTarget(task, batch.to(loaded.model.device), wanted, [*notes, *more])
@@ -176,11 +168,11 @@ def file_target(loaded: Pipeline, file: str | Path, *, columns: Mapping[str, str
     """The first rows of a file as the run reads them: labelled rows, or text in windows; what is too long is cut."""
     task, length = loaded.task, sequence_length(loaded.model, loaded.config.train)
     examples: Examples
-    if isinstance(task, LabelledTask):
+    if is_labelled(task):
         rows = require_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
         rows = rows.select(range(min(ROWS, len(rows))))
         task.check(rows)
-        task = plain(task)
+        task = task.for_loss()
         examples = task.examples(task.prepare(rows), length=length)
     else:
         corpus = read_corpus(file, column=loaded.config.data.column)
@@ -205,29 +197,12 @@ def told(task: Task, batch: Batch) -> tuple[str, list[str]]:
     return " and ".join(parts), []
 
 
-def row_of(task: LabelledTask, texts: Sequence[str]) -> Any:
-    """A row as `predict` takes it."""
-    if isinstance(task, Answer):
-        return {"question": texts[0], "context": texts[1]}
-    return tuple(texts) if isinstance(task, Pair) else texts[0]
-
-
-def own_label(task: LabelledTask, said: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The column that says what a run predicts, as if people had said it."""
-    if isinstance(task, Tag):
-        return {task.target: [said["tags"]]}
-    if isinstance(task, Answer):
-        found = [] if said["start"] is None else [{"text": said["answer"], "start": said["start"]}]
-        return {task.target: [found]}
-    return {task.target: [said["text" if isinstance(task, Translate) else "label"]]}
-
-
 def checked_label(loaded: Pipeline, label: str) -> str:
     """A label the run knows, or a translation to be learned."""
     task = loaded.labelled_task()
-    if isinstance(task, Translate):
+    if task.translates:
         return label
-    if not isinstance(task, Classify):
+    if not task.predicts_classes:
         raise UserError(f"{loaded.run}: a {task.title} has no one label a text; name labelled rows with --file")
     class_number(loaded, label)
     return label
@@ -243,19 +218,7 @@ def class_number(loaded: Pipeline, label: str) -> int:
 
 def check_fits(loaded: Pipeline, task: LabelledTask, data: Any) -> None:
     """Refuse what the run would read only in part."""
-    limit = sequence_length(loaded.model, loaded.config.train)
-    if isinstance(task, Translate):
-        if found := too_long(data, limit):
-            check_length(loaded, found[0][1] + 1)
-    else:
-        check_length(loaded, int(task.examples(data, length=ENDLESS).lengths[0]))  # type: ignore[attr-defined]
-
-
-def plain(task: LabelledTask) -> LabelledTask:
-    """A translator without the search for translations that its loss may ask for in evaluation."""
-    if isinstance(task, Translate) and task.config.validate_bleu:
-        return Translate(replace(task.config, validate_bleu=False), task.tokenizer)
-    return task
+    check_length(loaded, task.row_length(data))
 
 
 def masks_in(text: str, pattern: str) -> list[tuple[int, int]]:

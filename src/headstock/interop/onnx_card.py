@@ -93,7 +93,7 @@ def describe_reading(loaded: Pipeline, graph: Graph) -> dict[str, Any]:
         told = {"start": start, "end": tokenizer.eos, "never": sorted(loaded.suppressed_tokens()), "past": past}
         return about | told | {"length": context}
     assert is_labelled(task)
-    if task.reads_pairs:
+    if task.texts_per_row > 1:
         about |= {"start": task.bos, "separator": separator_id(tokenizer)}
     else:
         about |= around((task.bos,), task.suffix, about["length"])

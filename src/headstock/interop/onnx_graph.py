@@ -103,7 +103,7 @@ class LabelledGraph(Graph):
 
     def __init__(self, model: Model, task: LabelledTask):
         super().__init__(model, task, task.graph_spec())
-        if task.reads_pairs and getattr(model.backbone, "segments", None) is not None:
+        if task.texts_per_row > 1 and getattr(model.backbone, "segments", None) is not None:
             self.inputs = (*self.inputs, "token_type_ids")
 
     def answer(self, batch: Batch) -> Any:

@@ -129,7 +129,8 @@ class Answer(LabelledTask):
     target = "answers"
     input_column = "question"
     answers_questions = True
-    reads_pairs = True
+    texts_per_row = 2
+    row_description = "a question and its context"
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     primary_metric = "f1"
     huggingface_head = "ForQuestionAnswering"
@@ -173,6 +174,9 @@ class Answer(LabelledTask):
     @staticmethod
     def is_row(row: Any) -> bool:
         return isinstance(row, Mapping) and all(isinstance(row.get(name), str) for name in ("question", "context"))
+
+    def row_from_texts(self, texts: Sequence[str]) -> dict[str, str]:
+        return {"question": texts[0], "context": texts[1]}
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         self.check_rows(rows)

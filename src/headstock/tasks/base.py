@@ -31,6 +31,9 @@ class Sample:
     true: str
 
 
+Lens = Literal["token", "class", "tag", "none"]
+
+
 class Examples(Protocol):
     """What one pass over the data is made of; example i of a pass is the same whoever asks for it.
 
@@ -63,6 +66,9 @@ class Task(ABC):
     title: ClassVar[str] = "language model"  # what a model trained for it is
     translates: ClassVar[bool] = False  # a run of it has `translate`
     answers_questions: ClassVar[bool] = False  # a run of it has `answer`
+    texts_per_row: ClassVar[int] = 1  # how many texts a row joins,
+    row_description: ClassVar[str] = "one text"  # and what they are
+    lens: ClassVar[Lens] = "token"  # what the logit lens reads at each layer
     trainable: ClassVar[bool] = True  # a model can be trained for it
     huggingface_head: ClassVar[str | None] = None  # the ending of the transformers class with the same head
     fills_masks: ClassVar[bool] = False  # its token head gives hidden tokens

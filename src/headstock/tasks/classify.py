@@ -73,6 +73,7 @@ class Classify(LabelledTask):
     title = "classifier"
     nouns = Nouns("text", "text", "text", "wrongly classified texts", "accuracy")
     predicts_classes = True
+    lens = "class"
     row_is_text = True
 
     def __init__(self, config: ClassConfig, tokenizer: Tokenizer | None):
@@ -276,6 +277,9 @@ class Classify(LabelledTask):
 
     def class_scores(self, model: Model, batch: Batch) -> Tensor:
         return model.heads["label"](self.read(model, batch))
+
+    def lens_scores(self, model: Model, vectors: Tensor, padding: Tensor | None) -> Tensor:
+        return model.heads["label"](pool(vectors, padding, self.config.pool))
 
     def graph_spec(self) -> GraphSpec:
         config = self.config

@@ -21,7 +21,7 @@ from headstock.intervals import SufficientStatistics
 from headstock.model.batch import Batch, count_real_tokens
 from headstock.model.layer_features import select_layers
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, Task, bos_id, closing_ids
+from headstock.tasks.base import TASKS, Examples, Lens, Task, bos_id, closing_ids
 from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import GraphSpec
 from headstock.tasks.wording import Nouns
@@ -39,6 +39,9 @@ def metric_value(tally: RowMetric) -> float:
     return float(hits.sum() / max(of.sum(), 1e-9))
 
 
+UNLIMITED = 1 << 30  # a sequence length that cuts no row
+
+
 class EncodedRows(Protocol):
     """Rows as a task reads them: cut into tokens, their labels as numbers where they have any."""
 
@@ -53,6 +56,7 @@ class LabelledTask(Task):
     """A task whose labels come from people: its rows have a column for them, and a run of it predicts."""
 
     is_labelled = True
+    lens: ClassVar[Lens] = "none"
     target: ClassVar[str]  # the column with what people said
     input_column: ClassVar[str] = "text"  # the column that --column names
     nouns: ClassVar[Nouns] = Nouns()  # how reports speak of its rows
@@ -62,7 +66,6 @@ class LabelledTask(Task):
     verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
     example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
     row_form: ClassVar[str] = "a text (str)"  # what a program hands over as one row
-    reads_pairs: ClassVar[bool] = False  # a row joins two texts, told apart by segment ids
     row_is_text: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
     formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of metrics that are no ratio of sums
     can_ensemble: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
@@ -99,6 +102,10 @@ class LabelledTask(Task):
     def is_row(row: Any) -> bool:
         """Whether a program handed over a row as this task reads it, of the form that `row_form` names."""
         return isinstance(row, str)
+
+    def row_from_texts(self, texts: Sequence[str]) -> Any:
+        """A row, as a program hands it over, from its texts."""
+        return tuple(texts) if self.texts_per_row > 1 else texts[0]
 
     def check_rows(self, rows: Sequence[Any]) -> None:
         if not all(self.is_row(row) for row in rows):
@@ -174,6 +181,18 @@ class LabelledTask(Task):
     def graph_outputs(self, model: Model, batch: Batch) -> Tensor | tuple[Tensor, ...]:
         """What an exported graph computes for whole rows, in the order of the spec's outputs."""
         return self.class_scores(model, batch)
+
+    def lens_scores(self, model: Model, vectors: Tensor, padding: Tensor | None) -> Tensor:
+        """(B, C) the class scores from one layer's vectors (B, T, D), where `lens` is "class"."""
+        raise NotImplementedError(f"{type(self).__name__} has no class head to read a layer with")
+
+    def row_length(self, data: Any) -> int:
+        """The tokens, with special tokens, that the first row takes when nothing of it is cut."""
+        return int(self.examples(data, length=UNLIMITED).lengths[0])  # type: ignore[attr-defined]
+
+    def for_loss(self) -> Self:
+        """The task without any decoding that validation may add to its loss."""
+        return self
 
     def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         """The confidence in each prediction and whether it is correct, (N,) both; None where there is no such thing."""

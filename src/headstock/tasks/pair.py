@@ -35,7 +35,8 @@ class Pair(Classify):
     example = "--file pairs.csv"
     row_form = "two texts, such as ('It rains.', 'The street is wet.')"
     row_is_text = False
-    reads_pairs = True
+    texts_per_row = 2
+    row_description = "two texts"
 
     def __init__(self, config: PairConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)

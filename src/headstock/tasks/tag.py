@@ -79,6 +79,7 @@ class Tag(LabelledTask):
     Config: ClassVar[type] = TagConfig
     target = "tags"
     input_column = "tokens"
+    lens = "tag"
     huggingface_head = "ForTokenClassification"
     title = "tagger of words"
     nouns = Nouns(

@@ -90,6 +90,7 @@ class Translate(LabelledTask):
     )
     verb = "translate"
     translates = True
+    lens = "token"
     needs_encoder_decoder = True
     is_language_model = True
     can_ensemble = False
@@ -241,6 +242,12 @@ class Translate(LabelledTask):
         said = [row["text"] for row in self.predictions(data, outputs)]
         counted = {"bleu": bleu_counts(said, data.labels), "chrf": chrf_counts(said, data.labels)}
         return {name: SufficientStatistics(counts, self.formulas[name]) for name, counts in counted.items()}
+
+    def row_length(self, data: EncodedPairs) -> int:
+        return max(len(data.sources[0]), len((data.targets or data.sources)[0])) + 1
+
+    def for_loss(self) -> "Translate":
+        return self.with_settings(validate_bleu=False) if self.config.validate_bleu else self
 
     def predicted_target(self, prediction: Mapping[str, Any]) -> str:
         return prediction["text"]

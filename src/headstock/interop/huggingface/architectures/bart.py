@@ -31,7 +31,6 @@ from headstock.interop.huggingface.tensor_map import (
 from headstock.model.layers import NORM_EPSILON
 from headstock.model.positions import sinusoids
 from headstock.tasks.base import TASKS
-from headstock.tasks.labelled import LabelledTask
 from headstock.train.settings import RunConfig
 
 KINDS = {  # (norm, embed_norm, positions): model type
@@ -125,7 +124,7 @@ class Bart(Architecture):
         if kind == "marian":
             hf_config |= {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": c.vocabulary}
         name = "MarianMTModel" if kind == "marian" else f"{CLASSES[kind]}{SEQ2SEQ}"
-        translates = issubclass(TASKS.get(config.objective), LabelledTask)
+        translates = TASKS.get(config.objective).is_labelled
         return ExportSpec(kind, name, "model.", hf_config, "translation" if translates else None)
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from headstock.intervals import Interval, difference, interval
-from headstock.report.theme import make_figure, styles, svg_of
+from headstock.report.theme import arm_styles, make_figure, svg_of
 
 RESULTS = Path(__file__).parents[1] / "recipes" / "results"
 NAMES = {name: name for name in ("causal", "hybrid", "masked")}
@@ -72,7 +72,7 @@ def paint_figure(path: Path, pretraining: str) -> None:
     """Accuracy by family, a dot for each seed."""
     cells = read("families/cells.json", pretraining)
     bits = {run["family"]: run.get("bits_per_byte") for run in read("families/pretraining.json", pretraining)}
-    looks = styles([{"name": kind, "kind": kind} for kind in ("pretrained", "scratch", TFIDF)])
+    looks = arm_styles([{"name": kind, "kind": kind} for kind in ("pretrained", "scratch", TFIDF)])
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from headstock.data.corpus import Corpus, read_corpus
-from headstock.experiments.leakage import find_leaked_texts
+from headstock.experiments.leakage_search import find_leaked_texts
 
 
 def words(pick: random.Random, count: int) -> str:

@@ -4,10 +4,10 @@ import json
 from math import exp
 from pathlib import Path
 
-from headstock.report.theme import GRID, PAPER, make_figure, styles, svg_of
+from headstock.report.theme import GRID, PAPER, arm_styles, make_figure, svg_of
 
 names = {"shakespeare": "Transformer", "shakespeare-lstm": "LSTM"}
-looks = styles([{"name": "shakespeare", "kind": "pretrained"}, {"name": "shakespeare-lstm", "kind": "scratch"}])
+looks = arm_styles([{"name": "shakespeare", "kind": "pretrained"}, {"name": "shakespeare-lstm", "kind": "scratch"}])
 
 
 def cells(name, how, of="cells"):  # the best is the first

@@ -70,8 +70,5 @@ def compared(stock, task_files, tmp_path_factory):
     made, settings = {}, SETTINGS | {"epochs": 4, "lr": 0.02}
     for task, files in task_files.items():
         out = tmp_path_factory.mktemp("compared") / task
-        made[task] = (
-            compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings, say=print),
-            out,
-        )
+        made[task] = compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings), out
     return made

@@ -30,9 +30,6 @@ PENDING = {
     "kernels/int8.py -> model",
     "kernels/ops.py -> model",
     "model/model.py -> decoding",
-    "report/compare_page.py -> experiments",
-    "report/sweep_charts.py -> experiments",
-    "report/sweep_page.py -> experiments",
 }
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"sympy", "matplotlib", "sklearn", "fastapi", "uvicorn", "transformers", "onnx", "pyarrow", "tensorboard"}

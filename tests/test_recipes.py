@@ -8,7 +8,7 @@ import pytest
 
 from headstock.errors import ConfigError
 from headstock.experiments import compare_settings as settings
-from headstock.experiments import grid
+from headstock.experiments import recipe, sweep_settings
 from headstock.train.finetune_config import resolve_finetune_config as transfer_config
 from headstock.train.pretrain import gather_config
 from headstock.train.run_folder import open_run
@@ -20,7 +20,7 @@ RECIPES = sorted(FOLDER.glob("*.toml"))
 def load(path: Path) -> None:
     written = tomllib.loads(path.read_text(encoding="utf-8"))
     if "sweep" in written:
-        plan = grid.make_plan(path, {}, {}, {})
+        plan = sweep_settings.make_plan(path, {}, {}, {})
         given = {"data.corpus": list(plan.sweep.corpus), **plan.settings}
         gather_config(plan.preset, None, given | {key: values[0] for key, values in plan.grid.items()})
     elif "compare" in written:
@@ -28,7 +28,7 @@ def load(path: Path) -> None:
         if plan.compare.task != "translate":  # for which no stock ships
             transfer_config(open_run("reviews-en"), plan.compare.task, None, dict(plan.settings))
         if plan.pretrain:
-            asked = grid.flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
+            asked = recipe.flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
             gather_config(plan.pretrain.get("preset"), None, asked)
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")

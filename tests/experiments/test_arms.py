@@ -77,12 +77,12 @@ def test_tfidf_alone_needs_no_run():
         (["scrach"], {}, r"--arms scrach: no such arm; did you mean 'scratch'\? \(have: scratch, .*tfidf\)"),
         (["fats"], {"fast": {"kind": "frozen"}}, r"did you mean 'fast'\?"),
         (["xyz"], {}, r"--arms xyz: no such arm \(have: "),
-        (["frozen", "scratch", "frozen"], {}, r"--arms: frozen named twice"),
+        (["frozen", "scratch", "frozen"], {}, r"--arms: frozen given twice"),
         (["fast"], {"fast": {"lr": 1}}, r"arms\.fast\.kind: must be one of scratch, .*, not 'fast'"),
         (["scratch"], {"fast": {"kind": "frozn"}}, r"arms\.fast\.kind: .*, not 'frozn'; did you mean 'frozen'\?"),
         (["scratch"], {"fast": {"kind": 3}}, r"arms\.fast\.kind: .*, not 3"),
-        (["tfidf"], {"tfidf": {"C": 1, "n": 2}}, r"arms\.tfidf: TF-IDF has no settings, so C, n would change nothing"),
-        (["scratch"], {}, r"no run to compare: name one"),
+        (["tfidf"], {"tfidf": {"C": 1, "n": 2}}, r"arms\.tfidf: TF-IDF has no settings, so C, n cannot be set"),
+        (["scratch"], {}, r"no run to compare: give one"),
     ],
 )
 def test_what_is_wrong_is_said(names, tables, message):
@@ -95,7 +95,7 @@ def test_a_run_that_is_not_there_or_there_twice(runs, tmp_path):
     (path,) = runs("tiny")
     with pytest.raises(UserError, match=r"no such run; did you mean 'tiny'\?"):
         make_arms([tmp_path / "tinny"], ["scratch"])
-    with pytest.raises(UserError, match="tiny: named twice"):
+    with pytest.raises(UserError, match="tiny: given twice"):
         make_arms([path, tmp_path / "." / "tiny"], ["scratch"])
 
 

@@ -19,7 +19,7 @@ from headstock.experiments.arms import Arm
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan
 from headstock.experiments.comparison_summary import summarize_comparison, title_of, versions
-from headstock.experiments.leakage_check import LeakageReport
+from headstock.experiments.leakage import LeakageReport
 from headstock.intervals import difference
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig
@@ -81,8 +81,8 @@ def test_rows_held_out_of_the_training_file_are_not_learned_from(stock, files, t
 def test_it_is_told_whether_epochs_were_chosen(stock, files, tmp_path, weights):
     asked = {"arms": ["scratch"], "seeds": 2, "settings": SETTINGS | {"weights": weights}}
     said = compare(stock, train=files["train"], valid=files["valid"], out=tmp_path, **asked)["notes"]
-    assert any("epochs were chosen" in line for line in said) == (weights == "best")
-    assert any("chose its epoch" in line for line in said) == (weights == "best")
+    assert any("selected the epochs" in line for line in said) == (weights == "best")
+    assert any("selected its epoch" in line for line in said) == (weights == "best")
     assert any("last epoch" in line for line in said) == (weights == "last")
 
 
@@ -197,7 +197,7 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     assert paired != difference(np.array(right["scratch small"])[::-1], np.array(right["pretrained small"]))
     # the scratch model made like it is what it is measured against, though another is better
     (verdict,) = results["verdicts"]
-    assert verdict.startswith("With 4 labels pretraining adds 25.0 points (") and verdict.endswith(" over scratch.")
+    assert verdict.startswith("With 4 labels, pretraining improves accuracy by 25.0 points over scratch (95% CI ")
     assert results["details"]["arms"]["pretrained small"]["confusion"] == [[50, 25], [25, 0]]  # of the first seed
     assert results["train_overlap"] == 100
 
@@ -280,35 +280,22 @@ def test_several_runs_stand_side_by_side(stock, files, tmp_path):
     }
 
 
-def test_one_seed_gives_no_interval_and_says_so(stock, files, tmp_path):
-    said = []
-    results = compare(stock, **files, out=tmp_path, labels=[8], seeds=1, seed=7, settings=SETTINGS, say=said.append)
+def test_one_seed_gives_no_interval_and_says_so(stock, files, tmp_path, caplog):
+    caplog.set_level("INFO", logger="headstock")
+    results = compare(stock, **files, out=tmp_path, labels=[8], seeds=1, seed=7, settings=SETTINGS)
     assert results["seeds"] == [7]
     rows = [*results["summary"], *results["pairs"]]
     assert all(row["low"] is None and row["high"] is None for row in rows)
     assert all(row["macro_f1_low"] is None for row in results["summary"])
-    assert any("One seed" in note and "intervals are left out" in note for note in results["notes"])
-    assert any("one seed" in line for line in said)
-    assert results["verdicts"][0].endswith("one seed only, so no interval.")
+    assert any("One seed" in note and "no intervals" in note for note in results["notes"])
+    assert any("single seed" in line for line in caplog.messages)
+    assert results["verdicts"][0].endswith("one seed only, so there are no intervals.")
     assert faults(json.loads(json.dumps(results)), SCHEMA) == []
 
 
-def command(capsys, *words):
-    """The command line in this process: exit code, stdout and stderr."""
-    from headstock.cli.app import app
-
-    with pytest.raises(SystemExit) as left:
-        app([str(word) for word in words], standalone_mode=False)
-    told = capsys.readouterr()
-    return left.value.code, told.out, told.err
-
-
-def test_the_command_keeps_the_json_contract(files, tmp_path, capsys):
+def test_the_command_keeps_the_json_contract(call, files, tmp_path):
     options = [f"--{name}={path}" for name, path in files.items()]
-    code, out, _ = command(
-        capsys, "compare", *options, "--arms=tfidf", "--labels=8", "--seeds=1", "--out", tmp_path, "--json"
-    )
-    assert code == 0
+    out, _ = call("compare", *options, "--arms=tfidf", "--labels=8", "--seeds=1", "--out", tmp_path, "--json")
     told = json.loads(out.splitlines()[-1])
     assert set(told["cells"][0]) >= {"arm", "labels", "seed", "accuracy", "macro_f1"}
     assert set(told["summary"][0]) >= {"arm", "labels", "accuracy", "low", "high"}
@@ -322,14 +309,14 @@ def test_the_command_keeps_the_json_contract(files, tmp_path, capsys):
 WRONG = {
     "too many labels": ({"labels": [8, 99]}, r"--labels 99: .*train\.csv has only 60 rows"),
     "unknown arm": ({"arms": ["scratch", "pretraned"]}, r"--arms pretraned: no such arm; did you mean 'pretrained'\?"),
-    "arm twice": ({"arms": ["tfidf", "scratch", "tfidf"]}, r"--arms: tfidf named twice"),
+    "arm twice": ({"arms": ["tfidf", "scratch", "tfidf"]}, r"--arms: tfidf given twice"),
     "one label": ({"labels": [1]}, r"compare\.labels: must be 2 or more, not 1"),
-    "labels twice": ({"labels": [8, 8]}, r"compare\.labels: names a number twice"),
+    "labels twice": ({"labels": [8, 8]}, r"compare\.labels: contains a number twice"),
     "no seeds": ({"seeds": 0}, r"compare\.seeds: must be 1 or more, not 0"),
     "no rows": ({"rows": 0}, r"compare\.rows: must be 1 or more, not 0"),
-    "no run": ({"runs": []}, r"no run to compare: name one"),
+    "no run": ({"runs": []}, r"no run to compare: give one"),
     "no such run": ({"runs": ["nowhere/tiny"]}, r"nowhere/tiny: no such run"),
-    "run twice": ({"runs": 2}, r"tiny: named twice"),
+    "run twice": ({"runs": 2}, r"tiny: given twice"),
     "no training file": ({"train": None}, r"name a file with --train"),
     "unknown wish": ({"leakage": "exlude"}, r"compare\.leakage: must be one of .* did you mean 'exclude'"),
     "unknown setting": ({"settings": {"epoch": 3}}, r"epoch: unknown setting; did you mean 'epochs'"),
@@ -350,12 +337,12 @@ def test_mistakes_are_named_before_any_work(stock, files, tmp_path, wrong):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_refuses_in_one_line(stock, files, tmp_path, capsys):
+def test_the_command_refuses_in_one_line(call, stock, files, tmp_path):
     (tmp_path / "mine").write_text("precious")
     options = [f"--{name}={path}" for name, path in files.items()]
     wrong = {
         "is a file": [stock, "--out", tmp_path / "mine"],
-        "wanted numbers with commas": [stock, "--out", tmp_path / "out", "--labels", "8;24"],
+        "expected numbers separated by commas": [stock, "--out", tmp_path / "out", "--labels", "8;24"],
         "did you mean 'frozen'": [stock, "--out", tmp_path / "out", "--arms", "frosen"],
         "must be 1 or more": [stock, "--out", tmp_path / "out", "--seeds", 0],
         "no run to compare": ["--out", tmp_path / "out"],
@@ -363,8 +350,7 @@ def test_the_command_refuses_in_one_line(stock, files, tmp_path, capsys):
         "is an objective of pretraining": [stock, "--out", tmp_path / "out", "--task", "masked"],
     }
     for message, words in wrong.items():
-        code, out, said = command(capsys, "compare", *words, *options, "--json", "--quiet")
-        assert code == 2
+        out, said = call("compare", *words, *options, "--json", "--quiet", code=2)
         assert message in json.loads(out)["error"]
         assert len(said.splitlines()) == 1
     assert (tmp_path / "mine").read_text() == "precious"

@@ -120,7 +120,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_results(done, stock, files, tm
     assert not (out / "results.json").exists()
     if instant == "interrupt":
         assert stopped.stderr.splitlines()[-1] == (
-            f"headstock: stopped; 4 of 16 cells are kept in {out}, the same command goes on"
+            f"headstock: stopped; 4 of 16 trials are saved in {out}; repeat the command to continue"
         )
     again = compare(stock, **files, out=out, **GRID)  # what the command calls
     after = stamps(out)

@@ -8,8 +8,8 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import comparison_table
-from headstock.experiments.comparison_summary import under_majority
+from headstock.experiments.comparison_summary import majority_notes
+from headstock.experiments.tables import comparison_table
 from headstock.train.run_folder import RunFolder
 from tests.experiments.small import (
     SCHEMA,
@@ -38,9 +38,9 @@ def leaky(stock, corpus, files, tmp_path):
     return with_corpus(stock, tmp_path / "leaky", path)
 
 
-def test_test_texts_that_were_pretrained_on_are_left_out(leaky, files, tmp_path):
-    said = []
-    results = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL, say=said.append)
+def test_test_texts_that_were_pretrained_on_are_excluded(leaky, files, tmp_path, caplog):
+    caplog.set_level("INFO", logger="headstock")
+    results = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL)
     (found,) = results["leakage"]
     assert (found["checked"], found["why"], found["excluded"]) == (True, None, True)
     assert (found["exact"], found["near"], found["documents"], found["tested"]) == (3, 0, 303, 40)
@@ -49,28 +49,33 @@ def test_test_texts_that_were_pretrained_on_are_left_out(leaky, files, tmp_path)
     )
     assert all("leaky.txt:" in example["found"] for example in found["examples"])
     assert results["measured_rows"] == 37
-    assert any(note.startswith("3 measured rows were left out") for note in results["notes"])
-    assert any("3 of 40 measured texts" in line and "left out" in line for line in said)
+    assert any(note.startswith("3 evaluation rows were excluded") for note in results["notes"])
+    assert any("3 of 40 evaluation texts" in line and "excluded" in line for line in caplog.messages)
     cells = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()]
     assert all(len(cell["probabilities"]) == 37 for cell in cells)
     assert faults(json.loads(json.dumps(results)), SCHEMA) == []
     mistaken = {m["place"] for told in results["details"]["arms"].values() for m in told["mistakes"]}
     assert not mistaken & {example["place"] for example in found["examples"]}
-    said.clear()
-    again = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL, say=said.append)
+    caplog.clear()
+    again = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL)
     assert numbers(again) == numbers(results)
-    assert not any("looking for" in line for line in said)  # a search is remembered
+    assert not any("searching" in line for line in caplog.messages)  # the search is cached
 
 
-def test_leaks_are_kept_or_not_looked_for_where_that_is_asked(leaky, files, tmp_path):
+def test_leaks_can_be_kept_or_the_search_skipped(leaky, files, tmp_path, caplog):
     options = {"arms": ["pretrained"], "out": tmp_path / "out", **SMALL}
     kept = compare(leaky, **files, **options, leakage="keep")
     assert (kept["leakage"][0]["exact"], kept["leakage"][0]["excluded"], kept["measured_rows"]) == (3, False, 40)
-    said = []
-    skipped = compare(leaky, **files, **options, leakage="skip", say=said.append)
+    caplog.set_level("INFO", logger="headstock")
+    skipped = compare(leaky, **files, **options, leakage="skip")
     (told,) = skipped["leakage"]
-    assert (told["checked"], told["why"], told["exact"], skipped["measured_rows"]) == (False, "not asked for", 0, 40)
-    assert not any("looking for" in line for line in said)
+    assert (told["checked"], told["why"], told["exact"], skipped["measured_rows"]) == (
+        False,
+        "the search was skipped",
+        0,
+        40,
+    )
+    assert not any("searching" in line for line in caplog.messages)
     assert faults(json.loads(json.dumps(skipped)), SCHEMA) == []
     assert [c["accuracy"] for c in skipped["cells"]] == [c["accuracy"] for c in kept["cells"]]
 
@@ -79,18 +84,19 @@ def test_all_texts_leaked_leaves_nothing_to_measure_by(stock, files, tmp_path):
     path = tmp_path / "leaky.txt"
     path.write_text("\n\n".join(row["text"] for row in read_rows(files["test"])), encoding="utf-8")
     run = with_corpus(stock, tmp_path / "leaky", path)
-    with pytest.raises(UserError, match="nothing is left to measure by"):
+    with pytest.raises(UserError, match="none is left to evaluate on"):
         compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, callbacks=[never])
 
 
-def test_pretraining_text_that_is_gone_is_said(stock, files, tmp_path):
-    run, said = with_corpus(stock, tmp_path / "moved", tmp_path / "gone.txt"), []
-    results = compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, say=said.append)
+def test_missing_pretraining_text_is_reported(stock, files, tmp_path, caplog):
+    caplog.set_level("INFO", logger="headstock")
+    run = with_corpus(stock, tmp_path / "moved", tmp_path / "gone.txt")
+    results = compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL)
     (told,) = results["leakage"]
     assert not told["checked"] and "gone.txt" in told["why"]
     assert results["measured_rows"] == 40
-    assert any("cannot be searched" in line and "gone.txt" in line for line in said)
-    assert any("not looked for" in note and str(run) in note for note in results["notes"])
+    assert any("cannot search" in line and "gone.txt" in line for line in caplog.messages)
+    assert any("not searched" in note and str(run) in note for note in results["notes"])
     assert faults(json.loads(json.dumps(results)), SCHEMA) == []
 
 
@@ -123,7 +129,7 @@ def test_unlabelled_test_rows_are_predicted_in_their_order(stock, files, tmp_pat
     results = compare(stock, **files | {"test": test}, out=tmp_path, arms=arms, labels=[24], seeds=2, settings=settings)
     assert (results["measured_on"], results["measured_rows"]) == ("valid", 20)
     assert results["data"]["test"] == {"file": str(test), "rows": 40, "classes": None}
-    assert any("flatter" in note for note in results["notes"])
+    assert any("optimistic" in note for note in results["notes"])
     for arm in arms:
         cells = [json.loads((tmp_path / "cells" / f"{arm}-24-{seed}.json").read_text()) for seed in (0, 1)]
         best = max(cells, key=lambda cell: cell["valid_score"])
@@ -172,7 +178,7 @@ def test_several_labels_a_text(stock, several, tmp_path):
 
 def test_several_labels_are_more_than_tfidf_can_learn(stock, several, tmp_path):
     settings = SETTINGS | {"separator": "|"}
-    with pytest.raises(UserError, match="leave tfidf out of --arms"):
+    with pytest.raises(UserError, match="remove tfidf from --arms"):
         compare(
             stock, **several, out=tmp_path / "out", arms=["tfidf"], **SMALL | {"settings": settings}, callbacks=[never]
         )
@@ -253,24 +259,24 @@ def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
 # What is said of the rows
 
 
-def test_an_arm_below_the_commonest_class_is_said_to_be_so(tmp_path):
+def test_an_arm_below_the_majority_class_is_reported(tmp_path, caplog):
     common = [(text, "good") for text, _ in make_rows(30, name="common")]
     rare = [(text, "bad") for text, _ in make_rows(10, name="rare")]
     rows = [*common, *rare, ("a text of nothing", "Goood"), (common[0][0], "bad"), (" ", "good")]
     file = write_rows(tmp_path / "rows.csv", rows, ("body", "stars"))
-    said = []
+    caplog.set_level("INFO", logger="headstock")
     options = {"train": file, "valid": file, "test": file, "columns": {"text": "body", "label": "stars"}}
     with pytest.raises(UserError, match=r"rows.csv:44.*--skip-blank"):
-        compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, say=said.append)
-    results = compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, skip_blank=True, say=said.append)
+        compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2)
+    results = compare(**options, out=tmp_path / "out", arms=["tfidf"], seeds=2, skip_blank=True)
     assert results["majority"] == {"class": "good", "accuracy": 30 / 42}
     for fact in ("1 blank row", "'Goood' (", "once", "more than one label"):
         assert any(fact in line for line in results["warnings"])
-        assert any(line.startswith("warning: ") and fact in line for line in said)
+        assert any(line.startswith("warning: ") and fact in line for line in caplog.messages)
     summary = [{"arm": "tfidf", "labels": 9, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}]
     summary += [{"arm": "frozen", "labels": 9, "accuracy": 0.75, "accuracy_low": 0.7, "accuracy_high": 0.8}]
     summary += [{"arm": "pretrained", "labels": 9, "accuracy": 0.9, "accuracy_low": 0.8, "accuracy_high": 1.0}]
-    below, unclear = under_majority(results["majority"], summary)
+    below, unclear = majority_notes(results["majority"], summary)
     assert "TF-IDF" in below and "50.0%" in below and "71.4%" in below
     assert "frozen" in unclear and "not clearly" in unclear
     shown = comparison_table(results)

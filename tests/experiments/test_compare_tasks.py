@@ -8,8 +8,8 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import comparison_table
 from headstock.experiments.error_report import add_error_analysis
+from headstock.experiments.tables import comparison_table
 from headstock.tasks.answer import NO_ANSWER, excerpt
 from headstock.tasks.entities import entities
 from headstock.tasks.squad_metrics import exact_match, f1
@@ -45,7 +45,7 @@ def test_results_follow_the_schema(compared, task):
         mine = [made["score"] for made in results["cells"] if made["arm"] == row["arm"]]
         assert row["score"] == pytest.approx(np.mean(mine), abs=1e-4)
     assert ("F1 " in results["verdicts"][0]) == (METRICS[task] == "f1")
-    assert comparison_table(results).title == f"{'F1' if METRICS[task] == 'f1' else 'accuracy'} on 30 test rows, in %"
+    assert comparison_table(results).title == f"{'F1' if METRICS[task] == 'f1' else 'accuracy'} on 30 test rows (%)"
 
 
 def test_tags_are_scored_by_their_entities(compared, task_files):
@@ -222,15 +222,15 @@ def test_layers_beside_other_arms_have_a_verdict_of_their_own(stock, files, tmp_
 # Mistakes of the user
 
 WRONG = {
-    "tfidf cannot tag": ("tag", {"arms": ["scratch", "tfidf"]}, r"--arms: TF-IDF .* leave tfidf out of --arms"),
-    "tfidf cannot answer": ("answer", {"arms": ["tfidf"]}, r"--arms: TF-IDF .* leave tfidf out of --arms"),
+    "tfidf cannot tag": ("tag", {"arms": ["scratch", "tfidf"]}, r"--arms: TF-IDF .* remove tfidf from --arms"),
+    "tfidf cannot answer": ("answer", {"arms": ["tfidf"]}, r"--arms: TF-IDF .* remove tfidf from --arms"),
     "no such layers": ("pair", {"features": ["lats"]}, r"layers: must be one of last, sum4, concat4, mix or .*'lats'"),
     "too few layers": ("pair", {"features": ["last", "sum4"]}, r"layers: sum4 needs 4 layers, this model has 2"),
     "no such layer": ("tag", {"features": ["3"]}, r"layers: 3 is more than the model's 2"),
-    "layers twice": ("tag", {"features": ["last", "last"]}, r"compare\.features: names a choice twice"),
+    "layers twice": ("tag", {"features": ["last", "last"]}, r"compare\.features: contains a choice twice"),
     "an objective": ("causal", {}, r"--task causal: is an objective of pretraining; .* answer, classify, pair, tag"),
     "no such task": ("tagg", {}, r"tagg.* did you mean 'tag'"),
-    "one label a pair": ("pair", {"settings": {"separator": "|"}}, r"separator: a row of pair has one label"),
+    "one label a pair": ("pair", {"settings": {"separator": "|"}}, r"separator: a row of pair has a single label"),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from headstock.errors import UserError
 from headstock.experiments import demo
-from headstock.experiments.demo import SIZES, check_output_folder, honest, largest_fitting
+from headstock.experiments.demo import SIZES, check_output_folder, largest_fitting, summarize_pretrained
 
 
 def seconds_of(size, pace):
@@ -30,16 +30,16 @@ def test_sizes_are_in_the_order_of_their_cost_and_have_enough_seeds_for_an_inter
     assert all(len(size.labels) >= 2 and size.seeds >= 3 for size in SIZES)
 
 
-def test_the_time_is_told_before_anything_is_trained_and_a_demo_that_goes_on_keeps_its_size(tmp_path, monkeypatch):
+def test_the_estimated_time_is_logged_and_a_resumed_demo_keeps_its_size(tmp_path, monkeypatch, caplog):
     found = [(size, 60.0 * place) for place, size in enumerate(SIZES)]
-    monkeypatch.setattr(demo, "sizes_here", lambda out, **given: found)
-    said = []
-    first = demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append)
-    assert first is SIZES[3] and "minutes on this machine" in said[0]
-    monkeypatch.setattr(demo, "sizes_here", lambda out, **given: [(size, 10 * cost) for size, cost in found])
-    assert demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0, say=said.append) is first  # though slower now
-    assert demo.choose_size(tmp_path, minutes=2.0, device="cpu", seed=0, say=said.append) is SIZES[0]  # asked anew
-    demo.check_output_folder(tmp_path, overwrite=False, say=said.append)  # a folder of nothing but a plan is a demo's
+    monkeypatch.setattr(demo, "estimate_sizes", lambda out, **given: found)
+    caplog.set_level("INFO", logger="headstock")
+    first = demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0)
+    assert first is SIZES[3] and "minutes" in caplog.messages[0]
+    monkeypatch.setattr(demo, "estimate_sizes", lambda out, **given: [(size, 10 * cost) for size, cost in found])
+    assert demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0) is first  # though slower now
+    assert demo.choose_size(tmp_path, minutes=2.0, device="cpu", seed=0) is SIZES[0]  # asked anew
+    demo.check_output_folder(tmp_path, overwrite=False)  # a folder of nothing but a plan is a demo's
 
 
 def test_where_it_is_not_clearly_better_it_says_so():
@@ -47,33 +47,37 @@ def test_where_it_is_not_clearly_better_it_says_so():
         return {"a": a, "b": b, "labels": 100, "difference": (low + high) / 2, "low": low, "high": high}
 
     won = [pair("scratch", "pretrained", -0.2, -0.1), pair("pretrained", "tfidf", 0.01, 0.1)]
-    assert honest({"pairs": won}).strip().startswith("The pretrained model is clearly better than scratch and TF-IDF")
+    assert (
+        summarize_pretrained({"pairs": won})
+        .strip()
+        .startswith("The pretrained model is clearly better than scratch and TF-IDF")
+    )
     lost = [pair("scratch", "pretrained", -0.2, 0.01), pair("pretrained", "tfidf", 0.0004, 0.1)]
-    said = honest({"pairs": lost}).strip()
+    said = summarize_pretrained({"pairs": lost}).strip()
     assert said == "The pretrained model is not clearly better than scratch at 100 labels, TF-IDF at 100 labels."
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
-    check_output_folder(mine, overwrite=True, say=print)  # empty: it may be used
+    check_output_folder(mine, overwrite=True)  # empty: it may be used
     (mine / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match="holds something else"):
-            check_output_folder(mine, overwrite=overwrite, say=print)
+        with pytest.raises(UserError, match="not a demo"):
+            check_output_folder(mine, overwrite=overwrite)
     assert (mine / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_demo_goes_on_unless_it_is_to_begin_anew(tmp_path):
-    said = []
+def test_a_demo_continues_unless_it_is_to_be_overwritten(tmp_path, caplog):
+    caplog.set_level("INFO", logger="headstock")
     (tmp_path / "demo" / "live").mkdir(parents=True)
-    check_output_folder(tmp_path / "demo", overwrite=False, say=said.append)
-    assert (tmp_path / "demo" / "live").is_dir() and "--overwrite begins anew" in said[0]
+    check_output_folder(tmp_path / "demo", overwrite=False)
+    assert (tmp_path / "demo" / "live").is_dir() and "--overwrite" in caplog.messages[0]
     (tmp_path / "demo" / "runs").mkdir()
     (tmp_path / "demo" / "runs" / "notes.txt").write_text("years of work")
     with pytest.raises(UserError, match="notes"):
-        check_output_folder(tmp_path / "demo", overwrite=True, say=said.append)
+        check_output_folder(tmp_path / "demo", overwrite=True)
     assert (tmp_path / "demo" / "live").is_dir()
     (tmp_path / "demo" / "runs" / "notes.txt").unlink()
-    check_output_folder(tmp_path / "demo", overwrite=True, say=said.append)
+    check_output_folder(tmp_path / "demo", overwrite=True)
     assert not (tmp_path / "demo").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headstock.experiments.arms import make_arms
-from headstock.experiments.compare import compare, grid_points, make_context, silent
+from headstock.experiments.compare import compare, grid_points, make_context
 from headstock.experiments.compare_settings import make_plan
 from headstock.experiments.duration import (
     HIGH,
@@ -24,7 +24,7 @@ from tests.experiments.small import SETTINGS, SMALL
 def grid(stock, files, folder, *, labels=(8, 24), seeds=2, **settings):
     given = {"train": str(files["train"]), "valid": str(files["valid"]), "test": str(files["test"])}
     plan = make_plan(None, given | {"labels": labels, "seeds": seeds}, SETTINGS | settings)
-    ground = make_context(plan, folder, DistributedContext(torch.device("cpu")), silent)
+    ground = make_context(plan, folder, DistributedContext(torch.device("cpu")))
     arms = make_arms([stock], plan.compare.arms, plan.arms)
     return ground, arms, grid_points(plan.compare, ground, arms)
 
@@ -62,17 +62,18 @@ def test_more_labels_seeds_and_slower_steps_take_longer(stock, files, tmp_path):
     assert seconds(pace=3.0) == pytest.approx(3 * seconds(), rel=0.1)
 
 
-def test_it_is_told_before_the_first_cell_and_not_of_cells_that_are_kept(stock, files, tmp_path):
-    said = []
+def test_the_estimate_is_logged_before_the_first_trial_and_not_for_cached_trials(stock, files, tmp_path, caplog):
+    caplog.set_level("INFO", logger="headstock")
     given = {"train": files["train"], "valid": files["valid"], "test": files["test"], "out": tmp_path / "out"}
     given |= SMALL | {"arms": ["frozen", "tfidf"]}
-    compare(stock, **given, say=said.append)
-    told = [place for place, line in enumerate(said) if "on this machine" in line]
+    compare(stock, **given)
+    said = caplog.messages
+    told = [place for place, line in enumerate(said) if "of this machine" in line]
     cells = [place for place, line in enumerate(said) if re.match(r" *\d+/4 ", line)]
-    assert len(told) == 1 and told[0] < cells[0] and said[told[0]].startswith("4 cells")
-    said.clear()
-    compare(stock, **given, say=said.append)
-    assert not [line for line in said if "on this machine" in line]
+    assert len(told) == 1 and told[0] < cells[0] and said[told[0]].startswith("4 trials")
+    caplog.clear()
+    compare(stock, **given)
+    assert not [line for line in caplog.messages if "of this machine" in line]
 
 
 def test_real_steps_are_timed_and_leave_no_trace(stock, files, tmp_path):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.data.corpus import Document, read_corpus
-from headstock.experiments import leakage
-from headstock.experiments.leakage import SearchResult, find_leaked_texts, overlapping_rows, words
+from headstock.experiments import leakage_search
+from headstock.experiments.leakage_search import SearchResult, find_leaked_texts, overlapping_rows, words
 
 DRAW = random.Random(5)
 COMMON = re.findall(
@@ -38,8 +38,8 @@ def documents(*texts: str) -> list[Document]:
 
 def small_batches(texts: list[str], corpus: list[Document], characters: int, pattern: int = 50) -> SearchResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leakage, "PATTERN", pattern)
-        patch.setattr(leakage, "BATCH", characters)
+        patch.setattr(leakage_search, "PATTERN", pattern)
+        patch.setattr(leakage_search, "BATCH", characters)
         return find_leaked_texts(texts, corpus)
 
 
@@ -208,7 +208,7 @@ def test_texts_of_one_pattern_are_told_apart():
     def filled() -> str:
         return f"{pattern} {' '.join(draw.choices(RARE, k=8))} {pattern[::-1]}"
 
-    texts, corpus = [filled() for _ in range(leakage.PATTERN + 20)], [filled() for _ in range(50)]
+    texts, corpus = [filled() for _ in range(leakage_search.PATTERN + 20)], [filled() for _ in range(50)]
     assert find_leaked_texts(texts, documents(*corpus)).found == []
     assert kinds(find_leaked_texts(texts, documents(*corpus, texts[3]))) == {3: "exact"}
     assert (
@@ -265,7 +265,7 @@ def test_batches_do_not_change_what_is_found():
     whole = find_leaked_texts(wanted, corpus)
     assert sum(found.kind == "exact" for found in whole.found) >= 20 and "near" in kinds(whole).values()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leakage, "PAIRS", 3)
+        patch.setattr(leakage_search, "PAIRS", 3)
         assert find_leaked_texts(wanted, corpus) == whole
         alone = find_leaked_texts(wanted, documents(*(" ".join(piece) for piece in pieces)))
         assert [(found.row, found.where) for found in alone.found if found.kind == "exact"] == [
@@ -289,7 +289,7 @@ def test_memory_does_not_grow_with_the_corpus():
         tracemalloc.start()
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(leakage, "BATCH", 20_000)
+                patch.setattr(leakage_search, "BATCH", 20_000)
                 assert find_leaked_texts(texts, corpus(count)).documents == count
             return tracemalloc.get_traced_memory()[1]
         finally:
@@ -298,13 +298,13 @@ def test_memory_does_not_grow_with_the_corpus():
     assert peak(3000) < 1.2 * peak(300)
 
 
-def test_progress_is_said_by_the_amount_of_text(monkeypatch):
-    monkeypatch.setattr(leakage, "PROGRESS", 1000)
-    monkeypatch.setattr(leakage, "BATCH", 100)
-    lines: list[str] = []
-    find_leaked_texts(["one two three four five"], documents(*["one two three four five six"] * 100), say=lines.append)
-    assert lines[0] == "searched 40 documents: 1 of 1 texts found"
-    assert len(lines) == 2
+def test_progress_is_logged_by_the_amount_of_text(monkeypatch, caplog):
+    monkeypatch.setattr(leakage_search, "PROGRESS", 1000)
+    monkeypatch.setattr(leakage_search, "BATCH", 100)
+    caplog.set_level("INFO", logger="headstock")
+    find_leaked_texts(["one two three four five"], documents(*["one two three four five six"] * 100))
+    assert caplog.messages[0] == "searched 40 documents: 1 of 1 texts found"
+    assert len(caplog.messages) == 2
 
 
 def test_nothing_to_look_for_or_to_look_in():
@@ -319,7 +319,7 @@ def test_words_in_order_are_the_longest_common_subsequence(wanted, stretch):
     for i, left in enumerate(wanted):
         for j, right in enumerate(stretch):
             table[i + 1][j + 1] = table[i][j] + 1 if left == right else max(table[i][j + 1], table[i + 1][j])
-    assert leakage._in_order(wanted, stretch) == table[-1][-1]
+    assert leakage_search._in_order(wanted, stretch) == table[-1][-1]
 
 
 # Training rows in the test file

@@ -15,9 +15,10 @@ from scipy import stats
 
 import headstock
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.grid import Range, canonical, draw_points, file_name, parse_grid, read_grid
 from headstock.experiments.sweep import sweep
-from headstock.experiments.sweep_summary import best_first, over_seeds, summarize_sweep
+from headstock.experiments.sweep_settings import Range, draw_points, parse_grid, read_grid
+from headstock.experiments.sweep_summary import ranking, summarize_sweep, t_interval
+from headstock.report.sweep_points import canonical, point_file_name
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 from tests.experiments.small import SETTINGS, never, numbers, stamps
@@ -80,7 +81,7 @@ def test_values_are_read_as_settings_are():
 
 def test_different_points_have_different_names():
     points = [{"a": "x/y"}, {"a": "x y"}, {"a": 1}, {"a": "b" * 200}, {"a": "b" * 201}, {"a": ["1"]}]
-    names = [file_name(point) for point in points]
+    names = [point_file_name(point) for point in points]
     assert len(set(names)) == len(names)
     assert all("/" not in name and len(name) <= 80 for name in names)
 
@@ -112,7 +113,7 @@ def test_marginals_are_the_means_of_the_points_with_a_value(swept):
         for row in results["marginals"][key]:
             own = [point["mean"] for point in results["points"] if point["settings"][key] == row["value"]]
             assert math.isclose(row["mean"], np.mean(own))
-    assert "What matters most is lr" in results["verdict"]
+    assert "The most important setting is lr" in results["verdict"]
 
 
 def test_the_best_run_stays_and_no_other(swept):
@@ -195,7 +196,7 @@ def test_a_stopped_sweep_goes_on_to_the_same_results(swept, corpus, tmp_path, in
     stopped = subprocess.run(command, capture_output=True, text=True)
     assert stopped.returncode == code, stopped.stderr
     if instant == "interrupt":
-        told = f"headstock: stopped; 3 of 8 cells are kept in {out}, the same command goes on"
+        told = f"headstock: stopped; 3 of 8 trials are saved in {out}; repeat the command to continue"
         assert stopped.stderr.splitlines()[-1] == told
     kept = stamps(out / "cells")
     heard = []
@@ -230,7 +231,7 @@ def test_everything_wrong_is_told_before_anything_is_made(corpus, tmp_path):
         ({"grid": {"lr": [1, 2], "train.lr": [3, 4]}}, "two names"),
         ({"grid": {"lr": [1, 2]}, "train": "rows.csv"}, "--run"),
         ({"grid": {"lr": [1, 2]}, "run": "reviews-en"}, "either pretrains or fine-tunes"),
-        ({"grid": {"vocabulary": [300, 320]}, "by": "loss", "settings": TINY}, "unlike tokens"),
+        ({"grid": {"vocabulary": [300, 320]}, "by": "loss", "settings": TINY}, "different tokenizers"),
         ({"grid": {"vocabulary": [300, 320]}, "objective": "masked", "settings": TINY}, "no bits per byte"),
     ],
 )
@@ -274,10 +275,10 @@ def test_the_command_and_a_recipe(call, swept, corpus, tmp_path):
     assert stamps(out / "cells") == before
     assert made["verdict"] == results["verdict"] and made["points"] == results["points"]
     told, said = call("sweep", "--config", recipe, "--out", out)
-    assert "behind the best" in told and results["verdict"] in told.replace("\n", " ")
-    assert said.count("(kept)") == 8
+    assert "gap to the best" in told and results["verdict"] in told.replace("\n", " ")
+    assert said.count("(cached)") == 8
     _, said = call("sweep", corpus, "--grid", "lr=1", "--grid", "lr=2", "--out", out, code=2)
-    assert "named twice" in said
+    assert "given twice" in said
 
 
 # Fine-tuning
@@ -304,7 +305,7 @@ def test_fine_tuning_is_ranked_by_the_validation_rows(stock, files, tmp_path):
     assert numbers(again)["points"] == numbers(results)["points"]
     assert len(list((out / "runs").iterdir())) == 8  # what was to be kept is not removed by a later call
     for wrong in ({"settings": {"data.test": str(files["test"])}}, {"settings": {"ensemble": 2}}, {"by": "loss"}):
-        with pytest.raises(UserError, match=r"cannot be set|goes with pretraining"):
+        with pytest.raises(UserError, match=r"cannot be set|applies to pretraining"):
             sweep(**rows, grid=grid, out=out, callbacks=[never], **wrong)
 
 
@@ -317,41 +318,41 @@ def cells_of(scores, **more):
 
 def test_failed_points_come_last_whatever_their_other_seeds_say():
     made = [cells_of([2.0, 2.0]), [*cells_of([1.0]), {"score": None, "failed": "no number"}], cells_of([1.5, 1.7])]
-    assert best_first(made, lower=True) == [2, 0, 1]
-    assert best_first(made, lower=False) == [0, 2, 1]
+    assert ranking(made, lower=True) == [2, 0, 1]
+    assert ranking(made, lower=False) == [0, 2, 1]
 
 
 class Judged:
     """As much of a field as an answer needs."""
 
-    metric, lower, followed, judge = "loss", True, "loss", None
+    metric, lower, curve_metric, task = "loss", True, "loss", None
 
     def __init__(self, folder):
         self.folder = folder
 
-    def about(self):
+    def describe_data(self):
         return {}
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [
-        ([1.0, 1.1, 1.2], [2.0, 2.1, 2.21], "clearly better than the second"),
-        ([1.0, 1.1, 1.2], [1.2, 1.0, 1.15], "not clearly better than the second"),
-        ([1.0], [2.0], "one seed cannot tell"),
+        ([1.0, 1.1, 1.2], [2.0, 2.1, 2.21], "clearly better than the second best"),
+        ([1.0, 1.1, 1.2], [1.2, 1.0, 1.15], "not clearly better than the second best"),
+        ([1.0], [2.0], "one seed cannot show"),
     ],
 )
 def test_the_verdict_claims_no_more_than_paired_seeds_show(tmp_path, ours, theirs, said):
-    from headstock.experiments.grid import SweepPlan, SweepSettings
-    from headstock.experiments.sweep_trials import Trial
+    from headstock.experiments.sweep_settings import SweepPlan, SweepSettings
+    from headstock.experiments.sweep_trials import SweepTrial
 
     points = [{"lr": 0.1}, {"lr": 0.2}]
     plan = SweepPlan(SweepSettings(corpus=("a.txt",), seeds=len(ours)), {"lr": [0.1, 0.2]}, {})
     made = [cells_of(ours, settings=points[0]), cells_of(theirs, settings=points[1])]
-    results = summarize_sweep(plan, Judged(tmp_path), points, made, Trial(points[0], 0), seconds=1.0)
+    results = summarize_sweep(plan, Judged(tmp_path), points, made, SweepTrial(points[0], 0), seconds=1.0)
     assert said in results["verdict"] and "lr=0.1" in results["verdict"]
     assert ("clearly" in results["verdict"]) == (len(ours) > 1)
-    gap = over_seeds([b - a for a, b in zip(ours, theirs, strict=True)])
+    gap = t_interval([b - a for a, b in zip(ours, theirs, strict=True)])
     assert results["best"]["second"]["mean"] == gap.mean
     assert results["best"]["second"]["clear"] == (gap.low is not None and gap.low > 0)
 

@@ -82,7 +82,7 @@ def test_probabilities_are_calibrated_on_the_validation_rows():
     baseline = fitted(200)
     texts, labels = reviews(1000, name="test")
     assert calibration(baseline.probabilities(texts), labels)["ece"] < 0.08
-    baseline._sharpness *= 8  # the control: decision values taken at another scale are not
+    baseline._scale *= 8  # the control: decision values taken at another scale are not
     assert calibration(baseline.probabilities(texts), labels)["ece"] > 0.1
 
 
@@ -109,15 +109,15 @@ def test_texts_without_words_are_counted_by_characters():
     texts, labels = ["a b a b", "x y x y"] * 10, np.array([0, 1] * 10)
     baseline = TfidfClassifier(["ab", "xy"]).fit(texts, labels, texts, labels, seed=0)
     assert baseline.valid_accuracy == 1.0
-    with pytest.raises(UserError, match="TF-IDF arm: the training texts hold no word"):
+    with pytest.raises(UserError, match="TF-IDF arm: the training texts contain no word"):
         TfidfClassifier(["ab", "xy"]).fit(["", "x"], [0, 1], texts, labels, seed=0)
 
 
 def test_what_it_cannot_learn_is_said():
     texts = ["one text", "two texts"]
-    with pytest.raises(UserError, match="TF-IDF arm: several labels a text"):
+    with pytest.raises(UserError, match="TF-IDF arm: several labels per text"):
         TfidfClassifier(["a", "b"]).fit(texts, [{0, 1}, {1}], texts, [{0}, {1}], seed=0)
-    with pytest.raises(UserError, match=r"TF-IDF arm: .* two classes or more, got 'b'"):
+    with pytest.raises(UserError, match=r"TF-IDF arm: .* two classes or more, not 'b'"):
         TfidfClassifier(["a", "b"]).fit(texts, [1, 1], texts, [0, 1], seed=0)
     with pytest.raises(UserError, match="TF-IDF arm: there are no validation rows"):
         TfidfClassifier(["a", "b"]).fit(texts, [0, 1], [], [], seed=0)

@@ -18,11 +18,19 @@ from headstock.cli.command import Common
 from headstock.cli.experiments import report
 from headstock.data.word_joining import word_spans
 from headstock.errors import UserError
-from headstock.experiments.compare_table import comparison_table
-from headstock.report.compare_page import described_pairs
-from headstock.report.highlighted_text import cut, decode_tokens, lay_over, make_passage, merge_into_words, top_words
-from headstock.report.pages import write_compare_report, write_report, write_run_report
-from headstock.report.render import interval, minus, points
+from headstock.experiments.tables import comparison_table
+from headstock.report.compare_page import describe_pairs, write_compare_report
+from headstock.report.format import interval, minus, points
+from headstock.report.highlighted_text import (
+    align_weights,
+    decode_tokens,
+    make_passage,
+    merge_into_words,
+    split_preview,
+    top_words,
+)
+from headstock.report.pages import write_report
+from headstock.report.run_page import write_run_report
 from headstock.train.run_folder import RunFolder
 from tests.report.browsing import Outline, check_sound, look_at, screen
 
@@ -362,8 +370,8 @@ def test_what_was_found_is_said(pages):
     assert "4.7%" in text  # the calibration error
     clear = [pair for pair in results["pairs"] if round(100 * pair["low"], 1) > 0 or round(100 * pair["high"], 1) < 0]
     assert text.count("● ") == len(clear) + 1 < len(results["pairs"]) + 1  # and once in the caption
-    assert "numbers flatter" not in text
-    assert "numbers flatter" in Outline(pages["one"]).text
+    assert "scores are optimistic" not in text
+    assert "scores are optimistic" in Outline(pages["one"]).text
 
 
 def test_text_of_others_stays_text(pages):
@@ -434,7 +442,7 @@ def test_a_fine_tuned_run_shows_what_the_comparison_shows_of_an_arm(pages):
         assert f'data-chart="{name}"' in page
     assert "81.3%" in page
     assert "79.1 to 83.4" in page
-    assert "Its most confident mistakes" in page
+    assert "Most confident errors" in page
 
 
 def test_the_verb_says_where_the_page_is(tmp_path, capsys):
@@ -463,7 +471,7 @@ def test_pieces_of_every_tokenizer_become_the_text_again(kind, text):
     from headstock.data.tokenizer_training import TokenizerSettings
 
     tokenizer = train_tokenizer([text, "other words"] * 20, TokenizerSettings(kind=kind, vocabulary=400))
-    spans = lay_over(text, decode_tokens([[piece, 0.5] for piece in tokenizer.tokenize(text)]))
+    spans = align_weights(text, decode_tokens([[piece, 0.5] for piece in tokenizer.tokenize(text)]))
     assert "".join(span.text for span in spans) == text
     unweighted = "".join(span.text for span in spans if span.weight is None)
     assert unweighted.strip() == ""  # every letter got its weight, whatever the pieces looked like
@@ -474,7 +482,7 @@ def test_pieces_are_shown_as_people_write_them():
     assert decode_tokens([["Ġ", 1.0], ["Ã", 0.5], ["©", 0.25]])[1] == ("é", 0.75)
     assert [word for word, _ in decode_tokens([["▁bon", 1], ["<0xC3>", 1], ["<0xA9>", 1]])] == [" bon", "é"]
     assert [word for word, _ in decode_tokens([["play", 1], ["##ing", 1]])] == ["play", "ing"]
-    unknown = lay_over("a rare word", decode_tokens([["a", 1.0], ["<unk>", 0.4], ["word", -1.0]]))
+    unknown = align_weights("a rare word", decode_tokens([["a", 1.0], ["<unk>", 0.4], ["word", -1.0]]))
     assert [(span.text, span.weight) for span in unknown] == [("a", 1.0), (" rare ", None), ("word", -1.0)]
 
 
@@ -497,19 +505,19 @@ def test_the_strongest_words_are_summed_and_marked_by_side():
     st.integers(0, 60),
 )
 def test_no_text_is_lost_and_none_breaks_out(text, pieces, first, more):
-    spans = lay_over(text, pieces)
+    spans = align_weights(text, pieces)
     covered = "".join(span.text for span in spans if span.weight is None)
     assert len(covered) <= len(text)
     everything = "".join(span.text for span in spans)
-    shown, rest, left_out = cut(spans, first, first + more)
+    shown, rest, left_out = split_preview(spans, first, first + more)
     assert "".join(span.text for span in shown + rest) == everything[: first + more]
     assert left_out == max(0, len(everything) - first - more)
-    made = make_passage(text, pieces, first=first, room=first + more)
+    made = make_passage(text, pieces, preview=first, max_length=first + more)
     assert not re.search(r"<(?!/?mark\b)", made.shown + made.rest)
 
 
 @pytest.mark.parametrize(("low", "decided"), [(0.0004, False), (0.0006, True), (-0.01, False)])
 def test_a_difference_is_clear_where_it_is_shown_to_be(low, decided):
     """An edge that reads 0.0 is zero, on the page as in the verdict."""
-    (pair,) = described_pairs([{"a": "x", "b": "y", "labels": 1, "difference": 0.1, "low": low, "high": 0.2}])
+    (pair,) = describe_pairs([{"a": "x", "b": "y", "labels": 1, "difference": 0.1, "low": low, "high": 0.2}])
     assert pair["decided"] is decided

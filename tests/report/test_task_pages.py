@@ -14,7 +14,7 @@ import headstock
 from headstock.experiments.compare import LAYOUT, compare
 from headstock.experiments.error_report import add_error_analysis
 from headstock.io import unknown_entries
-from headstock.report.compare_page import fill_in, metrics_told
+from headstock.report.compare_page import available_metrics, fill_in_defaults
 from headstock.report.highlighted_text import make_passage
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
@@ -53,14 +53,14 @@ def test_it_opens_wherever_it_is_read(reports, browser, name):
 def test_the_page_is_sound(reports, name):
     page = Outline(reports[name])
     check_sound(page)
-    assert "None" not in re.sub(r"None was found", "", page.text)
+    assert "None" not in re.sub(r"None found", "", page.text)
 
 
 @pytest.mark.parametrize("task", NOUNS)
 def test_rows_are_called_what_they_are(reports, task):
     text = " ".join(Outline(reports[task]).text.split())
-    assert f"measured on 30 test {NOUNS[task]}" in text
-    assert f"Were the test {NOUNS[task]} seen before?" in text
+    assert f"evaluated on 30 test {NOUNS[task]}" in text
+    assert f"Leakage: are the test {NOUNS[task]} in the pretraining text?" in text
     assert not re.search(r"\b(test|validation|training|labelled|measured) texts?\b", text)
 
 
@@ -70,11 +70,11 @@ def test_the_metric_that_counts_is_shown_first_and_the_others_beside_it(reports,
     page = Outline(reports[task])
     text = " ".join(page.text.split())
     named = {"tag": ("F1", "accuracy"), "answer": ("F1", "exact match")}[task]
-    assert tuple(metrics_told(results).values()) == named
+    assert tuple(available_metrics(results).values()) == named
     assert "F1 in percent" in text
     assert "Differences of F1 in points" in text
     for row in results["summary"]:
-        for key in metrics_told(results):
+        for key in available_metrics(results):
             assert f"{100 * row[key]:.1f}%" in text
     assert 'data-chart="f1"' in reports[task].read_text()
     assert (reports[task].parent / "figures" / "f1.svg").is_file()
@@ -89,17 +89,17 @@ def test_mistakes_are_shown_where_they_were_made(reports, compared):
                     marked = html.escape(mistake["text"][begin:end], quote=True)
                     assert f'<mark class="{kind}">{marked.replace("&#x27;", "&#39;")}</mark>' in source
     text = Outline(reports["answer"]).text
-    assert "Which classes are mixed up" not in text and "Labels that may be wrong" not in text
+    assert "Confusions of classes" not in text and "Labels that may be wrong" not in text
     for told in compared["answer"][0]["details"]["arms"].values():
         assert all(mistake["question"] in text for mistake in told["mistakes"])
-    assert "Which tags are mixed up" in Outline(reports["tag"]).text
+    assert "Confusions of tags" in Outline(reports["tag"]).text
 
 
 def test_a_fine_tuned_run_shows_the_metric_that_counts_first(reports):
     for task, first in (("tag", "F1"), ("answer", "F1")):
         source = reports[f"tuned {task}"].read_text()
         assert re.findall(r"<dt>([^<]+)</dt>", source)[0] == first
-        assert "Its most confident mistakes" in source
+        assert "Most confident errors" in source
         assert ("confusion matrix" in source) == (task == "tag")
     assert "exact match" in Outline(reports["tuned answer"]).text
 
@@ -131,14 +131,14 @@ def test_results_made_before_there_were_other_metrics_still_render(done, tmp_pat
         (tmp_path / name / "results.json").write_text(json.dumps(results))
         pages.append(write_report(tmp_path / name).read_text())
     assert pages[0] == pages[1]
-    fill_in(old)
+    fill_in_defaults(old)
     assert old["summary"][0]["score"] == old["summary"][0]["accuracy"]
 
 
 def test_what_is_pointed_out_stays_text():
     shown = make_passage("a <b> & c", marks=[[2, 5, "said"], [4, 7, "true"], [8, 9, "<i>"]]).shown
     assert shown == 'a <mark class="said">&lt;b&gt;</mark><mark class="true"> &amp;</mark> c'
-    folded = make_passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], first=300)
+    folded = make_passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], preview=300)
     assert folded.shown.endswith('<mark class="said">xx</mark>')
     assert folded.rest.startswith('<mark class="said">yesz</mark>')
 

@@ -12,7 +12,7 @@ import torch
 import headstock
 from headstock.errors import UserError
 from headstock.model.attention_weights import record_attention
-from headstock.report.alignment import as_svg
+from headstock.report.alignment import alignment_svg
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
 from headstock.train.signals import Interrupted
@@ -227,7 +227,7 @@ def test_looking_changes_nothing_and_its_weights_give_the_layers_own_output(made
 
 def test_the_picture_has_a_square_for_every_pair_and_two_looks(made):
     found = headstock.load(made[0]).align("anne sees a dog .")
-    picture = as_svg(found)
+    picture = alignment_svg(found)
     shades = [float(shade) for shade in re.findall(r'fill-opacity="([0-9.]+)"', picture)]
     assert np.reshape(shades, found.weights.shape) == pytest.approx(found.weights, abs=6e-4)
     assert "prefers-color-scheme: dark" in picture and "&lt;eos&gt;" in picture

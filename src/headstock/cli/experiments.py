@@ -44,7 +44,6 @@ def demo(
         device=common.device,
         seed=common.seed or 0,
         quiet=common.quiet,
-        say=logger.info,
         show=common.show_prose,
     )
 
@@ -80,7 +79,7 @@ def compare(
     Example: headstock compare reviews-en --train train.csv --valid valid.csv --test test.csv --labels 100,400 --out out
     """
     from headstock.experiments import compare as experiment
-    from headstock.experiments.compare_table import comparison_table, runs_table
+    from headstock.experiments.tables import comparison_table, runs_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
     from headstock.train.finetune_config import labelled_task
@@ -98,7 +97,6 @@ def compare(
             settings=settings.to_dict(),
             device=common.device,
             callbacks=callbacks,
-            say=logger.info,
             **options,
         )
     page = write_report(out)
@@ -156,7 +154,7 @@ def sweep(
     """
     from headstock.data.records import parse_columns
     from headstock.experiments import sweep as experiment
-    from headstock.experiments.sweep_summary import ranked_table
+    from headstock.experiments.tables import sweep_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
     from headstock.train.finetune_config import labelled_task
@@ -176,11 +174,10 @@ def sweep(
             settings=settings.to_dict() | ({"data.column": column} if column is not None else {}),
             device=common.device,
             callbacks=callbacks,
-            say=logger.info,
             **options,
         )
     page = write_report(out)
-    common.show(ranked_table(results))
+    common.show(sweep_table(results))
     for line in [results["verdict"], *results["notes"]]:
         common.show_prose(line)
     if results["best"]:
@@ -191,7 +188,7 @@ def sweep(
 
 def merged_grid(texts: list[str]) -> dict[str, str]:
     """All --grid options as one mapping from settings to values."""
-    from headstock.experiments.grid import parse_grid
+    from headstock.experiments.sweep_settings import parse_grid
 
     pairs = [parse_grid(text) for text in texts]
     keys = [key for key, _ in pairs]
@@ -270,13 +267,11 @@ def bench(
         if megabytes < 1:
             raise UserError(f"--megabytes {megabytes}: must be 1 or more")
         steps = 4 if quick else scaling.STEPS
-        results = scaling.measure_scaling(device=common.device, megabytes=megabytes, steps=steps, say=logger.info)
+        results = scaling.measure_scaling(device=common.device, megabytes=megabytes, steps=steps)
         scaling.write_scaling_chart(results, out)
         common.show(f"{out} and {out.with_suffix('.json')}")
         return results | {"chart": str(out)}
-    results = runner.bench(
-        device=common.device, quick=quick, only=only, peers=peers, nanogpt=nanogpt, out=out, say=logger.info
-    )
+    results = runner.bench(device=common.device, quick=quick, only=only, peers=peers, nanogpt=nanogpt, out=out)
     common.show(runner.bench_table(results))
     common.show(str(out))
     return results | {"file": str(out)}

@@ -56,7 +56,7 @@ def presets(common: Common) -> dict[str, Any]:
     """
     from rich.table import Table
 
-    from headstock.report.numbers import compact_number
+    from headstock.report.format import compact_number
     from headstock.train.blueprint import describe_preset
     from headstock.train.settings import preset_names
 

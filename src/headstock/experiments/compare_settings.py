@@ -1,4 +1,4 @@
-"""What a comparison is asked to do: a recipe file and options as one checked whole."""
+"""Settings of a comparison: a recipe file and command-line options merged and checked."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -6,8 +6,19 @@ from typing import Any, Literal
 
 from headstock import config
 from headstock.errors import ConfigError
+from headstock.experiments.recipe import fixed_setting_problems, section_problems, table_problems
 from headstock.train.finetune_config import labelled_task
 from headstock.train.settings import override_flat
+
+SECTIONS = ("compare", "finetune", "arms", "pretrain")
+FIXED_SETTINGS = {  # fine-tuning settings that a comparison chooses itself
+    "init": "it follows from the kind of the arm",
+    "freeze": "it follows from the kind of the arm",
+    "seed": "each trial has its own; the first is compare.seed",
+    "classes": "they come from the training rows",
+    "ensemble": "a trial is one model; compare reports how much models of different seeds differ",
+    "adapt_steps": "arms start from the run as it is; adapt it with finetune, then compare the run in its adapted/",
+}
 
 
 @dataclass(frozen=True)
@@ -17,15 +28,15 @@ class CompareSettings:
     valid: str | None = None
     test: str | None = None
     columns: tuple[str, ...] = ()
-    separator: str | None = None  # between the classes of one label
-    arms: tuple[str, ...] = ()  # all that the task has a use for unless given
-    features: tuple[str, ...] = ()  # a frozen arm for each of these choices of layers: last, sum4, concat4, mix, N
-    labels: tuple[int, ...] = ()  # numbers of training rows; all of them unless given
+    separator: str | None = None  # between several classes of one row
+    arms: tuple[str, ...] = ()  # default: all arms that apply to the task
+    features: tuple[str, ...] = ()  # one frozen arm for each choice of layers: last, sum4, concat4, mix, N
+    labels: tuple[int, ...] = ()  # numbers of training rows; default: all rows
     seeds: int = 5
-    seed: int = 0  # the first of them
-    leakage: Literal["exclude", "keep", "skip"] = "exclude"  # what becomes of test texts that pretraining has seen
-    rows: int | None = None  # measure on at most so many test rows
-    skip_blank: bool = False  # leave out rows with a blank text or label
+    seed: int = 0  # the first seed
+    leakage: Literal["exclude", "keep", "skip"] = "exclude"  # what to do with test texts found in the pretraining text
+    rows: int | None = None  # evaluate on at most this many test rows
+    skip_blank: bool = False  # drop rows with a blank text or label
 
     def __post_init__(self) -> None:
         problems = []
@@ -35,61 +46,47 @@ class CompareSettings:
             problems.append(("rows", f"must be 1 or more, not {self.rows}"))
         problems += [("labels", f"must be 2 or more, not {count}") for count in self.labels if count < 2]
         if len(set(self.labels)) < len(self.labels):
-            problems.append(("labels", "names a number twice"))
+            problems.append(("labels", "contains a number twice"))
         if len(set(self.features)) < len(self.features):
-            problems.append(("features", "names a choice twice"))
+            problems.append(("features", "contains a choice twice"))
         if problems:
             raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """The four sections of a recipe."""
+    """The four sections of a comparison recipe."""
 
     compare: CompareSettings
     settings: dict[str, Any]  # of every fine-tuned arm
-    arms: dict[str, dict[str, Any]]  # arms of other names, or with settings of their own
-    pretrain: dict[str, Any]  # how to make the run, where none is named
+    arms: dict[str, dict[str, Any]]  # custom arms, and settings of single arms
+    pretrain: dict[str, Any]  # how to pretrain the run to compare if none is given
 
 
-# settings of fine-tuning that a comparison decides itself
-DECIDED = {
-    "init": "the kind of an arm says it",
-    "freeze": "the kind of an arm says it",
-    "seed": "each cell has its own; the first is compare.seed",
-    "classes": "they are those of the training rows",
-    "ensemble": "a cell is one model; compare tells how much models from several seeds differ",
-    "adapt_steps": "arms begin with a run as it is; adapt it with finetune, then compare what that leaves in adapted/",
-}
-
-
-def make_plan(file: str | Path | None, given: dict[str, Any], settings: dict[str, Any]) -> ComparisonPlan:
-    written = config.read_settings(Path(file)) if file else {}
-    known = ("compare", "finetune", "arms", "pretrain")
-    problems = [(name, f"unknown section (have: {', '.join(known)})") for name in written if name not in known]
-    tables = {name: written.get(name, {}) for name in known}
-    arms = tables["arms"] if isinstance(tables["arms"], dict) else {}
-    tables |= {f"arms.{name}": table for name, table in arms.items()}
-    problems += [(name, "must be a table") for name, table in tables.items() if not isinstance(table, dict)]
-    if problems:
+def make_plan(file: str | Path | None, options: dict[str, Any], settings: dict[str, Any]) -> ComparisonPlan:
+    """Merge a recipe file with options, which take precedence."""
+    recipe = config.read_settings(Path(file)) if file else {}
+    arms = recipe.get("arms", {})
+    arm_tables = {f"arms.{name}": table for name, table in arms.items()} if isinstance(arms, dict) else {}
+    if problems := section_problems(recipe, SECTIONS) + table_problems(arm_tables):
         raise ConfigError(problems)
-    finetune = override_flat(tables["finetune"], settings)
-    for where, table in {"finetune": finetune, **{f"arms.{name}": table for name, table in arms.items()}}.items():
-        named = ((key, DECIDED.get(key.rpartition(".")[2])) for key in table)
-        problems += [(f"{where}.{key}", f"cannot be set: {why}") for key, why in named if why]
+    finetune = override_flat(recipe.get("finetune", {}), settings)
+    for section, table in {"finetune": finetune, **arm_tables}.items():
+        problems += fixed_setting_problems(table, FIXED_SETTINGS, prefix=f"{section}.")
     if problems:
         raise ConfigError(problems)
     separators = [finetune.pop(key) for key in ("separator", "task.separator") if key in finetune]
-    merged = tables["compare"] | ({"separator": separators[0]} if separators else {}) | given
-    asked = config.from_dict(CompareSettings, merged, at="compare")
-    tried = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in asked.features}
-    names = asked.arms or (() if tried else default_arms(asked))
-    return ComparisonPlan(replace(asked, arms=(*names, *tried)), finetune, arms | tried, tables["pretrain"])
+    merged = recipe.get("compare", {}) | ({"separator": separators[0]} if separators else {}) | options
+    compare = config.from_dict(CompareSettings, merged, at="compare")
+    feature_arms = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in compare.features}
+    names = compare.arms or (() if feature_arms else default_arms(compare))
+    compare = replace(compare, arms=(*names, *feature_arms))
+    return ComparisonPlan(compare, finetune, arms | feature_arms, recipe.get("pretrain", {}))
 
 
-def default_arms(asked: CompareSettings) -> tuple[str, ...]:
-    """All ways to learn a task; TF-IDF has a use for whole texts of one class only."""
-    task = labelled_task(asked.task)
-    of_texts = task.predicts_classes and asked.separator is None
+def default_arms(settings: CompareSettings) -> tuple[str, ...]:
+    """All arms that apply to the task: TF-IDF predicts one class per text, a frozen backbone needs a separate head."""
+    task = labelled_task(settings.task)
     frozen = ["frozen"] if task.can_freeze_backbone else []
-    return ("scratch", "pretrained", *frozen, *(["tfidf"] if of_texts else []))
+    tfidf = ["tfidf"] if task.predicts_classes and settings.separator is None else []
+    return ("scratch", "pretrained", *frozen, *tfidf)

@@ -1,7 +1,5 @@
-"""One cell of a comparison: an arm, so many labels, one seed. Made once, then read from its file."""
+"""One trial of a comparison: an arm, a number of labels and a seed."""
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +13,12 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.experiments.arms import Arm
 from headstock.experiments.error_report import attribution_for
+from headstock.experiments.grid import ResultCache, TrialResult
 from headstock.experiments.tfidf import TfidfClassifier
 from headstock.intervals import SufficientStatistics, macro_f1
-from headstock.io import sha256, write_json
+from headstock.io import fingerprint, sha256
+from headstock.logs import muted
+from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import LabelledTask, RowMetric, metric_value
@@ -31,27 +32,27 @@ from headstock.train.pretrain import source_weights
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
-DIGITS = 5  # of probabilities in a cell's file
-SHARED = ("classes", "separator", "unanswerable")  # what the whole training file says, also to a cell of few rows
+DIGITS = 5  # of probabilities in a result file
+SHARED_SETTINGS = ("classes", "separator", "unanswerable")  # inferred from all training rows, also for trials on few
 
 
 @dataclass(frozen=True)
 class ExperimentContext:
-    """What all cells share: the rows, what they are measured on, and common settings."""
+    """What all trials of a comparison share: data, task and settings."""
 
     task_class: type[LabelledTask]
     splits: LabelledSplits
-    eval_records: Records  # labelled: the test rows, or the validation rows where those have no labels
-    task_config: Any  # the task's settings that are the same for all, such as the classes
-    settings: dict[str, Any]  # of every arm that is fine-tuned
+    eval_records: Records  # the test rows, or the validation rows if the test file has no labels
+    task_config: Any
+    settings: dict[str, Any]  # of every fine-tuned arm
     folder: Path
     distributed: DistributedContext
-    task: LabelledTask  # the task without a tokenizer: it knows what is right, whoever predicts
-    columns: tuple[str, ...] = ()  # what the files call them
+    task: LabelledTask  # without a tokenizer: computes metrics of any model's predictions
+    columns: tuple[str, ...] = ()  # column names in the files
 
     @property
     def unlabelled_test(self) -> Records | None:
-        """Test rows to predict."""
+        """Test rows without labels, to be predicted."""
         test = self.splits.test
         return test if test is not None and not test.has_labels else None
 
@@ -59,229 +60,225 @@ class ExperimentContext:
     def evaluates_on_valid(self) -> bool:
         return self.splits.test is None or not self.splits.test.has_labels
 
+    @property
+    def unit(self) -> str:
+        """What the number of training rows counts, in the singular: label or pair."""
+        return self.task_class.nouns.unit
+
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
-        """The same training rows for every arm, and at most as many to choose the epoch by: those are labels too."""
+        """Training and validation rows, the same for every arm; at most `labels` validation rows, also labelled."""
         train, valid = self.splits.train, self.splits.valid
         return subset(train, labels, seed=seed), subset(valid, min(labels, len(valid)), seed=seed)
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """Where a cell is in the grid."""
+    """The coordinates of a trial."""
 
     arm: Arm
     labels: int
     seed: int
-    analyze_errors: bool  # its mistakes are explained and its model is kept
+    analyze_errors: bool  # also save the model and analyse its errors
+    unit: str = "label"
+
+    @property
+    def run_name(self) -> str:
+        return f"{self.arm.name}-{self.labels}".replace(" ", "-").replace("/", "-")
 
     @property
     def name(self) -> str:
-        return f"{self.arm.name}-{self.labels}".replace(" ", "-").replace("/", "-")
+        return f"{self.run_name}-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.labels:6,} {self.unit}s  seed {self.seed}  {arm_label(self.arm.name):14s}"
 
 
-def run_trial(
-    ground: ExperimentContext, place: GridPoint, callbacks: Sequence[Callback]
-) -> tuple[dict[str, Any], bool]:
-    """A cell from its file, or made now; and whether it was made now."""
-    path = ground.folder / "cells" / f"{place.name}-{place.seed}.json"
-    train, valid = ground.rows(place.labels, place.seed)
-    chosen = trial_config(ground, place, train)
-    key = fingerprint(ground, place, chosen, train, valid)
-    if (kept := read_json(path)).get("key") == key and (kept["shown"] or not place.analyze_errors):
-        return kept, False
-    began = time.monotonic()
-    made = (
-        run_tfidf(ground, place, train, valid)
-        if chosen is None
-        else run_finetuning(ground, place, chosen, train, valid, callbacks)
-    )
-    made |= {"seconds": round(time.monotonic() - began, 3), "key": key, "shown": place.analyze_errors}
-    made |= {"arm": place.arm.name, "labels": place.labels, "seed": place.seed}
-    write_json(path, made)
-    return made, True
+def run_trial(context: ExperimentContext, point: GridPoint, callbacks: Sequence[Callback]) -> tuple[TrialResult, bool]:
+    """The result of a trial and whether it is new (not from the cache)."""
+    cache = ResultCache(context.folder)
+    train, valid = context.rows(point.labels, point.seed)
+    run_config = trial_config(context, point, train)
+    key = trial_key(context, point, run_config, train, valid)
+    cached = cache.read(point)
+    if cached.get("key") == key and (cached["shown"] or not point.analyze_errors):
+        return cached, False
+    start = time.monotonic()
+    if run_config is None:
+        result = run_tfidf(context, point, train, valid)
+    else:
+        with muted():
+            result = run_finetuning(context, point, run_config, train, valid, callbacks)
+    result |= {"seconds": round(time.monotonic() - start, 3), "key": key, "shown": point.analyze_errors}
+    result |= {"arm": point.arm.name, "labels": point.labels, "seed": point.seed}
+    cache.write(point, result)
+    return result, True
 
 
-def trial_config(ground: ExperimentContext, place: GridPoint, train: Records) -> RunConfig | None:
-    """What a fine-tuned cell is made with; none for TF-IDF, which has no settings."""
-    if place.arm.run is None:
+def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -> RunConfig | None:
+    """The fine-tuning config of a trial; None for TF-IDF."""
+    if point.arm.run is None:
         return None
-    given = {**ground.settings, **place.arm.options(), "train.seed": place.seed}
-    shared = {name: getattr(ground.task_config, name, None) for name in SHARED}
-    given |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
-    given |= {"data.train": ground.splits.train.source, "data.columns": list(ground.columns)}
-    return resolve_with_data(resolve_finetune_config(place.arm.run, ground.task_class.name, None, given), train)
+    settings = {**context.settings, **point.arm.options(), "train.seed": point.seed}
+    shared = {name: getattr(context.task_config, name, None) for name in SHARED_SETTINGS}
+    settings |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
+    settings |= {"data.train": context.splits.train.source, "data.columns": list(context.columns)}
+    return resolve_with_data(resolve_finetune_config(point.arm.run, context.task_class.name, None, settings), train)
 
 
-def fingerprint(
-    ground: ExperimentContext, place: GridPoint, chosen: RunConfig | None, train: Records, valid: Records
+def trial_key(
+    context: ExperimentContext, point: GridPoint, run_config: RunConfig | None, train: Records, valid: Records
 ) -> str:
-    """Changes with anything that could change the cell: rows, settings, weights."""
-    run, settings = place.arm.run, None if chosen is None else chosen.plain()
+    """A fingerprint of everything that can change the result: rows, settings and weights."""
+    run, settings = point.arm.run, None if run_config is None else run_config.plain()
     if settings is not None:
-        settings["transfer"].pop("run")  # a run that was moved is the same run
-        settings["data"].pop("train")
-        settings["data"].pop("columns")  # the rows themselves are in the key
-    parts = {
-        "version": __version__,
-        "rows": LabelledSplits(train, valid, ground.eval_records).fingerprint(),
-        "unlabelled": ground.unlabelled_test.columns if ground.unlabelled_test else None,
-        "task": [ground.task_class.name, config.to_dict(ground.task_config)],
-        "settings": settings,
-        "tokenizer": run.data()["tokenizer"] if run else None,
-        "weights": sha256(run.weights_file) if run and place.arm.kind != "scratch" else None,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        settings["transfer"].pop("run")  # the weights count, not the path
+        settings["data"].pop("train")  # likewise the rows
+        settings["data"].pop("columns")
+    return fingerprint(
+        {
+            "version": __version__,
+            "rows": LabelledSplits(train, valid, context.eval_records).fingerprint(),
+            "unlabelled": context.unlabelled_test.columns if context.unlabelled_test else None,
+            "task": [context.task_class.name, config.to_dict(context.task_config)],
+            "settings": settings,
+            "tokenizer": run.data()["tokenizer"] if run else None,
+            "weights": sha256(run.weights_file) if run and point.arm.kind != "scratch" else None,
+        }
+    )
 
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What a cell says of the measured rows."""
-    kept = list(rounded(np.stack(outputs))) if task.predicts_classes else outputs  # near ties count as they are kept
-    tallies, sure = task.row_metrics(data, kept), task.confidences(data, kept)
-    found = task.extra_metrics(data, kept) | {name: metric_value(tally) for name, tally in tallies.items()}
-    if (numbers := task.true_and_predicted(data, kept)) is not None:
-        found["macro_f1"] = macro_f1(*numbers)
+    """Metrics of a model's outputs on the evaluation rows, and the values per row from which intervals are computed."""
+    stored = list(rounded(np.stack(outputs))) if task.predicts_classes else outputs  # metrics agree with what is stored
+    row_metrics, certainty = task.row_metrics(data, stored), task.confidences(data, stored)
+    metrics = task.extra_metrics(data, stored) | {name: metric_value(values) for name, values in row_metrics.items()}
+    if (numbers := task.true_and_predicted(data, stored)) is not None:
+        metrics["macro_f1"] = macro_f1(*numbers)
     return {
-        "score": found[task.primary_metric],
-        "accuracy": found.get("accuracy", found.get("exact_match")),  # a translation has neither
-        **{name: found[name] for name in tallies},
-        "macro_f1": found.get("macro_f1"),
-        "loss": task.extra_metrics(data, outputs).get("loss"),  # rounded, the improbable were impossible
-        "ece": None if sure is None else reliability(*sure)["ece"],
-        "tallies": {name: serialize_metric(tally) for name, tally in tallies.items()},
-        "probabilities": np.stack(kept).tolist() if task.predicts_classes else None,
+        "score": metrics[task.primary_metric],
+        "accuracy": metrics.get("accuracy", metrics.get("exact_match")),  # a translation has neither
+        **{name: metrics[name] for name in row_metrics},
+        "macro_f1": metrics.get("macro_f1"),
+        "loss": task.extra_metrics(data, outputs).get("loss"),  # not of rounded probabilities, which may be 0
+        "ece": None if certainty is None else reliability(*certainty)["ece"],
+        "tallies": {name: serialize_metric(values) for name, values in row_metrics.items()},
+        "probabilities": np.stack(stored).tolist() if task.predicts_classes else None,
     }
 
 
-def serialize_metric(tally: RowMetric) -> list[list[float]]:
-    """As text: a numerator and a denominator for each row, or the counts of each row."""
-    return [brief(values) for values in (tally.values if isinstance(tally, SufficientStatistics) else tally)]
+def serialize_metric(values: RowMetric) -> list[list[float]]:
+    """A metric's values per row as lists: numerators and denominators, or the counts of each row."""
+    return [compact_list(row) for row in (values.values if isinstance(values, SufficientStatistics) else values)]
 
 
 def rounded(probabilities: np.ndarray) -> np.ndarray:
     return probabilities.astype(np.float64).round(DIGITS)
 
 
-def brief(values: np.ndarray) -> list[float]:
-    """Whole numbers as such, others rounded: a cell is kept as text."""
+def compact_list(values: np.ndarray) -> list[float]:
+    """Integers where possible, otherwise rounded numbers, to keep the JSON short."""
     return [int(value) if value == int(value) else round(float(value), DIGITS) for value in values]
 
 
-def run_tfidf(ground: ExperimentContext, place: GridPoint, train: Records, valid: Records) -> dict[str, Any]:
-    """TF-IDF and a linear classifier, on the words as a person reads them."""
-    task = ground.task
+def run_tfidf(context: ExperimentContext, point: GridPoint, train: Records, valid: Records) -> TrialResult:
+    """TF-IDF features and a linear classifier on the raw texts."""
+    task = context.task
     assert task.predicts_classes
-    known = [label_numbers(rows, ground.task_config) for rows in (train, valid, ground.eval_records)]
-    fitted = TfidfClassifier(ground.task_config.classes).fit(
-        input_texts(train), known[0], input_texts(valid), known[1], seed=place.seed
+    labels = [label_numbers(rows, context.task_config) for rows in (train, valid, context.eval_records)]
+    classifier = TfidfClassifier(context.task_config.classes).fit(
+        input_texts(train), labels[0], input_texts(valid), labels[1], seed=point.seed
     )
-    found = fitted.probabilities(input_texts(ground.eval_records))
-    data = LabelsOnly(known[2])
-    made = {
-        **evaluate_outputs(task, data, list(found)),
-        "valid_score": fitted.valid_accuracy,
+    probabilities, data = classifier.probabilities(input_texts(context.eval_records)), LabelsOnly(labels[2])
+    result = {
+        **evaluate_outputs(task, data, list(probabilities)),
+        "valid_score": classifier.valid_accuracy,
         "best_epoch": None,
         "tokens_per_second": None,
-        "chosen": fitted.chosen,
+        "chosen": classifier.chosen,
         "epochs": [],
         "parameters": None,
         "predicted": None,
     }
-    if ground.unlabelled_test is not None:
-        made["predicted"] = task.predictions(
-            None, list(rounded(fitted.probabilities(input_texts(ground.unlabelled_test))))
-        )
-    if place.analyze_errors:
-        made["told"] = task.error_analysis(ground.eval_records, data, list(rounded(found)))
-    return made
+    if context.unlabelled_test is not None:
+        outputs = classifier.probabilities(input_texts(context.unlabelled_test))
+        result["predicted"] = task.predictions(None, list(rounded(outputs)))
+    if point.analyze_errors:
+        result["told"] = task.error_analysis(context.eval_records, data, list(rounded(probabilities)))
+    return result
 
 
 @dataclass(frozen=True)
 class LabelsOnly:
-    """Rows that are not cut into tokens, as TF-IDF reads them: their labels alone."""
+    """Rows that are not tokenized, for TF-IDF."""
 
     labels: np.ndarray
 
 
 def input_texts(records: Records) -> list[Any]:
-    """Texts as a person reads them; the two of a pair stay two."""
+    """The texts of the rows, or pairs of texts."""
     columns = records.columns
     return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.display_texts
 
 
 def run_finetuning(
-    ground: ExperimentContext,
-    place: GridPoint,
-    chosen: RunConfig,
+    context: ExperimentContext,
+    point: GridPoint,
+    run_config: RunConfig,
     train: Records,
     valid: Records,
     callbacks: Sequence[Callback],
-) -> dict[str, Any]:
-    """A fine-tuned model, measured and, where it is to be shown, explained and kept."""
-    run = place.arm.run
+) -> TrialResult:
+    """Fine-tune and evaluate a model; save it and analyse its errors where the grid point says so."""
+    run = point.arm.run
     assert run is not None
-    tokenizer = run.tokenizer()
-    task = ground.task_class(chosen.task, tokenizer)
+    tokenizer, dtype, frozen = run.tokenizer(), run_config.train.dtype, run_config.transfer.freeze
+    task = context.task_class(run_config.task, tokenizer)
     data = LabelledData(task.prepare(train), task.prepare(valid))
-    weights = None if place.arm.kind == "scratch" else source_weights(run)
-    fitted = fit(chosen, tokenizer, weights, data, run=None, distributed=ground.distributed, callbacks=callbacks)
-    measured = task.prepare(ground.eval_records)
-    found = fitted.outputs(measured, dtype=chosen.train.dtype)
+    weights = None if point.arm.kind == "scratch" else source_weights(run)
+    fitted = fit(run_config, tokenizer, weights, data, run=None, distributed=context.distributed, callbacks=callbacks)
+    eval_data = task.prepare(context.eval_records)
+    outputs = fitted.outputs(eval_data, dtype=dtype)
     predicted = None
-    if ground.unlabelled_test is not None:
-        rows = task.prepare(ground.unlabelled_test)
-        predicted = task.predictions(rows, fitted.outputs(rows, dtype=chosen.train.dtype))
-    made = {
-        **evaluate_outputs(task, measured, found),
-        "valid_score": valid_score(fitted, data.valid, chosen),
+    if context.unlabelled_test is not None:
+        rows = task.prepare(context.unlabelled_test)
+        predicted = task.predictions(rows, fitted.outputs(rows, dtype=dtype))
+    result = {
+        **evaluate_outputs(task, eval_data, outputs),
+        "valid_score": valid_score(fitted, data.valid, run_config),
         "best_epoch": fitted.best_epoch,
-        "tokens_per_second": None
-        if chosen.transfer.freeze
-        else tokens_per_second(fitted),  # frozen, no token is read in training
+        "tokens_per_second": None if frozen else tokens_per_second(fitted),  # frozen features are computed once
         "chosen": None,
         "epochs": fitted.epochs,
-        "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze),
+        "parameters": sizes(fitted.model, frozen=frozen),
         "predicted": predicted,
     }
-    if place.analyze_errors:
-        made["told"] = task.error_analysis(
-            ground.eval_records,
-            measured,
-            found,
-            attribute=attribution_for(fitted.model, task, measured, length=fitted.length),
-        )
-        save_run(ground, place, chosen, tokenizer, fitted, LabelledSplits(train, valid, None))
-    return made
+    if point.analyze_errors:
+        attribute = attribution_for(fitted.model, task, eval_data, length=fitted.length)
+        result["told"] = task.error_analysis(context.eval_records, eval_data, outputs, attribute=attribute)
+        save_run(context, point, run_config, tokenizer, fitted, LabelledSplits(train, valid, None))
+    return result
 
 
-def valid_score(fitted: FitResult, valid: Any, chosen: RunConfig) -> float:
-    """Of the epoch that was chosen; what is not known of every epoch is measured again."""
+def valid_score(fitted: FitResult, valid: Any, run_config: RunConfig) -> float:
+    """The primary metric on the validation rows at the best epoch."""
     if fitted.task.primary_metric == "accuracy":
         return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.state.best_step)
-    found = fitted.outputs(valid, dtype=chosen.train.dtype)
-    return metric_value(fitted.task.row_metrics(valid, found)[fitted.task.primary_metric])
+    outputs = fitted.outputs(valid, dtype=run_config.train.dtype)
+    return metric_value(fitted.task.row_metrics(valid, outputs)[fitted.task.primary_metric])
 
 
 def tokens_per_second(fitted: FitResult) -> float:
-    """Tokens a second while it trained."""
     return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.overhead_seconds), 1)
 
 
 def save_run(
-    ground: ExperimentContext,
-    place: GridPoint,
-    chosen: RunConfig,
+    context: ExperimentContext,
+    point: GridPoint,
+    run_config: RunConfig,
     tokenizer: Tokenizer,
     fitted: FitResult,
     splits: LabelledSplits,
 ) -> None:
-    """The model as a run of its own, so that it can be used."""
-    run = RunFolder(ground.folder / "runs" / place.name)
-    save_fit(run, chosen, tokenizer, fitted, splits, ground.distributed)
+    run = RunFolder(context.folder / "runs" / point.run_name)
+    save_fit(run, run_config, tokenizer, fitted, splits, context.distributed)

@@ -1,25 +1,62 @@
-"""Settings as a TOML file that people can read and change."""
+"""Recipes: TOML files with the sections of a run, comparison or sweep."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from headstock.config import Problems
 
 
 def to_toml(tree: Mapping[str, Mapping[str, Any]], heading: str = "") -> str:
-    """Sections of plain values; what is not set is left out."""
+    """Sections of plain values as TOML; None values are omitted."""
     parts = ["\n".join(f"# {line}".rstrip() for line in heading.splitlines())] if heading else []
     for section, values in tree.items():
-        lines = [f"{key} = {shown(value)}" for key, value in values.items() if value is not None]
+        lines = [f"{key} = {toml_value(value)}" for key, value in values.items() if value is not None]
         if lines:
             parts.append("\n".join([f"[{section}]", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
-def shown(value: Any) -> str:
+def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(shown, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # TOML's strings are JSON's
+        return json.dumps(value, ensure_ascii=False)  # TOML and JSON strings have the same syntax
     return repr(value)
+
+
+def flatten_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"model": {"depth": 2}}` -> `{"model.depth": 2}`."""
+    settings: dict[str, Any] = {}
+    for name, value in tables.items():
+        settings |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return settings
+
+
+def section_problems(recipe: Mapping[str, Any], sections: Sequence[str]) -> Problems:
+    """Unknown sections, and known ones that are not tables."""
+    unknown = [name for name in recipe if name not in sections]
+    problems: Problems = [(name, f"unknown section (have: {', '.join(sections)})") for name in unknown]
+    return problems + table_problems({name: recipe.get(name, {}) for name in sections})
+
+
+def table_problems(tables: Mapping[str, Any]) -> Problems:
+    return [(name, "must be a table") for name, table in tables.items() if not isinstance(table, dict)]
+
+
+def fixed_setting_problems(settings: Mapping[str, Any], fixed: Mapping[str, str], prefix: str = "") -> Problems:
+    """Settings that the experiment chooses itself; `fixed` gives the reason for each name."""
+    reasons = ((key, fixed.get(key.rpartition(".")[2])) for key in settings)
+    return [(f"{prefix}{key}", f"cannot be set: {reason}") for key, reason in reasons if reason]
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    """The options that are not None, as a recipe would write them: paths as text, columns as `name=column`."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if "columns" in given:
+        given["columns"] = [f"{name}={column}" for name, column in given["columns"].items()]
+        if not given["columns"]:
+            del given["columns"]
+    return {name: str(value) if hasattr(value, "__fspath__") else value for name, value in given.items()}

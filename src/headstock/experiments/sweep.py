@@ -1,26 +1,34 @@
-"""Which settings are best? A grid of them, or a random sample of it, with several seeds each, and a ranked answer."""
+"""Which settings are best? Trains a grid of settings, or a random sample of it, with several seeds and ranks them."""
 
+import logging
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headstock import io as files
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.claims import alone, share
-from headstock.experiments.grid import Point, SweepPlan, canonical, draw_points, label, make_plan
-from headstock.experiments.sweep_summary import best_first, format_score, summarize_sweep
-from headstock.experiments.sweep_trials import DECIDED, Field, Finetuning, Made, Pretraining, Trial, make_trial, run_of
+from headstock.experiments.grid import TrialResult, exclusive, explained_interruption, run_grid
+from headstock.experiments.recipe import fixed_setting_problems, given_options
+from headstock.experiments.sweep_settings import SweepPlan, draw_points, make_plan
+from headstock.experiments.sweep_summary import ranking, summarize_sweep
+from headstock.experiments.sweep_trials import (
+    FIXED_SETTINGS,
+    Finetuning,
+    Pretraining,
+    SweepKind,
+    SweepTrial,
+    run_folder_of,
+    run_trial,
+)
 from headstock.io import rank_and_size
+from headstock.report.sweep_points import Point, canonical, format_metric, point_label
 from headstock.train.callbacks import Callback
 from headstock.train.settings import RunConfig, assign_sections
-from headstock.train.signals import Interrupted
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def sweep(
@@ -45,125 +53,123 @@ def sweep(
     settings: dict[str, Any] | None = None,
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
-    say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Try every point of a grid such as `{"depth": [2, 4], "lr": [1e-3, 3e-3]}`; returns what results.json holds.
+    """Train every point of a grid such as `{"depth": [2, 4], "lr": [1e-3, 3e-3]}`; returns what results.json holds.
 
     With text it pretrains and ranks by validation loss; with `run` and `train` it fine-tunes and ranks by the task's
-    metric on the validation rows. `sample` draws so many points; then `{"lr": "1e-4..1e-2"}` is a range to draw from.
-    Every trial (a point, a seed) is kept in the folder `out`: the same call goes on where it was stopped.
+    metric on the validation rows. `sample` draws a number of points; values may then be ranges, as in
+    `{"lr": "1e-4..1e-2"}`. The result of every trial (point, seed) is saved in the folder `out`: repeating the call
+    continues an interrupted sweep.
     """
-    began = time.monotonic()
-    many = {"corpus": corpus, "valid": valid}
-    given: dict[str, Any] = {
-        name: [str(value)] if isinstance(value, str | Path) else [str(path) for path in value]
-        for name, value in many.items()
-        if value
-    }
-    options = {"run": run, "train": train, "tokenizer": tokenizer}
-    given |= {name: str(value) for name, value in options.items() if value is not None}
-    given |= {"columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
-    plain = {"task": task, "preset": preset, "objective": objective, "sample": sample, "seeds": seeds, "seed": seed}
-    given |= {name: value for name, value in (plain | {"by": by, "keep": keep}).items() if value is not None}
-    if "-" in given.get("corpus", ()):  # kept in a file from now on, so that it can be read for every trial
-        given["corpus"] = list(read_corpus(given["corpus"]).paths)
-    plan = make_plan(config_file, given, grid or {}, settings or {})
+    start = time.monotonic()
+    options = given_options(
+        run=run,
+        train=train,
+        tokenizer=tokenizer,
+        columns=columns,
+        task=task,
+        preset=preset,
+        objective=objective,
+        sample=sample,
+        seeds=seeds,
+        seed=seed,
+        by=by,
+        keep=keep,
+    )
+    for name, paths in (("corpus", corpus), ("valid", valid)):
+        if paths:
+            options[name] = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    if "-" in options.get("corpus", ()):  # standard input is copied to a file, which every trial can read
+        options["corpus"] = list(read_corpus(options["corpus"]).paths)
+    plan = make_plan(config_file, options, grid or {}, settings or {})
     check_plan(plan)
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; a sweep is kept in a folder")
+        raise UserError(f"{folder}: is a file; a sweep needs a folder")
     points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
-    field: Field = Finetuning(plan, folder, device) if plan.kind == "finetune" else Pretraining(plan, folder, device)
-    configs = configure_all(plan, field, points)
-    field.read(configs, say)
-    checked(points, lambda point: field.settle(field.configure(point, plan.sweep.seed)))
+    kind: SweepKind = Finetuning(plan, folder, device) if plan.kind == "finetune" else Pretraining(plan, folder, device)
+    configs = configure_all(plan, kind, points)
+    kind.read(configs)
+    build_all(points, lambda point: kind.complete(kind.configure(point, plan.sweep.seed)))
     if plan.sweep.seeds < 2:
-        say("one seed tells nothing of the next: intervals are left out; ask for two or more with --seeds")
-    made = make_all(plan, field, points, callbacks, say)
-    with alone(folder, "best"):
-        best = keep_best(plan, field, points, made, callbacks, say)
-    results = summarize_sweep(plan, field, points, made, best, seconds=time.monotonic() - began)
+        logger.info("with a single seed there are no intervals; use --seeds 2 or more")
+    results_by_point = run_sweep_grid(plan, kind, points, callbacks)
+    with exclusive(folder, "best"):
+        best = keep_best(plan, kind, points, results_by_point, callbacks)
+    results = summarize_sweep(plan, kind, points, results_by_point, best, seconds=time.monotonic() - start)
     files.write_json(folder / "results.json", results)
     return results
 
 
-# What is wrong is found before anything is trained
+# Checks before anything is trained
 
 
 def check_plan(plan: SweepPlan) -> None:
-    """Refuse options of the other kind of sweep, and settings that no point of a grid can have for itself."""
-    asked = plan.sweep
+    """Refuse options of the other kind of sweep, and grids over settings that must be equal for all points."""
+    sweep = plan.sweep
     if rank_and_size()[1] > 1:
         raise UserError("a sweep runs in one process; start it without torchrun")
+    misplaced: dict[str, Any]
     if plan.kind == "finetune":
-        wrong: dict[str, Any] = {
+        misplaced = {
             "preset": plan.preset,
             "objective": plan.objective,
-            "tokenizer": asked.tokenizer,
-            "by": asked.by != "auto",
+            "tokenizer": sweep.tokenizer,
+            "by": sweep.by != "auto",
         }
-        said = f"goes with pretraining, not with --run {asked.run}"
-        if len(asked.valid) > 1:
-            raise UserError("--valid: fine-tuning has one file of validation rows; name it once")
+        reason = f"applies to pretraining, not to --run {sweep.run}"
+        if len(sweep.valid) > 1:
+            raise UserError("--valid: fine-tuning takes one file of validation rows")
     else:
-        wrong = {"train": asked.train, "columns": asked.columns}
-        said = "goes with fine-tuning: name the run with --run"
-    problems = [(f"--{name}", said) for name, value in wrong.items() if value]
-    problems += [(f"grid.{key}", f"cannot vary: {why}") for key in plan.grid if (why := fixed(plan, key))]
+        misplaced = {"train": sweep.train, "columns": sweep.columns}
+        reason = "applies to fine-tuning, which needs --run"
+    problems = [(f"--{name}", reason) for name, value in misplaced.items() if value]
+    problems += [(f"grid.{key}", f"cannot vary: {why}") for key in plan.grid if (why := reason_fixed(plan, key))]
     if plan.kind == "finetune":
-        named = ((key, DECIDED.get(key.rpartition(".")[2])) for key in plan.settings)
-        problems += [(key, f"cannot be set: {why}") for key, why in named if why]
+        problems += fixed_setting_problems(plan.settings, FIXED_SETTINGS)
     if problems:
         raise ConfigError(problems)
 
 
-def fixed(plan: SweepPlan, key: str) -> str | None:
-    """Why a setting must be the same for all points, if it must."""
+def reason_fixed(plan: SweepPlan, key: str) -> str | None:
+    """Why a setting must be equal for all points; None if it may vary."""
     section, _, name = key.rpartition(".")
     if name == "seed":
-        return DECIDED["seed"]
+        return FIXED_SETTINGS["seed"]
     if plan.kind == "finetune":
         if section == "data" or name in ("train", "valid", "columns", "valid_fraction", "separator"):
-            return "all points learn from the same rows and are ranked by the same rows"
-        return DECIDED.get(name) if name != "preset" else "a run to fine-tune brings its own model"
+            return "all points must use the same training and validation rows"
+        return FIXED_SETTINGS.get(name) if name != "preset" else "the model is that of the run to fine-tune"
     if key in ("objective", "task.name"):
-        return "losses of different objectives cannot be compared"
-    if section == "data" or name in (
-        "corpus",
-        "valid",
-        "documents",
-        "column",
-        "valid_fraction",
-        "split_seed",
-        "deduplicate",
-    ):
-        return (
-            None if plan.sweep.valid and name != "valid" else "points would be measured on different text; name --valid"
-        )
+        return "losses of different objectives are not comparable"
+    data_settings = ("corpus", "valid", "documents", "column", "valid_fraction", "split_seed", "deduplicate")
+    if section == "data" or name in data_settings:
+        has_fixed_valid = plan.sweep.valid and name != "valid"
+        return None if has_fixed_valid else "points would be evaluated on different text; give a file with --valid"
     return None
 
 
-def configure_all(plan: SweepPlan, field: Field, points: Sequence[Point]) -> list[RunConfig]:
-    """The settings of every point; every wrong key and value of all of them is named at once."""
+def configure_all(plan: SweepPlan, kind: SweepKind, points: Sequence[Point]) -> list[RunConfig]:
+    """The settings of every point; all problems of all points are reported together."""
     seed, tree = plan.sweep.seed, {}
     for point in ({}, points[0]):
         try:
-            tree = field.configure(point, seed).plain()
+            tree = kind.configure(point, seed).plain()
             break
         except UserError:
-            continue  # what is wrong is told below, of every point
-    places = {key: place for key in plan.grid if (place := place_of(key, tree))}
-    if again := sorted({key for key, place in places.items() if list(places.values()).count(place) > 1}):
-        raise UserError(f"--grid {', '.join(again)}: are one setting by two names")
-    field.overlap |= {key for key in plan.settings if place_of(key, tree) in places.values()}
-    configs = checked(points, lambda point: field.configure(point, seed))
-    if len({chosen.objective for chosen in configs}) > 1:
-        raise UserError("grid.preset: these have different objectives, whose losses cannot be compared")
+            continue  # reported for every point below
+    full_names = {key: full_name for key in plan.grid if (full_name := full_setting_name(key, tree))}
+    if twice := sorted(key for key, name in full_names.items() if list(full_names.values()).count(name) > 1):
+        raise UserError(f"--grid {', '.join(twice)}: are two names of one setting")
+    kind.overridden |= {key for key in plan.settings if full_setting_name(key, tree) in full_names.values()}
+    configs = build_all(points, lambda point: kind.configure(point, seed))
+    if len({config.objective for config in configs}) > 1:
+        raise UserError("grid.preset: these presets have different objectives, whose losses are not comparable")
     return configs
 
 
-def place_of(key: str, tree: dict[str, Any]) -> str | None:
-    """`lr` -> `train.lr`; None where there is no such setting."""
+def full_setting_name(key: str, tree: dict[str, Any]) -> str | None:
+    """`lr` -> `train.lr`; None if there is no such setting."""
     if not tree:
         return None
     try:
@@ -173,118 +179,119 @@ def place_of(key: str, tree: dict[str, Any]) -> str | None:
     return f"{section}.{next(iter(values))}"
 
 
-def checked(points: Sequence[Point], build: Callable[[Point], RunConfig]) -> list[RunConfig]:
-    """What `build` makes of every point, or one error that names each problem once, with the settings that cause it."""
-    made: list[RunConfig] = []
-    found: dict[tuple[str, str], list[Point]] = {}
+def build_all(points: Sequence[Point], build: Callable[[Point], RunConfig]) -> list[RunConfig]:
+    """`build` of every point, or one error that lists each problem once with the settings that cause it."""
+    configs: list[RunConfig] = []
+    points_by_problem: dict[tuple[str, str], list[Point]] = {}
     for point in points:
-        left, before = dict(point), None
-        while left != before:  # without settings that do not exist, the others can be judged too
-            before = dict(left)
+        remaining, before = dict(point), None
+        while remaining != before:  # without unknown settings, the others can be checked too
+            before = dict(remaining)
             try:
-                made.append(build(left))
-            except ConfigError as wrong:
-                problems = wrong.problems
-            except UserError as wrong:
-                problems = [("", str(wrong))]
+                configs.append(build(remaining))
+            except ConfigError as error:
+                problems = error.problems
+            except UserError as error:
+                problems = [("", str(error))]
             else:
                 break
-            for where, what in problems:
-                found.setdefault((where, what), []).append(point)
-                if "unknown setting" in what:
-                    left.pop(where, None)
-    if found:
-        raise ConfigError([(caused_by(where, what, those), what) for (where, what), those in found.items()])
-    return made
+            for location, message in problems:
+                points_by_problem.setdefault((location, message), []).append(point)
+                if "unknown setting" in message:
+                    remaining.pop(location, None)
+    if points_by_problem:
+        raise ConfigError([(cause(*problem, affected), problem[1]) for problem, affected in points_by_problem.items()])
+    return configs
 
 
-def caused_by(where: str, what: str, points: Sequence[Point]) -> str:
-    """`width=30 heads=4: model.width`: what all points with a problem have in common, as far as it is named in it."""
+def cause(location: str, message: str, points: Sequence[Point]) -> str:
+    """`width=30 heads=4: model.width`: the settings in the message that all affected points share, and where."""
     common = {
         key: value
         for key, value in points[0].items()
         if all(canonical(point[key]) == canonical(value) for point in points)
     }
-    words = set(re.findall(r"\w+", f"{where} {what}"))
+    words = set(re.findall(r"\w+", f"{location} {message}"))
     named = {key: value for key, value in common.items() if key.rpartition(".")[2] in words}
-    return ": ".join(part for part in (label(named), where) if part)
+    return ": ".join(part for part in (point_label(named), location) if part)
 
 
-# The trials
+# Trials
 
 
-def trials_of(plan: SweepPlan, point: Point) -> list[Trial]:
-    return [Trial(point, seed) for seed in range(plan.sweep.seed, plan.sweep.seed + plan.sweep.seeds)]
+def trials_of(plan: SweepPlan, point: Point) -> list[SweepTrial]:
+    return [SweepTrial(point, seed) for seed in range(plan.sweep.seed, plan.sweep.seed + plan.sweep.seeds)]
 
 
-def make_all(
-    plan: SweepPlan, field: Field, points: list[Point], callbacks: Sequence[Callback], say: Say
-) -> list[list[Made]]:
-    """The trials of each point, its seeds together; those whose file is there are not made again.
+def run_sweep_grid(
+    plan: SweepPlan, kind: SweepKind, points: list[Point], callbacks: Sequence[Callback]
+) -> list[list[TrialResult]]:
+    """The results of each point, one per seed."""
+    trials, seeds = [trial for point in points for trial in trials_of(plan, point)], plan.sweep.seeds
+    logger.info("%d points x %d seeds: %d trials", len(points), seeds, len(trials))
 
-    Nor are those that another process is at work on.
-    """
-    files.remove_stale(field.folder / "cells")
-    trials = [trial for point in points for trial in trials_of(plan, point)]
-    total, seeds, known = len(trials), plan.sweep.seeds, dict[int, Made]()
-    width = min(40, max(len(label(point)) for point in points))
-    say(f"points: {len(points)}, seeds of each: {seeds}, trainings: {total}")
+    def remove_worse_runs(index: int, results: dict[int, TrialResult]) -> None:
+        finished = {
+            number: [results[at] for at in range(number * seeds, (number + 1) * seeds)]
+            for number in range(len(points))
+            if all(at in results for at in range(number * seeds, (number + 1) * seeds))
+        }
+        if index // seeds in finished:
+            remove_runs(plan, kind, [points[number] for number in finished], list(finished.values()))
 
-    def make(trial: Trial) -> tuple[Made, bool]:
-        with told_if_stopped(f"{len(known)} of {total} cells are kept in {field.folder}"):
-            return make_trial(field, trial, keep=plan.sweep.keep, callbacks=callbacks)
-
-    for place, (cell, new) in share(field.folder, trials, lambda trial: trial.name, make, say):
-        known[place] = cell
-        score = "failed" if cell["failed"] else format_score(field.metric, cell["score"])
-        time_it_took = f"{cell['seconds']:6.1f} s" if new else "(kept)"
-        what = f"{label(trials[place].point):{width}s}  seed {trials[place].seed}"
-        say(f"{len(known):3d}/{total}  {what}  {field.metric} {score}  {time_it_took}")
-        whole = [at for at in range(len(points)) if all(at * seeds + seed in known for seed in range(seeds))]
-        if place // seeds in whole:  # what is worse than another can go, whatever is yet to come
-            tidy(plan, field, [points[at] for at in whole], [cells_of(known, at, seeds) for at in whole])
-    return [cells_of(known, at, seeds) for at in range(len(points))]
+    results = run_grid(
+        kind.folder,
+        trials,
+        lambda trial: run_trial(kind, trial, keep=plan.sweep.keep, callbacks=callbacks),
+        format_score=lambda result: f"{kind.metric} {format_trial(kind.metric, result)}",
+        on_result=remove_worse_runs,
+    )
+    return [results[at : at + seeds] for at in range(0, len(results), seeds)]
 
 
-def cells_of(known: Mapping[int, Made], point: int, seeds: int) -> list[Made]:
-    return [known[point * seeds + seed] for seed in range(seeds)]
+def format_trial(metric: str, result: TrialResult) -> str:
+    return "failed" if result["failed"] else format_metric(metric, result["score"])
 
 
-@contextmanager
-def told_if_stopped(kept: str) -> Iterator[None]:
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt) as stop:
-        received = stop.exit_code - 128 if isinstance(stop, Interrupted) else signal.SIGINT
-        raise Interrupted(f"stopped; {kept}, the same command goes on", received) from None
-
-
-def tidy(
-    plan: SweepPlan, field: Field, points: Sequence[Point], made: Sequence[list[Made]], only: int | None = None
+def remove_runs(
+    plan: SweepPlan,
+    kind: SweepKind,
+    points: Sequence[Point],
+    results_by_point: Sequence[list[TrialResult]],
+    best_seed: int | None = None,
 ) -> None:
-    """Remove the runs of all points but the best so far, and of its other seeds where `only` one of them is wanted."""
-    best = best_first(made, lower=field.lower)[0]
-    for place, (point, cells) in enumerate(zip(points, made, strict=True)):
-        for trial, cell in zip(trials_of(plan, point), cells, strict=True):
-            wanted = place == best and only in (None, trial.seed)
-            if not wanted and not cell["kept"]:
-                run_of(field.folder, trial).remove()
+    """Remove all runs except those of the best point (only its `best_seed`, if given) and those marked as kept."""
+    best = ranking(results_by_point, lower=kind.lower)[0]
+    for number, (point, results) in enumerate(zip(points, results_by_point, strict=True)):
+        for trial, result in zip(trials_of(plan, point), results, strict=True):
+            is_best = number == best and best_seed in (None, trial.seed)
+            if not is_best and not result["kept"]:
+                run_folder_of(kind.folder, trial).remove()
 
 
 def keep_best(
-    plan: SweepPlan, field: Field, points: list[Point], made: list[list[Made]], callbacks: Sequence[Callback], say: Say
-) -> Trial | None:
-    """The best trial of the best point, whose run stays; trained again if it was not kept when another was best."""
-    place = best_first(made, lower=field.lower)[0]
-    whole = [cell for cell in made[place] if not cell["failed"]]
-    if not whole:
+    plan: SweepPlan,
+    kind: SweepKind,
+    points: list[Point],
+    results_by_point: list[list[TrialResult]],
+    callbacks: Sequence[Callback],
+) -> SweepTrial | None:
+    """The best trial of the best point. Its run is kept; it is trained again if its weights were removed earlier."""
+    best = ranking(results_by_point, lower=kind.lower)[0]
+    successful = [result for result in results_by_point[best] if not result["failed"]]
+    if not successful:
         return None
-    sign = 1 if field.lower else -1
-    there = [cell for cell in whole if run_of(field.folder, Trial(points[place], cell["seed"])).is_finished()]
-    best = Trial(points[place], min(there or whole, key=lambda cell: sign * cell["score"])["seed"])
-    if not there:
-        say(f"training {label(best.point)}, seed {best.seed}, again: it is the best now, but its weights were not kept")
-        with told_if_stopped(f"all cells are kept in {field.folder}"):
-            make_trial(field, best, keep=plan.sweep.keep, with_run=True, callbacks=callbacks)
-    tidy(plan, field, points, made, only=best.seed)
-    return best
+    sign = 1 if kind.lower else -1
+    with_run = [
+        result
+        for result in successful
+        if run_folder_of(kind.folder, SweepTrial(points[best], result["seed"])).is_finished()
+    ]
+    seed = min(with_run or successful, key=lambda result: sign * result["score"])["seed"]
+    trial = SweepTrial(points[best], seed)
+    if not with_run:
+        logger.info("training the best trial again (%s): its weights were not kept", trial.label)
+        with explained_interruption(f"all trials are saved in {kind.folder}"):
+            run_trial(kind, trial, keep=plan.sweep.keep, needs_run=True, callbacks=callbacks)
+    remove_runs(plan, kind, points, results_by_point, best_seed=seed)
+    return trial

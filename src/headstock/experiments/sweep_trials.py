@@ -1,10 +1,10 @@
-"""One trial of a sweep: a point of the grid, one seed. Made once, then read from its file; in between it can go on."""
+"""One trial of a sweep: a point of the grid and a seed. An interrupted trial resumes from its run folder."""
 
-import hashlib
 import json
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,9 +13,12 @@ from headstock import __version__
 from headstock.data.corpus import Corpus
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import DivergenceError, UserError
-from headstock.experiments.compare_trials import read_json, serialize_metric
-from headstock.experiments.grid import Point, SweepPlan, file_name
-from headstock.io import sha256, write_json
+from headstock.experiments.compare_trials import serialize_metric
+from headstock.experiments.grid import ResultCache, TrialResult
+from headstock.experiments.sweep_settings import SweepPlan
+from headstock.io import fingerprint, sha256
+from headstock.logs import muted
+from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train import finetune_config as transfer
@@ -29,204 +32,211 @@ from headstock.train.pretrain import corpora, gather_config, pretrain, source_we
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import RunConfig
 
-Say = Callable[[str], None]
-Made = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+MAX_LABEL = 40  # characters of a point in progress lines
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     point: Point
     seed: int
 
     @property
     def name(self) -> str:
-        return f"{file_name(self.point)}-{self.seed}"
+        return f"{point_file_name(self.point)}-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        return f"{point_label(self.point)[:MAX_LABEL]}  seed {self.seed}"
 
 
-class Field(Protocol):
-    """What all trials of a sweep share, and how one is made."""
+class SweepKind(Protocol):
+    """What the trials of a sweep share, and how one is trained. Pretraining and fine-tuning implement it."""
 
     folder: Path
     metric: str
-    lower: bool  # less of the metric is better
-    overlap: set[str]  # settings of every point that the grid sets anew
-    judge: LabelledTask | None  # knows what is right, where rows are judged one by one
+    lower: bool  # True if lower values of the metric are better
+    overridden: set[str]  # settings of every point that the grid also sets
+    task: LabelledTask | None  # computes metrics per row; None for pretraining
 
     @property
-    def followed(self) -> str: ...  # the metric whose curve is told
+    def curve_metric(self) -> str: ...
 
     def configure(self, point: Point, seed: int) -> RunConfig:
-        """The settings of a trial, checked as far as that can be done without reading anything."""
+        """The settings of a trial, checked without reading any data."""
         ...
 
-    def read(self, configs: Sequence[RunConfig], say: Say) -> None:
-        """Read what all trials need; what is wrong with it is found before anything is trained."""
+    def read(self, configs: Sequence[RunConfig]) -> None:
+        """Read the data of all trials and check it before anything is trained."""
         ...
 
-    def settle(self, chosen: RunConfig) -> RunConfig:
-        """The settings with what only the data can tell."""
+    def complete(self, config: RunConfig) -> RunConfig:
+        """The settings with those inferred from the data."""
         ...
 
-    def key(self, chosen: RunConfig) -> str:
-        """Changes with anything that could change the trial: settings, data, weights."""
+    def key(self, config: RunConfig) -> str:
+        """A fingerprint of everything that can change the result: settings, data and weights."""
         ...
 
-    def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:
-        """Train in `run`, which is whole afterwards, and say what came out."""
+    def train(self, trial: SweepTrial, config: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> TrialResult:
+        """Train in the folder `run`, which is complete afterwards, and return the result."""
         ...
 
-    def about(self) -> dict[str, Any]:
-        """What results.json says of the data."""
+    def describe_data(self) -> dict[str, Any]:
+        """The `data` entry of results.json."""
         ...
 
 
-def run_of(folder: Path, trial: Trial) -> RunFolder:
+def run_folder_of(folder: Path, trial: SweepTrial) -> RunFolder:
     return RunFolder(folder / "runs" / trial.name)
 
 
-def make_trial(
-    field: Field, trial: Trial, *, keep: bool, with_run: bool = False, callbacks: Sequence[Callback]
-) -> tuple[Made, bool]:
-    """A trial from its file, or made now; and whether it was made now.
+def run_trial(
+    kind: SweepKind, trial: SweepTrial, *, keep: bool, needs_run: bool = False, callbacks: Sequence[Callback]
+) -> tuple[TrialResult, bool]:
+    """The result of a trial and whether it is new (not from the cache).
 
-    With `with_run` its run must be there too; with `keep` that is so, and the run is to stay for good.
+    With `needs_run` its run folder must exist too, otherwise it is trained again. `keep` marks the run as permanent.
     """
-    path = field.folder / "cells" / f"{trial.name}.json"
-    run, chosen = run_of(field.folder, trial), field.settle(field.configure(trial.point, trial.seed))
-    key, kept = field.key(chosen), read_json(path)
-    whole = kept.get("key") == key
-    keep = keep or (whole and kept["kept"])
-    if whole and (kept["failed"] or not (keep or with_run) or run.is_finished()):
-        if keep and not kept["kept"]:
-            write_json(path, kept := kept | {"kept": True})
-        return ranked_by(field, kept), False
-    begun = hashlib.sha256(json.dumps([key, chosen.plain()], sort_keys=True).encode()).hexdigest()
-    if whole or kept.get("begun") != begun:  # what lies there is no beginning of this trial
+    cache, run = ResultCache(kind.folder), run_folder_of(kind.folder, trial)
+    config = kind.complete(kind.configure(trial.point, trial.seed))
+    key, cached = kind.key(config), cache.read(trial)
+    is_cached = cached.get("key") == key
+    keep = keep or (is_cached and cached["kept"])
+    if is_cached and (cached["failed"] or not (keep or needs_run) or run.is_finished()):
+        if keep and not cached["kept"]:
+            cache.write(trial, cached := cached | {"kept": True})
+        return with_score(kind, cached), False
+    started = fingerprint([key, config.plain()])
+    if is_cached or cached.get("begun") != started:  # an existing run folder is not a partial run of this trial
         run.remove()
-        write_json(path, {"begun": begun})
-    began = time.monotonic()
+        cache.write(trial, {"begun": started})
+    start = time.monotonic()
     try:
-        made = field.make(trial, chosen, run, callbacks)
-        loss = made["metrics"].get("loss", 0.0)
-        failed = None if math.isfinite(loss) else "the validation loss is not a finite number"
-    except DivergenceError as wrong:
-        made, failed = {}, str(wrong).partition(";")[0]
+        with muted():
+            result = kind.train(trial, config, run, callbacks)
+        loss = result["metrics"].get("loss", 0.0)
+        failed = None if math.isfinite(loss) else "the validation loss is not finite"
+    except DivergenceError as error:
+        failed = str(error).partition(";")[0]
     if failed is not None:
-        made = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
+        result = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
         run.remove()
     else:
         run.remove_checkpoints()
-    seconds = {"seconds": round(time.monotonic() - began, 3)}
-    made = {"settings": trial.point, "seed": trial.seed} | seconds | made
-    made |= {"failed": failed, "kept": keep, "key": key}
-    write_json(path, made)
-    return ranked_by(field, made), True
+    result = {"settings": trial.point, "seed": trial.seed, "seconds": round(time.monotonic() - start, 3)} | result
+    result |= {"failed": failed, "kept": keep, "key": key}
+    cache.write(trial, result)
+    return with_score(kind, result), True
 
 
-def ranked_by(field: Field, made: Made) -> Made:
-    """The trial with its score and its curve; kept are all metrics, so that another can be asked for later."""
-    return made | {"score": made["metrics"].get(field.metric), "curve": made["curves"].get(field.followed, [])}
-
-
-def fingerprint(parts: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps({"version": __version__, **parts}, sort_keys=True).encode()).hexdigest()
+def with_score(kind: SweepKind, result: TrialResult) -> TrialResult:
+    """A result with the score and curve of the ranking metric; the file has all metrics, so the ranking may change."""
+    return result | {"score": result["metrics"].get(kind.metric), "curve": result["curves"].get(kind.curve_metric, [])}
 
 
 class Pretraining:
-    """Trials that grow a language model each. Text is cut into tokens once, and a tokenizer is trained once, for all
-    points that agree on its settings; all are measured on the same held-out text."""
+    """Trials that each pretrain a language model. All are evaluated on the same validation text.
+
+    Points with the same tokenizer settings share one tokenizer and one token store.
+    """
 
     lower = True
 
     def __init__(self, plan: SweepPlan, folder: Path, device: str):
         self.plan, self.folder, self.device = plan, folder, device
         self.metric: str = "loss" if plan.sweep.by == "auto" else plan.sweep.by
-        self.judge: LabelledTask | None = None
+        self.task: LabelledTask | None = None
         self.tokenizers: dict[str, Tokenizer] = {}
-        self.texts: dict[str, tuple[Corpus, str]] = {}  # by how they are read, with their fingerprints
-        self.overlap: set[str] = set()
+        self.corpora: dict[str, tuple[Corpus, str]] = {}  # by how they are read, with their fingerprints
+        self.overridden: set[str] = set()
 
-    def given(self, point: Point, seed: int) -> tuple[str | None, dict[str, Any]]:
+    @property
+    def curve_metric(self) -> str:
+        return self.metric
+
+    def settings_of(self, point: Point, seed: int) -> tuple[str | None, dict[str, Any]]:
         """The preset and the settings of a trial, as `pretrain` takes them."""
-        asked, point = self.plan.sweep, dict(point)
+        sweep, point = self.plan.sweep, dict(point)
         preset = point.pop("preset", self.plan.preset)
-        base = {name: value for name, value in self.plan.settings.items() if name not in self.overlap}
-        given = {"train.tensorboard": False} | base | point | {"train.seed": seed}
-        given |= {"data.corpus": list(asked.corpus)} if asked.corpus else {}
-        given |= {"data.valid": list(asked.valid)} if asked.valid else {}
-        given |= {"tokenizer.file": asked.tokenizer} if asked.tokenizer else {}
-        given |= {"task.name": self.plan.objective} if self.plan.objective else {}
-        return preset, given
+        base = {name: value for name, value in self.plan.settings.items() if name not in self.overridden}
+        settings = {"train.tensorboard": False} | base | point | {"train.seed": seed}
+        settings |= {"data.corpus": list(sweep.corpus)} if sweep.corpus else {}
+        settings |= {"data.valid": list(sweep.valid)} if sweep.valid else {}
+        settings |= {"tokenizer.file": sweep.tokenizer} if sweep.tokenizer else {}
+        settings |= {"task.name": self.plan.objective} if self.plan.objective else {}
+        return preset, settings
 
     def configure(self, point: Point, seed: int) -> RunConfig:
-        preset, given = self.given(point, seed)
-        return gather_config(preset, self.plan.file, given)
+        preset, settings = self.settings_of(point, seed)
+        return gather_config(preset, self.plan.file, settings)
 
-    def read(self, configs: Sequence[RunConfig], say: Say) -> None:
-        for chosen in configs:
-            self.corpus_of(chosen)
-            if self.tokenizer_key(chosen) not in self.tokenizers:
-                self.tokenizers[self.tokenizer_key(chosen)] = self.tokenizer_of(chosen, say)
-        if self.metric == "loss" and len({one.fingerprint for one in self.tokenizers.values()}) > 1:
-            why = "tokenizers differ, and losses of unlike tokens cannot be compared"
+    def read(self, configs: Sequence[RunConfig]) -> None:
+        for config in configs:
+            self.corpus_of(config)
+            if self.tokenizer_key(config) not in self.tokenizers:
+                self.tokenizers[self.tokenizer_key(config)] = self.tokenizer_of(config)
+        if self.metric == "loss" and len({tokenizer.fingerprint for tokenizer in self.tokenizers.values()}) > 1:
+            reason = "losses of different tokenizers are not comparable"
             if self.plan.sweep.by == "loss":
-                raise UserError(f"--by loss: {why}; rank by bits_per_byte")
+                raise UserError(f"--by loss: {reason}; rank by bits_per_byte")
             self.metric = "bits_per_byte"
-            say(f"{why}: ranked by bits per byte")
+            logger.info("ranking by bits per byte: %s", reason)
         objective = configs[0].objective
         if self.metric == "bits_per_byte" and not TASKS.get(objective).generates:
             raise UserError(
-                f"the objective {objective!r} has no bits per byte to rank by, and no other tokenizers to try"
+                f"the objective {objective!r} has no bits per byte, so tokenizers cannot vary and --by must be loss"
             )
 
-    def corpus_of(self, chosen: RunConfig) -> tuple[Corpus, str]:
-        """The text and what tells it from any other; held-out text of its own counts too."""
-        data = chosen.plain()["data"]
-        way = json.dumps([data["corpus"], data["valid"], data["documents"], data["column"]])
-        if way not in self.texts:
-            corpus, valid = corpora(chosen)
-            self.texts[way] = corpus, corpus.fingerprint() + (valid.fingerprint() if valid else "")
-        return self.texts[way]
+    def corpus_of(self, config: RunConfig) -> tuple[Corpus, str]:
+        """The corpus and a fingerprint that includes the validation text."""
+        data = config.plain()["data"]
+        key = json.dumps([data["corpus"], data["valid"], data["documents"], data["column"]])
+        if key not in self.corpora:
+            corpus, valid = corpora(config)
+            self.corpora[key] = corpus, corpus.fingerprint() + (valid.fingerprint() if valid else "")
+        return self.corpora[key]
 
-    def tokenizer_key(self, chosen: RunConfig) -> str:
-        settings = chosen.plain()["tokenizer"]
-        return fingerprint({"text": self.corpus_of(chosen)[1], "settings": settings})
+    def tokenizer_key(self, config: RunConfig) -> str:
+        return versioned_fingerprint({"text": self.corpus_of(config)[1], "settings": config.plain()["tokenizer"]})
 
-    def tokenizer_file(self, chosen: RunConfig) -> Path:
-        own = chosen.tokenizer.file
-        return Path(own) if own else self.folder / "tokenizers" / f"{self.tokenizer_key(chosen)[:16]}.json"
+    def tokenizer_file(self, config: RunConfig) -> Path:
+        file = config.tokenizer.file
+        return Path(file) if file else self.folder / "tokenizers" / f"{self.tokenizer_key(config)[:16]}.json"
 
-    def tokenizer_of(self, chosen: RunConfig, say: Say) -> Tokenizer:
-        path = self.tokenizer_file(chosen)
-        if not chosen.tokenizer.file and not path.is_file():
-            say(f"training a {chosen.tokenizer.kind} tokenizer of at most {chosen.tokenizer.vocabulary:,} entries")
-            train_tokenizer(self.corpus_of(chosen)[0].sample_texts(), chosen.tokenizer).save(path)
+    def tokenizer_of(self, config: RunConfig) -> Tokenizer:
+        path = self.tokenizer_file(config)
+        if not config.tokenizer.file and not path.is_file():
+            kind, size = config.tokenizer.kind, config.tokenizer.vocabulary
+            logger.info("training a %s tokenizer with at most %s entries", kind, f"{size:,}")
+            train_tokenizer(self.corpus_of(config)[0].sample_texts(), config.tokenizer).save(path)
         return open_tokenizer(path)
 
-    def settle(self, chosen: RunConfig) -> RunConfig:
-        tokenizer = self.tokenizers[self.tokenizer_key(chosen)]
-        TASKS.get(chosen.objective)(chosen.task, tokenizer)  # refuses a tokenizer that lacks a mark it needs
-        return with_vocabulary(chosen, tokenizer)
+    def complete(self, config: RunConfig) -> RunConfig:
+        tokenizer = self.tokenizers[self.tokenizer_key(config)]
+        TASKS.get(config.objective)(config.task, tokenizer)  # refuses a tokenizer without the special tokens it needs
+        return with_vocabulary(config, tokenizer)
 
-    def key(self, chosen: RunConfig) -> str:
-        settings, bare = chosen.plain(), ("corpus", "valid")
-        settings["data"] = {name: value for name, value in settings["data"].items() if name not in bare}
-        tokenizer = self.tokenizers[self.tokenizer_key(chosen)]
+    def key(self, config: RunConfig) -> str:
+        settings, paths = config.plain(), ("corpus", "valid")
+        settings["data"] = {name: value for name, value in settings["data"].items() if name not in paths}
+        tokenizer = self.tokenizers[self.tokenizer_key(config)]
         settings["tokenizer"] = tokenizer.fingerprint
-        # trials of before were measured as if unknown tokens cost nothing
+        # trials of earlier versions did not charge for unknown tokens
         charged = {"unknown": "charged"} if tokenizer.can_produce_unk else {}
-        return fingerprint({"text": self.corpus_of(chosen)[1], "settings": settings, **charged})
+        return versioned_fingerprint({"text": self.corpus_of(config)[1], "settings": settings, **charged})
 
-    def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:
-        preset, given = self.given(trial.point, trial.seed)
-        objective, file = given.pop("task.name", None), self.tokenizer_file(chosen)
+    def train(self, trial: SweepTrial, config: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> TrialResult:
+        preset, settings = self.settings_of(trial.point, trial.seed)
+        objective = settings.pop("task.name", None)
         results = pretrain(
             out=run.path,
             preset=preset,
             objective=objective,
             config_file=self.plan.file,
-            tokenizer=file,
-            settings=given,
+            tokenizer=self.tokenizer_file(config),
+            settings=settings,
             resume=True,
             device=self.device,
             callbacks=callbacks,
@@ -240,30 +250,24 @@ class Pretraining:
             },
             "parameters": results["parameters"]["total"],
             "steps": results["steps"],
-            "seconds": results["seconds"],  # also of what was done before an interruption
+            "seconds": results["seconds"],  # includes the time before an interruption
         }
 
-    @property
-    def followed(self) -> str:
-        return self.metric
-
-    def about(self) -> dict[str, Any]:
-        return {"text": sorted({name for corpus, _ in self.texts.values() for name in corpus.names()})}
+    def describe_data(self) -> dict[str, Any]:
+        return {"text": sorted({name for corpus, _ in self.corpora.values() for name in corpus.names()})}
 
 
-# what a sweep of fine-tuning decides itself
-DECIDED = {
+FIXED_SETTINGS = {  # settings that a sweep of fine-tuning chooses itself
     "seed": "each trial has its own; the first is --seed",
-    "classes": "they are those of the training rows",
+    "classes": "they come from the training rows",
     "ensemble": "a trial is one model",
-    "adapt_steps": "trials begin with a run as it is; adapt it with finetune, then sweep from its adapted/",
-    "test": "points are ranked by the validation rows; measure the best on the test rows once, with evaluate",
+    "adapt_steps": "trials start from the run as it is; adapt it with finetune, then sweep from its adapted/",
+    "test": "points are ranked on validation rows; evaluate the best run once on the test rows with evaluate",
 }
 
 
 class Finetuning:
-    """Trials that each put a head on one run's backbone. They are measured on the validation rows, never on test rows,
-    which stay unseen for the one that is chosen."""
+    """Trials that each fine-tune the same run. They are evaluated on validation rows only: test rows stay unseen."""
 
     lower = False
 
@@ -271,74 +275,70 @@ class Finetuning:
         self.plan, self.folder = plan, folder
         assert plan.sweep.run is not None
         self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
-        self.task = transfer.labelled_task(plan.sweep.task)
-        self.metric = self.task.primary_metric
+        self.task_class = transfer.labelled_task(plan.sweep.task)
+        self.metric = self.task_class.primary_metric
         self.tokenizer = self.source.tokenizer()
-        self.overlap: set[str] = set()
+        self.overridden: set[str] = set()
         self.splits: LabelledSplits
-        self.judge: LabelledTask | None = None
+        self.task: LabelledTask | None = None
         self.weights_hash: str | None = None
 
-    def configure(self, point: Point, seed: int) -> RunConfig:
-        asked = self.plan.sweep
-        base = {name: value for name, value in self.plan.settings.items() if name not in self.overlap}
-        given = base | point | {"train.seed": seed}
-        given |= {"data.train": asked.train} if asked.train else {}
-        given |= {"data.valid": asked.valid[0]} if asked.valid else {}
-        given |= {"data.columns": list(asked.columns)} if asked.columns else {}
-        return transfer.resolve_finetune_config(self.source, asked.task, self.plan.file, given)
+    @property
+    def curve_metric(self) -> str:
+        return "loss"
 
-    def read(self, configs: Sequence[RunConfig], say: Say) -> None:
+    def configure(self, point: Point, seed: int) -> RunConfig:
+        sweep = self.plan.sweep
+        base = {name: value for name, value in self.plan.settings.items() if name not in self.overridden}
+        settings = base | point | {"train.seed": seed}
+        settings |= {"data.train": sweep.train} if sweep.train else {}
+        settings |= {"data.valid": sweep.valid[0]} if sweep.valid else {}
+        settings |= {"data.columns": list(sweep.columns)} if sweep.columns else {}
+        return transfer.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings)
+
+    def read(self, configs: Sequence[RunConfig]) -> None:
         first = configs[0]
         if first.data.test:
-            raise UserError(f"data.test: cannot be set: {DECIDED['test']}")
-        self.splits = read_splits(first.data, self.task, first.task, seed=self.plan.sweep.seed)
-        self.judge = self.task(self.settle(first).task, self.tokenizer)
+            raise UserError(f"data.test: cannot be set: {FIXED_SETTINGS['test']}")
+        self.splits = read_splits(first.data, self.task_class, first.task, seed=self.plan.sweep.seed)
+        self.task = self.task_class(self.complete(first).task, self.tokenizer)
         for records in (self.splits.train, self.splits.valid):
-            self.judge.check(records)
-        if any(chosen.transfer.init != "scratch" for chosen in configs):
+            self.task.check(records)
+        if any(config.transfer.init != "scratch" for config in configs):
             self.source.check_weights_exist()
             self.weights_hash = sha256(self.source.weights_file)
 
-    def settle(self, chosen: RunConfig) -> RunConfig:
-        return transfer.resolve_with_data(chosen, self.splits.train)
+    def complete(self, config: RunConfig) -> RunConfig:
+        return transfer.resolve_with_data(config, self.splits.train)
 
-    def key(self, chosen: RunConfig) -> str:
-        settings = chosen.plain()
-        settings.pop("data")  # the rows themselves count, not where they lie
+    def key(self, config: RunConfig) -> str:
+        settings = config.plain()
+        settings.pop("data")  # the rows count, not their path
         settings["transfer"].pop("run")
-        scratch = chosen.transfer.init == "scratch"
-        parts = {"tokenizer": self.tokenizer.fingerprint, "weights": None if scratch else self.weights_hash}
-        return fingerprint({"rows": self.splits.fingerprint(), "settings": settings, **parts})
+        weights = None if config.transfer.init == "scratch" else self.weights_hash
+        parts = {"tokenizer": self.tokenizer.fingerprint, "weights": weights}
+        return versioned_fingerprint({"rows": self.splits.fingerprint(), "settings": settings, **parts})
 
-    def make(self, trial: Trial, chosen: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> Made:
-        task = self.task(chosen.task, self.tokenizer)
+    def train(self, trial: SweepTrial, config: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> TrialResult:
+        task = self.task_class(config.task, self.tokenizer)
         data = LabelledData(task.prepare(self.splits.train), task.prepare(self.splits.valid))
-        weights = None if chosen.transfer.init == "scratch" else source_weights(self.source)
-        fitted = fit(chosen, self.tokenizer, weights, data, run=None, distributed=self.distributed, callbacks=callbacks)
-        found = fitted.outputs(data.valid, dtype=chosen.train.dtype)
-        metrics = metrics_with_intervals(task, data.valid, found)
-        save_fit(
-            run,
-            chosen,
-            self.tokenizer,
-            fitted,
-            LabelledSplits(self.splits.train, self.splits.valid, None),
-            self.distributed,
-        )
+        weights = None if config.transfer.init == "scratch" else source_weights(self.source)
+        fitted = fit(config, self.tokenizer, weights, data, run=None, distributed=self.distributed, callbacks=callbacks)
+        outputs = fitted.outputs(data.valid, dtype=config.train.dtype)
+        metric, metrics = task.primary_metric, metrics_with_intervals(task, data.valid, outputs)
+        splits = LabelledSplits(self.splits.train, self.splits.valid, None)
+        save_fit(run, config, self.tokenizer, fitted, splits, self.distributed)
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
-            "parameters": sizes(fitted.model, frozen=chosen.transfer.freeze)["total"],
+            "parameters": sizes(fitted.model, frozen=config.transfer.freeze)["total"],
             "steps": fitted.state.step,
-            "tallies": {
-                task.primary_metric: serialize_metric(task.row_metrics(data.valid, found)[task.primary_metric])
-            },
+            "tallies": {metric: serialize_metric(task.row_metrics(data.valid, outputs)[metric])},
         }
 
-    @property
-    def followed(self) -> str:
-        return "loss"
-
-    def about(self) -> dict[str, Any]:
+    def describe_data(self) -> dict[str, Any]:
         return self.splits.describe()
+
+
+def versioned_fingerprint(parts: dict[str, Any]) -> str:
+    return fingerprint({"version": __version__, **parts})

@@ -24,7 +24,7 @@ from headstock.explain.document import (
     notes,
 )
 from headstock.explain.render_document import chart_svg, heatmap_svg
-from headstock.report.render import pluralize
+from headstock.report.format import pluralize
 from headstock.report.theme import SOFT
 
 SCALE = 1000  # weights are stored as multiples of a thousandth

@@ -22,7 +22,7 @@ from headstock.explain.gradients import DepthGradients, GradientFacts
 from headstock.explain.hooks import SUBLAYERS, Ablation
 from headstock.explain.recurrence import RecurrenceFacts
 from headstock.explain.render_document import Panel, chart_svg, picture_of, side_by_side, with_legend
-from headstock.report.render import pluralize
+from headstock.report.format import pluralize
 from headstock.report.theme import ARMS, GRID, SOFT
 
 BLUE, ORANGE, GREEN, PURPLE = (ARMS[kind][1][0][0] for kind in ("pretrained", "scratch", "frozen", "tfidf"))

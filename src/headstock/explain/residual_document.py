@@ -19,7 +19,7 @@ from headstock.explain.gradients_document import BLUE, ORANGE, stack_suffix, sub
 from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.render_document import Panel, chart_svg, side_by_side, with_legend
 from headstock.explain.residual import LensPrediction, ResidualFacts, ResidualStep
-from headstock.report.render import pluralize
+from headstock.report.format import pluralize
 from headstock.report.theme import ARMS, GRID, SOFT, WIDE, percent_axis
 
 MAX_ROWS = 48  # tokens that a page shows

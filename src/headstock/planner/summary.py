@@ -4,7 +4,7 @@ from typing import Any
 
 from headstock.planner.planner import TrainingPlan
 from headstock.planner.rules import MAX_EPOCHS, REASONS
-from headstock.report.numbers import compact_number, format_bytes, format_duration
+from headstock.report.format import compact_number, format_bytes, format_duration
 
 
 def plan_table(plan: TrainingPlan) -> Any:

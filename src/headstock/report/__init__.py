@@ -1,1 +1,1 @@
-"""The look that every page we write has in common: colours, charts, numbers and text with marks on it."""
+"""Reports as self-contained HTML pages, and the charts and components they share with explanations."""

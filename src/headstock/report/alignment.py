@@ -1,4 +1,4 @@
-"""Draws what the words of a translation looked at: a square for every pair of words, the stronger the more."""
+"""Draws the cross-attention alignment of a translation as a heatmap."""
 
 from html import escape
 from pathlib import Path
@@ -15,22 +15,24 @@ PAGE = """<!doctype html>
 svg {{ max-width: 100%; height: auto }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #15181d; color: #e6e8eb }} }}</style></head>
 <body><h1><bdi>{title}</bdi></h1>
-<p>Down: the translation. Across: the source. A square is as strong as its word looked at the word above it,
-in the mean over the heads of the decoder's last layer; each row sums to one.</p>
+<p>Rows: the translation. Columns: the source. Each cell is a cross-attention weight, averaged over the heads of the
+decoder's last layer; rows sum to one.</p>
 {picture}</body></html>
 """
 
 
-def draw_alignment(path: Path, found: Alignment) -> None:
-    """Write the picture as a page (.html) or by itself (.svg)."""
+def draw_alignment(path: Path, alignment: Alignment) -> None:
+    """Write the heatmap as a page (.html) or as a picture (.svg)."""
     if path.suffix not in (".html", ".svg"):
         raise UserError(f"--alignment {path}: must end in .svg or .html")
-    picture = as_svg(found)
-    write_text(path, picture if path.suffix == ".svg" else PAGE.format(title=escape(found.text), picture=picture))
+    picture = alignment_svg(alignment)
+    write_text(path, picture if path.suffix == ".svg" else PAGE.format(title=escape(alignment.text), picture=picture))
 
 
-def as_svg(found: Alignment) -> str:
-    def told(row: int, column: int) -> str:
-        return f"{found.target[row]} \u2192 {found.source[column]}: {found.weights[row, column]:.1%}"
+def alignment_svg(alignment: Alignment) -> str:
+    def tooltip(row: int, column: int) -> str:
+        weight = alignment.weights[row, column]
+        return f"{alignment.target[row]} \N{RIGHTWARDS ARROW} {alignment.source[column]}: {weight:.1%}"
 
-    return draw_heatmap(found.target, found.source, found.weights.tolist(), title=found.text, tooltip=told)
+    rows, columns, weights = alignment.target, alignment.source, alignment.weights.tolist()
+    return draw_heatmap(rows, columns, weights, title=alignment.text, tooltip=tooltip)

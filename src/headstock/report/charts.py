@@ -1,11 +1,11 @@
-"""Paints each chart of the reports: scores by labels, training, lengths, calibration, confusion, loss."""
+"""The charts of the reports: scores, training curves, lengths, calibration, confusion matrix, loss."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstock.report.render import is_finite
+from headstock.report.format import is_finite
 from headstock.report.theme import (
     GRID,
     INK,
@@ -17,6 +17,7 @@ from headstock.report.theme import (
     WIDE,
     WRONG,
     ArmStyle,
+    arm_styles,
     make_figure,
     percent_axis,
 )
@@ -28,58 +29,67 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 Curve = list[tuple[float, float]]
 
+RUN_OFFSET = 0.2  # vertical distance between the dots of one run
 
-def reach(row: dict[str, Any]) -> tuple[float, float] | None:
-    """How far the interval goes below and above; None where there is none."""
+
+def error_bar(row: dict[str, Any]) -> tuple[float, float] | None:
+    """The distances from the score to the ends of its interval; None without an interval."""
     if not (is_finite(row.get("low")) and is_finite(row.get("high"))):
         return None
     return max(0.0, row["score"] - row["low"]), max(0.0, row["high"] - row["score"])
 
 
 def score_by_labels(
-    looks: Sequence[ArmStyle], summary: Rows, labels: list[int], *, wide: bool, metric: str, rows: str
+    styles: Sequence[ArmStyle], summary: Rows, labels: list[int], *, wide: bool, metric: str, rows: str
 ) -> "Figure":
-    """One line an arm with its intervals; arms stand a little apart, so that none hides another."""
-    spread = max(labels) > 4 * min(labels) and min(labels) > 0
-    places = np.log(labels) if spread else np.asarray(labels, dtype=float)
-    hidden = any(reach(row) for row in summary if is_finite(row.get("score")))
-    gap = min(np.diff(places).min() * min(0.055, 0.3 / len(looks)), 0.02 * np.ptp(places)) if hidden else 0.0
+    """One line per arm with intervals, slightly offset so that none hides another."""
+    is_log = max(labels) > 4 * min(labels) and min(labels) > 0
+    positions = np.log(labels) if is_log else np.asarray(labels, dtype=float)
+    has_intervals = any(error_bar(row) for row in summary if is_finite(row.get("score")))
+    offset = (
+        min(np.diff(positions).min() * min(0.055, 0.3 / len(styles)), 0.02 * np.ptp(positions))
+        if has_intervals
+        else 0.0
+    )
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         ends = []
-        for number, style in enumerate(looks):
-            mine = [row for row in summary if row["arm"] == style.name and is_finite(row.get("score"))]
-            mine.sort(key=lambda row: row["labels"])
-            if not mine:
+        for number, style in enumerate(styles):
+            rows_of_arm = [row for row in summary if row["arm"] == style.name and is_finite(row.get("score"))]
+            rows_of_arm.sort(key=lambda row: row["labels"])
+            if not rows_of_arm:
                 continue
-            x = [places[labels.index(row["labels"])] + gap * (number - (len(looks) - 1) / 2) for row in mine]
-            line_with_intervals(axes, style, x, mine)
-            ends.append((mine[-1]["score"], style))
-        axes.set_xticks(places, [f"{count:,}" for count in labels])
-        axes.set_xlabel(f"labelled {rows} for training" + (" (log scale)" if spread else ""))
+            x = [
+                positions[labels.index(row["labels"])] + offset * (number - (len(styles) - 1) / 2)
+                for row in rows_of_arm
+            ]
+            line_with_intervals(axes, style, x, rows_of_arm)
+            ends.append((rows_of_arm[-1]["score"], style))
+        axes.set_xticks(positions, [f"{count:,}" for count in labels])
+        axes.set_xlabel(f"labelled {rows} for training" + (" (log scale)" if is_log else ""))
         axes.set_ylabel(metric)
         percent_axis(axes.yaxis)
         axes.grid(axis="y")
         axes.margins(x=0.06, y=0.08)
         if wide:
-            name_ends(figure, axes, ends)
+            label_line_ends(figure, axes, ends)
         else:
-            figure.legend(loc="outside lower left", ncols=1 if long_names(looks) else 2, fontsize=10.5)
+            figure.legend(loc="outside lower left", ncols=1 if has_long_names(styles) else 2, fontsize=10.5)
 
-    return make_figure(paint, WIDE if wide else NARROW, 370 if wide else 320 + 16 * len(looks))
+    return make_figure(paint, WIDE if wide else NARROW, 370 if wide else 320 + 16 * len(styles))
 
 
-def long_names(looks: Sequence[ArmStyle]) -> bool:
-    return max(len(style.label) for style in looks) > 16
+def has_long_names(styles: Sequence[ArmStyle]) -> bool:
+    return max(len(style.label) for style in styles) > 16
 
 
 def line_with_intervals(axes: "Axes", style: ArmStyle, x: list[float], rows: Rows) -> None:
     y = [row["score"] for row in rows]
-    reaches = [reach(row) for row in rows]
-    with_interval = [i for i, span in enumerate(reaches) if span]
+    error_bars = [error_bar(row) for row in rows]
+    with_interval = [i for i, span in enumerate(error_bars) if span]
     if with_interval:
-        spans = np.array([reaches[i] for i in with_interval]).T
+        spans = np.array([error_bars[i] for i in with_interval]).T
         at = ([x[i] for i in with_interval], [y[i] for i in with_interval])
         axes.errorbar(*at, yerr=spans, fmt="none", ecolor=style.colour, elinewidth=1.5, capsize=3.5, alpha=0.85)
     axes.plot(x, y, color=style.colour, marker=style.marker, markerfacecolor=style.face, label=shorten(style.label, 34))
@@ -89,18 +99,18 @@ def shorten(name: str, size: int) -> str:
     return name if len(name) <= size else f"{name[: size - 1]}…"
 
 
-def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, ArmStyle]]) -> None:
-    """Each line's name at its right end, pushed apart where lines end close together."""
+def label_line_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, ArmStyle]]) -> None:
+    """Label each line at its right end; labels of close lines are pushed apart."""
     low, high = axes.get_ylim()
     step = (high - low) * 0.062
     ends = sorted(ends, key=lambda end: end[0])
     heights = [height for height, _ in ends]
-    for _ in range(200):  # neighbours push each other until all have room
+    for _ in range(200):
         for i in range(len(heights) - 1):
-            short = step - (heights[i + 1] - heights[i])
-            if short > 1e-9:
-                heights[i] -= short / 2
-                heights[i + 1] += short / 2
+            overlap = step - (heights[i + 1] - heights[i])
+            if overlap > 1e-9:
+                heights[i] -= overlap / 2
+                heights[i + 1] += overlap / 2
     for height, (_, style) in zip(heights, ends, strict=True):
         axes.annotate(
             shorten(style.label, 30),
@@ -114,16 +124,16 @@ def name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, ArmStyle]]
         )
 
 
-def score_of_arms(looks: Sequence[ArmStyle], summary: Rows, *, wide: bool, metric: str) -> "Figure":
-    """With one number of labels: a dot and an interval for each arm."""
+def score_by_arm(styles: Sequence[ArmStyle], summary: Rows, *, wide: bool, metric: str) -> "Figure":
+    """For one number of labels: a dot with an interval for each arm."""
     rows = {row["arm"]: row for row in summary if is_finite(row.get("score"))}
-    shown = [style for style in looks if style.name in rows]
+    shown = [style for style in styles if style.name in rows]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         for height, style in enumerate(reversed(shown)):
             row = rows[style.name]
-            span = reach(row)
+            span = error_bar(row)
             axes.errorbar(
                 row["score"],
                 height,
@@ -150,10 +160,10 @@ def score_of_arms(looks: Sequence[ArmStyle], summary: Rows, *, wide: bool, metri
 
 
 def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tuple[float, float]) -> None:
-    """Training accuracy dashed, validation accuracy solid; thin lines are single seeds."""
+    """Training accuracy (dashed) and validation accuracy (solid); thin lines are single seeds."""
     from matplotlib.ticker import MaxNLocator
 
-    few = max((len(epochs) for epochs in runs), default=0) <= 15
+    has_markers = max((len(epochs) for epochs in runs), default=0) <= 15
     for key, dashes in (("train_accuracy", "--"), ("valid_accuracy", "-")):
         curves = [curve for curve in (epoch_curve(epochs, key) for epochs in runs) if curve]
         if not curves:
@@ -161,7 +171,7 @@ def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tupl
         if 1 < len(curves) <= 6:
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), dashes, color=style.colour, linewidth=0.8, alpha=0.35)
-        marker: dict[str, Any] = {"marker": style.marker if few and dashes == "-" else None}
+        marker: dict[str, Any] = {"marker": style.marker if has_markers and dashes == "-" else None}
         axes.plot(
             *zip(*mean_curve(curves), strict=True), dashes, color=style.colour, markersize=5, **marker,
             markerfacecolor=style.face, label="validation" if dashes == "-" else "training",
@@ -179,7 +189,7 @@ def epoch_curve(epochs: Rows, key: str) -> Curve:
 
 
 def mean_curve(curves: list[Curve]) -> Curve:
-    """The mean where all seeds have a value: an early end of one must not look like a jump of all."""
+    """The mean over seeds at steps that all of them have, so that a seed that stops early causes no jump."""
     tables = [dict(curve) for curve in curves]
     shared = sorted(set.intersection(*(set(table) for table in tables))) or sorted(tables[0])
     return [(x, float(np.mean([table[x] for table in tables if x in table]))) for x in shared]
@@ -189,45 +199,45 @@ def accuracy_limits(runs: list[Rows]) -> tuple[float, float]:
     keys = ("train_accuracy", "valid_accuracy")
     values = [row[key] for epochs in runs for row in epochs for key in keys if is_finite(row.get(key))]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    room = max(0.02, 0.06 * (high - low))
-    return low - room, min(1.0, high) + room
+    margin = max(0.02, 0.06 * (high - low))
+    return low - margin, min(1.0, high) + margin
 
 
-def training(panels: list[tuple[ArmStyle, list[Rows]]], learned: str = "accuracy") -> "Figure":
-    """Accuracy by epoch, one panel an arm, all on one scale; `learned` is what it is the accuracy of."""
+def training(panels: list[tuple[ArmStyle, list[Rows]]], metric_name: str = "accuracy") -> "Figure":
+    """Accuracy by epoch, one panel per arm, on a common scale."""
     limits = accuracy_limits([epochs for _, runs in panels for epochs in runs])
 
     def paint(figure: "Figure") -> None:
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (style, runs) in zip(grid, panels, strict=True):
             training_panel(axes, style, runs, limits)
-        grid[0].set_ylabel(learned)
+        grid[0].set_ylabel(metric_name)
         grid[-1].legend(loc="best", fontsize=10)
 
     return make_figure(paint, SMALL * len(panels), 270)
 
 
-def training_alone(
-    style: ArmStyle, runs: list[Rows], limits: tuple[float, float], *, learned: str = "accuracy", size: int = SMALL
+def training_of_arm(
+    style: ArmStyle, runs: list[Rows], limits: tuple[float, float], *, metric_name: str = "accuracy", size: int = SMALL
 ) -> "Figure":
-    """One arm's panel, on the scale it shares with the others."""
+    """The panel of one arm, on the common scale."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         training_panel(axes, style, runs, limits)
-        axes.set_ylabel(learned)
+        axes.set_ylabel(metric_name)
         axes.legend(loc="best", fontsize=10)
 
     return make_figure(paint, size, 270 if size < WIDE else 330)
 
 
 def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure":
-    """How long what was read is where a prediction is right and where it is wrong: densities, the medians marked."""
+    """Densities of the lengths of correctly and wrongly predicted rows, with their medians."""
     everything = np.array([*right, *wrong], dtype=float)
     low, high = max(1.0, everything.min()), max(2.0, everything.max())
     log = high > 8 * max(1.0, float(np.median(everything)) / 2) and high > 20
     fewest = min(len(values) for values in (right, wrong) if values)
-    number = int(np.clip(2.5 * np.cbrt(fewest), 8, 24))  # few texts in narrow bins would show only their chance
+    number = int(np.clip(2.5 * np.cbrt(fewest), 8, 24))  # narrow bins of few texts would show noise
     edges = np.geomspace(low * 0.98, high * 1.02, number) if log else np.linspace(low - 0.5, high + 0.5, number)
 
     def paint(figure: "Figure") -> None:
@@ -236,11 +246,11 @@ def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure
         axes = figure.subplots()
         if log:
             axes.set_xscale("log")
-        marks = ((right, "right", RIGHT, "-"), (wrong, "wrong", WRONG, (0, (4, 2))))
-        for values, word, colour, dashes in marks:
+        groups = ((right, "correct", RIGHT, "-"), (wrong, "wrong", WRONG, (0, (4, 2))))
+        for values, word, colour, dashes in groups:
             if not values:
                 continue
-            # densities of the axis as drawn, so that equal areas are equal shares on a log scale too
+            # densities on the drawn axis, so that equal areas are equal fractions on a log scale too
             count, _ = np.histogram(np.maximum(values, low), edges)
             width = np.diff(np.log(edges) if log else edges)
             axes.stairs(count / (len(values) * width), edges, fill=True, color=colour, alpha=0.22, linewidth=0)
@@ -252,7 +262,7 @@ def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure
                 label=f"median {np.median(values):,.0f}",
             )  # fmt: skip
         if log:
-            plain_log_ticks(axes, low, high)
+            set_log_ticks(axes, low, high)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.set_xlabel(f"length of the {read} in {unit}" + (" (log scale)" if log else ""))
@@ -263,7 +273,7 @@ def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure
     return make_figure(paint, SMALL, 290)
 
 
-def plain_log_ticks(axes: "Axes", low: float, high: float) -> None:
+def set_log_ticks(axes: "Axes", low: float, high: float) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
     steps = [m * 10**e for e in range(7) for m in (1, 2, 5) if low <= m * 10**e <= high]
@@ -276,7 +286,7 @@ def plain_log_ticks(axes: "Axes", low: float, high: float) -> None:
 
 
 def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
-    """How often the model is right when it says how sure it is, above the counts behind each point."""
+    """Accuracy by confidence, above the number of predictions in each bin."""
     shown = [
         row for row in bins if row.get("count") and is_finite(row.get("confidence")) and is_finite(row["accuracy"])
     ]
@@ -289,7 +299,7 @@ def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
             [row["confidence"] for row in shown], [row["accuracy"] for row in shown],
             color=style.colour, marker=style.marker, markerfacecolor=style.face,
         )  # fmt: skip
-        above.set_ylabel("share right")
+        above.set_ylabel("accuracy")
         percent_axis(above.yaxis)
         above.grid()
         middles = [(row["low"] + row["high"]) / 2 for row in shown]
@@ -311,7 +321,7 @@ def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
 
 
 def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":
-    """Counts and shares of each true class; without the figures in the cells where there are too many to read."""
+    """Counts and fractions of each true class; without numbers if there are too many classes to read them."""
     counts = np.array(matrix, dtype=float)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     side = min(640, max(300, 62 * len(classes) + 90))
@@ -332,14 +342,14 @@ def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":
         if len(classes) <= 20:
             for i, j in np.ndindex(counts.shape):
                 colour = PAPER if shares[i, j] > 0.6 else INK
-                said = f"{counts[i, j]:,.0f}\n{100 * shares[i, j]:.0f}%"
-                axes.text(j, i, said, ha="center", va="center", color=colour, fontsize=9)
+                text = f"{counts[i, j]:,.0f}\n{100 * shares[i, j]:.0f}%"
+                axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=9)
 
     return make_figure(paint, side, side)
 
 
 def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
-    """Training loss dashed and validation loss solid, by step."""
+    """Training loss (dashed) and validation loss (solid) by step."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -355,3 +365,41 @@ def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
         axes.legend(loc="upper right")
 
     return make_figure(paint, WIDE if wide else NARROW, 330 if wide else 270)
+
+
+def scores_of_runs(runs: list[dict[str, Any]], kinds: list[str], *, metric: str, wide: bool) -> "Figure":
+    """One line per run, with a dot and an interval for each kind of arm."""
+    styles = arm_styles([{"name": kind, "kind": kind} for kind in kinds])
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for height, run in enumerate(reversed(runs)):
+            for number, (kind, style) in enumerate(styles.items()):
+                if (score := run["scores"].get(kind)) is None:
+                    continue
+                span = error_bar(score)
+                axes.errorbar(
+                    score["score"],
+                    height + RUN_OFFSET * ((len(styles) - 1) / 2 - number),
+                    xerr=None if span is None else np.array([span]).T,
+                    color=style.colour,
+                    marker=style.marker,
+                    markerfacecolor=style.face,
+                    markersize=8,
+                    elinewidth=2,
+                    capsize=4,
+                    linestyle="none",
+                    label=kind if height == len(runs) - 1 else None,
+                )
+        names = [shorten(str(run["run"]).rpartition("/")[2], 30 if wide else 16) for run in reversed(runs)]
+        axes.set_yticks(range(len(runs)), names)
+        axes.set_ylim(-0.6, len(runs) - 0.4)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel(metric)
+        percent_axis(axes.xaxis)
+        axes.margins(x=0.1)
+        axes.spines["left"].set_visible(False)
+        axes.grid(axis="x")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), frameon=False)
+
+    return make_figure(paint, WIDE if wide else NARROW, 120 + 56 * len(runs))

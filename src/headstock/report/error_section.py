@@ -1,42 +1,43 @@
-"""What one model got right and wrong, ready for the page: confusion, lengths, calibration, mistakes."""
+"""The section on one model's errors: confusions, length effect, calibration and the most confident errors."""
 
 from statistics import median
 from typing import Any
 
 from headstock.data.word_joining import word_spans
 from headstock.report import charts
+from headstock.report.format import percent, pluralize
 from headstock.report.highlighted_text import decode_tokens, make_passage, merge_into_words, top_words
-from headstock.report.render import percent, pluralize
 from headstock.report.theme import ArmStyle, Gallery, file_name
 from headstock.tasks.wording import Nouns
 
-MOST_CLASSES = 20  # a larger matrix is no longer read; its largest entries are listed instead
-MOST_MISTAKES = 20
-TEXT_BUDGET = 700_000  # characters of quoted text on one page, which keeps it light enough to mail
+MAX_CLASSES = 20  # of a confusion matrix; for more classes the most frequent confusions are listed
+MAX_MISTAKES = 20
+TEXT_BUDGET = 700_000  # characters quoted on one page
 
 
-def room_for(texts: int) -> int:
-    """Characters each quoted text may take: all of a review as a rule, less where there are many."""
+def max_text_length(texts: int) -> int:
+    """Characters to quote of each text, so that the page stays small."""
     return max(300, min(6000, TEXT_BUDGET // max(1, texts)))
 
 
 def describe(
-    detail: dict[str, Any], classes: list[str], style: ArmStyle, gallery: Gallery, room: int, nouns: Nouns
+    details: dict[str, Any], classes: list[str], style: ArmStyle, gallery: Gallery, max_text: int, nouns: Nouns
 ) -> dict[str, Any]:
-    """The parts of one arm that are there; what is missing is None."""
-    mistakes = detail.get("mistakes") or []
-    weighted = sum(bool(row.get("tokens")) for row in mistakes[:MOST_MISTAKES])
+    """Template values of the section; missing parts are None."""
+    mistakes = details.get("mistakes") or []
+    shown = mistakes[:MAX_MISTAKES]
+    attributed = sum(bool(row.get("tokens")) for row in shown)
+    matrix = confusion(details.get("confusion") or [], classes, style, gallery)
     return {
-        "seed": detail.get("seed"),
+        "seed": details.get("seed"),
         "nouns": nouns,
-        "confusion": confusion(detail.get("confusion") or [], classes, style, gallery)
-        or confusion_pairs(detail, classes),
-        "lengths": lengths(detail.get("lengths") or {}, style, gallery, nouns),
-        "calibration": calibration(detail.get("calibration") or {}, style, gallery, nouns),
-        "mistakes": [mistake(row, room) for row in mistakes[:MOST_MISTAKES]],
-        "mistakes_left_out": max(0, len(mistakes) - MOST_MISTAKES),
-        "marked": any(row.get("marks") for row in mistakes[:MOST_MISTAKES]),
-        "weighted": "all" if weighted == len(mistakes[:MOST_MISTAKES]) else "some" if weighted else "none",
+        "confusion": matrix or confusion_pairs(details, classes),
+        "lengths": lengths(details.get("lengths") or {}, style, gallery, nouns),
+        "calibration": calibration(details.get("calibration") or {}, style, gallery, nouns),
+        "mistakes": [mistake(row, max_text) for row in shown],
+        "mistakes_left_out": max(0, len(mistakes) - MAX_MISTAKES),
+        "marked": any(row.get("marks") for row in shown),
+        "weighted": "all" if attributed == len(shown) else "some" if attributed else "none",
     }
 
 
@@ -48,9 +49,10 @@ def confusion(matrix: list[list[int]], classes: list[str], style: ArmStyle, gall
     gallery.save(gallery.unique_name(file_name("confusion", style.name)), charts.confusion(matrix, names))
     rows = []
     for name, counts in zip(names, matrix, strict=True):
-        of = sum(counts)
-        rows.append({"name": name, "total": of, "cells": [(count, count / of if of else 0.0) for count in counts]})
-    wrong = [
+        row_total = sum(counts)
+        cells = [(count, count / row_total if row_total else 0.0) for count in counts]
+        rows.append({"name": name, "total": row_total, "cells": cells})
+    confusions = [
         (names[i], names[j], count, count / max(1, sum(matrix[i])))
         for i, counts in enumerate(matrix)
         for j, count in enumerate(counts)
@@ -59,55 +61,53 @@ def confusion(matrix: list[list[int]], classes: list[str], style: ArmStyle, gall
     return {
         "classes": names,
         "rows": rows,
-        "table": len(names) <= MOST_CLASSES,
-        "largest": sorted(wrong, key=lambda row: -row[2])[:MOST_CLASSES],
+        "table": len(names) <= MAX_CLASSES,
+        "largest": sorted(confusions, key=lambda row: -row[2])[:MAX_CLASSES],
         "right": sum(matrix[i][i] for i in range(len(matrix))),
         "total": total,
     }
 
 
-def confusion_pairs(detail: dict[str, Any], classes: list[str]) -> dict[str, Any] | None:
-    """The commonest confusions of a model of so many classes that no matrix was kept."""
-    if not (total := detail.get("confusion_total")):
+def confusion_pairs(details: dict[str, Any], classes: list[str]) -> dict[str, Any] | None:
+    """The most frequent confusions of a model with too many classes for a matrix."""
+    if not (total := details.get("confusion_total")):
         return None
-    pairs = detail["confusion_pairs"][:MOST_CLASSES]
+    pairs = details["confusion_pairs"][:MAX_CLASSES]
     largest = [(classes[a], classes[b], count, count / max(1, rows)) for a, b, count, rows in pairs]
-    return {"classes": classes, "table": False, "largest": largest, "right": detail["confusion_right"], "total": total}
+    return {"classes": classes, "table": False, "largest": largest, "right": details["confusion_right"], "total": total}
 
 
-def lengths(found: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
-    right, wrong, unit = found.get("right") or [], found.get("wrong") or [], found.get("unit") or "words"
+def lengths(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+    right, wrong, unit = values.get("right") or [], values.get("wrong") or [], values.get("unit") or "words"
     if not right and not wrong:
         return None
     medians = " and ".join(
-        f"{median(values):,.0f} {unit} for {pluralize(len(values), f'{word} prediction')}"
-        for word, values in (("right", right), ("wrong", wrong))
-        if values
+        f"{median(group):,.0f} {unit} for {pluralize(len(group), f'{word} prediction')}"
+        for word, group in (("correct", right), ("wrong", wrong))
+        if group
     )
-    label = f"{style.label}: lengths of {nouns.read}s, predictions right and wrong; the median is {medians}"
-    said = (found.get("statistic") or {}).get("text")
+    alt_text = f"{style.label}: lengths of {nouns.read}s by correctness of the prediction; the median is {medians}"
+    statistic = values.get("statistic") or {}
+    figure = charts.lengths(right, wrong, unit, nouns.read)
     return {
-        "chart": gallery.embed(file_name("lengths", style.name), charts.lengths(right, wrong, unit, nouns.read), label),
-        "text": said or f"The median is {medians}.",
-        "matters": (found.get("statistic") or {}).get("matters"),
-        "p": (found.get("statistic") or {}).get("p"),
+        "chart": gallery.embed(file_name("lengths", style.name), figure, alt_text),
+        "text": statistic.get("text") or f"The median is {medians}.",
     }
 
 
-def calibration(found: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
-    bins = found.get("bins") or []
+def calibration(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: Nouns) -> dict[str, Any] | None:
+    bins = values.get("bins") or []
     if not any(row.get("count") for row in bins):
         return None
-    error = percent(found.get("ece"))
-    label = f"{style.label}: share of right predictions by confidence; the expected calibration error is {error}"
+    alt_text = f"{style.label}: accuracy by confidence; expected calibration error {percent(values.get('ece'))}"
     figure = charts.reliability(bins, style, nouns.judged)
-    return {"chart": gallery.embed(file_name("reliability", style.name), figure, label), "ece": found.get("ece")}
+    return {"chart": gallery.embed(file_name("reliability", style.name), figure, alt_text), "ece": values.get("ece")}
 
 
-def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
+def mistake(row: dict[str, Any], max_text: int) -> dict[str, Any]:
     text = row.get("text") or ""
     words = merge_into_words(text, decode_tokens(row.get("tokens") or []), word_spans(text))
-    named = top_words(words)
+    top = top_words(words)
     return {
         "place": row.get("place"),
         "question": row.get("question"),
@@ -116,11 +116,11 @@ def mistake(row: dict[str, Any], room: int) -> dict[str, Any]:
         "label": row.get("label"),
         "predicted": row.get("predicted"),
         "confidence": row.get("confidence"),
-        "passage": make_passage(text, words, marks=row.get("marks") or [], room=room),
-        "towards": [word for word in named if word[1] > 0],
-        "against": [word for word in named if word[1] < 0],
+        "passage": make_passage(text, words, marks=row.get("marks") or [], max_length=max_text),
+        "towards": [word for word in top if word[1] > 0],
+        "against": [word for word in top if word[1] < 0],
     }
 
 
-def label_error(row: dict[str, Any], room: int) -> dict[str, Any]:
-    return {**row, "passage": make_passage(row.get("text") or "", first=400, room=room)}
+def label_error(row: dict[str, Any], max_text: int) -> dict[str, Any]:
+    return {**row, "passage": make_passage(row.get("text") or "", preview=400, max_length=max_text)}

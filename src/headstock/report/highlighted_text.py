@@ -1,4 +1,4 @@
-"""Turns a tokenizer's pieces and their weights back into the text they came from, the heavy ones marked."""
+"""Highlights a text by the attributions of its tokens, or by marked spans."""
 
 import re
 import unicodedata
@@ -9,38 +9,38 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from headstock.report.render import minus
+from headstock.report.format import minus
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-Weighted = list[tuple[str, float]]
+WeightedPieces = list[tuple[str, float]]
 
 SPECIAL = re.compile(r"\[[A-Z]+\]|<\|?[a-z_]+\|?>|</s>")
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Thai, Lao, Burmese and Khmer letters, kana and Chinese characters
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
-SHADES = 5  # strengths of a mark; more could not be told apart
-FAINT = 0.08  # of the strongest weight; less is not marked, so that the eye finds what matters
-KINDS = ("said", "true")  # of what is pointed out
-REACH = 60  # characters in which the next piece is looked for: more than an unknown word, less than a sentence
+SHADES = 5  # distinguishable strengths
+MIN_STRENGTH = 0.08  # of the strongest weight; weaker ones are not highlighted
+MARK_KINDS = ("said", "true")  # what the model predicted, and the true answer
+SEARCH_WINDOW = 60  # characters searched for the next token: longer than an unknown word, shorter than a sentence
 
 
 @dataclass(frozen=True)
 class HighlightedSpan:
-    """A stretch of text; its weight is None where no piece stands for it."""
+    """A part of a text; its weight is None where no token covers it."""
 
     text: str
     weight: float | None = None
-    kind: str | None = None  # what is pointed out here: what the model said, or what is true
+    kind: str | None = None  # one of MARK_KINDS if it is marked
 
 
-def decode_tokens(pieces: Sequence[Sequence]) -> Weighted:
-    """`Ġgood`, `▁bon`, `##ing` and bytes of letters as plain text; bytes that make one letter together are joined."""
+def decode_tokens(pieces: Sequence[Sequence]) -> WeightedPieces:
+    """Tokens such as `Ġgood`, `▁bon`, `##ing` and byte tokens as plain text; the bytes of one letter are joined."""
     named = [(str(piece), float(weight)) for piece, weight in pieces]
     joined = "".join(piece for piece, _ in named)
     letters = byte_letters() if "Ġ" in joined or "Ċ" in joined else None
-    shown: Weighted = []
+    shown: WeightedPieces = []
     waiting, held = b"", 0.0
     for piece, weight in named:
         raw = bytes_of(piece, letters)
@@ -58,7 +58,7 @@ def decode_tokens(pieces: Sequence[Sequence]) -> Weighted:
 
 
 def bytes_of(piece: str, letters: dict[str, int] | None) -> bytes | None:
-    """The bytes a piece stands for, or None when it is spelled in letters."""
+    """The bytes of a byte-level token; None for others."""
     if fallback := BYTE.fullmatch(piece):
         return bytes([int(fallback[1], 16)])
     if letters is None or SPECIAL.fullmatch(piece) or any(letter not in letters for letter in piece):
@@ -73,7 +73,7 @@ def plain_piece(piece: str) -> str:
 
 
 def decoded(raw: bytes) -> str:
-    """The text of whole letters; nothing while the last one is still incomplete."""
+    """The decoded text; empty while the last letter is incomplete."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as wrong:
@@ -82,14 +82,14 @@ def decoded(raw: bytes) -> str:
 
 @cache
 def byte_letters() -> dict[str, int]:
-    """GPT-2's alphabet: a printable letter for each of the 256 bytes."""
+    """GPT-2's byte alphabet: a printable character for each of the 256 bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def fold(text: str) -> str:
-    """Small letters without accents, as many as before: tokenizers may spell so, and places must stay the same."""
+    """Lower case without accents and of the same length: tokenizers may normalize, and offsets must stay valid."""
     return "".join(folded(letter) for letter in text)
 
 
@@ -99,9 +99,9 @@ def folded(letter: str) -> str:
     return small if len(small) == 1 else letter
 
 
-def merge_spaces(pieces: Iterable[tuple[str, float]]) -> Weighted:
-    """Pieces in which a lone space is part of what it stands before."""
-    joined: Weighted = []
+def merge_spaces(pieces: Iterable[tuple[str, float]]) -> WeightedPieces:
+    """Merge tokens that are only a space into the next one."""
+    joined: WeightedPieces = []
     held = 0.0
     for piece, weight in pieces:
         if piece.strip():
@@ -113,12 +113,12 @@ def merge_spaces(pieces: Iterable[tuple[str, float]]) -> Weighted:
 
 
 def locate_tokens(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float, int | None]]:
-    """Each piece that is not blank, its weight, and where in the text it begins; None for one that is not there."""
+    """Each non-blank token, its weight and its offset in the text; None if it is not found."""
     known, at = fold(text), 0
     for piece, weight in pieces:
         if not (core := piece.strip()):
             continue
-        found = known.find(fold(core), at, at + len(core) + REACH)
+        found = known.find(fold(core), at, at + len(core) + SEARCH_WINDOW)
         if found < 0:
             yield core, weight, None
             continue
@@ -126,8 +126,8 @@ def locate_tokens(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tu
         yield core, weight, found
 
 
-def lay_over(text: str, pieces: Weighted) -> list[HighlightedSpan]:
-    """The text in spans, each piece's weight where the piece stands; what no piece covers stays without one."""
+def align_weights(text: str, pieces: WeightedPieces) -> list[HighlightedSpan]:
+    """Split the text into spans with the weights of the tokens that cover them."""
     spans: list[HighlightedSpan] = []
     at = 0
     for core, weight, found in locate_tokens(text, pieces):
@@ -142,15 +142,17 @@ def lay_over(text: str, pieces: Weighted) -> list[HighlightedSpan]:
     return [*spans, HighlightedSpan(text[at:])] if at < len(text) else spans
 
 
-def merge_into_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequence[tuple[int, int]]) -> Weighted:
-    """The pieces joined into the words of the text that they begin in, their weights added up.
+def merge_into_words(
+    text: str, pieces: Iterable[tuple[str, float]], words: Sequence[tuple[int, int]]
+) -> WeightedPieces:
+    """Merge tokens into the words they begin in and add up their weights.
 
-    `words` says where the words begin and end, in order. Pieces stay as they are where they are not in the text, and
-    inside what is written without spaces between its words.
+    `words` are the spans of the words in order. Tokens that do not occur in the text, and tokens of scripts written
+    without spaces, stay as they are.
     """
     begins = [begin for begin, _ in words]
-    joined: Weighted = []
-    last = None  # the word that the last entry of `joined` stands for
+    joined: WeightedPieces = []
+    last = None  # the number of the word in the last entry of `joined`
     for core, weight, found in locate_tokens(text, merge_spaces(pieces)):
         number = -1 if found is None else bisect_right(begins, found) - 1
         begin, end = words[number] if number >= 0 else (0, 0)
@@ -165,8 +167,8 @@ def merge_into_words(text: str, pieces: Iterable[tuple[str, float]], words: Sequ
     return joined
 
 
-def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[HighlightedSpan]:
-    """The text in spans, those of `marks` (begin, end, kind) pointed out; the first of two that overlap goes before."""
+def split_at_marks(text: str, marks: Sequence[Sequence[Any]]) -> list[HighlightedSpan]:
+    """Split the text at `marks` (begin, end, kind); of overlapping marks the first takes precedence."""
     kinds: list[str | None] = [None] * len(text)
     for begin, end, kind in reversed(marks):
         kinds[begin:end] = [kind] * len(kinds[begin:end])
@@ -178,24 +180,24 @@ def point_out(text: str, marks: Sequence[Sequence[Any]]) -> list[HighlightedSpan
     return spans
 
 
-def cut(
-    spans: list[HighlightedSpan], first: int, room: int
+def split_preview(
+    spans: list[HighlightedSpan], preview: int, max_length: int
 ) -> tuple[list[HighlightedSpan], list[HighlightedSpan], int]:
-    """What is shown at once, what is folded away, and how many characters are left out beyond `room`."""
+    """The spans of the first `preview` characters, those up to `max_length`, and the number of characters beyond."""
     shown: list[HighlightedSpan] = []
-    folded_away: list[HighlightedSpan] = []
+    rest: list[HighlightedSpan] = []
     used = 0
     for span in spans:
-        for start, end, part in ((0, first, shown), (first, room, folded_away)):
+        for start, end, part in ((0, preview, shown), (preview, max_length, rest)):
             piece = span.text[max(0, start - used) : max(0, end - used)]
             if piece:
                 part.append(replace(span, text=piece))
         used += len(span.text)
-    return shown, folded_away, max(0, used - room)
+    return shown, rest, max(0, used - max_length)
 
 
-def top_words(pieces: Weighted, number: int = 10) -> list[tuple[str, float, int]]:
-    """The words that weighed most, with their weight in all and how often they came."""
+def top_words(pieces: WeightedPieces, number: int = 10) -> list[tuple[str, float, int]]:
+    """The words with the largest total weights, with their number of occurrences."""
     totals: dict[str, tuple[float, int]] = {}
     for piece, weight in pieces:
         if word := piece.strip():
@@ -205,29 +207,29 @@ def top_words(pieces: Weighted, number: int = 10) -> list[tuple[str, float, int]
     return [row for row in ranked[:number] if row[1]]
 
 
-def mark(spans: list[HighlightedSpan], heaviest: float) -> "Markup":
-    """The spans as HTML: towards the predicted class `t1` to `t5`, against it `a1` to `a5`, pointed out by kind."""
+def to_html(spans: list[HighlightedSpan], max_weight: float) -> "Markup":
+    """Spans as HTML with the classes t1 to t5 (for the prediction), a1 to a5 (against it), or the kind of a mark."""
     from markupsafe import Markup, escape
 
     parts = []
     for span in spans:
-        if span.kind in KINDS:
+        if span.kind in MARK_KINDS:
             parts.append(f'<mark class="{span.kind}">{escape(span.text)}</mark>')
             continue
-        share = abs(span.weight or 0.0) / heaviest if heaviest else 0.0
-        if share < FAINT or not span.text.strip():
+        share = abs(span.weight or 0.0) / max_weight if max_weight else 0.0
+        if share < MIN_STRENGTH or not span.text.strip():
             parts.append(str(escape(span.text)))
             continue
         side = "t" if (span.weight or 0.0) > 0 else "a"
         shade = min(SHADES, 1 + int(share * SHADES))
-        told = minus(f"{span.weight:+.3g}")
-        parts.append(f'<mark class="{side}{shade}" title="{told}">{escape(span.text)}</mark>')
+        tooltip = minus(f"{span.weight:+.3g}")
+        parts.append(f'<mark class="{side}{shade}" title="{tooltip}">{escape(span.text)}</mark>')
     return Markup("".join(parts))
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text ready for the page: its beginning, what is folded away, and what was left out."""
+    """A text as HTML: its beginning, the rest, and how much was cut."""
 
     shown: "Markup"
     rest: "Markup"
@@ -236,12 +238,18 @@ class Passage:
 
 
 def make_passage(
-    text: str, pieces: Sequence[tuple[str, float]] = (), *, marks: Sequence = (), first: int = 600, room: int = 4000
+    text: str,
+    pieces: Sequence[tuple[str, float]] = (),
+    *,
+    marks: Sequence = (),
+    preview: int = 600,
+    max_length: int = 4000,
 ) -> Passage:
-    """The passage of a text, with its pieces marked where there are any, or else what `marks` point out."""
-    if first < len(text) <= first + 100:
-        first = len(text)  # a fold that hides a few words only gets in the way
-    spans = point_out(text, marks) if marks else lay_over(text, list(pieces))
-    shown, rest, left_out = cut(spans, first, max(first, room))
-    heaviest = max((abs(weight) for _, weight in pieces), default=0.0)
-    return Passage(mark(shown, heaviest), mark(rest, heaviest), sum(len(span.text) for span in rest), left_out)
+    """Highlight a text by its `marks` if there are any, otherwise by the weights of its pieces."""
+    if preview < len(text) <= preview + 100:
+        preview = len(text)  # the rest is not worth folding away
+    spans = split_at_marks(text, marks) if marks else align_weights(text, list(pieces))
+    shown, rest, left_out = split_preview(spans, preview, max(preview, max_length))
+    max_weight = max((abs(weight) for _, weight in pieces), default=0.0)
+    rest_size = sum(len(span.text) for span in rest)
+    return Passage(to_html(shown, max_weight), to_html(rest, max_weight), rest_size, left_out)

@@ -1,4 +1,4 @@
-"""A page or one of its charts as a file of its own, readable on light and on dark ground."""
+"""Writes a page, or one of its charts as a standalone SVG that works in light and dark mode."""
 
 import re
 from collections.abc import Callable
@@ -8,37 +8,37 @@ from headstock.errors import UserError
 from headstock.io import write_text
 from headstock.report.theme import INK, PAPER, RIGHT, SOFT, WRONG, colour_variables
 
-# what a chart inside a page takes from the page's style sheet: ink, paper and the colours of words
+# what a chart takes from the style sheet of its page
 LIGHT = {"color": INK, "background": PAPER, "--paper": PAPER, "--soft": SOFT, "--right": RIGHT, "--wrong": WRONG}
 DARK = {"color": "#e8e6e1", "background": "#15171b", "--paper": "#15171b", "--soft": "#a0a5ae"}
 DARK |= {"--right": "#93a4bd", "--wrong": "#f2789b"}
 
 
 def check_output_path(path: Path | None) -> None:
-    """Refuse a file that is neither a page nor a picture, before any work is done for it."""
+    """Refuse a file that is neither a page nor a picture, before any work is done."""
     if path is not None and path.suffix.lower() not in (".html", ".svg"):
         raise UserError(f"--out {path}: must end in .html (a page) or .svg (its picture)")
 
 
 def write_page_or_svg(path: Path, page: Callable[[], str], picture: Callable[[], str]) -> None:
-    """Write the page, or its picture alone, as the name of the file asks."""
+    """Write the page or only its picture, depending on the suffix."""
     check_output_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page() if path.suffix.lower() == ".html" else picture())
 
 
 def standalone_svg(chart: str) -> str:
-    """A chart that was made for a page, with what it took from the page."""
-    chart = str(chart)  # else markup would escape what is put into it
+    """An embedded chart as an SVG file, with the styles it takes from its page."""
+    chart = str(chart)  # not markup, which would escape what is inserted
     box = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+) ([\d.]+)"', chart)
-    assert box, "our charts have a viewBox"
+    assert box, "charts have a viewBox"
     light, dark = colour_variables()
-    style = f":root {{ {rules(LIGHT | light)}; font-family: system-ui, sans-serif }}"
-    style += f" @media (prefers-color-scheme: dark) {{ :root {{ {rules(DARK | dark)} }} }}"
+    style = f":root {{ {css_rules(LIGHT | light)}; font-family: system-ui, sans-serif }}"
+    style += f" @media (prefers-color-scheme: dark) {{ :root {{ {css_rules(DARK | dark)} }} }}"
     size = f'xmlns="http://www.w3.org/2000/svg" width="{box[1]}" height="{box[2]}"'
     head, rest = chart.split(">", 1)
     return f"{head.replace('<svg', f'<svg {size}', 1)}><style>{style}</style>{rest}\n"
 
 
-def rules(values: dict[str, str]) -> str:
+def css_rules(values: dict[str, str]) -> str:
     return "; ".join(f"{name}: {value}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""The look of every chart: one palette for page and paper, SVG that follows the page's colours, files beside it."""
+"""The theme of all charts: palette, matplotlib style, SVG that follows the page's colours, and saved figures."""
 
 import io
 import itertools
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 INK, SOFT, PAPER, GRID = "#1c2128", "#62676f", "#fdfcfa", "#8a8f98"
 RIGHT, WRONG = "#64748b", "#b8325a"
-WIDE, NARROW, SMALL = 600, 350, 340  # pixels: a page's column, a telephone, one of several in a row
+WIDE, NARROW, SMALL = 600, 350, 340  # pixels: the width of a page, of a phone, and of small multiples
 
-# Each kind of arm keeps its hue (Okabe and Ito's, told apart by colour-blind readers) and its marker in every chart;
-# a second and third arm of one kind, such as another run's, gets another shade. Light page first, then dark.
+# Each kind of arm has one hue (Okabe-Ito palette, distinguishable by colour-blind readers) and one marker in all
+# charts; a second and third arm of a kind get other shades. Pairs are (light mode, dark mode).
 ARMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "pretrained": ("o", [("#0072b2", "#5cb8ec"), ("#003c66", "#a9d8f5"), ("#3d9ad1", "#2b8ac6")]),
     "scratch": ("s", [("#d55e00", "#ff8f43"), ("#8a3c00", "#ffc59c"), ("#f08332", "#d9691a")]),
@@ -29,16 +29,16 @@ ARMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "tfidf": ("D", [("#a8488a", "#e79bcb"), ("#6b2557", "#f3c9e4"), ("#c96faf", "#c4679f")]),
 }
 OTHER = ("v", [("#6d6a2c", "#c9c26a")])
-LABELS = {"tfidf": "TF-IDF"}  # arms that people write in another way than `--arms` and JSON do
+LABELS = {"tfidf": "TF-IDF"}  # display names that differ from --arms and JSON
 
-# what the inline charts use instead of the colours of the files, so that they follow the page
+# replacements in inline charts, so that they follow the page's colour scheme
 PAGE_COLOURS = {INK: "currentColor", SOFT: "var(--soft)", PAPER: "var(--paper)"}
 PAGE_COLOURS |= {RIGHT: "var(--right)", WRONG: "var(--wrong)"}
 
 
 @dataclass(frozen=True)
 class ArmStyle:
-    """How one arm looks wherever it appears."""
+    """The colour and marker of an arm in all charts."""
 
     name: str
     kind: str
@@ -57,27 +57,28 @@ class ArmStyle:
 
 
 def arm_label(name: str) -> str:
-    """An arm's name as readers see it on pages, in charts and on the terminal."""
+    """The display name of an arm."""
     return LABELS.get(name, name)
 
 
-def styles(arms: list[dict[str, Any]]) -> dict[str, ArmStyle]:
-    """The look of each arm by its name."""
-    seen: dict[str, int] = {}
-    made = {}
+def arm_styles(arms: list[dict[str, Any]]) -> dict[str, ArmStyle]:
+    """The style of each arm by name."""
+    counts: dict[str, int] = {}
+    styles = {}
     for arm in arms:
         kind = arm.get("kind") or "other"
-        place = seen.get(kind, 0)
-        seen[kind] = place + 1
+        number = counts.get(kind, 0)
+        counts[kind] = number + 1
         marker, shades = ARMS.get(kind, OTHER)
-        shade = place % len(shades)
+        shade = number % len(shades)
         variable = f"--{kind if kind in ARMS else 'other'}-{shade}"
-        made[arm["name"]] = ArmStyle(arm["name"], kind, shades[shade][0], variable, marker, hollow=place % 2 == 1)
-    return made
+        name, colour = arm["name"], shades[shade][0]
+        styles[name] = ArmStyle(name, kind, colour, variable, marker, hollow=number % 2 == 1)
+    return styles
 
 
 def colour_variables() -> tuple[dict[str, str], dict[str, str]]:
-    """CSS variables of the arms' colours on a light and on a dark page."""
+    """CSS variables of the arms' colours, in light and in dark mode."""
     both = {
         f"--{kind}-{i}": pair
         for kind, (_, shades) in (ARMS | {"other": OTHER}).items()
@@ -93,7 +94,7 @@ def chart_style() -> Iterator[None]:
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "headstock",
-        "text.parse_math": False,  # a class may be named $5
+        "text.parse_math": False,  # class names may contain $
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans", "Arial", "Helvetica"],
         "font.size": 11,
@@ -116,14 +117,14 @@ def chart_style() -> Iterator[None]:
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     settings |= dict.fromkeys(ink, INK) | {"figure.facecolor": "none", "axes.facecolor": "none"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # a label may hold letters the drawing font lacks; in the SVG the reader's own font shows them
+        # labels may contain letters that the font lacks; in the SVG the reader's font shows them
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         yield
 
 
 def make_figure(paint: Callable[["Figure"], None], width: float, height: float) -> "Figure":
-    """A figure of so many pixels at the size of the page's text; no state is shared with other figures."""
+    """A figure of the given size in pixels, drawn by `paint`; independent of pyplot's global state."""
     from matplotlib.figure import Figure
 
     with chart_style():
@@ -144,12 +145,12 @@ def svg_of(figure: "Figure") -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with chart_style():
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
-    figure.set_layout_engine("none")  # everything has its place now; finding it again for the PNG would take as long
+    figure.set_layout_engine("none")  # saves computing the layout again for the PNG
     return out.getvalue()
 
 
-def inline(svg: str, name: str, label: str, variables: dict[str, str]) -> "Markup":
-    """A chart as part of the page: its own ids, no fixed size, the page's font and colours."""
+def inline(svg: str, name: str, alt_text: str, variables: dict[str, str]) -> "Markup":
+    """An SVG to embed in a page: unique ids, no fixed size, the page's font and colours."""
     from markupsafe import Markup, escape
 
     svg = svg[svg.index("<svg") :]
@@ -164,7 +165,7 @@ def inline(svg: str, name: str, label: str, variables: dict[str, str]) -> "Marku
     for colour, instead in (PAGE_COLOURS | variables).items():
         rest = rest.replace(colour, instead)
     rest = re.sub(r">\s+<", "><", rest)
-    return Markup(f'<svg {box[0]} role="img" aria-label="{escape(label)}" data-chart="{escape(name)}">{rest}')
+    return Markup(f'<svg {box[0]} role="img" aria-label="{escape(alt_text)}" data-chart="{escape(name)}">{rest}')
 
 
 def font_size(found: re.Match[str]) -> str:
@@ -174,7 +175,7 @@ def font_size(found: re.Match[str]) -> str:
 
 @dataclass
 class Gallery:
-    """The charts of one page; where there is a folder, each is kept in it for papers, as SVG and PNG."""
+    """Embeds the charts of one page and, given a folder, saves each as SVG and PNG."""
 
     folder: Path | None = None
 
@@ -183,15 +184,15 @@ class Gallery:
         self.variables = {colour: f"var({name})" for name, colour in light.items()}
         self.names: set[str] = set()
 
-    def embed(self, name: str, figure: "Figure", label: str, *, keep: bool = True) -> "Markup":
+    def embed(self, name: str, figure: "Figure", alt_text: str, *, save: bool = True) -> "Markup":
         name = self.unique_name(name)
         svg = svg_of(figure)
-        if keep:
+        if save:
             self.save(name, figure, svg)
-        return inline(svg, name, label, self.variables)
+        return inline(svg, name, alt_text, self.variables)
 
     def unique_name(self, name: str) -> str:
-        """A name no other chart has: arms in other scripts may all come down to the same plain letters."""
+        """A name that no other chart has: names in other scripts may reduce to the same ASCII letters."""
         free = next(n for i in itertools.count(1) if (n := name if i == 1 else f"{name}-{i}") not in self.names)
         self.names.add(free)
         return free
@@ -207,5 +208,5 @@ class Gallery:
 
 
 def file_name(*words: object) -> str:
-    """A name for a file and an id: letters, digits and dashes only."""
+    """A file name and HTML id: letters, digits and dashes only."""
     return "-".join(re.sub(r"[^A-Za-z0-9]+", "-", str(word)).strip("-").lower() or "x" for word in words)

@@ -1,1 +1,1 @@
-"""Measures how fast Headstock is on the machine it is on; one file for each kind of work."""
+"""Benchmarks of this machine: training, decoding, prediction, start-up, token store and scaling."""

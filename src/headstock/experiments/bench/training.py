@@ -1,19 +1,15 @@
-"""How many tokens a second the real training loop reads, with all it does in a run but validations and checkpoints."""
+"""Times optimizer steps of the real training loop, without validation and checkpoints."""
 
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from headstock import config
 from headstock.data.token_store import SplitStores
-from headstock.experiments.bench.measurement import Measurement
-from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.kernels.fp8 import supports_fp8
 from headstock.planner.machine import synchronize
 from headstock.train.blueprint import blueprint
@@ -24,13 +20,13 @@ from headstock.train.peak_memory import PeakMemory
 from headstock.train.pretrain import with_direction
 from headstock.train.settings import RunConfig, make_config, read_preset
 
-WARM = 3  # steps that are left out; a compiled model is made in the first
-ALONE = 10**9  # so that neither a validation nor a checkpoint falls between two steps
+WARMUP_STEPS = 3  # not timed; a compiled model is compiled in the first
+NEVER = 10**9  # steps: no validation or checkpoint between timed steps
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, and in what steps."""
+    """A model and its batch shape."""
 
     preset: str
     rows: int
@@ -38,15 +34,15 @@ class Workload:
     settings: dict[str, Any]
 
     @property
-    def named(self) -> str:
-        return f"{self.preset}, {self.rows} x {self.length}{', in 8 bits' if self.small else ''}"
+    def name(self) -> str:
+        return f"{self.preset}, {self.rows} x {self.length}{', fp8' if self.is_fp8 else ''}"
 
     @property
-    def small(self) -> bool:
+    def is_fp8(self) -> bool:
         return self.settings.get("train.dtype") == "float8"
 
 
-SHAPES = {
+WORKLOADS = {
     "cpu": (
         Workload("gpt-nano", 8, 256, {}),
         Workload("modern-nano", 8, 256, {}),
@@ -66,68 +62,54 @@ QUICK = Workload("gpt-nano", 2, 64, {"model.depth": 2, "model.width": 32, "model
 
 @dataclass(frozen=True)
 class StepTiming:
-    seconds: float  # of the middle step, by the clock
-    tokens: float  # in a step
-    peak: int  # bytes
+    seconds: float  # median of one step
+    tokens: float  # per step
+    peak_bytes: int
 
     @property
-    def speed(self) -> float:
+    def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
 
-def shapes(device: torch.device, *, quick: bool) -> tuple[Workload, ...]:
-    """Those that are worth measuring there, and can be."""
+def workloads_for(device: torch.device, *, quick: bool) -> tuple[Workload, ...]:
+    """The workloads of a device that it supports."""
     if quick:
         return (QUICK,)
-    every = SHAPES.get(device.type, SHAPES["cpu"])
-    return tuple(shape for shape in every if not shape.small or supports_fp8(device))
+    workloads = WORKLOADS.get(device.type, WORKLOADS["cpu"])
+    return tuple(workload for workload in workloads if not workload.is_fp8 or supports_fp8(device))
 
 
-def bench_training(device: torch.device, *, quick: bool) -> list[Measurement]:
-    """One line a shape."""
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, shape in enumerate(shapes(device, quick=quick)):
-            chosen = settings_of(shape)
-            stores = write_token_stores(
-                Path(folder) / str(number), 0.2 if quick else 20, vocabulary=chosen.model.vocabulary
-            )
-            steps = measure(chosen, stores, device, steps=6 if quick else 20)
-            found.append(Measurement(f"training {shape.named}", steps.speed, "tokens/s"))
-    return found
-
-
-def settings_of(shape: Workload) -> RunConfig:
-    tree = read_preset(shape.preset)
-    for key, value in shape.settings.items():
+def workload_config(workload: Workload) -> RunConfig:
+    tree = read_preset(workload.preset)
+    for key, value in workload.settings.items():
         section, _, name = key.partition(".")
         tree[section] |= {name: value}
     tree = config.merge(tree, {"model": {"vocabulary": tree["tokenizer"]["vocabulary"]}})
-    tree["train"] |= {"batch": shape.rows, "length": shape.length}
+    tree["train"] |= {"batch": workload.rows, "length": workload.length}
     return make_config(with_direction(tree))
 
 
-def measure(chosen: RunConfig, stores: SplitStores, device: torch.device, *, steps: int) -> StepTiming:
-    """The middle of the steps after the first few."""
-    model, task = blueprint(chosen, weights=True)
+def time_steps(run_config: RunConfig, stores: SplitStores, device: torch.device, *, steps: int) -> StepTiming:
+    """Train for a few steps and take the median time of those after the warm-up."""
+    model, task = blueprint(run_config, weights=True)
     settings = replace(
-        chosen.train,
-        steps=WARM + steps,
-        validate_every=ALONE,
-        valid_tokens=1,  # at the end of a run there is a validation in any case
-        checkpoint_every=ALONE,
-        log_every=ALONE,
+        run_config.train,
+        steps=WARMUP_STEPS + steps,
+        validate_every=NEVER,
+        valid_tokens=1,  # a run always validates at its end
+        checkpoint_every=NEVER,
+        log_every=NEVER,
         weights="last",
     )
-    moments: list[tuple[float, int]] = []
+    times: list[tuple[float, int]] = []  # after each step: the clock, and the tokens so far
 
-    def hear(event: Event) -> None:
+    def record_time(event: Event) -> None:
         if event.kind == "step":
             synchronize(device)
-            moments.append((time.perf_counter(), event.state.tokens))
+            times.append((time.perf_counter(), event.state.tokens))
 
     peak = PeakMemory(device)
-    train(model, task, stores, settings, run=None, distributed=DistributedContext(device), callbacks=[hear])
-    kept = moments[WARM - 1 :]
-    clock = statistics.median(after[0] - before[0] for before, after in pairwise(kept))
-    return StepTiming(clock, (kept[-1][1] - kept[0][1]) / (len(kept) - 1), peak.bytes())
+    train(model, task, stores, settings, run=None, distributed=DistributedContext(device), callbacks=[record_time])
+    timed = times[WARMUP_STEPS - 1 :]
+    seconds = statistics.median(after[0] - before[0] for before, after in pairwise(timed))
+    return StepTiming(seconds, (timed[-1][1] - timed[0][1]) / (len(timed) - 1), peak.bytes())

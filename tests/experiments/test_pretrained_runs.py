@@ -4,9 +4,9 @@ import pytest
 
 import headstock
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_table import runs_table
-from headstock.experiments.run_comparison import comparability_notes
-from headstock.report.numbers import compact_number
+from headstock.experiments.pretrained_runs import comparability_notes
+from headstock.experiments.tables import runs_table
+from headstock.report.format import compact_number
 from headstock.report.pages import write_report
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
@@ -45,11 +45,11 @@ def test_what_makes_runs_unlike_is_said(side_by_side):
     *_, results, _ = side_by_side
     said = " ".join(results["notes"])
     assert "differ in parameters" in said
-    assert "differ in tokens of pretraining" in said
+    assert "differ in pretraining tokens" in said
     assert "tokenizers" not in said
     alike = {"tokenizer": "a", "parameters": 100, "tokens": 1000}
     assert comparability_notes([alike, alike | {"parameters": 105}]) == []
-    assert "do not compare; bits per byte do" in comparability_notes([alike, alike | {"tokenizer": "b"}])[0]
+    assert "compare their bits per byte" in comparability_notes([alike, alike | {"tokenizer": "b"}])[0]
 
 
 def test_one_run_stands_beside_nobody(done):
@@ -59,7 +59,7 @@ def test_one_run_stands_beside_nobody(done):
 def test_the_report_and_the_terminal_show_them(side_by_side):
     *_, results, out = side_by_side
     page = write_report(out).read_text(encoding="utf-8")
-    assert "The runs side by side" in page
+    assert "Pretrained runs" in page
     assert (out / "figures" / "runs-wide.svg").is_file()
     assert runs_table(results["runs"]).row_count == 2
 

@@ -1,0 +1,110 @@
+"""Formats numbers, durations and settings for pages and tables."""
+
+import math
+import re
+from typing import Any
+
+NONE = "–"
+HYPHEN = re.compile(r"(?<![\w.])-(?=[\d.]*\d|∞)")
+
+
+def is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def minus(text: str) -> str:
+    """Replace the hyphen of negative numbers by the typographic minus sign; words and exponents stay unchanged.
+
+    For pages only: terminals, model cards and JSON keep the ASCII hyphen.
+    """
+    return HYPHEN.sub("\N{MINUS SIGN}", text)
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    return minus(f"{100 * value:.{digits}f}%") if is_finite(value) else NONE
+
+
+def interval(low: Any, high: Any) -> str:
+    """`85.1 to 88.0`, in percent; empty without an interval."""
+    return minus(f"{100 * low:.1f} to {100 * high:.1f}") if is_finite(low) and is_finite(high) else ""
+
+
+def signed(value: Any, digits: int = 2) -> str:
+    """`+0.41`, `−0.20`."""
+    return minus(f"{value:+.{digits}f}") if is_finite(value) else NONE
+
+
+def points(value: Any) -> str:
+    """A difference of fractions in points, with its sign."""
+    return signed(100 * value, 1) if is_finite(value) else NONE
+
+
+def weight(value: float) -> str:
+    return minus(f"{value:+.2g}").replace("e-", "e\N{MINUS SIGN}")
+
+
+def whole(value: Any) -> str:
+    return f"{value:,.0f}" if is_finite(value) else NONE
+
+
+def decimal(value: Any, digits: int = 3) -> str:
+    return minus(f"{value:,.{digits}f}") if is_finite(value) else NONE
+
+
+def compact_number(value: float | None) -> str:
+    """`40.3M`, `812.4k`, `96`; empty for None."""
+    if value is None:
+        return ""
+    for suffix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{suffix}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: Any) -> str:
+    """`9.8 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    if not is_finite(seconds):
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def pluralize(number: int, one: str, many: str = "") -> str:
+    """`1 class`, `12 classes`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def capitalized(text: str) -> str:
+    """With an upper-case first letter; the rest unchanged, unlike str.capitalize."""
+    return text[:1].upper() + text[1:]
+
+
+def setting(value: Any) -> str:
+    """A setting as in TOML, without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value)) or NONE
+    if isinstance(value, dict):
+        return "; ".join(f"{key} {setting(inner)}" for key, inner in value.items()) or NONE
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return NONE if value is None or value == "" else str(value)
+
+
+def format_bytes(count: float) -> str:
+    unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if count >= pair[1]), ("kB", 1e3))
+    return f"{count / size:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """A rough duration: `90 s`, `12 minutes`, `2.5 hours`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

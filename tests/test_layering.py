@@ -1,11 +1,13 @@
 """Imports point down only, and what is heavy is imported where it is used."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import headstock
+from headstock.tasks.base import TASKS
 
 ROOT = Path(headstock.__file__).parent
 LAYERS = [
@@ -85,3 +87,52 @@ def test_help_does_not_wait_for_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "pretrain" in done.stdout
+
+
+def task_dependencies(source: str, names: set[str], classes: set[str]) -> list[str]:
+    """Code that depends on which task it has: type checks, comparisons with task names, tables keyed by them."""
+
+    def constants(node: ast.expr) -> set[str]:
+        parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+        return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+    def is_task(node: ast.expr) -> bool:
+        return re.search(r"(task|objective)('\])?(\.name|\['name'\])?$", ast.unparse(node)) is not None
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            if classes & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}:
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            if any(map(is_task, operands)) and any(constants(one) & names for one in operands):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Dict):
+            keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+            if len(keys) > 1 and set(keys) <= names:
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_nothing_outside_the_tasks_depends_on_which_task_it_has():
+    names, classes = set(TASKS.names()), {TASKS.get(name).__name__ for name in TASKS.names()} | {"LabelledTask"}
+    allowed = {"interop/lab.py"}  # the lab's format has two heads
+    for file in ROOT.rglob("*.py"):
+        name = file.relative_to(ROOT).as_posix()
+        if not name.startswith("tasks/") and name not in allowed:
+            assert task_dependencies(file.read_text(encoding="utf-8"), names, classes) == [], name
+
+
+def test_a_dependency_on_a_task_is_noticed():
+    for source in (
+        "isinstance(loaded.task, Classify)",
+        "issubclass(cls, LabelledTask | Tag)",
+        "config.objective == 'masked'",
+        "settings['task']['name'] == 'masked'",
+        "task in ('masked', 'classify')",
+        "{'masked': 1, 'classify': 2}",
+    ):
+        assert task_dependencies(source, {"masked", "classify"}, {"Classify", "Tag", "LabelledTask"}), source
+    for source in ("isinstance(rows, Records)", "kind == 'masked'", "task.lens == 'tag'", "{'masked': 1, 'rows': 2}"):
+        assert not task_dependencies(source, {"masked", "classify", "tag"}, {"Classify"}), source

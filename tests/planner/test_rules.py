@@ -13,7 +13,7 @@ SHORT = TextStatistics(bytes=10_000_000, documents=90_000, tokens=2.5e6, p90_len
 LONG = TextStatistics(bytes=10_000_000, documents=2_000, tokens=2.5e6, p90_length=4000, median_length=900)
 
 
-@pytest.mark.parametrize("objective", rules.MAX_EPOCHS)
+@pytest.mark.parametrize("objective", rules.planned_objectives())
 def test_every_size_of_every_objective_can_be_built(objective):
     shapes = []
     for size in rules.model_sizes(objective, LONG):
@@ -42,7 +42,7 @@ def test_the_context_follows_document_lengths():
 
 
 def test_repeated_text_is_not_planned_causal():
-    assert rules.MAX_EPOCHS[rules.REPEATED_TEXT_OBJECTIVE] > rules.MAX_EPOCHS["causal"]
+    assert rules.max_epochs(rules.REPEATED_TEXT_OBJECTIVE) > rules.max_epochs("causal")
     assert rules.dropout("causal", 4) > 0 == rules.dropout("causal", 1) == rules.dropout("masked", 16)
 
 

@@ -9,6 +9,7 @@ from headstock.explain.parameters_document import module_table
 from headstock.explain.subject import ExplainSubject
 from headstock.explain.svg import GAP, SKIP, WIDTH, Box, Diagram, style
 from headstock.explain.symbols import formula, in_text
+from headstock.tasks.base import TASKS
 
 RIGHT = WIDTH / 2 + 16  # from the centre of a column to the frame around repeated layers
 LEFT = WIDTH / 2 + SKIP + 14
@@ -60,7 +61,7 @@ class ModelDiagram:
         return self.diagram
 
     def masks(self) -> tuple[str, ...]:
-        if self.subject.config.objective == "hybrid":
+        if TASKS.get(self.subject.config.objective).mixes_masks:
             return ("causal", "full")
         return ("causal",) if self.subject.model.backbone.causal else ("full",)
 

@@ -23,6 +23,7 @@ from headstock.interop import LAYOUT, MARKER
 from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.io import atomic_folder, sha256, write_bytes, write_json, write_text
 from headstock.model.model import Model
+from headstock.tasks.base import TASKS
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig, read_preset
@@ -221,9 +222,9 @@ def check_supported(pipeline: Pipeline) -> None:
     problems = differing(config.model, "model", REQUIRED)
     if config.objective not in (*HEADS, "headless"):
         problems.append(f"the task is {config.objective}, not one of {', '.join([*HEADS, 'headless'])}")
-    if config.objective == "causal" and config.model.tied:
+    if TASKS.get(config.objective).generates and config.model.tied:
         problems.append("model.tied is True, but the lab's classifier has its own weights")
-    if config.objective == "classify":
+    if TASKS.get(config.objective).predicts_classes:
         problems += differing(config.task, "task", REQUIRED_CLASSIFIER)
     if pipeline.tokenizer.kind != "lab":
         problems.append(f"the tokenizer is {pipeline.tokenizer.kind}, not the lab's dict.txt")

@@ -10,7 +10,7 @@ from headstock.kernels.ops import SCORES, SCORES_CUDA, worth_fusing
 from headstock.model.formulas import Dimensions, ExecutionContext
 from headstock.model.model import Model
 from headstock.planner.machine import Machine
-from headstock.tasks.base import Task
+from headstock.tasks.base import TASKS, Task
 from headstock.train.blueprint import blueprint
 from headstock.train.execution import LAUNCH_SECONDS, ExecutionMode
 from headstock.train.settings import RunConfig
@@ -22,8 +22,6 @@ MEMORY_PASSES = {"cpu": 15, "mps": 10, "cuda": 10}  # how often a step reads or 
 COMPILED_MEMORY_PASSES = 4
 OPERATIONS_PER_LAYER = 100  # forward and backward
 GRAPHED_LAUNCH_SHARE = 0.15  # share of the launch overhead that CUDA graphs leave
-# batch shapes in 2,500 steps, for objectives whose batches vary: each new shape runs eagerly, then is captured
-BATCH_SHAPES = {"masked": 20, "hybrid": 250, "denoise": 250}
 CHECKPOINT_BYTES_PER_SECOND = 2.5e8  # with its checksum
 MEMORY_SHARE = 0.8  # of free memory that a run may use
 MAX_MICRO_BATCH_TOKENS = {"cpu": 8192, "mps": 16_384, "cuda": 131_072}  # larger micro-batches gain nothing
@@ -78,7 +76,7 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
         launch = max(launch, LAUNCH_SECONDS * model.backbone.depth * micro_batches)  # with autograd and optimizer calls
         if model.backbone.supports_compile and settings.compile in ("auto", "replay"):
             is_small = compute < 2 * launch  # the criterion of train/compile.py
-            startup = 2 * launch * BATCH_SHAPES.get(run_config.objective, 1) if is_small else 0.0
+            startup = 2 * launch * TASKS.get(run_config.objective).batch_shapes if is_small else 0.0
             launch *= GRAPHED_LAUNCH_SHARE
         step = max(compute, launch)  # launches overlap with computation
     else:

@@ -25,7 +25,7 @@ from headstock.planner.forecast import (
     run_seconds,
 )
 from headstock.planner.machine import Machine, measure_machine
-from headstock.planner.rules import MAX_EPOCHS, TOKENS_PER_PARAMETER, TextStatistics
+from headstock.planner.rules import TOKENS_PER_PARAMETER, TextStatistics, max_epochs, planned_objectives
 from headstock.train.distributed import choose_device
 from headstock.train.execution import LAUNCH_SECONDS, MIN_COMPILED_SECONDS
 from headstock.train.pretrain import with_direction
@@ -118,8 +118,8 @@ def plan(
     """Plan a run for this text. `probe` measures real steps and corrects the forecast."""
     if minutes is not None and minutes <= 0:
         raise UserError(f"--minutes {minutes}: must be above 0")
-    if objective is not None and objective not in MAX_EPOCHS:
-        raise UserError(f"--objective {objective}: must be one of {', '.join(MAX_EPOCHS)}")
+    if objective is not None and objective not in planned_objectives():
+        raise UserError(f"--objective {objective}: must be one of {', '.join(planned_objectives())}")
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
     if not paths:
         raise UserError("no text to plan for: name a file, folder or glob")
@@ -202,7 +202,7 @@ class Planner:
             return self.largest_candidate(machine, text, counts, self.objective)
         if self.minutes is not None:
             candidate = self.largest_candidate(machine, text, counts, "causal")
-            if candidate.epochs < MAX_EPOCHS["causal"]:
+            if candidate.epochs < max_epochs("causal"):
                 return candidate
         return self.largest_candidate(machine, text, counts, rules.REPEATED_TEXT_OBJECTIVE)
 
@@ -214,7 +214,7 @@ class Planner:
         for size in rules.model_sizes(objective, text):
             run_config = self.build(size.sections | {"train": size.sections["train"] | {"batch": 16}}, counts)
             costs = estimate_costs(run_config, machine)
-            tokens = MAX_EPOCHS[objective] * text.tokens
+            tokens = max_epochs(objective) * text.tokens
             if self.minutes is not None:
                 budget = 60 * self.minutes
                 seconds = max(STEP_SHARE * budget - costs.startup_seconds, 0.1 * budget)
@@ -272,7 +272,7 @@ class Planner:
 
     def steps(self, candidate: Candidate, costs: CostEstimate, *, valid_tokens: float) -> int:
         """As many steps as there is time for, up to the number of epochs that pay off."""
-        steps = math.ceil(MAX_EPOCHS[candidate.objective] * candidate.text.tokens / costs.step_tokens)
+        steps = math.ceil(max_epochs(candidate.objective) * candidate.text.tokens / costs.step_tokens)
         return steps if self.minutes is None else min(steps, affordable_steps(costs, 60 * self.minutes, valid_tokens))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from headstock.tasks.base import TASKS
 from headstock.train.settings import read_preset
 
 REASONS = {
@@ -40,9 +41,6 @@ SIZES = (
     (32, 2048),
 )
 PRESETS = ("nano", "mini", "small", "base")  # sizes of the families that are not planned by depth and width
-FAMILIES = {"both-ways": "elmo", "denoise": "seq2seq"}  # objectives that need another family than the Transformer
-MAX_EPOCHS = {"causal": 4, "both-ways": 4, "hybrid": 10, "masked": 16, "denoise": 16}
-VALIDATED_TWICE = ("hybrid",)  # validated once masked and once causal
 REPEATED_TEXT_OBJECTIVE = "hybrid"  # learns most from text that is repeated as often as it pays
 TOKENS_PER_PARAMETER = 10
 TARGET_STEPS = 2500
@@ -84,12 +82,13 @@ def context_length(text: TextStatistics, width: int) -> int:
 
 def model_sizes(objective: str, text: TextStatistics) -> Iterable[ModelSize]:
     """All model sizes for an objective, smallest first."""
-    if objective in FAMILIES:
+    family = TASKS.get(objective).default_family
+    if family != "transformer":
         for name in PRESETS:
-            preset = read_preset(f"{FAMILIES[objective]}-{name}")
+            preset = read_preset(f"{family}-{name}")
             vocabulary = min(preset["tokenizer"]["vocabulary"], vocabulary_size(1024, text.bytes))
             preset |= {"tokenizer": preset["tokenizer"] | {"vocabulary": vocabulary}, "task": {"name": objective}}
-            yield ModelSize(f"{FAMILIES[objective]}-{name}", preset)
+            yield ModelSize(f"{family}-{name}", preset)
         return
     for depth, width in SIZES:
         model = {
@@ -111,9 +110,18 @@ def model_sizes(objective: str, text: TextStatistics) -> Iterable[ModelSize]:
 
 
 def task_settings(objective: str) -> dict[str, Any]:
-    if objective in ("masked", "hybrid"):  # masking more at first learns more per epoch (recipes/reviews-fr.toml)
-        return {"name": objective, "fraction_start": 0.5, "fraction": 0.2}
-    return {"name": objective}
+    return {"name": objective, **TASKS.get(objective).plan_settings}
+
+
+def planned_objectives() -> list[str]:
+    return [name for name in TASKS.names() if TASKS.get(name).max_epochs is not None]
+
+
+def max_epochs(objective: str) -> int:
+    """The number of epochs after which more of the same text gains nothing."""
+    epochs = TASKS.get(objective).max_epochs
+    assert epochs is not None
+    return epochs
 
 
 def learning_rate(width: int) -> float:
@@ -122,7 +130,7 @@ def learning_rate(width: int) -> float:
 
 
 def dropout(objective: str, epochs: float) -> float:
-    return 0.1 if objective == "causal" and epochs > 3 else 0.0
+    return TASKS.get(objective).repeated_dropout if epochs > 3 else 0.0
 
 
 def batch_size(tokens: float, length: int) -> int:
@@ -133,4 +141,4 @@ def batch_size(tokens: float, length: int) -> int:
 
 def validation_tokens(objective: str, tokens: float) -> float:
     """Tokens that a validation on all held-out text reads."""
-    return tokens * (2 if objective in VALIDATED_TWICE else 1)
+    return tokens * TASKS.get(objective).validation_passes

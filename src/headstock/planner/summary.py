@@ -3,7 +3,7 @@
 from typing import Any
 
 from headstock.planner.planner import TrainingPlan
-from headstock.planner.rules import MAX_EPOCHS, REASONS
+from headstock.planner.rules import REASONS, max_epochs
 from headstock.report.format import compact_number, format_bytes, format_duration
 
 
@@ -54,7 +54,7 @@ def plan_notes(plan: TrainingPlan) -> list[str]:
     if plan.minutes is None:
         notes.append("Without --minutes, the amount of text decides.")
     elif plan.seconds < 0.8 * 60 * plan.minutes:
-        epochs = MAX_EPOCHS[plan.candidate.objective]
+        epochs = max_epochs(plan.candidate.objective)
         notes.append(
             f"Training ends before {plan.minutes:g} minutes: after {epochs} epochs the model would only memorize the "
             "text. More text would help more than more time."

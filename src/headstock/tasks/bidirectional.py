@@ -31,6 +31,8 @@ class BidirectionalLM(StreamTask):
     Config = BidirectionalConfig
     causal = False
     needs_bidirectional = True
+    default_family = "elmo"
+    max_epochs = 4
     bits_per_byte_head = "forward"
 
     def head_passes(self, head: str, length: Any) -> Any:

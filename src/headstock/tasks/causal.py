@@ -31,6 +31,8 @@ class CausalLM(StreamTask):
     is_language_model = True
     bits_per_byte_head = "token"
     generates = True
+    max_epochs = 4
+    repeated_dropout = 0.1
     huggingface_head = "ForCausalLM"
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:

@@ -53,6 +53,9 @@ class Denoise(Task):
 
     Config = DenoiseConfig
     needs_encoder_decoder = True
+    default_family = "seq2seq"
+    max_epochs = 16
+    batch_shapes = 250
     huggingface_head = "ForConditionalGeneration"
     is_language_model = True
 

@@ -6,7 +6,7 @@ Both ways the state before a token gives it, so that one head serves both (GPT-B
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +48,11 @@ class HybridLM(Task):
     generates = True
     huggingface_head = "ForCausalLM"
     fills_masks = True
+    mixes_masks = True
+    max_epochs = 10
+    validation_passes = 2
+    batch_shapes = 250
+    plan_settings: ClassVar[dict[str, float]] = {"fraction_start": 0.5, "fraction": 0.2}  # recipes/reviews-fr.toml
     mask_shift = 1
 
     def __init__(self, config: HybridConfig, tokenizer: Tokenizer):

@@ -61,7 +61,6 @@ class LabelledTask(Task):
     input_column: ClassVar[str] = "text"  # the column that --column names
     nouns: ClassVar[Nouns] = Nouns()  # how reports speak of its rows
     multilabel: bool = False  # a row may have several classes
-    predicts_classes: ClassVar[bool] = False  # its outputs are the probabilities (C,) of `config.classes` for a row
     primary_metric: str = "accuracy"  # the metric by which models are compared
     verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
     example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given

@@ -6,7 +6,7 @@ With `nsp`, rows are pairs of texts, and whether the second follows the first mu
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ class MaskedLM(Task):
     bos_role = "cls"
     causal = False
     fills_masks = True
+    max_epochs = 16
+    batch_shapes = 20
+    plan_settings: ClassVar[dict[str, float]] = {"fraction_start": 0.5, "fraction": 0.2}  # recipes/reviews-fr.toml
     huggingface_head = "ForMaskedLM"
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):

@@ -17,6 +17,7 @@ from headstock.interop.huggingface.exporter import OWN_SECTION, json_round_trip
 from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, from_huggingface
 from headstock.interop.huggingface.tokenizer import read_tokenizer
 from headstock.interop.imported_run import imported_config, write_imported_run
+from headstock.tasks.base import TASKS
 from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
@@ -100,7 +101,8 @@ def convert(source: SourceModel) -> ConvertedModel:
     """A run as config.json describes it."""
     head = str((source.config.get("architectures") or [f"{source.config['model_type']}Model"])[0])
     settings = source.architecture.import_settings(source.config, head, source.tensors)
-    if settings["task"]["name"] == "denoise" and source.tokenizer.mask is None:
+    task = TASKS.get(settings["task"]["name"])
+    if task.needs_encoder_decoder and not task.is_labelled and source.tokenizer.mask is None:  # it cannot be denoised
         settings["task"] = {"name": "translate"}
     run_config = imported_config(settings["model"], settings["task"], source=source.path)
     return convert_tensors(source, run_config, source.architecture.export_spec(run_config))

@@ -1,5 +1,6 @@
-"""Real commands in processes of their own, which begin with torch imported: that takes longer than most commands."""
+"""Runs real commands in processes that start with torch imported, which takes longer than most commands."""
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -7,27 +8,29 @@ import sys
 import tempfile
 from pathlib import Path
 
+REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
+SHORT_FINETUNING = ["--set", "least_steps=0", "--epochs", 2, "--lr", 0.01, "--quiet"]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["headstock.train.pretrain", "headstock.experiments.compare"])
 
 
-def command(*words, stdin: bytes = b"", timeout: float = 120) -> tuple[int, str, str]:
-    """The exit code, stdout and stderr of `headstock WORDS`, run where we are and with our environment."""
+def command(*arguments, stdin: bytes = b"", timeout: float = 120) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `headstock ARGUMENTS` in the current folder and environment."""
     with tempfile.TemporaryDirectory() as name:
         streams = [Path(name) / stream for stream in ("stdin", "stdout", "stderr")]
         streams[0].write_bytes(stdin)
-        given = (list(map(str, words)), [str(path) for path in streams], dict(os.environ), os.getcwd())
-        process = CONTEXT.Process(target=_run, args=given)
+        task = (list(map(str, arguments)), [str(path) for path in streams], dict(os.environ), os.getcwd())
+        process = CONTEXT.Process(target=_run, args=task)
         process.start()
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
-            raise TimeoutError(f"headstock {' '.join(given[0])}: not done after {timeout} s")
+            raise TimeoutError(f"headstock {' '.join(task[0])}: not done after {timeout} s")
         return process.exitcode, streams[1].read_text(encoding="utf-8"), streams[2].read_text(encoding="utf-8")
 
 
-def _run(words: list[str], streams: list[str], environment: dict[str, str], folder: str) -> None:
-    """As `python -m headstock` would: it knows nothing of tests, and ends as it wishes."""
+def _run(arguments: list[str], streams: list[str], environment: dict[str, str], folder: str) -> None:
+    """Run `python -m headstock` in this process."""
     for number, path in enumerate(streams):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY), number)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -36,5 +39,26 @@ def _run(words: list[str], streams: list[str], environment: dict[str, str], fold
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.argv = ["headstock", *words]
+    sys.argv = ["headstock", *arguments]
     runpy.run_module("headstock", run_name="__main__")
+
+
+def run_verb(*arguments, stdin: str | bytes | None = None, code: int = 0) -> tuple[str, str]:
+    """Run a command that must end with this exit code; returns stdout and stderr."""
+    exit_code, out, err = command(*arguments, stdin=stdin.encode() if isinstance(stdin, str) else stdin or b"")
+    assert exit_code == code, f"exit {exit_code}\n{out}\n{err}"
+    return out, err
+
+
+def verb_result(*arguments, **options):
+    """The object that a command prints with --json."""
+    return json.loads(run_verb(*arguments, "--json", **options)[0].splitlines()[-1])
+
+
+def set_options(settings: dict) -> list[str]:
+    return [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def write_rows(path: Path, rows, header: str = "text,label") -> Path:
+    path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n", encoding="utf-8")
+    return path

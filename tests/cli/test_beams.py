@@ -21,13 +21,13 @@ def test_beams_on_the_command_line_and_in_python(run, call):
     options = {"max_tokens": 8, "length_penalty": 0.0}
     greedy = loaded.generate(prompts, max_tokens=8, temperature=0.0)
     assert [row.text for row in loaded.generate(prompts, beams=1, **options)] == [row.text for row in greedy]
-    made = loaded.generate(prompts, beams=6, **options)
-    assert all(row.text.startswith(prompt) for row, prompt in zip(made, prompts, strict=True))
+    rows = loaded.generate(prompts, beams=6, **options)
+    assert all(row.text.startswith(prompt) for row, prompt in zip(rows, prompts, strict=True))
     alone = [loaded.generate(prompt, beams=6, **options)[0] for prompt in prompts]
-    assert [row.text for row in alone] == [row.text for row in made]
-    words = ["generate", run, *prompts, "--beams", 6, "--max-tokens", 8, "--length-penalty", 0]
-    told = json.loads(call(*words, "--json")[0].splitlines()[-1])
-    assert told == {"texts": [row.text for row in made], "ended": [row.ended for row in made]}
+    assert [row.text for row in alone] == [row.text for row in rows]
+    arguments = ["generate", run, *prompts, "--beams", 6, "--max-tokens", 8, "--length-penalty", 0]
+    output = json.loads(call(*arguments, "--json")[0].splitlines()[-1])
+    assert output == {"texts": [row.text for row in rows], "ended": [row.ended for row in rows]}
 
 
 def test_no_repeat_and_stop(run):
@@ -41,7 +41,7 @@ def test_no_repeat_and_stop(run):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["--beams", 0], "beams: must be 1 or more, not 0"),
         (["--beams", -2, "--no-repeat", -1], "no_repeat: must be 0"),
@@ -54,9 +54,9 @@ def test_no_repeat_and_stop(run):
         (["--no-repeat", 3], "are for a search with beams"),
     ],
 )
-def test_wrong_calls(run, call, words, told):
-    out, err = call("generate", run, "Anne", *words, code=2)
-    assert told in err
+def test_wrong_calls(run, call, arguments, message):
+    out, err = call("generate", run, "Anne", *arguments, code=2)
+    assert message in err
     assert out == ""
 
 

@@ -7,12 +7,12 @@ def test_everything_is_measured_and_kept(call, tmp_path):
     kept = tmp_path / "bench.json"
     parts = [word for part in ("start", "store", "train", "decode", "read") for word in ("--only", part)]
     out, _ = call("bench", "--quick", "--device", "cpu", "--out", kept, *parts, "--json")
-    told = json.loads(out.splitlines()[-1])
-    assert json.loads(kept.read_text())["results"] == told["results"]
-    assert {"date", "device", "versions"} <= told.keys() and told["quick"]
-    works = [row["work"].split()[0] for row in told["results"]]
+    output = json.loads(out.splitlines()[-1])
+    assert json.loads(kept.read_text())["results"] == output["results"]
+    assert {"date", "device", "versions"} <= output.keys() and output["quick"]
+    works = [row["work"].split()[0] for row in output["results"]]
     assert {"headstock", "building", "training", "decoding", "fine-tuning", "classifying", "embedding"} == set(works)
-    assert all(row["value"] > 0 for row in told["results"])
+    assert all(row["value"] > 0 for row in output["results"])
 
 
 def test_a_table_is_shown(call, tmp_path):
@@ -21,12 +21,12 @@ def test_a_table_is_shown(call, tmp_path):
 
 
 def test_mistakes_are_one_line(call, tmp_path):
-    for words, named in (
+    for arguments, named in (
         (["--only", "everything"], "start, store"),
         (["--out", "bench.txt"], ".json"),
         (["--growth", "--out", "growth.json"], ".svg"),
         (["--only", "peers", "--nanogpt", tmp_path], "model.py"),
         (["--only", "peers", "--peers", tmp_path / "none"], "none"),
     ):
-        _, err = call("bench", "--quick", *words, code=2)
+        _, err = call("bench", "--quick", *arguments, code=2)
         assert named in err and len(err.splitlines()) == 1

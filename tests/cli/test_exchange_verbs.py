@@ -9,13 +9,13 @@ from tests.interop.small import small_run
 GPT = {"norm": "pre", "positions": "learned"}
 
 
-def test_a_run_goes_out_and_comes_back(call, tmp_path):
+def test_export_and_import_round_trip(call, tmp_path):
     run = small_run(tmp_path / "run", GPT, {"name": "causal"})
     out, err = call("export", run.path, "--to", "huggingface", tmp_path / "there")
     assert "GPT2LMHeadModel" in out and 'pipeline("text-generation"' in out and "as GPT2LMHeadModel" in err
     out, _ = call("import", tmp_path / "there", "--out", tmp_path / "back", "--json", "-q")
-    told = json.loads(out.splitlines()[-1])
-    assert told["run"] == str(tmp_path / "back") and told["parameters"]["total"] > 1000
+    output = json.loads(out.splitlines()[-1])
+    assert output["run"] == str(tmp_path / "back") and output["parameters"]["total"] > 1000
     out, _ = call("generate", tmp_path / "back", "ab", "--max-tokens", 3, "--json")
     assert json.loads(out.splitlines()[-1])["texts"]
     from headstock.train.run_folder import RunFolder
@@ -24,7 +24,7 @@ def test_a_run_goes_out_and_comes_back(call, tmp_path):
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_mistakes_are_told_in_one_line(call, tmp_path):
+def test_mistakes_are_reported_in_one_line(call, tmp_path):
     run = small_run(tmp_path / "run", GPT | {"norm": "post"}, {"name": "causal"})
     _, err = call("export", run.path, "--to", "huggingface", tmp_path / "there", code=2)
     assert "model.norm is 'post', not 'pre'" in err and err.count("\n") == 1

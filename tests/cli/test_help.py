@@ -14,8 +14,8 @@ def test_every_verb_is_in_one_section_of_the_help(call):
     verbs = list(typer.main.get_command(app).commands)
     grouped = [name for names in SECTIONS.values() for name in names]
     assert sorted(grouped) == sorted(verbs)
-    for words in ([], ["--help"]):
-        out, _ = call(*words, code=0 if words else 2)
+    for arguments in ([], ["--help"]):
+        out, _ = call(*arguments, code=0 if arguments else 2)
         listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.split()[0] in verbs]
         assert listed == grouped
         assert all(f"\n{heading}:\n" in out for heading in SECTIONS)

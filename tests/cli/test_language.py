@@ -22,16 +22,16 @@ def runs(corpus, tmp_path_factory):
 
 @pytest.fixture
 def result(call):
-    return lambda *words: json.loads(call(*words, "--json")[0].splitlines()[-1])
+    return lambda *arguments: json.loads(call(*arguments, "--json")[0].splitlines()[-1])
 
 
 @pytest.fixture
 def refused(call, tmp_path):
-    """The one line that a wrong call gets; nothing may have been made."""
+    """The error of a wrong command, which must be one line; no file may be written."""
 
-    def refused(*words) -> str:
+    def refused(*arguments) -> str:
         before = sorted(tmp_path.rglob("*"))
-        _, err = call(*words, "--quiet", code=2)
+        _, err = call(*arguments, "--quiet", code=2)
         assert len(err.splitlines()) == 1
         assert sorted(tmp_path.rglob("*")) == before
         return err
@@ -42,17 +42,17 @@ def refused(call, tmp_path):
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
 def test_fill_gives_words_for_every_mask(runs, result, call, tmp_path, objective):
     run = runs / objective
-    made = result("fill", run, "Anne [MASK] the [MASK].", "--top", 3)
-    assert [len(fills) for fills in made["fills"]] == [3, 3]
-    assert all({"token", "probability"} <= fill.keys() for fills in made["fills"] for fill in fills)
-    assert made["texts"][0]["text"] == "Anne [MASK] the [MASK]."
-    first, second = (fills[0]["token"] for fills in made["fills"])
-    assert made["texts"][0]["filled"] == f"Anne {first} the {second}."
+    output = result("fill", run, "Anne [MASK] the [MASK].", "--top", 3)
+    assert [len(fills) for fills in output["fills"]] == [3, 3]
+    assert all({"token", "probability"} <= fill.keys() for fills in output["fills"] for fill in fills)
+    assert output["texts"][0]["text"] == "Anne [MASK] the [MASK]."
+    first, second = (fills[0]["token"] for fills in output["fills"])
+    assert output["texts"][0]["filled"] == f"Anne {first} the {second}."
     (tmp_path / "texts.txt").write_text("[MASK] sees Paris.\n\nZoë [MASK] the [MASK].\n", encoding="utf-8")
-    made = result("fill", run, "--file", tmp_path / "texts.txt", "--pieces", 1)
-    assert [len(row["fills"]) for row in made["texts"]] == [1, 2]
-    assert made["fills"] == [fills for row in made["texts"] for fills in row["fills"]]
-    assert result("fill", run, "Zoë [MASK] the [MASK].", "--pieces", 1)["fills"] == made["fills"][1:]
+    output = result("fill", run, "--file", tmp_path / "texts.txt", "--pieces", 1)
+    assert [len(row["fills"]) for row in output["texts"]] == [1, 2]
+    assert output["fills"] == [fills for row in output["texts"] for fills in row["fills"]]
+    assert result("fill", run, "Zoë [MASK] the [MASK].", "--pieces", 1)["fills"] == output["fills"][1:]
     (fills,) = result("fill", run, "Anne likes [MASK].", "--among", "home, Paris,the-sea")["fills"]
     assert {fill["token"] for fill in fills} == {"home", "Paris", "the-sea"}
     assert sum(fill["share"] for fill in fills) == pytest.approx(1.0)
@@ -90,9 +90,9 @@ LINES = "\ufeffAnne\x0bsees\x0cParis\u2028.\r\n\r\nBen\x85\rle café\n".encode()
 
 def test_texts_end_at_line_ends_only_and_have_no_byte_order_mark(runs, call, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_bytes(LINES)
-    for words in ([], ["--file", "-"], ["--file", tmp_path / "texts.txt"]):
+    for arguments in ([], ["--file", "-"], ["--file", tmp_path / "texts.txt"]):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINES), encoding="utf-8"))
-        scores = json.loads(call("score", runs / "causal", *words, "--json")[0])["scores"]
+        scores = json.loads(call("score", runs / "causal", *arguments, "--json")[0])["scores"]
         assert [row["text"] for row in scores] == ["Anne\x0bsees\x0cParis\u2028.", "Ben\x85", "le café"]
 
 
@@ -113,12 +113,12 @@ def test_score_says_what_kind_of_score_it_is(runs, result, refused):
 
 def test_embed_writes_vectors(runs, result, call, tmp_path):
     texts = ["Anne sees Paris.", "le café", "Ben likes the sea. " * 20]
-    made = result("embed", runs / "masked", *texts)
-    assert np.array(made["vectors"]).shape == (3, 16)
+    vectors = result("embed", runs / "masked", *texts)["vectors"]
+    assert np.array(vectors).shape == (3, 16)
     (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    told = result("embed", runs / "masked", "--file", tmp_path / "texts.txt", "--out", tmp_path / "v.npy")
-    assert told["shape"] == [3, 16]
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), made["vectors"], atol=1e-6)
+    output = result("embed", runs / "masked", "--file", tmp_path / "texts.txt", "--out", tmp_path / "v.npy")
+    assert output["shape"] == [3, 16]
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), vectors, atol=1e-6)
     call("embed", runs / "causal", *texts, "--pool", "none", "--layers", 1, "--out", tmp_path / "t.jsonl")
     for text, line in zip(texts, (tmp_path / "t.jsonl").read_text(encoding="utf-8").splitlines(), strict=True):
         row = json.loads(line)
@@ -171,13 +171,13 @@ def test_a_text_is_read_from_the_column_that_either_option_names(runs, result, r
     table, plain = tmp_path / "t.csv", tmp_path / "t.txt"
     table.write_text("\n".join(["id,body", *(f"{number},{text}" for number, text in enumerate(texts))]) + "\n")
     plain.write_text("\n".join(texts) + "\n")
-    wanted = result("evaluate", runs / "causal", plain, "--documents", "line")["metrics"]
+    expected = result("evaluate", runs / "causal", plain, "--documents", "line")["metrics"]
     scores = result("score", runs / "causal", "--file", plain)
     vectors = result("embed", runs / "causal", "--file", plain)
-    for words in (["--column", "body"], ["--columns", "text=body"]):
-        assert result("evaluate", runs / "causal", table, *words)["metrics"] == wanted
-        assert result("score", runs / "causal", "--file", table, *words) == scores
-        assert result("embed", runs / "causal", "--file", table, *words) == vectors
+    for arguments in (["--column", "body"], ["--columns", "text=body"]):
+        assert result("evaluate", runs / "causal", table, *arguments)["metrics"] == expected
+        assert result("score", runs / "causal", "--file", table, *arguments) == scores
+        assert result("embed", runs / "causal", "--file", table, *arguments) == vectors
     assert "label" in refused("evaluate", runs / "causal", table, "--columns", "label=id")
     assert "'body'" in refused("score", runs / "causal", "--file", table)
     assert "body" in refused("embed", runs / "causal", "--file", table, "--column", "id", "--columns", "text=body")

@@ -1,4 +1,4 @@
-"""Files that a user names as outputs: an existing one is kept unless --overwrite is given, an input always."""
+"""Existing output files are replaced only with --overwrite, input files never."""
 
 import json
 
@@ -32,9 +32,9 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("verb", WRITERS)
 def test_an_existing_output_is_kept(call, here, verb):
-    words, name = WRITERS[verb]
+    arguments, name = WRITERS[verb]
     (here / name).write_text("mine")
-    _, err = call(*verb.split(), *words, "--out", name, code=2)
+    _, err = call(*verb.split(), *arguments, "--out", name, code=2)
     assert name in err and "--overwrite" in err
     assert (here / name).read_text() == "mine"
 

@@ -15,16 +15,16 @@ def few_steps(monkeypatch):
     monkeypatch.setattr(probe, "STEPS", 8)
 
 
-def test_a_plan_is_told_and_can_be_used(call, corpus, tmp_path, few_steps):
+def test_a_plan_can_be_run(call, corpus, tmp_path, few_steps):
     recipe = tmp_path / "mine.toml"
     out, _ = call("plan", corpus, "--minutes", "0.01", "--probe", "--device", "cpu", "--out", recipe, "--json")
-    told = json.loads(out.splitlines()[-1])
-    assert {"parameters", "seconds", "peak_bytes", "tokens_per_second", "config"} <= told.keys()
-    assert told["probed"] and tomllib.loads(recipe.read_text()) == told["config"]
-    assert set(told["reasons"]) >= {"size", "vocabulary", "batch", "lr", "passes", "objective"}
+    output = json.loads(out.splitlines()[-1])
+    assert {"parameters", "seconds", "peak_bytes", "tokens_per_second", "config"} <= output.keys()
+    assert output["probed"] and tomllib.loads(recipe.read_text()) == output["config"]
+    assert set(output["reasons"]) >= {"size", "vocabulary", "batch", "lr", "passes", "objective"}
     out, _ = call("pretrain", "--config", recipe, "--out", tmp_path / "run", "--device", "cpu", "--json", "--quiet")
     done = json.loads(out.splitlines()[-1])
-    assert done["steps"] == told["steps"] and done["parameters"]["total"] == told["parameters"]
+    assert done["steps"] == output["steps"] and done["parameters"]["total"] == output["parameters"]
 
 
 def test_without_a_file_the_settings_are_shown(call, corpus):
@@ -36,8 +36,8 @@ def test_minutes_alone_choose_the_size(call, corpus, tmp_path):
     _, err = call(
         "pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", "--set", "lr=1e-3"
     )
-    said = [line for line in err.splitlines() if "no preset or size given" in line]
-    assert len(said) == 1 and "parameters" in said[0] and "tokens/s" in said[0]
+    lines = [line for line in err.splitlines() if "no preset or size given" in line]
+    assert len(lines) == 1 and "parameters" in lines[0] and "tokens/s" in lines[0]
     chosen = open_run(tmp_path / "run").config()
     assert chosen["train"]["minutes"] == 0.01 and chosen["train"]["steps"] is None
     assert chosen["train"]["lr"] == 1e-3  # what was named stays

@@ -1,4 +1,4 @@
-"""What reaches the terminal: any encoding, full disks, closed pipes, several processes, and lines that fit."""
+"""Terminal output: encodings, full disks, closed pipes, several processes, and line wrapping."""
 
 import io
 import json
@@ -16,10 +16,10 @@ SHOW = ["tokenizer", "show", str(STOCKS / "reviews-en"), "le café …"]
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
-def start(*words: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment: str):
-    """A real command in a process of its own, with these variables in its environment."""
+def start(*arguments: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment: str):
+    """Run a command in its own process, with these environment variables."""
     return subprocess.run(
-        [sys.executable, "-m", "headstock", *words],
+        [sys.executable, "-m", "headstock", *arguments],
         stdout=stdout,
         stderr=stderr,
         stdin=subprocess.DEVNULL,
@@ -28,40 +28,40 @@ def start(*words: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environ
     )
 
 
-def test_an_encoding_without_the_characters_gets_the_nearest_ones():
+def test_characters_outside_the_encoding_become_ascii():
     shown = start(*SHOW, PYTHONIOENCODING="ascii")
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert b"\\xe9" in shown.stdout and b"..." in shown.stdout
-    told = start(*SHOW, "--json", PYTHONIOENCODING="ascii")
-    assert "".join(json.loads(told.stdout.splitlines()[-1])["sample"][:4]) == "le café"
+    output = start(*SHOW, "--json", PYTHONIOENCODING="ascii")
+    assert "".join(json.loads(output.stdout.splitlines()[-1])["sample"][:4]) == "le café"
 
 
-@pytest.mark.parametrize("words", [["--help"], [], SHOW, [*SHOW, "--json"], ["data", "list"]])
+@pytest.mark.parametrize("arguments", [["--help"], [], SHOW, [*SHOW, "--json"], ["data", "list"]])
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-def test_a_full_disk_behind_standard_output_is_one_line(words):
+def test_a_full_disk_is_reported_in_one_line(arguments):
     with open("/dev/full", "wb") as full:
-        done = start(*words, stdout=full)
+        done = start(*arguments, stdout=full)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and b"standard output" in done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
-def test_standard_error_that_cannot_be_written_to_changes_no_result():
+def test_a_failing_stderr_changes_no_result():
     with open("/dev/full", "wb") as full:
         assert start(*SHOW, stderr=full).returncode == 0
         assert start("data", "get", "nosuch", stderr=full).returncode == 2
 
 
-@pytest.mark.parametrize(("words", "code"), [(SHOW, 0), (["data", "get", "nosuch", "--json"], 2)])
-def test_a_reader_that_left_is_told_nothing(words, code):
+@pytest.mark.parametrize(("arguments", "code"), [(SHOW, 0), (["data", "get", "nosuch", "--json"], 2)])
+def test_a_closed_pipe_is_no_error(arguments, code):
     reading, writing = os.pipe()
     os.close(reading)
-    done = start(*words, stdout=writing)
+    done = start(*arguments, stdout=writing)
     os.close(writing)
     assert done.returncode == code and b"Traceback" not in done.stderr
 
 
-def test_only_the_whole_environment_of_torchrun_makes_processes(monkeypatch):
+def test_ranks_need_the_complete_torchrun_environment(monkeypatch):
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
     for name, value in TORCHRUN.items():
@@ -72,7 +72,7 @@ def test_only_the_whole_environment_of_torchrun_makes_processes(monkeypatch):
     assert rank_and_size() == (0, 1)
 
 
-def test_a_rank_alone_silences_nothing_and_torchrun_only_training(call, monkeypatch):
+def test_only_distributed_verbs_are_silent_on_other_ranks(call, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert "le" in call(*SHOW)[0]
     assert "nosuch.txt" in call("pretrain", "nosuch.txt", "--out", "x", code=2)[1]
@@ -83,7 +83,7 @@ def test_a_rank_alone_silences_nothing_and_torchrun_only_training(call, monkeypa
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["pretrain", "", "--out", "run"],
         ["pretrain", "text.txt", "--out", ""],
@@ -101,10 +101,10 @@ def test_a_rank_alone_silences_nothing_and_torchrun_only_training(call, monkeypa
         ["export", "reviews-en", ""],
     ],
 )
-def test_an_empty_path_is_refused(words, call, tmp_path, monkeypatch):
+def test_an_empty_path_is_refused(arguments, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("Anne sees Paris. " * 50)
-    assert "empty" in call(*words, code=2)[1]
+    assert "empty" in call(*arguments, code=2)[1]
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
@@ -113,7 +113,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_prose_is_wrapped_between_words_on_a_terminal_alone(monkeypatch):
+def test_text_is_wrapped_on_a_terminal_only(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     prose = "   With 300 labels " + "pretraining adds 6.1 points (4.2 to 7.9) over scratch, " * 4
     lines = wrapped(f"{prose}\nshort", Terminal()).split("\n")

@@ -28,8 +28,8 @@ def run(folder):
 
 def test_finetune_without_a_run_makes_one_from_a_preset(call, folder, tmp_path):
     settings = [word for name, value in (QUICK | {"epochs": 1}).items() for word in ("--set", f"{name}={value}")]
-    words = ["finetune", "--preset", "seq2seq-nano", "--task", "translate", "--train", folder / "train.tsv"]
-    out, _ = call(*words, "--out", tmp_path / "run", *settings, "-q")
+    arguments = ["finetune", "--preset", "seq2seq-nano", "--task", "translate", "--train", folder / "train.tsv"]
+    out, _ = call(*arguments, "--out", tmp_path / "run", *settings, "-q")
     assert "BLEU" in out and f"headstock translate {tmp_path / 'run'}" in out
     assert (tmp_path / "run" / "report.html").read_text().count("wanted")
     _, err = call("finetune", "--task", "translate", "--train", folder / "train.tsv", "--out", tmp_path / "x", code=2)
@@ -39,30 +39,30 @@ def test_finetune_without_a_run_makes_one_from_a_preset(call, folder, tmp_path):
 def test_texts_files_and_a_pipe_give_the_same_translations(call, run, tmp_path, monkeypatch):
     texts = [row[0] for row in sentences(5, "said")]
     out, _ = call("translate", run, *texts, "--beams", 2, "--json", "-q")
-    found = json.loads(out.splitlines()[-1])
-    assert len(found["texts"]) == 5 and found["beams"] == 2
+    output = json.loads(out.splitlines()[-1])
+    assert len(output["texts"]) == 5 and output["beams"] == 2
     (tmp_path / "texts.txt").write_text("\n".join([*texts[:2], "", *texts[2:]]) + "\n")
     call("translate", run, "--file", tmp_path / "texts.txt", "--beams", 2, "--out", tmp_path / "out.txt")
-    assert (tmp_path / "out.txt").read_text().splitlines() == [*found["texts"][:2], "", *found["texts"][2:]]
+    assert (tmp_path / "out.txt").read_text().splitlines() == [*output["texts"][:2], "", *output["texts"][2:]]
     (tmp_path / "texts.en").write_text("\n".join(texts) + "\n")  # one side of a pair of files
     out, _ = call("translate", run, "--file", tmp_path / "texts.en", "--beams", 2)
-    assert out.splitlines() == found["texts"]
+    assert out.splitlines() == output["texts"]
     _, err = call("translate", run, "--file", tmp_path / "nothing.en", code=2)
     assert "nothing.en: no such file" in err
     table = write(tmp_path / "rows.tsv", [(text, "?") for text in texts])
     out, _ = call("translate", run, "--file", table, "--beams", 2)
-    assert out.splitlines() == found["texts"]
+    assert out.splitlines() == output["texts"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode())))
     out, _ = call("translate", run, "--beams", 2)
-    assert out.splitlines() == found["texts"]
+    assert out.splitlines() == output["texts"]
 
 
 def test_an_alignment_is_drawn_as_a_page_or_a_picture(call, run, tmp_path):
     for name, beginning in (("map.svg", "<svg"), ("map.html", "<!doctype html>")):
         out, _ = call("translate", run, "anne sees a dog .", "--alignment", tmp_path / name)
         assert (tmp_path / name).read_text().startswith(beginning) and name in out
-    for words in (["a", "b"], ["a"]):
-        _, err = call("translate", run, *words, "--alignment", tmp_path / "map.png", code=2)
+    for arguments in (["a", "b"], ["a"]):
+        _, err = call("translate", run, *arguments, "--alignment", tmp_path / "map.png", code=2)
     assert "must end in .svg or .html" in err
 
 

@@ -1,4 +1,4 @@
-"""The command line: one function per verb; nothing heavy is imported before a verb runs."""
+"""The command line. A verb is a function in a module of this package; torch is imported only when a verb runs."""
 
 from headstock.cli.app import main
 

@@ -89,8 +89,6 @@ class Common:
         if not self.quiet and self.prints:
             write_error(wrapped(message, sys.stderr))
 
-    say = log
-
     def show(self, result: Any = "") -> None:
         """Print a result unchanged: text or anything rich can render. With --json, the JSON object replaces it."""
         if self.json or not self.prints:
@@ -106,8 +104,6 @@ class Common:
     def show_prose(self, result: Any) -> None:
         """Print a result; text is wrapped to the width of a terminal."""
         self.show(wrapped(result, sys.stdout) if isinstance(result, str) else result)
-
-    tell = show_prose
 
 
 def is_printing(verb: str) -> bool:

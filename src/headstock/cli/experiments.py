@@ -22,6 +22,34 @@ from headstock.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+# keys of results.json by type
+OBJECTS = (
+    "metrics",
+    "intervals",
+    "parameters",
+    "versions",
+    "valid",
+    "test",
+    "settings",
+    "data",
+    "marginals",
+    "details",
+)
+LISTS = (
+    "samples",
+    "curve",
+    "train_curve",
+    "warnings",
+    "classes",
+    "arms",
+    "runs",
+    "labels",
+    "cells",
+    "points",
+    "summary",
+)
+RESULT_TYPES: dict[str, type] = dict.fromkeys(OBJECTS, dict) | dict.fromkeys(LISTS, list)
+
 
 @command("Start", distributed=True)
 def demo(
@@ -206,10 +234,15 @@ def report(
     ] = None,
 ) -> dict[str, Any]:
     """Write report.html: results and charts on one page."""
+    from jinja2 import UndefinedError
+
+    from headstock.config import malformed_as_user_error
     from headstock.report.pages import write_report
     from headstock.train.run_folder import RunFolder
 
     run, texts, count = RunFolder(folder), [], 0
+    if run.is_finished():
+        check_results(run)
     if run.is_finished() and run.exists() and is_generator(run):
         count = samples if samples is not None else 0 if run.results().get("samples") else 3
     if count > 0:
@@ -218,9 +251,22 @@ def report(
         logger.info("generating %d texts from %s", count, folder)
         pipeline = load(folder, device=common.device)
         texts = [row.text for row in pipeline.generate([""], samples=count, seed=common.seed or 0)]
-    page = write_report(folder, texts)
+    with malformed_as_user_error(folder / "results.json", "the results of a run, a comparison or a sweep"):
+        try:
+            page = write_report(folder, texts)
+        except UndefinedError as error:
+            raise ValueError(error) from error
     common.show(str(page))
     return {"report": str(page)}
+
+
+def check_results(run: Any) -> None:
+    """Refuse a results.json, which may have been edited, if a table or a list in it is something else."""
+    results = run.results()
+    for key, expected in RESULT_TYPES.items():
+        if results.get(key) is not None and not isinstance(results[key], expected):
+            what = "an object" if expected is dict else "a list"
+            raise UserError(f"{run.path / 'results.json'}: {key}: must be {what}, not {results[key]!r:.60}")
 
 
 def is_generator(run: Any) -> bool:

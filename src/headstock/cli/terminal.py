@@ -11,22 +11,22 @@ from typing import TextIO
 
 from headstock.errors import WorkError
 
-NEAREST = "headstock.nearest"  # the name of our error handler
+ERROR_HANDLER = "headstock.ascii"
 ASCII = {"…": "...", "–": "-", "—": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "→": "->", "×": "x"}
 
 
 def set_up() -> None:
-    """Read UTF-8, and write what an output encoding lacks in the nearest ASCII form instead of failing."""
-    codecs.register_error(NEAREST, _nearest)
+    """Read UTF-8, and replace characters that the output encoding lacks by similar ASCII instead of failing."""
+    codecs.register_error(ERROR_HANDLER, _replace_with_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=NEAREST)
+            stream.reconfigure(errors=ERROR_HANDLER)
     if isinstance(sys.stdin, io.TextIOWrapper) and not _is_utf(sys.stdin):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
 def takes_unicode() -> bool:
-    """Whether standard output can write every character."""
+    """Whether standard output can encode every character."""
     return sys.stdout is None or _is_utf(sys.stdout)
 
 
@@ -34,13 +34,13 @@ def _is_utf(stream: TextIO) -> bool:
     return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
-def _nearest(error: UnicodeError) -> tuple[str, int]:
+def _replace_with_ascii(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     return "".join(map(_ascii, error.object[error.start : error.end])), error.end
 
 
 def _ascii(character: str) -> str:
-    """The nearest ASCII text: for dots and lines of charts and tables their like, for letters an escape."""
+    """Similar ASCII text: dots and lines of charts and tables are replaced, letters escaped."""
     if character in ASCII:
         return ASCII[character]
     if "\u2800" <= character <= "\u28ff":  # braille
@@ -51,25 +51,25 @@ def _ascii(character: str) -> str:
 
 
 def write_out(text: str, *, end: str = "\n") -> None:
-    """Write to standard output; a failure is one clear error, and a reader that left is a BrokenPipeError."""
+    """Write to standard output. Raises WorkError on failure, BrokenPipeError if the reader has exited."""
     with writing():
         print(text, end=end, flush=True)
 
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Around whatever writes to standard output."""
+    """Turn a failure to write to standard output into a WorkError."""
     try:
         yield
     except BrokenPipeError:
         raise
-    except OSError as wrong:
+    except OSError as error:
         discard(sys.stdout)
-        raise WorkError(f"standard output: {wrong.strerror or wrong}") from None
+        raise WorkError(f"standard output: {error.strerror or error}") from None
 
 
 def write_error(text: str) -> None:
-    """Write to standard error; where that fails, nobody can be told, and the work goes on."""
+    """Write to standard error; a failure is ignored, since it cannot be reported."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -77,14 +77,14 @@ def write_error(text: str) -> None:
 
 
 def discard(stream: TextIO | None) -> None:
-    """Send what a stream still holds, and all that follows, nowhere: the interpreter flushes it once more at exit."""
+    """Redirect a stream to the null device, because the interpreter flushes it once more at exit."""
     if stream is not None:
-        with suppress(OSError, ValueError):  # no file of the operating system, or closed
+        with suppress(OSError, ValueError):  # not a real file, or closed
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def wrapped(text: str, stream: TextIO | None) -> str:
-    """Prose as it stands, but on a terminal broken between words; a file or pipe gets its lines whole."""
+    """Text wrapped to the width of a terminal; unchanged for a file or pipe."""
     if stream is None or not stream.isatty():
         return text
     width = _columns(stream)
@@ -94,10 +94,10 @@ def wrapped(text: str, stream: TextIO | None) -> str:
 def _wrapped_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
-    bare = line.lstrip()
-    indent = line[: len(line) - len(bare)]
+    text = line.lstrip()
+    indent = line[: len(line) - len(text)]
     return textwrap.fill(
-        bare,
+        text,
         width,
         initial_indent=indent,
         subsequent_indent=indent,
@@ -109,9 +109,9 @@ def _wrapped_line(line: str, width: int) -> str:
 
 
 def _columns(stream: TextIO) -> int:
-    named = os.environ.get("COLUMNS", "")
-    if named.isdecimal() and int(named):
-        return int(named)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     with suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or 80
     return 80

@@ -71,7 +71,7 @@ def main() -> None:
         stores: list[tuple[float, float]] = []
         bare: dict[int, list[tuple[float, float]]] = {batch: [] for batch in BARE_BATCHES}
         for number in range(arguments.rounds):
-            build = partial(build_split_stores, corpus, tokenizer, cache=Path(folder, f"round-{number}"), say=tell)
+            build = partial(build_split_stores, corpus, tokenizer, cache=Path(folder, f"round-{number}"))
             built = timed(build, stores)
             for batch, times in bare.items() if arguments.bare else ():
                 timed(partial(encode_all, library, lines, batch), times)
@@ -84,10 +84,6 @@ def main() -> None:
         result["processor_ratio"] = median(best, 1) / median(stores, 1)  # hardly moves when others use the machine
     result["peak_rss_megabytes"] = peak / 1e6
     print(json.dumps({**{key: round(value, 3) for key, value in result.items()}, **built.summary}))
-
-
-def tell(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headstock.data import token_store
 from headstock.data.corpus import read_corpus
 from headstock.data.token_shards import UnknownTokens
 from headstock.data.token_store import build_split_stores, open_split_stores
@@ -134,13 +135,13 @@ def test_positions_and_places(tmp_path, tokenizer):
         store.document(-1)
 
 
-def test_a_store_is_reused_until_something_that_matters_changes(tmp_path, tokenizer):
-    said: list[str] = []
-    first = build(tmp_path, LINES, tokenizer, say=said.append)
-    assert "training: 380 documents" in said[-1]
-    again = build(tmp_path, LINES, tokenizer, say=said.append)
+def test_a_store_is_reused_until_something_that_matters_changes(tmp_path, tokenizer, caplog):
+    caplog.set_level("INFO", logger="headstock")
+    first = build(tmp_path, LINES, tokenizer)
+    assert "training: 380 documents" in caplog.messages[-1]
+    again = build(tmp_path, LINES, tokenizer)
     assert again.reused
-    assert said[-1].startswith("reusing")
+    assert caplog.messages[-1].startswith("reusing")
     assert again.folder == first.folder
     (tmp_path / "moved").mkdir()
     moved = read_corpus(write(tmp_path / "moved" / "renamed.txt", LINES), documents="line")
@@ -165,16 +166,17 @@ def test_a_store_opens_by_its_path_and_travels_to_other_processes_as_one(tmp_pat
         open_split_stores(tmp_path)
 
 
-def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer):
+def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer, caplog):
+    caplog.set_level("INFO", logger="headstock")
     folder = build(tmp_path, LINES, tokenizer).folder
     shard = folder / "train-00000.bin"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-2])
     with pytest.raises(UserError, match=f"{shard.name} has {len(whole) - 2} bytes, expected {len(whole)}"):
         open_split_stores(folder)
-    said: list[str] = []
-    assert not build(tmp_path, LINES, tokenizer, say=said.append).reused
-    assert "building it anew" in said[0]
+    caplog.clear()
+    assert not build(tmp_path, LINES, tokenizer).reused
+    assert "rebuilding" in caplog.messages[0]
     assert shard.read_bytes() == whole
 
 
@@ -247,6 +249,7 @@ def test_a_full_disk_is_an_error_in_one_line(tmp_path, tokenizer):
 import resource, signal, sys
 from pathlib import Path
 from headstock.errors import WorkError
+from headstock.data import token_store
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import open_tokenizer
@@ -264,14 +267,14 @@ except WorkError as wrong:
     assert list((tmp_path / "cache" / "stores").iterdir()) == []
 
 
-def test_a_single_long_document_is_cut_at_a_line(tmp_path, tokenizer):
-    said: list[str] = []
+def test_a_single_long_document_is_cut_at_a_line(tmp_path, tokenizer, caplog):
+    caplog.set_level("INFO", logger="headstock")
     corpus = read_corpus(write(tmp_path / "book.txt", LINES), documents="file")
-    stores = build_split_stores(corpus, tokenizer, valid_fraction=0.1, cache=tmp_path / "cache", say=said.append)
+    stores = build_split_stores(corpus, tokenizer, valid_fraction=0.1, cache=tmp_path / "cache")
     (train,), (valid,) = texts(stores.train, tokenizer), texts(stores.valid, tokenizer)
     assert f"{train}\n{valid}" == "\n".join(LINES)
     assert 0.05 < len(valid) / len(train) < 0.25
-    assert any("single document" in text for text in said)
+    assert any("single document" in message for message in caplog.messages)
     line = int(stores.valid.location(0).rpartition(":")[2])
     assert valid.startswith(LINES[line - 1])
     short = read_corpus(write(tmp_path / "note.txt", ["only this"]))
@@ -312,14 +315,18 @@ def test_wrong_settings(tmp_path, tokenizer):
         build(tmp_path, LINES, tokenizer, valid_fraction=5)
     without = train_tokenizer(LINES, TokenizerSettings(kind="bpe", vocabulary=500))
     without.eos = None
-    with pytest.raises(UserError, match="no end mark"):
+    with pytest.raises(UserError, match="no eos"):
         build(tmp_path, LINES, without)
 
 
-def test_a_corpus_that_changes_meanwhile_is_noticed(tmp_path, tokenizer):
-    def meddle(text: str) -> None:
-        if text.startswith("surveyed"):
-            write(tmp_path / "corpus.txt", LINES[:10])
+def test_a_corpus_that_changes_between_the_two_passes_is_an_error(tmp_path, tokenizer, monkeypatch):
+    make_plans = token_store.make_plans
 
+    def change_after_planning(*arguments):
+        plans = make_plans(*arguments)
+        write(tmp_path / "corpus.txt", LINES[:10])
+        return plans
+
+    monkeypatch.setattr(token_store, "make_plans", change_after_planning)
     with pytest.raises(WorkError, match="changed while it was being read"):
-        build(tmp_path, LINES, tokenizer, say=meddle)
+        build(tmp_path, LINES, tokenizer)

@@ -28,6 +28,7 @@ from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer
 from headstock.io import write_text
 from headstock.kernels.cuda_graphs import signature
+from headstock.logs import muted
 from headstock.planner.forecast import CostEstimate
 from headstock.planner.machine import synchronize
 from headstock.tasks.base import TASKS
@@ -328,10 +329,11 @@ def sample_stores(
     write_text(folder / "sample.jsonl", "\n".join(lines))
     task = TASKS.get(run_config.objective)(run_config.task, tokenizer)
     tokens = sum(map(len, tokenizer.encode_batch(list(sample))))
-    return build_split_stores(
-        read_corpus(folder / "sample.jsonl"),
-        tokenizer,
-        valid_fraction=max(run_config.data.valid_fraction, min(0.5, 1.2 * valid_tokens / max(1, tokens))),
-        sentences=task.needs_sentences,
-        cache=folder / "cache",
-    )
+    with muted():
+        return build_split_stores(
+            read_corpus(folder / "sample.jsonl"),
+            tokenizer,
+            valid_fraction=max(run_config.data.valid_fraction, min(0.5, 1.2 * valid_tokens / max(1, tokens))),
+            sentences=task.needs_sentences,
+            cache=folder / "cache",
+        )

@@ -43,13 +43,13 @@ def check_pairs(store: TokenStore, length: int) -> None:
         raise ValueError("next-sentence prediction needs a store that was built with sentences=True")
     if length < MARKS + 2:
         raise UserError(f"train.length: {length} is too short for two texts and their {MARKS} marks")
-    side = "held-out text" if store.side == "valid" else "text to train on"
+    side = "held-out text" if store.split == "valid" else "text to train on"
     if store.documents < 2:
         raise UserError(
             f"next-sentence prediction needs two documents, but the {side} is one: half of its pairs are of different "
             "documents (set documents, valid_fraction or valid otherwise, or leave it out with --no-nsp)"
         )
-    if store.side == "train" and store.sentences == store.documents:
+    if store.split == "train" and store.sentences == store.documents:
         raise UserError(
             "next-sentence prediction needs documents of two sentences or more, and here every one has a single one; "
             "set documents to block or file if sentences stand on lines of their own, or leave it out with --no-nsp"

@@ -317,7 +317,6 @@ def build_run_stores(chosen: RunConfig, tokenizer: Tokenizer, corpus: Corpus, va
         deduplicate=data.deduplicate,
         sentences=task.needs_sentences,
         seed=data.split_seed,
-        say=logger.info,
     )
 
 

@@ -160,7 +160,8 @@ def bench_token_store(device: torch.device, *, quick: bool) -> list[Measurement]
         texts = corpus.first_texts(2000 if quick else 30_000)
         tokenizer = train_tokenizer(texts, TokenizerSettings(vocabulary=8000))
         start = time.perf_counter()
-        build_split_stores(corpus, tokenizer, cache=Path(folder) / "cache")
+        with muted():
+            build_split_stores(corpus, tokenizer, cache=Path(folder) / "cache")
         seconds = time.perf_counter() - start
     return [Measurement("building a token store", megabytes / seconds, "MB/s")]
 

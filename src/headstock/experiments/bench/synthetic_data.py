@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headstock.data.token_shards import FORMAT, INDEX, PLACE, SHARD_TOKENS, SplitWriter
+from headstock.data.token_shards import FORMAT, INDEX, LOCATION, SHARD_TOKENS, SplitWriter
 from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.io import write_json
 from headstock.rng import generator
@@ -64,7 +64,7 @@ def write_token_stores(folder: Path, megabytes: float, *, vocabulary: int) -> Sp
             tokens = generator(0, part, name).integers(FIRST_TOKEN, vocabulary, min(remaining, CHUNK), dtype=np.uint16)
             tokens[DOCUMENT - 1 :: DOCUMENT] = tokens[-1] = eos
             lengths = np.diff(np.flatnonzero(tokens == eos), prepend=-1)
-            places = np.zeros(len(lengths), PLACE)
+            places = np.zeros(len(lengths), LOCATION)
             places["bytes"] = 4 * lengths
             splits[name].write(tokens, lengths, places)
             remaining, part = remaining - len(tokens), part + 1

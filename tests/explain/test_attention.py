@@ -1,4 +1,4 @@
-"""Attention: weights made again by hand, nothing changed by looking, and a page that answers when it is pointed at."""
+"""Attention weights against a textbook computation, and the interactive page in a browser."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ CLASSIC = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "emb
 
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
-    """By family a run that was trained for a moment."""
+    """A briefly trained run per family."""
     folder = tmp_path_factory.mktemp("runs")
     settings = TINY | {"steps": 4}
     headstock.pretrain(corpus, out=folder / "gpt", settings=settings)
@@ -50,7 +50,7 @@ def runs(corpus, tmp_path_factory):
 
 
 def by_hand(model, tokens):
-    """(H, T, T) what the lowest layer attends to, one query and one head at a time."""
+    """(H, T, T) the weights of the first layer, computed one query and one head at a time."""
     backbone, length = model.backbone, tokens.size(1)
     block, heads, width = backbone.blocks[0], backbone.config.heads, backbone.width // backbone.config.heads
     x = backbone.embed(Batch(tokens), torch.arange(length), length)[0]
@@ -70,7 +70,7 @@ def by_hand(model, tokens):
 
 
 def placed(backbone, norm, vector, place):
-    """A query or key normed and turned as the textbook says, in complex numbers."""
+    """A query or key, normalized and rotated by complex numbers."""
     if norm is not None:
         vector = vector / (vector.pow(2).mean() + 1e-5).sqrt() * norm.weight
     if backbone.config.positions != "rotary":
@@ -83,7 +83,7 @@ def placed(backbone, norm, vector, place):
 
 @pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
 @torch.no_grad()
-def test_weights_are_the_textbooks(settings):
+def test_weights_match_a_textbook_computation(settings):
     model, tokens = small_model(**settings), some_tokens(1, 7)
     seen = attention_patterns(model, Batch(tokens))
     where = "encoder" if settings.get("causal") is False else "decoder"
@@ -93,7 +93,7 @@ def test_weights_are_the_textbooks(settings):
 
 @pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
 @torch.no_grad()
-def test_looking_changes_no_bit_and_the_weights_give_what_the_fused_product_gave(settings):
+def test_recording_changes_nothing_and_weights_match_fused_attention(settings):
     model, seen = small_model(**settings), []
     tokens, padding = some_tokens(3, 9), torch.arange(9)[None] >= torch.tensor([9, 4, 7])[:, None]
     batch = Batch(tokens, padding)
@@ -111,7 +111,7 @@ def test_looking_changes_no_bit_and_the_weights_give_what_the_fused_product_gave
     assert all(attention.hook is None for _, _, attention in attention_modules(model))
 
 
-def test_an_attention_that_saw_more_than_it_says_is_found_out():
+def test_attention_that_ignores_its_mask_is_detected():
     generator, heard = torch.Generator().manual_seed(0), []
     query, key, value = (torch.randn(1, 2, 5, 4, generator=generator) for _ in range(3))
     everywhere = torch.nn.functional.scaled_dot_product_attention(query, key, value)
@@ -129,13 +129,13 @@ def test_an_attention_that_saw_more_than_it_says_is_found_out():
 
 
 @torch.no_grad()
-def test_measures_are_means_over_the_places_that_had_a_choice():
+def test_measures_are_means_over_queries_with_several_keys():
     model, tokens = small_model(), some_tokens(1, 6)
-    found = explain_attention(model, EncodedInput(Batch(tokens), [str(i) for i in range(6)]), "gpt")
+    facts = explain_attention(model, EncodedInput(Batch(tokens), [str(i) for i in range(6)]), "gpt")
     for record in attention_patterns(model, Batch(tokens)):
         for head, rows in enumerate(record.weights[0].tolist(), 1):
-            (said,) = (one.measures for one in found.heads if (one.layer, one.head) == (record.layer, head))
-            some = list(enumerate(rows))[1:]  # the first place can only look at itself
+            (result,) = (one.measures for one in facts.heads if (one.layer, one.head) == (record.layer, head))
+            some = list(enumerate(rows))[1:]  # the first position has one key only
             mean = {
                 "entropy": np.mean([-sum(w * math.log2(w) for w in row if w) for _, row in some]),
                 "distance": np.mean([sum(w * abs(i - j) for j, w in enumerate(row)) for i, row in some]),
@@ -144,16 +144,16 @@ def test_measures_are_means_over_the_places_that_had_a_choice():
                 "previous": np.mean([row[i - 1] for i, row in some]),
                 "next": 0.0,
             }
-            assert said == pytest.approx(mean, abs=1e-5)
-    (even,) = found.uniform
+            assert result == pytest.approx(mean, abs=1e-5)
+    (even,) = facts.uniform
     assert even.measures["entropy"] == pytest.approx(np.mean([math.log2(i + 1) for i in range(1, 6)]), abs=1e-6)
     assert even.measures["distance"] == pytest.approx(np.mean([i / 2 for i in range(1, 6)]), abs=1e-6)
-    assert found.sums_to_one and found.future == found.masked == 0 and found.fused_error < 1e-5
-    assert all(check.holds for check in found.checks())
+    assert facts.sums_to_one and facts.future == facts.masked == 0 and facts.fused_error < 1e-5
+    assert all(check.holds for check in facts.checks())
 
 
 @torch.no_grad()
-def test_a_file_is_the_mean_of_its_texts_whatever_they_are_padded_to():
+def test_file_average_is_independent_of_padding():
     model = small_model(causal=False)
     lengths, rows = (9, 4, 6), some_tokens(3, 9)
     padding = torch.arange(9)[None] >= torch.tensor(lengths)[:, None]
@@ -163,27 +163,27 @@ def test_a_file_is_the_mean_of_its_texts_whatever_they_are_padded_to():
         for row, n in zip(rows, lengths, strict=True)
     ]
     for batches in ([Batch(rows, padding)], [Batch(row[None, :n]) for row, n in zip(rows, lengths, strict=True)]):
-        found = explain_file_attention(model, batches, "x")
-        assert (found.texts, found.positions) == (3, 19) and found.sums_to_one and found.future is None
-        for i, head in enumerate(found.heads):
+        facts = explain_file_attention(model, batches, "x")
+        assert (facts.texts, facts.positions) == (3, 19) and facts.sums_to_one and facts.future is None
+        for i, head in enumerate(facts.heads):
             each = [(n, one.heads[i].measures) for n, one in zip(lengths, alone, strict=True)]
-            wanted = {name: sum(n * measures[name] for n, measures in each) / 19 for name in head.measures}
-            assert head.measures == pytest.approx(wanted, abs=1e-5)
+            expected = {name: sum(n * measures[name] for n, measures in each) / 19 for name in head.measures}
+            assert head.measures == pytest.approx(expected, abs=1e-5)
         texts = [one.maps[0].weights[:, 5, 2] for n, one in zip(lengths, alone, strict=True) if n > 5]
-        assert found.maps[0].weights[:, 5, 2] == pytest.approx(
+        assert facts.maps[0].weights[:, 5, 2] == pytest.approx(
             np.mean(texts, 0), abs=1e-5
-        )  # those that have a sixth place
+        )  # of the texts that have a sixth position
 
 
 # Runs
 
 
-def test_a_run_reads_a_text_with_its_own_marks(runs):
+def test_input_is_encoded_with_the_special_tokens_of_the_task(runs):
     loaded = headstock.load(runs / "gpt")
     shown = encode_input(loaded, ["Anne sees home."])
     assert shown.tokens[0] == "<sos>" and "".join(shown.tokens[1:]).replace("␣", "") == "Anneseeshome."
-    found = explain_attention(loaded.model, shown, "gpt")
-    assert {head.where for head in found.heads} == {"decoder"} and len(found.heads) == 4
+    facts = explain_attention(loaded.model, shown, "gpt")
+    assert {head.where for head in facts.heads} == {"decoder"} and len(facts.heads) == 4
     hybrid = headstock.load(runs / "hybrid")
     masked = encode_input(hybrid, ["Anne sees [MASK]."])
     assert masked.tokens[0] == "[CLS]" and "[MASK]" in masked.tokens
@@ -194,25 +194,25 @@ def test_a_run_reads_a_text_with_its_own_marks(runs):
     assert ahead.tokens[0] == "<sos>" and back.future == 0 and {head.where for head in back.heads} == {"decoder"}
 
 
-def test_an_encoder_decoder_has_three_kinds_beside_what_it_writes(runs):
+def test_encoder_decoder_has_three_kinds_of_attention(runs):
     loaded = headstock.load(runs / "pair")
     own = encode_input(loaded, ["anne sees a dog ."])
     assert own.notes == [f"its translation: {loaded.translate('anne sees a dog .')[0]}"]
     shown = encode_input(loaded, ["anne sees a dog ."], target="hundo un vidas ana .")
     assert "".join(shown.tokens).replace("␣", "") == "<sos>hundounvidasana." and shown.source[-1] == "<eos>"
-    found = explain_attention(loaded.model, shown, "pair")
-    shapes = {one.where: one.weights.shape for one in found.maps}
+    facts = explain_attention(loaded.model, shown, "pair")
+    shapes = {one.where: one.weights.shape for one in facts.maps}
     target, source = len(shown.tokens), len(shown.source)
     assert shapes == {"encoder": (2, source, source), "decoder": (2, target, target), "cross": (2, target, source)}
-    assert found.sums_to_one and found.future == 0 and found.fused_error < 1e-5
-    (cross,) = (one for one in found.maps if one.where == "cross")
+    assert facts.sums_to_one and facts.future == 0 and facts.fused_error < 1e-5
+    (cross,) = (one for one in facts.maps if one.where == "cross")
     aligned = loaded.align("anne sees a dog .").weights
     mine = explain_attention(loaded.model, own, "pair", where="cross").maps[0].weights.mean(0)
     assert mine == pytest.approx(aligned, abs=1e-6)  # one layer: what `translate --alignment` draws
-    assert all(head.measures["distance"] is None for head in found.heads if head.where == "cross") and cross.layer == 1
+    assert all(head.measures["distance"] is None for head in facts.heads if head.where == "cross") and cross.layer == 1
 
 
-def test_a_file_of_rows_or_lines_is_read(runs, corpus, tmp_path):
+def test_files_of_rows_or_lines_are_encoded(runs, corpus, tmp_path):
     loaded, pair = headstock.load(runs / "gpt"), headstock.load(runs / "pair")
     sizes = [batch.tokens.shape for batch in encode_file(loaded, str(corpus), rows=20)]
     assert [rows for rows, _ in sizes] == [16, 4] and max(length for _, length in sizes) <= 32
@@ -222,27 +222,27 @@ def test_a_file_of_rows_or_lines_is_read(runs, corpus, tmp_path):
     lines.write_text("anne sees a dog .\n\nben likes the cat .\n", encoding="utf-8")
     (batch,) = encode_file(pair, str(lines))
     assert len(batch.tokens) == 2 and batch.source is not None
-    found = explain_file_attention(pair.model, [batch], "pair")
-    assert found.texts == 2 and len(found.source) == batch.source.tokens.size(1)
+    facts = explain_file_attention(pair.model, [batch], "pair")
+    assert facts.texts == 2 and len(facts.source) == batch.source.tokens.size(1)
 
 
-def test_the_verb_tells_and_changes_with_what_is_asked(call, runs, corpus, tmp_path):
+def test_attention_command(call, runs, corpus, tmp_path):
     out, _ = call("explain", "attention", runs / "gpt", "Anne sees home.")
     assert "yes: no weight on the future (largest weight 0)" in out and "yes: every row of weights sums to one" in out
-    said = json.loads(call("explain", "attention", runs / "gpt", "--file", corpus, "--rows", 5, "--json")[0])
-    assert said["texts"] == 5 and len(said["heads"]) == 4 and all(check["holds"] for check in said["checks"])
+    result = json.loads(call("explain", "attention", runs / "gpt", "--file", corpus, "--rows", 5, "--json")[0])
+    assert result["texts"] == 5 and len(result["heads"]) == 4 and all(check["holds"] for check in result["checks"])
     one = [runs / "gpt", "Anne sees home.", "--layer", 2, "--head", 1]
-    said = json.loads(call("explain", "attention", *one, "--out", tmp_path / "one.svg", "--json")[0])
-    assert [(head["layer"], head["head"]) for head in said["heads"]] == [(2, 1)]
+    result = json.loads(call("explain", "attention", *one, "--out", tmp_path / "one.svg", "--json")[0])
+    assert [(head["layer"], head["head"]) for head in result["heads"]] == [(2, 1)]
     drawn = (tmp_path / "one.svg").read_text(encoding="utf-8")
-    assert drawn.count('class="cell"') == len(said["tokens"]) ** 2 and "layer 2, head 1" in drawn
+    assert drawn.count('class="cell"') == len(result["tokens"]) ** 2 and "layer 2, head 1" in drawn
     call("explain", "attention", runs / "gpt", "Anne sees home.", "--out", tmp_path / "all.svg")
     assert (tmp_path / "all.svg").read_text(encoding="utf-8").count("<image") == 4
     out, _ = call("explain", "mask", runs / "hybrid", "Anne sees home.", "--left-to-right", "--json")
     assert json.loads(out)["masked"] == json.loads(out)["expected"] > 0
 
 
-def test_bad_input_is_refused_in_a_line(call, runs, tmp_path):
+def test_invalid_input_is_one_error_line(call, runs, tmp_path):
     long = "Anne sees home. " * 20
     count = len(headstock.load(runs / "gpt").tokenizer.encode(long)) + 1
     for words, line in [
@@ -278,45 +278,45 @@ def test_weights_are_packed_to_a_tenth_of_a_percent():
     assert (low + 256 * high) / SCALE == pytest.approx(weights.flatten(), abs=0.5 / SCALE + 1e-7)
 
 
-def test_a_page_of_many_heads_stays_small():
+def test_page_size_with_many_heads():
     model = small_model(depth=6, width=64, heads=8, context=128, vocabulary=SIZES["vocabulary"])
     shown = EncodedInput(Batch(some_tokens(1, 128)), [f"w{i}" for i in range(128)])
-    found = explain_attention(model, shown, "big")
-    assert len(page(attention_document(found, "x"))) < 1_500_000  # of 786,432 weights
-    assert len(page(attention_document(select_heads(found, layer=1, head=1), "x"))) < 100_000
+    facts = explain_attention(model, shown, "big")
+    assert len(page(attention_document(facts, "x"))) < 1_500_000  # of 786,432 weights
+    assert len(page(attention_document(select_heads(facts, layer=1, head=1), "x"))) < 100_000
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_enlarges_a_head_and_tells_what_is_pointed_at(browser, tmp_path, width, scheme):
+def test_page_enlarges_a_head_and_shows_the_weight_under_the_pointer(browser, tmp_path, width, scheme):
     words = ["<sos>", "<script>alert(1)</script>", "&amp;", "film", "."]
     model, where = small_model(), tmp_path / "attention.html"
-    found = explain_attention(model, EncodedInput(Batch(some_tokens(1, 5)), words), "<b>run</b>")
-    where.write_text(page(attention_document(found, "<i>text</i>")), encoding="utf-8")
+    facts = explain_attention(model, EncodedInput(Batch(some_tokens(1, 5)), words), "<b>run</b>")
+    where.write_text(page(attention_document(facts, "<i>text</i>")), encoding="utf-8")
     with screen(browser, width=width, scheme=scheme) as tab:
         seen = look(tab, where)
-        tab.set_viewport_size({"width": width, "height": 900})  # the enlarged head is to be seen whole
+        tab.set_viewport_size({"width": width, "height": 900})  # shows the whole enlarged head
         assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
         tab.wait_for_selector("html[data-ready=yes]")
         assert tab.locator(".zoom h3").inner_text() == "Layer 1, head 1"
         tab.get_by_label("layer 2, head 2").click()
         assert tab.locator(".zoom h3").inner_text() == "Layer 2, head 2"
         assert tab.locator(".grid button[aria-pressed=true]").count() == 1
-        weights = found.maps[1].weights[1]
+        weights = facts.maps[1].weights[1]
         tab.locator(".read span").nth(3).hover()  # the word film
-        told = tab.locator(".said").inner_text()
-        assert told.startswith("film (4) attends most to ") and f"{weights[3].max():.1%}" in told
+        output = tab.locator(".readout").inner_text()
+        assert output.startswith("film (4) attends most to ") and f"{weights[3].max():.1%}" in output
         box = tab.locator(".zoom canvas").bounding_box()
         last = {"x": box["width"] - 8 - 5, "y": box["height"] - 8 - 5}
-        tab.locator(".zoom canvas").hover(position=last)  # the last square, once it stands still
-        assert tab.locator(".said").inner_text() == f". (5) attends to . (5): {weights[4, 4]:.1%}"
+        tab.locator(".zoom canvas").hover(position=last)  # the last square
+        assert tab.locator(".readout").inner_text() == f". (5) attends to . (5): {weights[4, 4]:.1%}"
         painted = (
             "e => { const d = e.getContext('2d').getImageData(0, 0, 5, 5).data; return [d[4 * 4 + 3], d[4 * 20 + 3]] }"
         )
         future, past = tab.locator(".grid canvas").first.evaluate(painted)  # (row 1, column 5) and (row 5, column 1)
-        assert future == 0 and past == pytest.approx(255 * math.sqrt(found.maps[0].weights[0, 4, 0]), abs=2)
+        assert future == 0 and past == pytest.approx(255 * math.sqrt(facts.maps[0].weights[0, 4, 0]), abs=2)
 
 
-def test_pictures_alone_are_of_one_kind(runs):
+def test_picture_holds_one_kind_of_attention(runs):
     loaded = headstock.load(runs / "pair")
     shown = encode_input(loaded, ["anne sees a dog ."], target="hundo .")
     with pytest.raises(UserError, match="choose with --where"):

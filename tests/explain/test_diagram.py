@@ -1,4 +1,4 @@
-"""The picture of a model: its parts in the right order, their counts on them, and how it looks in a browser."""
+"""Architecture diagrams: order of modules, counts, layout, and rendering in a browser."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def drawn(case):
 
 
 def words_of(svg: str) -> list[tuple[float, float, str]]:
-    """Every text of a picture with its place."""
+    """Every text of a picture with its coordinates."""
     root = ElementTree.fromstring(svg)
     texts = [node for node in root.iter() if node.tag.endswith("}text")]
     return [(float(node.get("x")), float(node.get("y")), node.text) for node in texts]
@@ -50,20 +50,20 @@ def heights(svg: str, *names: str) -> list[float]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_part_has_its_count(case):
+def test_every_module_shows_its_count(case):
     subject, params = drawn(case)
     svg = model_svg(subject, params)
-    said = " ".join(text for _, _, text in words_of(svg))
+    result = " ".join(text for _, _, text in words_of(svg))
     for line in params.modules:
         top = line.path.count(".") <= 1 or re.search(r"\*\.(attention|cross|feed|cells|project)$", line.path)
         whole = line.path in ("backbone", "heads", "backbone.encoder", "backbone.decoder", "backbone.stack")
         if top and not line.tensor and not whole and line.path not in ("backbone.ahead", "backbone.back"):
-            assert f"{line.value:,}" in said, line.path
-    assert f"{params.total:,} parameters" in said
+            assert f"{line.value:,}" in result, line.path
+    assert f"{params.total:,} parameters" in result
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_lies_outside_or_over_another_box(case):
+def test_boxes_do_not_overlap_and_stay_inside(case):
     sketch = ModelDiagram(*drawn(case)).draw()
     place = re.compile(r'<rect class="box[^"]*" x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"')
     boxes = [tuple(map(float, found)) for part in sketch.parts for found in place.findall(part)]
@@ -75,18 +75,18 @@ def test_nothing_lies_outside_or_over_another_box(case):
             assert apart, (boxes[i], (a, b, wide, high))
 
 
-def test_norms_stand_before_or_after_their_sublayers():
+def test_norms_are_drawn_before_or_after_their_sublayers():
     pre, post = (model_svg(*drawn(case)) for case in ("gpt", "classic"))
-    # a smaller y is higher, and a text goes upwards
+    # y decreases upwards, from the input to the heads
     norms = [y for _, y, text in words_of(pre) if text == "Layer norm"]
     attention, feed = heights(pre, "Self-attention", "Feed-forward")
-    assert norms[0] > attention > norms[1] > feed > norms[2]  # before each, and a last one above
+    assert norms[0] > attention > norms[1] > feed > norms[2]  # one before each sublayer, and the final norm
     norms = [y for _, y, text in words_of(post) if text == "Layer norm"]
     attention, feed = heights(post, "Self-attention", "Feed-forward")
     assert len(norms) == 2 and attention > norms[0] > feed > norms[1]
 
 
-def test_an_encoder_and_a_decoder_stand_beside_each_other():
+def test_encoder_and_decoder_are_drawn_side_by_side():
     words = words_of(model_svg(*drawn("seq2seq")))
     places = {text: x for x, _, text in words if text in ("source", "target so far", "Cross-attention")}
     assert places["source"] < places["Cross-attention"] < places["target so far"] + 10
@@ -94,17 +94,17 @@ def test_an_encoder_and_a_decoder_stand_beside_each_other():
     assert "shared" not in {text for _, _, text in words_of(model_svg(*drawn("two-vocabularies")))}
 
 
-def test_masks_say_who_looks_at_whom():
+def test_mask_thumbnails():
     seen = {case: model_svg(*drawn(case)) for case in ("gpt", "bert", "hybrid")}
     count = {case: (svg.count('class="allowed"'), svg.count('class="masked"')) for case, svg in seen.items()}
     assert count == {"gpt": (10, 6), "bert": (16, 0), "hybrid": (26, 6)}
 
 
-def test_terminal_json_and_file(call, tmp_path):
+def test_model_command(call, tmp_path):
     out, err = call("explain", "model", "--preset", "gpt-nano")
     assert "self-attention" in out and "weight " not in out and "--out" in err
-    told = json.loads(call("explain", "model", "--preset", "gpt-nano", "--json")[0].splitlines()[-1])
-    assert told["total"] == sum(part["count"] for part in told["parts"] if part["part"] in ("backbone", "heads"))
+    output = json.loads(call("explain", "model", "--preset", "gpt-nano", "--json")[0].splitlines()[-1])
+    assert output["total"] == sum(part["count"] for part in output["parts"] if part["part"] in ("backbone", "heads"))
     call("explain", "model", "--preset", "gpt-nano", "--out", tmp_path / "gpt.html")
     assert "<!doctype html>" in (tmp_path / "gpt.html").read_text()
     call("explain", "model", "--preset", "gpt-nano", "--out", tmp_path / "gpt.svg")

@@ -1,4 +1,4 @@
-"""The named points are what the layers say they are, and looking changes nothing."""
+"""The recorded points of the residual stream, and models without skip connections."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def seq2seq() -> Model:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
-def test_points_are_the_stream_before_and_behind_each_sublayer(norm):
+def test_points_match_a_plain_forward_pass(norm):
     model = small_model(norm=norm).double()
     batch = Batch(some_tokens(2, 7))
     with record_activations(model) as seen:
@@ -51,7 +51,7 @@ def test_points_are_the_stream_before_and_behind_each_sublayer(norm):
 
 
 @torch.no_grad()
-def test_an_encoder_decoder_has_two_streams_and_a_point_behind_its_cross_attention():
+def test_encoder_decoder_has_two_streams_and_resid_cross():
     model = seq2seq()
     batch = Batch(some_tokens(1, 5), source=Batch(some_tokens(1, 6, seed=2)))
     plain = model(batch).hidden
@@ -69,7 +69,7 @@ def test_an_encoder_decoder_has_two_streams_and_a_point_behind_its_cross_attenti
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_looking_changes_no_number_and_leaves_nothing_behind(norm):
+def test_recording_changes_nothing_and_removes_its_hooks(norm):
     model, batch = small_model(norm=norm), Batch(some_tokens(2, 7))
 
     def gradients():
@@ -90,14 +90,14 @@ def test_looking_changes_no_number_and_leaves_nothing_behind(norm):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_what_has_no_stream_is_refused():
+def test_recurrent_backbone_has_no_residual_stream():
     backbone = Recurrent(RecurrentConfig(13, width=8, hidden=8))
     with pytest.raises(UserError, match=r"tiny: its recurrent backbone has no residual stream .*seq2seq, transformer"):
         need_block_stacks(backbone, "tiny")
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
+def test_without_residuals_keeps_the_weights_and_drops_the_skip(norm):
     model, batch = small_model(norm=norm).double(), Batch(some_tokens(2, 7))
     bare, held = without_residuals(model), without_residuals(model, "skip-gradient")
     with record_activations(bare) as seen, torch.no_grad():
@@ -105,9 +105,9 @@ def test_without_residuals_the_same_weights_compute_the_sublayers_alone(norm):
     for one in seen.connections:
         added = one.added()
         torch.testing.assert_close(one.output, one.residual.norm(added) if norm == "post" else added)
-    assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the way back is closed
+    assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the backward pass differs
     assert not torch.allclose(bare(batch).hidden, model(batch).hidden)
-    for one in (bare, held):  # also where the vector of one place is all that is asked for
+    for one in (bare, held):  # also where only some positions are computed
         torch.testing.assert_close(one.hidden_at(batch, torch.tensor([3, 6])), one(batch).hidden[[0, 1], [3, 6]])
     mine, theirs = dict(model.named_parameters()), dict(bare.named_parameters())
     assert mine.keys() == theirs.keys()

@@ -1,4 +1,4 @@
-"""A token's numbers are those of plain tensor code, and what docs/transformer.md quotes of them is still true."""
+"""The steps of a layer against plain tensor code, and the output quoted in docs/transformer.md."""
 
 import json
 import math
@@ -15,39 +15,39 @@ from headstock.explain.layer_walkthrough import explain_layer
 from headstock.explain.layer_walkthrough_document import layer_document
 from headstock.explain.render_document import page, terminal
 from headstock.explain.targets import training_target
-from tests.explain import retell
-from tests.explain.opened import classifier, learned, opened
+from tests.explain import docs_output
+from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
 from tests.report.browsing import Outline, check_sound, look_at, screen
 
 TEXT = "Anne likes Paris. Ben finds the sea."
-OLD = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "embed_scale": True, "tied": False}
-NEW = {"positions": "rotary", "norm_kind": "rms", "activation": "swiglu", "bias": False, "qk_norm": True}
+CLASSIC = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "embed_scale": True, "tied": False}
+MODERN = {"positions": "rotary", "norm_kind": "rms", "activation": "swiglu", "bias": False, "qk_norm": True}
 
 
 @pytest.fixture(scope="module")
 def tokenizer(corpus):
-    return learned(corpus)
+    return make_tokenizer(corpus)
 
 
-def steps_of(found):
-    return {step.name: torch.tensor(step.forward, dtype=torch.float64) for step in found.steps}
+def steps_of(facts):
+    return {step.name: torch.tensor(step.forward, dtype=torch.float64) for step in facts.steps}
 
 
-def gradients_of(found):
-    return {s.name: torch.tensor(s.backward, dtype=torch.float64) for s in found.steps if s.backward is not None}
+def gradients_of(facts):
+    return {s.name: torch.tensor(s.backward, dtype=torch.float64) for s in facts.steps if s.backward is not None}
 
 
-def close(found, wanted):
-    assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max()) < 1e-5 * max(1.0, float(wanted.abs().max()))
+def close(facts, expected):
+    assert facts.shape == expected.shape
+    assert float((facts - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
 
 
 @torch.no_grad()
-def test_every_step_is_the_textbooks(tokenizer):
-    """The 2017 layer written out for one token, from the state dict alone."""
-    run, place, head = opened(tokenizer, **OLD), 4, 1  # the fifth token, the second head; the width is 8, a head's is 4
-    found = explain_layer(run, [TEXT], word=str(place + 1), head=head + 1)
-    got, w = steps_of(found), {name: value.double() for name, value in run.model.state_dict().items()}
+def test_steps_match_a_textbook_computation(tokenizer):
+    """The 2017 layer for one token, computed from the state dict."""
+    run, place, head = make_pipeline(tokenizer, **CLASSIC), 4, 1  # fifth token, second head; width 8, heads of width 4
+    facts = explain_layer(run, [TEXT], word=str(place + 1), head=head + 1)
+    got, w = steps_of(facts), {name: value.double() for name, value in run.model.state_dict().items()}
     ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     e = w["backbone.tokens.weight"][ids]
     p = torch.tensor([[wave(t, i) for i in range(8)] for t in range(len(ids))], dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_every_step_is_the_textbooks(tokenizer):
     for name, vector in (("query", q), ("key", k), ("value", v)):
         close(got[name], vector[place, mine])
     close(got["products"], k[:, mine] @ q[place, mine])
-    close(got["scores"], k[:, mine] @ q[place, mine] / 2)  # the root of a head's four, not of the width's eight
+    close(got["scores"], k[:, mine] @ q[place, mine] / 2)  # √K with K = 4, not √D
     assert got["mask"].tolist() == [0.0] * (place + 1) + [-math.inf] * (len(ids) - place - 1)
     each = []
     for part in (slice(0, 4), slice(4, 8)):
@@ -94,8 +94,8 @@ def normed(x, w, name):
 
 
 CASES = {
-    "old": ({}, OLD, {}),
-    "new": ({}, NEW, {"layer": 2}),
+    "old": ({}, CLASSIC, {}),
+    "new": ({}, MODERN, {"layer": 2}),
     "learned": ({}, {"activation": "gelu_tanh"}, {"head": 2}),
     "bert": ({"task": "masked"}, {"norm": "post", "embed_norm": True, "segments": 2}, {}),
     "decoder": ({"task": "denoise", "family": "seq2seq"}, {"qk_norm": True, "positions": "rotary"}, {}),
@@ -104,34 +104,34 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_ends_where_the_model_ends_both_ways(tokenizer, case):
-    of, settings, asked = CASES[case]
-    found = explain_layer(opened(tokenizer, **of, **settings), [TEXT], **{"word": "3"} | asked)
-    assert found.forward_error < 1e-12 and found.backward_error < 1e-12
-    assert found.steps[-1].name == "resid_post" and len({step.name for step in found.steps}) == len(found.steps)
-    assert sum(next(step for step in found.steps if step.name == "weights").forward) == pytest.approx(1)
-    assert ("cross weights" in steps_of(found)) == (case == "decoder")
-    json.dumps(found.to_dict(), allow_nan=False)
-    hidden = any(math.isinf(value) for step in found.steps for value in step.forward)
-    assert hidden == (case not in ("bert", "encoder"))  # those look both ways
+def test_steps_reproduce_the_model_forward_and_backward(tokenizer, case):
+    of, settings, options = CASES[case]
+    facts = explain_layer(make_pipeline(tokenizer, **of, **settings), [TEXT], **{"word": "3"} | options)
+    assert facts.forward_error < 1e-12 and facts.backward_error < 1e-12
+    assert facts.steps[-1].name == "resid_post" and len({step.name for step in facts.steps}) == len(facts.steps)
+    assert sum(next(step for step in facts.steps if step.name == "weights").forward) == pytest.approx(1)
+    assert ("cross weights" in steps_of(facts)) == (case == "decoder")
+    json.dumps(facts.to_dict(), allow_nan=False)
+    hidden = any(math.isinf(value) for step in facts.steps for value in step.forward)
+    assert hidden == (case not in ("bert", "encoder"))  # which are bidirectional
 
 
-def test_a_wrong_step_is_noticed(tokenizer, monkeypatch):
-    """With the products divided by something else the steps end elsewhere: what the check is for."""
-    run = opened(tokenizer)
+def test_wrong_step_is_detected(tokenizer, monkeypatch):
+    """With another scale of the scores, the checks must fail."""
+    run = make_pipeline(tokenizer)
     monkeypatch.setattr(walking.math, "sqrt", lambda size: size**0.5 * 2**0.5)
     wrong = explain_layer(run, [TEXT])
     assert wrong.forward_error > 1e-4 and wrong.backward_error > 1e-4
 
 
-@pytest.mark.parametrize("settings", [OLD, NEW], ids=["old", "new"])
-def test_gradients_are_what_the_loss_does(tokenizer, settings, monkeypatch):
-    """Each number moved a little inside the model, the loss told before and after: no autograd in it."""
-    run, place = opened(tokenizer, **settings), 3
-    found = explain_layer(run, [TEXT], word=str(place + 1), layer=2)
-    back, asked = gradients_of(found), training_target(run, [TEXT])
+@pytest.mark.parametrize("settings", [CLASSIC, MODERN], ids=["old", "new"])
+def test_gradients_match_finite_differences(tokenizer, settings, monkeypatch):
+    """Finite differences inside the model, without autograd."""
+    run, place = make_pipeline(tokenizer, **settings), 3
+    facts = explain_layer(run, [TEXT], word=str(place + 1), layer=2)
+    back, options = gradients_of(facts), training_target(run, [TEXT])
     model, block = run.model.double(), run.model.backbone.blocks[1]
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # a task's loss is single, too coarse for a slope
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # single precision is too coarse
 
     def slope(module, feature):
         def push(size):
@@ -142,45 +142,45 @@ def test_gradients_are_what_the_loss_does(tokenizer, settings, monkeypatch):
 
             handle = module.register_forward_hook(hook)
             with torch.no_grad():
-                loss = float(asked.loss(model))
+                loss = float(options.loss(model))
             handle.remove()
             return loss
 
         return (push(1e-4) - push(-1e-4)) / 2e-4
 
-    for feature in (0, 3):  # the first head's, of queries, keys and values side by side
+    for feature in (0, 3):  # features of the first head
         for at, name in enumerate(("query", "key", "value")):
-            wanted = slope(block.attention.inputs, 8 * at + feature)
-            assert float(back[name][feature]) == pytest.approx(wanted, rel=1e-4, abs=1e-9), name
+            expected = slope(block.attention.inputs, 8 * at + feature)
+            assert float(back[name][feature]) == pytest.approx(expected, rel=1e-4, abs=1e-9), name
         for module, name in ((block.attention.output, "output"), (block.feed.up, "hidden"), (block, "resid_post")):
             assert float(back[name][feature]) == pytest.approx(slope(module, feature), rel=1e-4, abs=1e-9), name
-    a, up = steps_of(found)["weights"], back["weights"]
-    assert torch.allclose(back["scores"], a * (up - (a * up).sum()))  # softmax's own
+    a, up = steps_of(facts)["weights"], back["weights"]
+    assert torch.allclose(back["scores"], a * (up - (a * up).sum()))  # the Jacobian of the softmax
     assert torch.allclose(back["products"] * 2, back["scores"])
 
 
-def test_a_token_learns_what_its_row_of_the_table_learns(tokenizer):
-    run = opened(tokenizer, **OLD)
-    found = explain_layer(run, [TEXT], word="2")
+def test_token_gradient_is_that_of_its_embedding_row(tokenizer):
+    run = make_pipeline(tokenizer, **CLASSIC)
+    facts = explain_layer(run, [TEXT], word="2")
     ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     assert ids.count(ids[1]) == 1
     model = run.model.double()
     training_target(run, [TEXT]).loss(model).backward()
-    assert torch.allclose(gradients_of(found)["token"], model.backbone.tokens.weight.grad[ids[1]])
-    assert "position" not in gradients_of(found)  # fixed; learned ones are asked
-    assert "position" in gradients_of(explain_layer(opened(tokenizer), [TEXT]))
+    assert torch.allclose(gradients_of(facts)["token"], model.backbone.tokens.weight.grad[ids[1]])
+    assert "position" not in gradients_of(facts)  # fixed positions have no gradient, learned ones do
+    assert "position" in gradients_of(explain_layer(make_pipeline(tokenizer), [TEXT]))
 
 
-def test_words_and_places(tokenizer):
-    run = opened(tokenizer)
+def test_token_by_word_or_position(tokenizer):
+    run = make_pipeline(tokenizer)
     tokens = explain_layer(run, [TEXT]).tokens
     assert explain_layer(run, [TEXT]).position == len(tokens)
     assert explain_layer(run, [TEXT], word=tokens[3]).token == tokens[3]
-    assert explain_layer(classifier(tokenizer), [TEXT], label="good").target.startswith("1 ")
+    assert explain_layer(make_classifier(tokenizer), [TEXT], label="good").target.startswith("1 ")
 
 
 @pytest.mark.parametrize(
-    ("asked", "line"),
+    ("options", "line"),
     [
         ({"layer": 3}, "--layer 3: runs/tiny has 2 layers"),
         ({"head": 0}, "--head 0: runs/tiny has 2 heads"),
@@ -189,20 +189,20 @@ def test_words_and_places(tokenizer):
         ({"where": "encoder"}, "--where encoder: runs/tiny has no such part"),
     ],
 )
-def test_what_is_not_there_is_refused(tokenizer, asked, line):
+def test_unknown_layer_head_word_or_stack_is_refused(tokenizer, options, line):
     with pytest.raises(UserError, match=line):
-        explain_layer(opened(tokenizer), [TEXT], **asked)
+        explain_layer(make_pipeline(tokenizer), [TEXT], **options)
 
 
-def test_cells_have_no_such_layer(tokenizer):
+def test_recurrent_models_are_refused(tokenizer):
     with pytest.raises(UserError, match="no residual stream"):
-        explain_layer(opened(tokenizer, family="recurrent"), [TEXT])
+        explain_layer(make_pipeline(tokenizer, family="recurrent"), [TEXT])
 
 
-def test_the_page_and_the_picture(tokenizer, browser, tmp_path):
-    found = explain_layer(opened(tokenizer, **OLD), [TEXT])
+def test_page_and_picture(tokenizer, browser, tmp_path):
+    facts = explain_layer(make_pipeline(tokenizer, **CLASSIC), [TEXT])
     file = tmp_path / "walk.html"
-    file.write_text(page(layer_document(found, "a <run>", TEXT)), encoding="utf-8")
+    file.write_text(page(layer_document(facts, "a <run>", TEXT)), encoding="utf-8")
     check_sound(Outline(file))
     for width, scheme in ((390, "dark"), (1280, "light")):
         seen = look_at(browser, file, width=width, scheme=scheme)
@@ -210,12 +210,12 @@ def test_the_page_and_the_picture(tokenizer, browser, tmp_path):
         with screen(browser, width=width, scheme=scheme) as tab:
             tab.goto(file.as_uri())
             ends = tab.evaluate("[...document.querySelectorAll('.number')].map(e => e.getBoundingClientRect().right)")
-        shown = sum(len(step.forward[:24]) * (1 + (step.backward is not None)) for step in found.steps)
-        assert len(ends) == shown and max(ends) <= width  # every number can be seen without scrolling
-    words = "".join(ElementTree.fromstring(layer_document(found, "run", TEXT).picture()).itertext())
-    assert all(step.name in words for step in found.steps) and words.count("−∞") == 1  # the last token sees all
+        shown = sum(len(step.forward[:24]) * (1 + (step.backward is not None)) for step in facts.steps)
+        assert len(ends) == shown and max(ends) <= width  # every number is visible without scrolling
+    words = "".join(ElementTree.fromstring(layer_document(facts, "run", TEXT).picture()).itertext())
+    assert all(step.name in words for step in facts.steps) and words.count("−∞") == 1  # the title names no other
     assert any(
-        line.startswith("resid_post: ") for line in terminal(layer_document(found, "", TEXT, direction="backward"))
+        line.startswith("resid_post: ") for line in terminal(layer_document(facts, "", TEXT, direction="backward"))
     )
 
 
@@ -223,20 +223,24 @@ def test_the_page_and_the_picture(tokenizer, browser, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What the page's commands say of a run that was just made as the page says."""
+def regenerated(tmp_path_factory):
+    """The page with the current output of its commands, for a run trained from the recipe."""
     folder = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("COLUMNS", "100")
         patch.setattr("sys.argv", [])
-        retell.make_run(folder)
-        page = retell.PAGE.read_text(encoding="utf-8")
+        docs_output.make_run(folder)
+        page = docs_output.PAGE.read_text(encoding="utf-8")
         more = {
             "params": "explain params runs/animals",
-            "facts": f"{retell.blocks(page)[1][0].split(' --way')[0]} --json",
+            "facts": f"{docs_output.blocks(page)[1][0].split(' --way')[0]} --json",
         }
-        yield page, retell.retold(page, retell.said_by), {name: retell.said_by(words) for name, words in more.items()}
+        yield (
+            page,
+            docs_output.regenerate(page, docs_output.output_of),
+            {name: docs_output.output_of(words) for name, words in more.items()},
+        )
 
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
@@ -246,16 +250,16 @@ def plain(lines):
     return "\n".join(lines).replace("−", "-").replace("+", "")
 
 
-def test_the_page_quotes_what_is_true(told):
-    page, again, _ = told
-    before, after = retell.blocks(page), retell.blocks(again)
+def test_docs_quote_the_current_output(regenerated):
+    page, again, _ = regenerated
+    before, after = docs_output.blocks(page), docs_output.blocks(again)
     assert len(before) == len(after) > 15
-    for (command, quoted), (_, said) in zip(before, after, strict=True):
+    for (command, quoted), (_, result) in zip(before, after, strict=True):
         assert len(quoted) > 3, command
-        assert words(quoted) == words(said), command
-        for row, other in zip(quoted, said, strict=True):
+        assert words(quoted) == words(result), command
+        for row, other in zip(quoted, result, strict=True):
             was, now = numbers(row), numbers(other)
-            room = 0.02 * max(1.0, *map(abs, was)) if was else 0  # another machine rounds otherwise, 450 steps long
+            room = 0.02 * max(1.0, *map(abs, was)) if was else 0  # rounding differs between machines over 450 steps
             assert now == pytest.approx(was, abs=room), command
 
 
@@ -264,12 +268,12 @@ def words(lines):
 
 
 def numbers(line):
-    return [float(found.replace(",", "")) for found in NUMBER.findall(plain([line]))]
+    return [float(facts.replace(",", "")) for facts in NUMBER.findall(plain([line]))]
 
 
-def test_the_page_says_nothing_that_it_does_not_quote(told):
-    """A number between the blocks stands in one of them, or is made from them here."""
-    page, _, more = told
+def test_numbers_in_docs_prose_are_quoted_or_derived(regenerated):
+    """Every number in the prose is quoted in a block or computed from one here."""
+    page, _, more = regenerated
     inside = "\n".join(line for line in page.splitlines() if line.startswith("    "))
     between = "\n".join(line for line in page.splitlines() if not line.startswith("    "))
     facts = {step["name"]: step["forward"] for step in json.loads(more["facts"].splitlines()[-1])["steps"]}
@@ -280,14 +284,14 @@ def test_the_page_says_nothing_that_it_does_not_quote(told):
     assert "1,059 parameters" in more["params"] and "128 fixed numbers" in more["params"]
 
 
-def test_a_page_that_is_no_longer_true_is_noticed(told):
-    page, again, _ = told
+def test_outdated_docs_are_detected(regenerated):
+    page, again, _ = regenerated
     changed = page.replace("0.921", "0.721")
     with pytest.raises(AssertionError):
-        test_the_page_quotes_what_is_true((changed, again, None))
+        test_docs_quote_the_current_output((changed, again, None))
 
 
-def test_steps_as_they_are_typed(call, tmp_path):
+def test_layer_command(call, tmp_path):
     typed = ["explain", "layer", "reviews-en", "I liked this film.", "-q", "--device", "cpu"]
     out, _ = call(*typed, "--step", "scores", "--out", tmp_path / "l.svg", "--layer", 2, "--head", 5, "--json")
     facts = json.loads(out.splitlines()[-1])
@@ -298,10 +302,10 @@ def test_steps_as_they_are_typed(call, tmp_path):
     assert "--step score: no such step; did you mean 'scores'?" in err
 
 
-def test_the_word_that_is_asked_about_is_not_masked(call):
+def test_selected_word_is_not_masked(call):
     for text, word, place in (("I liked it", "it", 4), ("I liked it", "liked", 3), ("I liked it", "2", 2)):
         out, _ = call("explain", "layer", "reviews-en", text, "--word", word, "--json")
-        found = json.loads(out)
-        assert found["place"] == place and found["tokens"][place - 1] == ["", "I", "liked", "it"][place - 1]
-        assert "[MASK]" in found["tokens"]
+        facts = json.loads(out)
+        assert facts["place"] == place and facts["tokens"][place - 1] == ["", "I", "liked", "it"][place - 1]
+        assert "[MASK]" in facts["tokens"]
     assert "--word it" in call("explain", "layer", "reviews-en", "it", "--word", "it", code=2)[1]

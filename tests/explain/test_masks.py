@@ -1,4 +1,4 @@
-"""Masks: counted by formula, by hand, and by what a token can really make another place feel."""
+"""Masks against their definitions, their formulas, and the information flow of real models."""
 
 import json
 
@@ -22,7 +22,7 @@ SIZES = {"vocabulary": 20, "context": 16, "depth": 2, "width": 8, "heads": 2, "h
 
 
 def may_look(kind, row, column, *, length, padding, documents, prefix, causal):
-    """The meaning of each mask, one pair of places at a time."""
+    """The definition of each mask for one query and one key."""
     if kind == "causal":
         return column <= row
     if kind == "padding":
@@ -38,26 +38,26 @@ def may_look(kind, row, column, *, length, padding, documents, prefix, causal):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_mask_is_what_its_name_says_and_its_formula_counts_it(data):
+def test_masks_match_their_definition_and_formula(data):
     kind = data.draw(st.sampled_from(MASK_KINDS))
     documents = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
     length = sum(documents)
     how = {"padding": data.draw(st.integers(0, length - 1)), "prefix": data.draw(st.integers(1, length - 1))}
     how |= {"documents": documents, "causal": data.draw(st.booleans())}
-    found = explain_mask(kind, [str(place) for place in range(length)], **how)
+    facts = explain_mask(kind, [str(place) for place in range(length)], **how)
     pairs = [[may_look(kind, row, column, length=length, **how) for column in range(length)] for row in range(length)]
-    assert found.allowed == pairs
-    assert found.masked == found.expected == sum(not seen for row in pairs for seen in row)
+    assert facts.allowed == pairs
+    assert facts.masked == facts.expected == sum(not seen for row in pairs for seen in row)
 
 
 def test_five_tokens_have_ten_masked_entries():
-    found = explain_mask("causal", ["the", "cat", "sat", "on", "mats"])
-    assert (found.masked, found.expected, found.formula) == (10, 10, "L(L−1)/2")
-    added = torch.tensor(found.matrix())
+    facts = explain_mask("causal", ["the", "cat", "sat", "on", "mats"])
+    assert (facts.masked, facts.expected, facts.formula) == (10, 10, "L(L−1)/2")
+    added = torch.tensor(facts.matrix())
     assert torch.equal(added, torch.full((5, 5), -torch.inf).triu(1))
-    even = (torch.zeros(5, 5) + added).softmax(-1)  # a weight behind the mask is exactly 0
+    even = (torch.zeros(5, 5) + added).softmax(-1)  # masked weights are exactly 0
     assert torch.equal(even, torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None])
-    lines = [line for line in terminal(mask_document([found])) if "-inf" in line]
+    lines = [line for line in terminal(mask_document([facts])) if "-inf" in line]
     assert lines[0].split() == ["the", "0", "-inf", "-inf", "-inf", "-inf"]
 
 
@@ -73,20 +73,20 @@ def felt(read, tokens):
 
 
 @torch.no_grad()
-def test_a_model_feels_through_the_mask_and_nothing_else():
+def test_information_flows_exactly_through_the_mask():
     torch.manual_seed(0)
     tokens = torch.randint(0, 20, (1, 6))
     stacks = {way: Transformer(TransformerConfig(**SIZES, causal=way)).double().eval() for way in (True, False)}
     for kind in ("causal", "none", "document"):
         documents = torch.tensor([[0, 0, 1, 1, 1, 1]]) if kind == "document" else None
         stack = stacks[kind != "none"]
-        found = felt(lambda given, s=stack, d=documents: s(Batch(given, document_ids=d)).hidden[0], tokens)
-        wanted = explain_mask(kind, ["x"] * 6, documents=(2, 4))
-        assert found.tolist() == wanted.allowed, kind
+        facts = felt(lambda given, s=stack, d=documents: s(Batch(given, document_ids=d)).hidden[0], tokens)
+        expected = explain_mask(kind, ["x"] * 6, documents=(2, 4))
+        assert facts.tolist() == expected.allowed, kind
 
 
 @torch.no_grad()
-def test_the_prefix_mask_is_what_an_encoder_decoder_does_with_source_and_target():
+def test_prefix_mask_matches_an_encoder_decoder():
     torch.manual_seed(0)
     both = EncoderDecoder(EncoderDecoderConfig(**SIZES)).double().eval()
 
@@ -94,12 +94,12 @@ def test_the_prefix_mask_is_what_an_encoder_decoder_does_with_source_and_target(
         source, target = Batch(row[:, :2]), row[:, 2:]
         return torch.cat([both.encode(source)[0], both(Batch(target, source=source)).hidden[0]])
 
-    found = felt(read, torch.randint(0, 20, (1, 6)))
-    assert found.tolist() == explain_mask("prefix", ["x"] * 6, prefix=2).allowed
-    assert found.tolist() != explain_mask("prefix", ["x"] * 6, prefix=3).allowed
+    facts = felt(read, torch.randint(0, 20, (1, 6)))
+    assert facts.tolist() == explain_mask("prefix", ["x"] * 6, prefix=2).allowed
+    assert facts.tolist() != explain_mask("prefix", ["x"] * 6, prefix=3).allowed
 
 
-def test_a_models_own_masks_are_those_its_attention_was_given():
+def test_model_masks_are_those_applied():
     words = list("abcd")
     row = torch.zeros(1, 4, dtype=torch.long)
     gpt = Model(Transformer(TransformerConfig(**SIZES)), {})
@@ -114,31 +114,31 @@ def test_a_models_own_masks_are_those_its_attention_was_given():
     pair = Model(EncoderDecoder(EncoderDecoderConfig(**SIZES)), {})
     batch = Batch(row, source=Batch(torch.zeros(1, 3, dtype=torch.long)))
     masks = explain_model_masks(pair, EncodedInput(batch, words, list("xyz")), "pair")
-    found = {own.attention: own for own in masks}
-    assert {where: (own.masked, own.entries) for where, own in found.items()} == {
+    facts = {own.attention: own for own in masks}
+    assert {where: (own.masked, own.entries) for where, own in facts.items()} == {
         "encoder": (0, 9),
         "decoder": (6, 16),
         "cross": (0, 12),
     }
-    assert found["cross"].tokens == words and found["cross"].keys == list("xyz")
+    assert facts["cross"].tokens == words and facts["cross"].keys == list("xyz")
     lstm = Model(Recurrent(RecurrentConfig(vocabulary=20, width=8, hidden=8)), {})
     with pytest.raises(UserError, match=r"has no attention \(families that have it: seq2seq, transformer\)"):
         explain_model_masks(lstm, EncodedInput(Batch(row), words), "lstm")
 
 
-def test_the_verb_tells_the_table_and_its_count(call, tmp_path):
+def test_mask_command(call, tmp_path):
     out, _ = call("explain", "mask", "--tokens", "the cat sat on mats", "--out", tmp_path / "mask.svg")
     assert "10 of 25 entries are masked, L(L−1)/2 = 10" in out and out.count("-inf") == 10
     assert (tmp_path / "mask.svg").read_text(encoding="utf-8").count("−∞") == 10
     out, _ = call("explain", "mask", "--kind", "document", "--length", 5, "--documents", "2,3", "--json")
-    said = json.loads(out)
-    assert said["masked"] == said["expected"] == 16 and said["matrix"][2] == ["-inf", "-inf", 0, "-inf", "-inf"]
+    result = json.loads(out)
+    assert result["masked"] == result["expected"] == 16 and result["matrix"][2] == ["-inf", "-inf", 0, "-inf", "-inf"]
     out, _ = call("explain", "mask", "--preset", "gpt-nano", "--set", "vocabulary=300", "--length", 5, "--json")
     assert json.loads(out)["masked"] == 10
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "result"),
     [
         (["--kind", "casual"], "must be causal, none, padding, document, prefix; did you mean 'causal'?"),
         (["--length", 0], "at least one token"),
@@ -156,14 +156,14 @@ def test_the_verb_tells_the_table_and_its_count(call, tmp_path):
         (["--length", 65, "--out", "mask.html"], "65 tokens"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line(call, words, said, tmp_path, monkeypatch):
+def test_invalid_options_are_one_error_line(call, words, result, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, err = call("explain", "mask", *words, code=2)
-    assert said in err and err.count("\n") == 1
+    assert result in err and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_the_page_stands_by_itself(browser, tmp_path):
+def test_page_is_self_contained(browser, tmp_path):
     where = tmp_path / "mask.html"
     where.write_text(page(mask_document([explain_mask("prefix", ["<b>", "&", "c", "d"], prefix=2)])), encoding="utf-8")
     for width, scheme in ((1280, "light"), (390, "dark")):
@@ -171,7 +171,7 @@ def test_the_page_stands_by_itself(browser, tmp_path):
         assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
 
 
-def test_a_square_for_every_two_places():
-    found = explain_mask("causal", ["<b>", "b", "c"])
-    drawn = mask_document([found]).picture()
+def test_picture_has_a_square_for_every_pair():
+    facts = explain_mask("causal", ["<b>", "b", "c"])
+    drawn = mask_document([facts]).picture()
     assert drawn.count('class="cell"') == 9 and drawn.count("is masked from") == 3 and "<b>" not in drawn

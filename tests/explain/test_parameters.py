@@ -1,4 +1,4 @@
-"""Weights beside their formulas: the textbook's numbers, every preset, the terminal, the page and JSON."""
+"""Parameter counts beside their formulas for every preset, and the params command."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def classic():
     return params("classic", f"vocabulary={V}")
 
 
-def test_the_labs_numbers(classic):
+def test_lab_model_counts(classic):
     facts = classic.to_dict()
     assert (facts["base"], facts["total"], facts["trainable"]) == (10_968_200, 21_018_401, 21_018_401)
     assert facts["heads"] == {"token": 10_050_201, "label": 402}
@@ -44,8 +44,8 @@ def test_the_labs_numbers(classic):
     assert both["label",] == {"trainable": 402, "frozen": 10_968_200}
 
 
-def test_the_labs_fifteen_rows():
-    """The lab's model is an embedding, torch's own encoder layer and a linear layer: the same rows, one by one."""
+def test_lab_model_tensors_match_pytorch():
+    """The lab's model is an embedding, nn.TransformerEncoderLayer and a linear layer: the same tensors."""
     layer = nn.TransformerEncoderLayer(D, 2, D, device="meta")
     lab = {"embedding.weight": V * D, "decoder.weight": V * D, "decoder.bias": V}
     lab |= {f"layers.0.{name}": parameter.numel() for name, parameter in layer.named_parameters()}
@@ -58,12 +58,12 @@ def test_the_labs_fifteen_rows():
 
 
 @pytest.mark.parametrize("preset", preset_names())
-def test_every_preset_is_explained(preset):
+def test_every_preset_matches_its_formula(preset):
     subject = open_subject(None, preset, ["vocabulary=900"], weights=False)
-    found = explain_parameters(subject)
-    assert found.total == sum(parameter.numel() for parameter in subject.model.parameters())
-    names = {one.name: one.value for one in found.symbols}
-    for expression, value in ((found.totals[0].formula, found.total), (found.base_formula, found.base)):
+    result = explain_parameters(subject)
+    assert result.total == sum(parameter.numel() for parameter in subject.model.parameters())
+    names = {one.name: one.value for one in result.symbols}
+    for expression, value in ((result.totals[0].formula, result.total), (result.base_formula, result.base)):
         symbols = {symbol: names[str(symbol)] for symbol in expression.free_symbols}
         assert expression.subs(symbols) == value
 
@@ -83,24 +83,24 @@ def test_every_preset_is_explained(preset):
         ("seq2seq-nano", ["shared=false", "positions=learned"], {}),
     ],
 )
-def test_every_head(preset, sets, more):
-    found = params(preset, "vocabulary=900", *sets, **more)
-    assert sum(line.value * line.times for line in found.modules if line.tensor) == found.total
-    assert found.total == found.base + sum(found.heads[name] for name in found.totals[0].heads)
+def test_every_head_matches_its_formula(preset, sets, more):
+    result = params(preset, "vocabulary=900", *sets, **more)
+    assert sum(line.value * line.times for line in result.modules if line.tensor) == result.total
+    assert result.total == result.base + sum(result.heads[name] for name in result.totals[0].heads)
 
 
-def test_heads_are_in_the_formula_only_where_queries_and_keys_are_normed():
+def test_number_of_heads_matters_only_with_qk_norm():
     plain, normed = params("gpt-nano"), params("modern-nano")
     heads = next(symbol for symbol in normed.derivative.free_symbols if str(symbol) == "A")
     assert plain.derivative == 0
     assert sympy.simplify(normed.derivative * heads**2).free_symbols == normed.derivative.free_symbols - {heads}
     assert params("lstm-nano").derivative is None
-    twice = params("modern-nano", "heads=8").total - normed.total  # four layers, two norms, 16 numbers less in each
+    twice = params("modern-nano", "heads=8").total - normed.total  # 4 layers, 2 norms, 16 weights less in each
     assert twice == -4 * 2 * 16
     assert params("gpt-nano", "heads=8").total == plain.total
 
 
-def test_formulas_as_people_write_them():
+def test_typesetting_of_formulas():
     width, hidden, depth, heads = sympy.symbols("D F M A")
     assert in_text(3 * width**2 + 3 * width) == "3D² + 3D"
     assert in_text(depth * (6 * width**2 + 10 * width) + 2, depth) == "2 + M(6D² + 10D)"
@@ -111,20 +111,20 @@ def test_formulas_as_people_write_them():
     assert in_text(sympy.Symbol("V_src") * width) == "VₛD"
 
 
-def test_lines_nest_and_say_nothing_twice(classic):
+def test_module_tree_skips_single_children(classic):
     shown = module_rows(classic.modules)
     assert [one.level for one in shown[:4]] == [0, 1, 2, 1]
     assert "around_feed.norm" in {one.name for one in shown}
     assert "around_feed" not in {one.name for one in shown}
 
 
-def test_terminal_json_and_page(call, tmp_path):
+def test_params_command(call, tmp_path):
     out, err = call("explain", "params", "--preset", "classic", "--set", "vocabulary=50001")
     assert "21,018,401" in out and "6D² + 10D" in out and "derivative of the total by A is 0" in out and not err
     out, _ = call("explain", "params", "--preset", "gpt-nano", "--classes", 5, "--json")
-    told = json.loads(out.splitlines()[-1])
-    assert told["heads"]["label"] == 5 * 129
-    assert {"total", "base", "heads", "trainable", "rows", "flops_per_token", "memory"} <= set(told)
+    output = json.loads(out.splitlines()[-1])
+    assert output["heads"]["label"] == 5 * 129
+    assert {"total", "base", "heads", "trainable", "rows", "flops_per_token", "memory"} <= set(output)
     page = tmp_path / "new" / "params.html"
     call("explain", "params", "--preset", "modern-nano", "--out", page)
     outline = Outline(page)
@@ -135,13 +135,13 @@ def test_terminal_json_and_page(call, tmp_path):
     assert chart.startswith("<svg xmlns") and "prefers-color-scheme: dark" in chart
 
 
-def test_a_run_is_explained_with_its_own_heads(call, corpus, tmp_path, tiny):
+def test_run_with_its_own_or_other_heads(call, corpus, tmp_path, tiny):
     import headstock
 
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 2})
-    found = json.loads(call("explain", "params", tmp_path / "run", "--json")[0].splitlines()[-1])
+    result = json.loads(call("explain", "params", tmp_path / "run", "--json")[0].splitlines()[-1])
     weights = headstock.load(tmp_path / "run", device="cpu").model
-    assert found["total"] == sum(p.numel() for p in weights.parameters())
+    assert result["total"] == sum(p.numel() for p in weights.parameters())
     tagged = call("explain", "params", tmp_path / "run", "--task", "tag", "--classes", 4, "--json")[0]
     assert json.loads(tagged.splitlines()[-1])["heads"]["tag"] == 4 * 17
     _, err = call("explain", "params", tmp_path / "run", "--set", "depth=3", code=2)
@@ -149,7 +149,7 @@ def test_a_run_is_explained_with_its_own_heads(call, corpus, tmp_path, tiny):
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "expected"),
     [
         ([], "--preset"),
         (["--preset", "clasic"], "did you mean 'classic'"),
@@ -162,12 +162,12 @@ def test_a_run_is_explained_with_its_own_heads(call, corpus, tmp_path, tiny):
         (["--preset", "classic", "--out", "x.pdf"], ".html"),
     ],
 )
-def test_bad_input_is_told_in_a_line(call, words, wanted):
+def test_invalid_options_are_one_error_line(call, words, expected):
     _, err = call("explain", "params", *words, code=2)
-    assert wanted in err and len(err.strip().splitlines()) <= 2
+    assert expected in err and len(err.strip().splitlines()) <= 2
 
 
-def test_costs_are_those_of_the_settings(classic):
+def test_costs_of_the_lab_model(classic):
     facts = classic.to_dict()
     length, depth = 256, 4
     assert facts["flops_per_token"]["forward"]["value"] == depth * (12 * D**2 + 4 * length * D) + 2 * V * D
@@ -178,12 +178,12 @@ def test_costs_are_those_of_the_settings(classic):
     assert held["optimizer (adamw)"]["value"] == 8 * facts["total"] + 4 * len(facts["rows"])
 
 
-def test_no_weights_are_made_for_a_plan():
+def test_presets_are_counted_on_the_meta_device():
     subject = open_subject(None, "bert-base", weights=False)
     assert subject.model.device == torch.device("meta")
     assert render_page(parameter_document(explain_parameters(subject))).count("<section") == 5
 
 
-def test_the_pages_know_no_path_of_this_machine(tmp_path, call):
+def test_pages_contain_no_local_path(tmp_path, call):
     call("explain", "params", "--preset", "gpt-nano", "--out", tmp_path / "p.html")
     assert str(Path.home()) not in (tmp_path / "p.html").read_text()

@@ -1,4 +1,4 @@
-"""Positions: the numbers a model adds or turns by, against the formulas written out by hand."""
+"""Position encodings against their formulas, and the positions command."""
 
 import json
 import math
@@ -37,78 +37,78 @@ def frequencies(pairs: int) -> list[float]:
     return [10_000 ** (-i / pairs) for i in range(pairs)]
 
 
-def test_sinusoids_are_the_formulas_and_alike_by_distance_alone():
-    found = explain_positions("sinusoidal", 40, 12)
+def test_sinusoids_match_the_formula_and_depend_on_distance_alone():
+    facts = explain_positions("sinusoidal", 40, 12)
     for place in range(40):
         for i, speed in enumerate(frequencies(6)):
-            assert float(found.table[place, 2 * i]) == pytest.approx(math.sin(place * speed), abs=1e-6)
-            assert float(found.table[place, 2 * i + 1]) == pytest.approx(math.cos(place * speed), abs=1e-6)
-    wanted = [np.mean([math.cos(distance * speed) for speed in frequencies(6)]) for distance in range(40)]
-    assert found.similarity == pytest.approx(wanted, abs=1e-6)
-    assert found.by_distance_alone and found.spread < 1e-6
-    assert found.wavelengths == pytest.approx((2 * math.pi, 2 * math.pi * 10_000 ** (5 / 6)))
+            assert float(facts.table[place, 2 * i]) == pytest.approx(math.sin(place * speed), abs=1e-6)
+            assert float(facts.table[place, 2 * i + 1]) == pytest.approx(math.cos(place * speed), abs=1e-6)
+    expected = [np.mean([math.cos(distance * speed) for speed in frequencies(6)]) for distance in range(40)]
+    assert facts.similarity == pytest.approx(expected, abs=1e-6)
+    assert facts.by_distance_alone and facts.spread < 1e-6
+    assert facts.wavelengths == pytest.approx((2 * math.pi, 2 * math.pi * 10_000 ** (5 / 6)))
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "rotary"])
-def test_the_two_nearest_positions_are_found(kind):
-    found = explain_positions(kind, 60, 8)
-    table = found.table.numpy()
+def test_nearest_pair_matches_brute_force(kind):
+    facts = explain_positions(kind, 60, 8)
+    table = facts.table.numpy()
     apart = {(i, j): np.sqrt(((table[i] - table[j]) ** 2).sum()) for i in range(60) for j in range(i + 1, 60)}
-    assert found.gap == pytest.approx(min(apart.values()), rel=1e-12)
-    assert apart[found.nearest] == pytest.approx(found.gap, rel=1e-9)
-    assert found.distinct
+    assert facts.gap == pytest.approx(min(apart.values()), rel=1e-12)
+    assert apart[facts.nearest] == pytest.approx(facts.gap, rel=1e-9)
+    assert facts.distinct
 
 
-def test_two_positions_that_are_alike_are_told():
+def test_equal_positions_are_reported():
     table = torch.randn(1300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    table[1201] = table[7]  # in different parts of the search
+    table[1201] = table[7]  # in different chunks of the search
     assert nearest_pair(table) == ((7, 1201), 0.0)
     model = small_model(positions="learned")
     with torch.no_grad():
         model.backbone.positions.weight[3] = model.backbone.positions.weight[9]
-    (found,) = explain_model_positions(model, "broken")
-    assert not found.distinct and found.nearest == (3, 9)
-    assert "are the same, so the model cannot tell them apart" in page(position_document([found]))
+    (facts,) = explain_model_positions(model, "broken")
+    assert not facts.distinct and facts.nearest == (3, 9)
+    assert "are the same, so the model cannot tell them apart" in page(position_document([facts]))
 
 
-def test_rotary_scores_fade_with_the_distance_and_are_what_attention_computes():
+def test_rotary_scores_match_complex_rotation():
     model = small_model(positions="rotary", width=32, heads=2)
-    (found,) = explain_model_positions(model, "rotary", length=12)
+    (facts,) = explain_model_positions(model, "rotary", length=12)
     speeds = torch.tensor(frequencies(8), dtype=torch.float64)
-    wanted = [float((distance * speeds).cos().mean()) for distance in range(12)]
-    assert found.scores == pytest.approx(wanted, abs=1e-6) and found.similarity == pytest.approx(wanted, abs=1e-6)
-    assert found.table.shape == (12, 16) and found.by_distance_alone
+    expected = [float((distance * speeds).cos().mean()) for distance in range(12)]
+    assert facts.scores == pytest.approx(expected, abs=1e-6) and facts.similarity == pytest.approx(expected, abs=1e-6)
+    assert facts.table.shape == (12, 16) and facts.by_distance_alone
     by_formula = explain_positions("rotary", 12, 16)
-    assert torch.allclose(by_formula.table, found.table, atol=1e-6)
-    assert by_formula.scores == pytest.approx(wanted, abs=1e-9)
-    # queries and keys of all ones at every two places, turned by complex numbers
+    assert torch.allclose(by_formula.table, facts.table, atol=1e-6)
+    assert by_formula.scores == pytest.approx(expected, abs=1e-9)
+    # queries and keys of all ones at every two positions, rotated by complex numbers
     turned = torch.exp(1j * torch.arange(12)[:, None] * speeds)
     scores = (turned[:, None] * turned[None].conj()).real.mean(-1) * (1 + 1) / 2
-    assert all(abs(float(scores[i, j]) - found.scores[abs(i - j)]) < 1e-6 for i in range(12) for j in range(12))
+    assert all(abs(float(scores[i, j]) - facts.scores[abs(i - j)]) < 1e-6 for i in range(12) for j in range(12))
 
 
-def test_learned_positions_come_from_a_run_and_say_what_was_not_learned(run):
+def test_learned_positions_note_untrained_ones(run):
     loaded = headstock.load(run)
-    (found,) = explain_model_positions(loaded.model, "run", trained_length=16)
-    assert torch.equal(found.table.float(), loaded.model.backbone.positions.weight.detach())
-    assert found.trained and "trained on rows of 16 tokens" in found.notes[0]
-    assert not found.by_distance_alone
-    unit = found.table / found.table.norm(dim=1, keepdim=True)
+    (facts,) = explain_model_positions(loaded.model, "run", trained_length=16)
+    assert torch.equal(facts.table.float(), loaded.model.backbone.positions.weight.detach())
+    assert facts.trained and "trained on rows of 16 tokens" in facts.notes[0]
+    assert not facts.by_distance_alone
+    unit = facts.table / facts.table.norm(dim=1, keepdim=True)
     every = unit @ unit.T
     for distance in (0, 1, 5, 31):
         values = [float(every[i, i + distance]) for i in range(32 - distance)]
-        said = found.similarity[distance], found.low[distance], found.high[distance]
-        assert said == pytest.approx((np.mean(values), min(values), max(values)), abs=1e-9)
+        result = facts.similarity[distance], facts.low[distance], facts.high[distance]
+        assert result == pytest.approx((np.mean(values), min(values), max(values)), abs=1e-9)
     (fresh,) = explain_model_positions(small_model(positions="learned"), "gpt-nano", trained=False)
     assert fresh.trained is False and "random vectors" in fresh.notes[0]
 
 
-def test_two_stacks_that_learn_have_two_tables_and_a_formula_has_one():
+def test_encoder_decoder_has_two_learned_tables_or_one_formula():
     sizes = {"vocabulary": 20, "context": 8, "depth": 1, "width": 8, "heads": 2, "hidden": 8}
     learned = explain_model_positions(
         Model(EncoderDecoder(EncoderDecoderConfig(**sizes, positions="learned")), {}), "pair"
     )
-    assert [found.where for found in learned] == ["encoder", "decoder"]
+    assert [facts.where for facts in learned] == ["encoder", "decoder"]
     assert not torch.equal(learned[0].table, learned[1].table)
     (one,) = explain_model_positions(
         Model(EncoderDecoder(EncoderDecoderConfig(**sizes, positions="sinusoidal")), {}), "pair"
@@ -118,12 +118,12 @@ def test_two_stacks_that_learn_have_two_tables_and_a_formula_has_one():
         explain_model_positions(Model(Elmo(ElmoConfig(vocabulary=20, width=8, hidden=8)), {}), "elmo")
 
 
-def test_the_verb_tells_and_refuses(call, run, tmp_path):
+def test_positions_command(call, run, tmp_path):
     out, _ = call("explain", "positions", run)
     assert "No two positions are the same" in out and "rows of 16 tokens" in out
     out, _ = call("explain", "positions", "--kind", "sinusoidal", "--length", 16, "--width", 6, "--json")
-    said = json.loads(out)
-    assert (said["length"], said["width"], said["distinct"]) == (16, 6, True) and len(said["similarity"]) == 16
+    result = json.loads(out)
+    assert (result["length"], result["width"], result["distinct"]) == (16, 6, True) and len(result["similarity"]) == 16
     for words, line in [
         (["--kind", "learned"], "name a run, or a preset"),
         (["--kind", "rotary", "--width", 7], "must be even"),
@@ -139,22 +139,22 @@ def test_the_verb_tells_and_refuses(call, run, tmp_path):
 
 
 def test_colours_fade_towards_zero():
-    found = signed_colours(np.array([[-1.0, 0.0, 0.5]]))
-    assert found.shape == (1, 3, 4) and found[0, :, 3].tolist() == [1.0, 0.0, 0.5]
-    assert found[0, 0, 2] > found[0, 0, 0] and found[0, 2, 0] > found[0, 2, 2]  # blue below zero, orange above
+    facts = signed_colours(np.array([[-1.0, 0.0, 0.5]]))
+    assert facts.shape == (1, 3, 4) and facts[0, :, 3].tolist() == [1.0, 0.0, 0.5]
+    assert facts[0, 0, 2] > facts[0, 0, 0] and facts[0, 2, 0] > facts[0, 2, 2]  # blue below zero, orange above
 
 
-def test_the_page_stands_by_itself(browser, tmp_path):
+def test_page_is_self_contained(browser, tmp_path):
     where = tmp_path / "positions.html"
     where.write_text(page(position_document([explain_positions("rotary", 20, 8)])), encoding="utf-8")
     for width, scheme in ((1280, "dark"), (390, "light")):
         seen = look_at(browser, where, width=width, scheme=scheme)
-        asked = [url for url in seen["asked"] if not url.startswith("data:")]
-        assert not seen["wrong"] and asked == [where.as_uri()] and seen["overflow"] <= 0
+        target = [url for url in seen["asked"] if not url.startswith("data:")]
+        assert not seen["wrong"] and target == [where.as_uri()] and seen["overflow"] <= 0
         assert {"heat" if width > 640 else "heat-narrow", "alike", "distance"} <= seen["seen"]
 
 
-def test_a_picture_alone_carries_its_colours():
+def test_picture_carries_its_colours():
     drawn = position_document([explain_positions("sinusoidal", 20, 8)]).picture()
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawn and "prefers-color-scheme: dark" in drawn
     assert "var(--soft)" in drawn and "--soft:" in drawn

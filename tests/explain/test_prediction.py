@@ -1,4 +1,4 @@
-"""Weights and left-out words are those of plain tensor code, and the answer is the run's own."""
+"""Explained predictions against plain tensor code and the run's own predictions."""
 
 import json
 
@@ -6,22 +6,24 @@ import pytest
 import torch
 
 from headstock.errors import UserError
-from headstock.explain.prediction import explain_prediction, log_odds, prediction_document, without
+from headstock.explain.prediction import explain_prediction, log_odds, prediction_document, without_word
 from headstock.explain.render_document import page
 from headstock.model.batch import Batch
-from tests.explain.opened import classifier, learned, opened
+from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
 
 TEXT = "Anne likes Paris. Ben finds the sea."
 
 
 @pytest.fixture(scope="module")
 def tokenizer(corpus):
-    return learned(corpus)
+    return make_tokenizer(corpus)
 
 
-def test_without_a_word():
-    assert without("a b c", 2, 3) == "a c" and without("a b", 0, 1) == "b" and without("a b", 2, 3) == "a"
-    assert without("it's", 2, 4) == "it" and without("a, b", 1, 2) == "a b"
+def test_without_word_and_log_odds():
+    assert (
+        without_word("a b c", 2, 3) == "a c" and without_word("a b", 0, 1) == "b" and without_word("a b", 2, 3) == "a"
+    )
+    assert without_word("it's", 2, 4) == "it" and without_word("a, b", 1, 2) == "a b"
     assert log_odds(0.5) == 0 and log_odds(0.9) == pytest.approx(-log_odds(0.1)) and log_odds(1.0) < 20
 
 
@@ -29,47 +31,47 @@ def test_without_a_word():
 
 
 @torch.no_grad()
-def test_a_class_is_explained_by_what_is_said_without_each_word(tokenizer):
-    run = classifier(tokenizer)
-    found = explain_prediction(run, [TEXT])
-    (said,) = run.predict(TEXT)
-    assert found.kind == "class" and found.answer == said["label"]
-    assert dict(found.answers) == pytest.approx(said["probabilities"], abs=1e-5)
-    assert [word.word for word in found.words] == ["Anne", "likes", "Paris", ".", "Ben", "finds", "the", "sea", "."]
-    for word in found.words:
+def test_class_matches_predictions_without_each_word(tokenizer):
+    run = make_classifier(tokenizer)
+    facts = explain_prediction(run, [TEXT])
+    (result,) = run.predict(TEXT)
+    assert facts.kind == "class" and facts.answer == result["label"]
+    assert dict(facts.answers) == pytest.approx(result["probabilities"], abs=1e-5)
+    assert [word.word for word in facts.words] == ["Anne", "likes", "Paris", ".", "Ben", "finds", "the", "sea", "."]
+    for word in facts.words:
         assert TEXT[word.begin : word.end] == word.word
-        (bare,) = run.predict(without(TEXT, word.begin, word.end))
-        assert word.probability == pytest.approx(bare["probabilities"][found.answer], abs=1e-5)
+        (bare,) = run.predict(without_word(TEXT, word.begin, word.end))
+        assert word.probability == pytest.approx(bare["probabilities"][facts.answer], abs=1e-5)
         assert word.says == bare["label"]
-        assert word.change == pytest.approx(log_odds(found.probability) - log_odds(word.probability), abs=1e-5)
-    assert max(abs(word.change) for word in found.words) > 0.01
-    assert sum(word.weight for word in found.words) == pytest.approx(
-        sum(token.weight for token in found.tokens), abs=1e-5
+        assert word.change == pytest.approx(log_odds(facts.probability) - log_odds(word.probability), abs=1e-5)
+    assert max(abs(word.change) for word in facts.words) > 0.01
+    assert sum(word.weight for word in facts.words) == pytest.approx(
+        sum(token.weight for token in facts.tokens), abs=1e-5
     )
 
 
-def test_the_plain_product_is_the_gradient_by_the_embedding(tokenizer):
-    run = classifier(tokenizer)
-    found = explain_prediction(run, [TEXT], label="bad")
-    assert found.answer == "bad"
+def test_plain_weights_are_gradient_times_embedding(tokenizer):
+    run = make_classifier(tokenizer)
+    facts = explain_prediction(run, [TEXT], label="bad")
+    assert facts.answer == "bad"
     model, ids = run.model, torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]])
     embedded = model.backbone.tokens(ids).detach().requires_grad_()
-    hook = model.backbone.tokens.register_forward_hook(lambda module, given, output: embedded)
+    hook = model.backbone.tokens.register_forward_hook(lambda module, inputs, output: embedded)
     scores = model.heads["label"](model(Batch(ids)).hidden.mean(1))[0]
     hook.remove()
     (gradient,) = torch.autograd.grad(scores[0] - scores.mean(), embedded)
-    wanted = (gradient * embedded).sum(-1)[0, 1:].tolist()
-    assert [token.plain for token in found.tokens] == pytest.approx(wanted, abs=1e-5)
-    assert [token.weight for token in found.tokens] != pytest.approx(wanted, abs=1e-3)  # the way makes a difference
+    expected = (gradient * embedded).sum(-1)[0, 1:].tolist()
+    assert [token.plain for token in facts.tokens] == pytest.approx(expected, abs=1e-5)
+    assert [token.weight for token in facts.tokens] != pytest.approx(expected, abs=1e-3)  # integrated gradients differ
 
 
-def test_pairs_are_explained_in_both_texts(tokenizer):
+def test_pairs_have_words_of_both_texts(tokenizer):
     settings = {"task_classes": ("no", "yes"), "task_pool": "mean", "causal": False, "segments": 2}
-    run = opened(tokenizer, "pair", **settings)
-    found = explain_prediction(run, ["Anne sees Ben.", "Ben finds home."])
-    assert [word.text for word in found.words] == [0] * 4 + [1] * 4
+    run = make_pipeline(tokenizer, "pair", **settings)
+    facts = explain_prediction(run, ["Anne sees Ben.", "Ben finds home."])
+    assert [word.text for word in facts.words] == [0] * 4 + [1] * 4
     (bare,) = run.predict([("Anne Ben.", "Ben finds home.")])
-    assert found.words[1].probability == pytest.approx(bare["probabilities"][found.answer], abs=1e-5)
+    assert facts.words[1].probability == pytest.approx(bare["probabilities"][facts.answer], abs=1e-5)
     with pytest.raises(UserError, match="wanted two texts, 1 came"):
         explain_prediction(run, ["Anne sees Ben."])
 
@@ -78,33 +80,33 @@ def test_pairs_are_explained_in_both_texts(tokenizer):
 
 
 @torch.no_grad()
-def test_the_next_token(tokenizer):
-    run = opened(tokenizer)
-    found = explain_prediction(run, ["Anne likes the"])
+def test_next_token(tokenizer):
+    run = make_pipeline(tokenizer)
+    facts = explain_prediction(run, ["Anne likes the"])
     logits = run.model.heads["token"](
         run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne likes the")]]))).hidden
     )
     chances = logits[0, -1].softmax(-1)
     chances[run.suppressed_tokens()] = 0
-    assert found.kind == "next token" and found.probability == pytest.approx(float(chances.max()), abs=1e-6)
-    assert len(found.tokens) == len(tokenizer.encode("Anne likes the"))
+    assert facts.kind == "next token" and facts.probability == pytest.approx(float(chances.max()), abs=1e-6)
+    assert len(facts.tokens) == len(tokenizer.encode("Anne likes the"))
     bare = run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
     chance = run.model.heads["token"](bare).softmax(-1)[0, int(chances.argmax())]
-    assert found.words[1].word == "likes" and found.words[1].probability == pytest.approx(float(chance), abs=1e-6)
-    asked = explain_prediction(run, ["Anne likes the"], label="sea")
-    assert asked.answer == "sea" or "explained is the first" in asked.notes[0]
+    assert facts.words[1].word == "likes" and facts.words[1].probability == pytest.approx(float(chance), abs=1e-6)
+    target = explain_prediction(run, ["Anne likes the"], label="sea")
+    assert target.answer == "sea" or "explained is the first" in target.notes[0]
 
 
-def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypatch):
+def test_integrated_gradients_are_complete(tokenizer, monkeypatch):
     from headstock.inference import attribution
 
-    run = opened(tokenizer, "masked")
+    run = make_pipeline(tokenizer, "masked")
     monkeypatch.setattr(attribution, "STEPS", 256)
-    found = explain_prediction(run, ["Anne [MASK] Paris. Ben finds home."])
+    facts = explain_prediction(run, ["Anne [MASK] Paris. Ben finds home."])
     text = "Anne [MASK] Paris. Ben finds home."
     ids = [tokenizer.cls, *tokenizer.encode("Anne"), tokenizer.mask, *tokenizer.encode(" Paris. Ben finds home.")]
     place, head = 1 + len(tokenizer.encode("Anne")), run.model.heads["token"]
-    assert [token.token for token in found.tokens][place - 1] == "[MASK]" and found.tokens[place - 1].weight == 0
+    assert [token.token for token in facts.tokens][place - 1] == "[MASK]" and facts.tokens[place - 1].weight == 0
 
     @torch.no_grad()
     def score(row):
@@ -115,10 +117,10 @@ def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypa
     logits[[*run.suppressed_tokens(), tokenizer.eos]] = -torch.inf
     target = int(logits.argmax())
     _, empty = score([tokenizer.cls] + [tokenizer.mask] * (len(ids) - 1))
-    added = sum(token.weight for token in found.tokens)
+    added = sum(token.weight for token in facts.tokens)
     assert added == pytest.approx(float(whole[target] - empty[target]), abs=2e-3)
     assert abs(added) > 0.01
-    assert [word.word for word in found.words] == [
+    assert [word.word for word in facts.words] == [
         "Anne",
         "Paris",
         ".",
@@ -126,12 +128,12 @@ def test_the_weights_of_a_token_add_up_to_what_the_text_says(tokenizer, monkeypa
         "finds",
         "home",
         ".",
-    ]  # no mask among them
+    ]  # without the mask
     assert text.count("[MASK]") == 1
 
 
-def test_one_of_several_masks_is_chosen(tokenizer):
-    run, text = opened(tokenizer, "masked"), "Anne [MASK] Paris. Ben [MASK] home."
+def test_one_of_several_masks(tokenizer):
+    run, text = make_pipeline(tokenizer, "masked"), "Anne [MASK] Paris. Ben [MASK] home."
     first, second = explain_prediction(run, [text]), explain_prediction(run, [text], at=2)
     assert "number 1 of 2" in first.notes[0] and "number 2 of 2" in second.notes[0]
     assert first.answers != second.answers
@@ -145,16 +147,16 @@ def test_one_of_several_masks_is_chosen(tokenizer):
     ("task", "settings"),
     [("hybrid", {}), ("causal", {"family": "recurrent"}), ("classify", {"family": "elmo", "task_classes": ("a", "b")})],
 )
-def test_other_families_are_explained_too(tokenizer, task, settings):
-    found = explain_prediction(opened(tokenizer, task, **settings), [TEXT])
-    assert len(found.words) == 9 and any(token.weight for token in found.tokens)
+def test_other_families(tokenizer, task, settings):
+    facts = explain_prediction(make_pipeline(tokenizer, task, **settings), [TEXT])
+    assert len(facts.words) == 9 and any(token.weight for token in facts.tokens)
 
 
-def test_a_translation_is_explained_by_its_source(tokenizer):
-    run = opened(tokenizer, "translate", family="seq2seq")
-    found = explain_prediction(run, ["Anne likes Paris."], label="Ben finds home.")
-    assert found.answer == "Ben finds home." and len(found.words) == 4
-    assert len(found.tokens) == len(tokenizer.encode("Anne likes Paris."))
+def test_translation_is_explained_by_its_source(tokenizer):
+    run = make_pipeline(tokenizer, "translate", family="seq2seq")
+    facts = explain_prediction(run, ["Anne likes Paris."], label="Ben finds home.")
+    assert facts.answer == "Ben finds home." and len(facts.words) == 4
+    assert len(facts.tokens) == len(tokenizer.encode("Anne likes Paris."))
 
     @torch.no_grad()
     def chance(source):
@@ -163,18 +165,18 @@ def test_a_translation_is_explained_by_its_source(tokenizer):
             torch.tensor([[tokenizer.bos, *target]]),
             source=Batch(torch.tensor([[*tokenizer.encode(source), tokenizer.eos]])),
         )
-        told = run.model.heads["token"](run.model(batch).hidden)[0].log_softmax(-1)
-        return float(told[range(len(target) + 1), [*target, tokenizer.eos]].mean().exp())
+        output = run.model.heads["token"](run.model(batch).hidden)[0].log_softmax(-1)
+        return float(output[range(len(target) + 1), [*target, tokenizer.eos]].mean().exp())
 
-    assert found.probability == pytest.approx(chance("Anne likes Paris."), rel=1e-4)
-    assert found.words[1].probability == pytest.approx(chance("Anne Paris."), rel=1e-4)
+    assert facts.probability == pytest.approx(chance("Anne likes Paris."), rel=1e-4)
+    assert facts.words[1].probability == pytest.approx(chance("Anne Paris."), rel=1e-4)
 
 
 # Bad input
 
 
-def test_bad_input_is_refused_in_one_line(tokenizer):
-    run = classifier(tokenizer)
+def test_invalid_input_is_refused(tokenizer):
+    run = make_classifier(tokenizer)
     with pytest.raises(UserError, match=r"--label 'goood' is no class.*did you mean 'good'\?"):
         explain_prediction(run, [TEXT], label="goood")
     with pytest.raises(UserError, match="the text is empty"):
@@ -185,17 +187,17 @@ def test_bad_input_is_refused_in_one_line(tokenizer):
     with pytest.raises(
         UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with its marks, and this run reads 24"
     ):
-        explain_prediction(opened(tokenizer), [long])
-    tagger = opened(tokenizer, "tag", task_classes=("A", "B"))
+        explain_prediction(make_pipeline(tokenizer), [long])
+    tagger = make_pipeline(tokenizer, "tag", task_classes=("A", "B"))
     with pytest.raises(UserError, match="is a tagger of words; predictions are explained of classifiers"):
         explain_prediction(tagger, [TEXT])
     with pytest.raises(UserError, match="no left-to-right language model"):
-        explain_prediction(opened(tokenizer, "denoise", family="seq2seq"), [TEXT])
+        explain_prediction(make_pipeline(tokenizer, "denoise", family="seq2seq"), [TEXT])
 
 
-def test_facts_are_json_and_texts_do_not_break_a_page(tokenizer):
-    found = explain_prediction(classifier(tokenizer), ["<script>x</script>"])
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["answers"][0].keys() == {"answer", "probability"} and len(told["tokens"]) == len(found.tokens)
-    html = page(prediction_document(found, "a <b> run"))
+def test_json_and_escaping(tokenizer):
+    facts = explain_prediction(make_classifier(tokenizer), ["<script>x</script>"])
+    output = json.loads(json.dumps(facts.to_dict()))
+    assert output["answers"][0].keys() == {"answer", "probability"} and len(output["tokens"]) == len(facts.tokens)
+    html = page(prediction_document(facts, "a <b> run"))
     assert "<script" not in html and 'class="text"' in html

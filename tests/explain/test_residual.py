@@ -1,4 +1,4 @@
-"""The stream's numbers are those of plain tensor code, and the lens ends where the model does."""
+"""The residual stream and the logit lens against plain tensor code."""
 
 import json
 from itertools import pairwise
@@ -13,27 +13,27 @@ from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
-from tests.explain.opened import classifier, learned, opened
+from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
 
 TEXT = "Anne likes Paris. Ben finds the sea."
 
 
 @pytest.fixture(scope="module")
 def tokenizer(corpus):
-    return learned(corpus)
+    return make_tokenizer(corpus)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
-def test_lengths_angles_and_moves(tokenizer, norm):
-    run = opened(tokenizer, norm=norm)
-    found = explain_residual(run, [TEXT])
+def test_steps_match_plain_tensor_code(tokenizer, norm):
+    run = make_pipeline(tokenizer, norm=norm)
+    facts = explain_residual(run, [TEXT])
     batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     layers = [layer[0] for layer in run.model(batch, keep_layers=True).layers]  # (T, D) each
-    assert [step.point for step in found.steps] == ["resid_mid", "resid_post"] * 2
-    assert [step.norm for step in found.steps[1::2]] == pytest.approx([float(x.norm(dim=1).mean()) for x in layers[1:]])
-    assert found.embedding["stack"] == pytest.approx(float(layers[0].norm(dim=1).mean()))
-    paths = found.tokens["stack"]
+    assert [step.point for step in facts.steps] == ["resid_mid", "resid_post"] * 2
+    assert [step.norm for step in facts.steps[1::2]] == pytest.approx([float(x.norm(dim=1).mean()) for x in layers[1:]])
+    assert facts.embedding["stack"] == pytest.approx(float(layers[0].norm(dim=1).mean()))
+    paths = facts.tokens["stack"]
     assert [path.token for path in paths][1:] == display_tokens(tokenizer, batch.tokens[0, 1:].tolist())
     for at, path in enumerate(paths):
         assert path.norms == pytest.approx([float(layer[at].norm()) for layer in layers], rel=1e-5)
@@ -42,66 +42,66 @@ def test_lengths_angles_and_moves(tokenizer, norm):
         assert path.home == pytest.approx(
             [float(F.cosine_similarity(x[at], layers[0][at], 0)) for x in layers], abs=1e-5
         )
-    # the last sublayer by hand: what the feed-forward adds, whichever side its norm stands on
+    # the last sublayer by hand
     block, before = run.model.backbone.blocks[1], None
     hooked = block.around_feed.register_forward_pre_hook(lambda module, given: setattr(block, "met", given[0]))
     run.model(batch)
     hooked.remove()
-    before, last = block.met[0], found.steps[-1]
+    before, last = block.met[0], facts.steps[-1]
     added = block.feed(before if norm == "post" else block.around_feed.norm(before))
     assert last.added == pytest.approx(float(added.norm(dim=1).mean()), rel=1e-5)
     assert last.share == pytest.approx(float((added.norm(dim=1) / before.norm(dim=1)).mean()), rel=1e-5)
     assert last.cosine == pytest.approx(float(F.cosine_similarity(added, before, 1).mean()), abs=1e-5)
     moved = float(((layers[2] - before).norm(dim=1) / before.norm(dim=1)).mean())
     assert last.moved == pytest.approx(moved, rel=1e-5)
-    assert (last.moved == pytest.approx(last.share, rel=1e-4)) == (norm == "pre")  # post-norm scales besides
+    assert (last.moved == pytest.approx(last.share, rel=1e-4)) == (norm == "pre")  # post-norm also rescales
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
-def test_the_lens_ends_with_what_the_model_says(tokenizer, norm):
-    run = opened(tokenizer, norm=norm)
-    found = explain_residual(run, [TEXT])
+def test_lens_ends_with_the_prediction_of_the_model(tokenizer, norm):
+    run = make_pipeline(tokenizer, norm=norm)
+    facts = explain_residual(run, [TEXT])
     batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
     output = run.model(batch, keep_layers=True)
-    assert found.predicts == "next token" and len(found.lens) == batch.tokens.size(1)
+    assert facts.predicts == "next token" and len(facts.lens) == batch.tokens.size(1)
     for depth, layer in enumerate(output.layers):
-        # the final norm is part of the head's way out, where there is one
+        # pre-norm models apply the final norm before the head
         out = run.model.backbone.final_norm(layer) if norm == "pre" else layer
         chances = F.linear(out, run.model.backbone.tokens.weight)[0].softmax(-1)
-        for guess, row in zip(found.lens, chances, strict=True):
+        for guess, row in zip(facts.lens, chances, strict=True):
             assert [p for _, p in guess.layers[depth]] == pytest.approx(
                 row.sort(descending=True)[0][:5].tolist(), rel=1e-4
             )
     final = run.model.heads["token"](output.hidden)[0].argmax(-1).tolist()
-    said = [guess.layers[-1][0][0] for guess in found.lens]
-    assert said == [
+    result = [guess.layers[-1][0][0] for guess in facts.lens]
+    assert result == [
         name if name.isprintable() else name.encode("unicode_escape").decode()
         for name in display_tokens(tokenizer, final)
     ]
-    assert all(guess.ranks[-1] == 1 for guess in found.lens)
-    assert [guess.expected for guess in found.lens][-1] is None
-    assert found.lens[0].expected == tokenizer.decode(tokenizer.encode(TEXT)[:1]).strip()
+    assert all(guess.ranks[-1] == 1 for guess in facts.lens)
+    assert [guess.expected for guess in facts.lens][-1] is None
+    assert facts.lens[0].expected == tokenizer.decode(tokenizer.encode(TEXT)[:1]).strip()
 
 
 @torch.no_grad()
-def test_masked_runs_speak_at_their_masks(tokenizer):
-    run = opened(tokenizer, "masked")
-    found = explain_residual(run, ["Anne [MASK] Paris. Ben [MASK] home."])
-    assert [guess.token for guess in found.lens] == ["[MASK]", "[MASK]"] and found.predicts == "masked token"
+def test_lens_at_masks(tokenizer):
+    run = make_pipeline(tokenizer, "masked")
+    facts = explain_residual(run, ["Anne [MASK] Paris. Ben [MASK] home."])
+    assert [guess.token for guess in facts.lens] == ["[MASK]", "[MASK]"] and facts.predicts == "masked token"
     ids = [tokenizer.cls, *tokenizer.encode("Anne"), tokenizer.mask, *tokenizer.encode(" Paris. Ben")]
     place, second = 1 + len(tokenizer.encode("Anne")), len(ids)
     ids = torch.tensor([[*ids, tokenizer.mask, *tokenizer.encode(" home.")]])
     chances = run.model.heads["token"](run.model(Batch(ids)).hidden)[0, [place, second]].softmax(-1)
-    for guess, row in zip(found.lens, chances, strict=True):
+    for guess, row in zip(facts.lens, chances, strict=True):
         assert [p for _, p in guess.layers[-1]] == pytest.approx(row.sort(descending=True)[0][:5].tolist(), rel=1e-4)
     seen = explain_residual(run, [TEXT])
     assert len(seen.lens) == len(tokenizer.encode(TEXT)) and "nothing is hidden" in seen.notes[0]
 
 
 @torch.no_grad()
-def test_a_classifier_tells_its_classes_after_each_layer(tokenizer):
-    run = classifier(tokenizer)
+def test_lens_of_a_classifier(tokenizer):
+    run = make_classifier(tokenizer)
     (guess,) = explain_residual(run, [TEXT]).lens
     assert dict(guess.layers[-1]) == pytest.approx(run.predict(TEXT)[0]["probabilities"], abs=1e-5)
     batch = Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode(TEXT)]]))
@@ -110,41 +110,41 @@ def test_a_classifier_tells_its_classes_after_each_layer(tokenizer):
     assert dict(guess.layers[0]) == pytest.approx(
         dict(zip(("bad", "fair", "good"), first.tolist(), strict=True)), abs=1e-5
     )
-    middle = classifier(tokenizer, task_layers="1")
+    middle = make_classifier(tokenizer, task_layers="1")
     (guess,) = explain_residual(middle, [TEXT]).lens
     assert dict(guess.layers[1]) == pytest.approx(middle.predict(TEXT)[0]["probabilities"], abs=1e-5)
-    mixed = explain_residual(classifier(tokenizer, task_layers="mix"), [TEXT])
+    mixed = explain_residual(make_classifier(tokenizer, task_layers="mix"), [TEXT])
     assert mixed.lens == [] and "reads several layers together (mix)" in mixed.notes[0]
 
 
-def test_an_encoder_decoder_has_two_streams(tokenizer):
-    found = explain_residual(opened(tokenizer, "denoise", family="seq2seq"), [TEXT])
-    assert list(found.tokens) == ["encoder", "decoder"]
-    assert [step.point for step in found.steps if step.stack == "decoder"][:3] == [
+def test_lens_of_an_encoder_decoder(tokenizer):
+    facts = explain_residual(make_pipeline(tokenizer, "denoise", family="seq2seq"), [TEXT])
+    assert list(facts.tokens) == ["encoder", "decoder"]
+    assert [step.point for step in facts.steps if step.stack == "decoder"][:3] == [
         "resid_mid",
         "resid_cross",
         "resid_post",
     ]
-    assert len(found.lens) == len(found.tokens["decoder"]) and found.lens[-1].expected == tokenizer.id_to_token(
+    assert len(facts.lens) == len(facts.tokens["decoder"]) and facts.lens[-1].expected == tokenizer.id_to_token(
         tokenizer.eos
     )
 
 
-def test_bad_input_is_refused_in_one_line(tokenizer):
-    run = opened(tokenizer, family="recurrent")
+def test_invalid_input_is_refused(tokenizer):
+    run = make_pipeline(tokenizer, family="recurrent")
     with pytest.raises(UserError, match="its recurrent backbone has no residual stream"):
         explain_residual(run, [TEXT])
     long = " ".join(["Anne likes Paris."] * 20)
     with pytest.raises(
         UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with its marks, and this run reads 24"
     ):
-        explain_residual(opened(tokenizer), [long])
+        explain_residual(make_pipeline(tokenizer), [long])
     with pytest.raises(UserError, match="the text is empty"):
-        explain_residual(opened(tokenizer), [""])
+        explain_residual(make_pipeline(tokenizer), [""])
 
 
-def test_facts_are_json_and_names_of_tokens_do_not_break_a_page(tokenizer):
-    found = explain_residual(opened(tokenizer), ["<b>x</b> & é"])
-    assert json.loads(json.dumps(found.to_dict()))["lens"][0]["layers"][0][0].keys() == {"answer", "probability"}
-    html = page(residual_document(found, "a <b> run", "<script>x</script>"))
+def test_json_and_escaping(tokenizer):
+    facts = explain_residual(make_pipeline(tokenizer), ["<b>x</b> & é"])
+    assert json.loads(json.dumps(facts.to_dict()))["lens"][0]["layers"][0][0].keys() == {"answer", "probability"}
+    html = page(residual_document(facts, "a <b> run", "<script>x</script>"))
     assert "<script" not in html and "&lt;script&gt;" in html

@@ -30,9 +30,9 @@ LOG_EVERY = 16  # batches between two progress messages
 TOLERANCE = 1e-5  # for the sum of a row of single-precision weights
 
 MEASURES = {
-    "entropy": "entropy of the weights in bits: 0 for a single position, one more for twice as many",
+    "entropy": "bits; 0 for a single position, 1 more for twice as many",
     "distance": "mean distance of the attended positions",
-    "first": "share of the weights on the first position",
+    "first": "share on the first position",
     "itself": "share on the position itself",
     "previous": "share on the previous position",
     "next": "share on the next position",

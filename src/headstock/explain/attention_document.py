@@ -108,9 +108,9 @@ def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFa
         )
         for layer in dict.fromkeys(head.layer for head in heads)
     ]
-    columns = [f"head {number}" for number in dict.fromkeys(head.head for head in heads)]
-    caption = f"{MEASURES[name]}. Uniform weights would give {measure_text(name, reference)}."
-    return HeatTable(f"{title}: {name}", columns, rows, caption)
+    columns = [str(number) for number in dict.fromkeys(head.head for head in heads)]
+    caption = f"{MEASURES[name]}, by layer and head; {measure_text(name, reference)} for uniform weights"
+    return HeatTable(f"{title}, {name}", columns, rows, caption)
 
 
 def measure_text(name: str, value: float) -> str:

@@ -1,4 +1,4 @@
-"""Why this class, this token, this word behind a mask: what each token weighs, and what is said without each word."""
+"""Explains a prediction by gradients (what each token contributes) and by leaving out each word."""
 
 import math
 from collections.abc import Sequence
@@ -29,104 +29,103 @@ from headstock.report.theme import GRID, WIDE
 MAX_UNFOLDED = 40  # words that a page lists without folding
 MAX_BARS = 12  # words in the chart
 MAX_LETTERS = 18  # of a word beside its bar
-TOP = 5  # answers that are told beside the one that is explained
-LEAST = 1e-7  # a probability nearer to 0 or 1 is taken for this one, whose log-odds are finite
+TOP = 5  # answers listed beside the one that is explained
+MIN_PROBABILITY = 1e-7  # probabilities are clamped to it, so that log-odds are finite
 
 
 @dataclass(frozen=True)
-class Token:
-    """One token of the text as the model reads it."""
+class TokenWeight:
+    """One token of the text."""
 
     token: str
-    weight: float  # gradient x input, averaged on the way from a blank text; positive speaks for the answer
-    plain: float  # gradient x input at the text itself
+    weight: float  # integrated gradients; positive supports the answer
+    plain: float  # gradient x input
 
 
 @dataclass(frozen=True)
-class Word:
-    """One word of the text, and what becomes of the answer without it."""
+class WordEffect:
+    """One word of the text, and the prediction without it."""
 
     word: str
-    text: int  # which text it stands in, from 0
+    text: int  # index of the text that contains it
     begin: int
     end: int
-    weight: float  # of its tokens together
-    probability: float  # of the answer when the word is left out
-    change: float  # by how much the word moves it: log-odds with it less log-odds without it
-    says: str  # what is said without it
+    weight: float  # sum of its tokens
+    probability: float  # of the answer without the word
+    change: float  # of the answer's log-odds: with the word minus without it
+    says: str  # the prediction without the word
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """An answer, and what in the text speaks for it and against it."""
+class PredictionFacts:
+    """An answer, and what in the text supports or opposes it."""
 
     kind: str  # "class", "next token", "masked word" or "translation"
     texts: list[str]
     answer: str
     probability: float
-    answers: list[tuple[str, float]]  # the likeliest, with their probabilities
-    tokens: list[Token]
-    words: list[Word]
+    answers: list[tuple[str, float]]  # the most probable ones
+    tokens: list[TokenWeight]
+    words: list[WordEffect]
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        answers = [{"answer": name, "probability": chance} for name, chance in self.answers]
+        answers = [{"answer": name, "probability": probability} for name, probability in self.answers]
         return asdict(self) | {"answers": answers}
 
 
 def explain_prediction(
-    loaded: Pipeline, texts: Sequence[str], *, label: str | None = None, at: int | None = None
-) -> Prediction:
-    """Explain what a run says of a text: its class, its next token, or the word behind its mask number `at`."""
-    check_texts(loaded, texts)
-    case = case_of(loaded, list(texts), at, label)
-    (now,) = case.chances([texts])
-    target = case.choose(label, now)
-    averaged, plain = (case.weights(target, averaged=averaged) for averaged in (True, False))
-    tokens = [Token(token, weight, other) for (token, weight), (_, other) in zip(averaged, plain, strict=True)]
-    return Prediction(
+    pipeline: Pipeline, texts: Sequence[str], *, label: str | None = None, at: int | None = None
+) -> PredictionFacts:
+    """Explain a run's prediction for a text, or `label`; `at` is the number of a [MASK], from 1."""
+    check_texts(pipeline, texts)
+    case = case_of(pipeline, list(texts), at, label)
+    (probabilities,) = case.chances([texts])
+    target = case.choose(label, probabilities)
+    integrated, plain = (case.weights(target, averaged=averaged) for averaged in (True, False))
+    return PredictionFacts(
         kind=case.kind,
         texts=list(texts),
         answer=case.name(target),
-        probability=float(now[target]),
-        answers=[(case.name(number), float(now[number])) for number in case.likeliest(now, TOP)],
-        tokens=tokens,
-        words=left_out(case, list(texts), target, float(now[target]), averaged),
+        probability=float(probabilities[target]),
+        answers=[(case.name(index), float(probabilities[index])) for index in case.likeliest(probabilities, TOP)],
+        tokens=[TokenWeight(*one, other) for one, (_, other) in zip(integrated, plain, strict=True)],
+        words=leave_one_out(case, list(texts), target, float(probabilities[target]), integrated),
         notes=case.notes,
     )
 
 
-# What happens without a word
+# Leaving out words
 
 
-def left_out(
-    case: Case, texts: list[str], target: int, probability: float, weighed: Sequence[tuple[str, float]]
-) -> list[Word]:
-    """Every word, and the answer to the text without it; all variants are read together."""
-    places = [
+def leave_one_out(
+    case: Case, texts: list[str], target: int, probability: float, weights: Sequence[tuple[str, float]]
+) -> list[WordEffect]:
+    """The prediction without each word; all variants are read together."""
+    spans = [
         (number, begin, end)
         for number, text in enumerate(texts)
         for begin, end in word_spans(text)
         if not any(first < end and begin < last for first, last in case.closed(text))
     ]
-    variants = [[*texts[:i], without(texts[i], begin, end), *texts[i + 1 :]] for i, begin, end in places]
-    kept = [row for row, variant in enumerate(variants) if all(text.strip() for text in variant)]
-    if not kept:
+    variants = [[*texts[:i], without_word(texts[i], begin, end), *texts[i + 1 :]] for i, begin, end in spans]
+    rows = [row for row, variant in enumerate(variants) if all(text.strip() for text in variant)]
+    if not rows:
         return []
-    chances = case.chances([variants[row] for row in kept])
-    shares = word_weights(texts, weighed, places)
-    found = []
-    for row, chance in zip(kept, chances, strict=True):
-        number, begin, end = places[row]
-        after = float(chance[target])
-        says = case.name(case.likeliest(chance, 1)[0])
-        moved = log_odds(probability) - log_odds(after)
-        found.append(Word(texts[number][begin:end], number, begin, end, shares[row], after, moved, says))
-    return found
+    shares = word_weights(texts, weights, spans)
+    effects = []
+    for row, probabilities in zip(rows, case.chances([variants[row] for row in rows]), strict=True):
+        number, begin, end = spans[row]
+        without = float(probabilities[target])
+        change = log_odds(probability) - log_odds(without)
+        prediction = case.name(case.likeliest(probabilities, 1)[0])
+        word = texts[number][begin:end]
+        effects.append(WordEffect(word, number, begin, end, shares[row], without, change, prediction))
+    return effects
 
 
-def without(text: str, begin: int, end: int) -> str:
-    """A text without a word, and without the space that then stands there twice or at an end."""
+def without_word(text: str, begin: int, end: int) -> str:
+    """A text without a word, and without the space that would be doubled or left at an end."""
     before, after = text[:begin], text[end:]
     if after.startswith(" ") and (not before or before.endswith(" ")):
         return before + after[1:]
@@ -134,31 +133,33 @@ def without(text: str, begin: int, end: int) -> str:
 
 
 def log_odds(probability: float) -> float:
-    known = min(max(probability, LEAST), 1 - LEAST)
-    return math.log(known) - math.log1p(-known)
+    clamped = min(max(probability, MIN_PROBABILITY), 1 - MIN_PROBABILITY)
+    return math.log(clamped) - math.log1p(-clamped)
 
 
 def word_weights(
-    texts: Sequence[str], weighed: Sequence[tuple[str, float]], places: Sequence[tuple[int, int, int]]
+    texts: Sequence[str], weights: Sequence[tuple[str, float]], spans: Sequence[tuple[int, int, int]]
 ) -> list[float]:
-    """The weights of the tokens that begin in each word, added up."""
+    """The sum of the weights of the tokens that start in each word."""
     whole, starts = "", []
     for text in texts:
         starts.append(len(whole))
         whole += text + "\n"
-    marks = [
-        (at, weight) for _, weight, at in locate_tokens(whole, merge_spaces(decode_tokens(weighed))) if at is not None
+    located = [
+        (start, weight)
+        for _, weight, start in locate_tokens(whole, merge_spaces(decode_tokens(weights)))
+        if start is not None
     ]
     return [
-        sum(weight for place, weight in marks if starts[text] + begin <= place < starts[text] + end)
-        for text, begin, end in places
+        sum(weight for start, weight in located if starts[text] + begin <= start < starts[text] + end)
+        for text, begin, end in spans
     ]
 
 
 # Document
 
 
-def prediction_document(facts: Prediction, name: str) -> Document:
+def prediction_document(facts: PredictionFacts, name: str) -> Document:
     whole = "\n".join(facts.texts)
     pieces = decode_tokens([(token.token, token.weight) for token in facts.tokens])
     answers = ", ".join(f"{answer} {chance:.1%}" for answer, chance in facts.answers)
@@ -195,7 +196,7 @@ def prediction_document(facts: Prediction, name: str) -> Document:
     )
 
 
-def words_table(facts: Prediction) -> Table:
+def words_table(facts: PredictionFacts) -> Table:
     columns = [
         Column("word"),
         Column("without it", "percent"),
@@ -214,7 +215,7 @@ def words_table(facts: Prediction) -> Table:
     return Table(f"Why this {facts.kind}", columns, rows, caption, fold_after=MAX_UNFOLDED)
 
 
-def words_chart(facts: Prediction) -> Chart:
+def words_chart(facts: PredictionFacts) -> Chart:
     """Both measures for the words with the largest effect, in the order of the text."""
     strongest = sorted(facts.words, key=lambda word: -abs(word.change))[:MAX_BARS]
     words = sorted(strongest, key=lambda word: (word.text, word.begin))

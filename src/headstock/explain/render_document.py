@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PER_LINE = 8  # numbers in a line of a terminal
 STRIP_LINES = 2  # lines of a long vector in a terminal
 STRIP = 24  # numbers of a long vector on a page
+MIN_WIDTH = 16  # of a column whose text wraps in a terminal
 MATRIX = 24  # tokens up to which a terminal prints a token heatmap
 UNITS = ("B", "kB", "MB", "GB", "TB")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -177,7 +178,7 @@ def terminal_block(block: Block) -> Iterator[Any]:
 
 
 def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Any:
-    """A table that fits the terminal. Cells are never cut: a number cut short would be another number."""
+    """A table that fits the terminal. Numbers are never cut; text and formulas wrap where there is no room."""
     from shutil import get_terminal_size
 
     from rich.markup import escape
@@ -185,19 +186,20 @@ def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles:
 
     room = get_terminal_size().columns
     texts = list(zip([column.name for column in columns], *rows, strict=True))
-    wide = [max(map(len, column)) for column in texts]
-    least = [max(map(len, (*head.split(), *cells, ""))) for head, *cells in texts]  # a head may wrap
-    widths = wide if sum(wide) + 2 * len(wide) <= room else least
+    widths = [max(map(len, column)) for column in texts]
+    if sum(widths) + 2 * len(widths) > room:  # let headers wrap
+        widths = [max(map(len, (*head.split(), *cells, ""))) for head, *cells in texts]
     gap = 2 if sum(widths) + 2 * len(widths) <= room else 1
+    excess = sum(widths) + gap * len(widths) - room
+    for number, column in enumerate(columns):
+        if number and column.format in LEFT_ALIGNED and excess > 0:
+            narrower = max(MIN_WIDTH, widths[number] - excess)
+            excess -= max(0, widths[number] - narrower)
+            widths[number] = min(widths[number], narrower)
     table = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False)
     for column, width in zip(columns, widths, strict=True):
-        foldable = column.format == "formula"
-        table.add_column(
-            escape(column.name),
-            justify="left" if column.format in LEFT_ALIGNED else "right",
-            width=None if foldable else width,
-            overflow="fold",
-        )
+        justify: Any = "left" if column.format in LEFT_ALIGNED else "right"
+        table.add_column(escape(column.name), justify=justify, width=width, overflow="fold")
     for row, style in zip(rows, styles, strict=True):
         table.add_row(*map(escape, row), style={"tensor": "dim", "top": "bold"}.get(style, ""))
     return table

@@ -29,7 +29,7 @@
   function show(section, data, weights) {
     const rows = data.down.length, columns = data.across.length, size = rows * columns;
     const buttons = [...section.querySelectorAll(".grid button")], zoom = section.querySelector(".zoom");
-    const big = zoom.querySelector("canvas"), said = zoom.querySelector(".said"), read = zoom.querySelector(".read");
+    const big = zoom.querySelector("canvas"), readout = zoom.querySelector(".readout"), read = zoom.querySelector(".read");
     const short = word => word.length > LETTERS ? word.slice(0, LETTERS - 1) + "…" : word;
     let selected = null, at = null, layout = {};
 
@@ -92,17 +92,17 @@
     }
 
     function describe() {
-      said.textContent = "";
+      readout.textContent = "";
       const row = at ? selected.map.subarray(at.row * columns, (at.row + 1) * columns) : null;
       if (row && at.column !== null) {
         const number = document.createElement("b");
         number.textContent = percent(row[at.column]);
-        said.append(`${data.down[at.row]} (${at.row + 1}) attends to ${data.across[at.column]} (${at.column + 1}): `, number);
+        readout.append(`${data.down[at.row]} (${at.row + 1}) attends to ${data.across[at.column]} (${at.column + 1}): `, number);
       } else if (row) {
         const most = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 4).filter(j => row[j] > 0);
-        said.textContent = `${data.down[at.row]} (${at.row + 1}) attends most to ` +
+        readout.textContent = `${data.down[at.row]} (${at.row + 1}) attends most to ` +
           most.map(j => `${data.across[j]} ${percent(row[j])}`).join(", ");
-      } else said.textContent = read ? "Point at a square or at a token." : "Point at a square.";
+      } else readout.textContent = read ? "Point at a square or at a token." : "Point at a square.";
       if (read) shade(row);
     }
 

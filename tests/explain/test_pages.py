@@ -1,4 +1,4 @@
-"""`headstock explain gradients`, `residual` and `prediction` as they are typed, and their pages in a browser."""
+"""The gradients, residual and prediction commands, and their pages in a browser."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from headstock.explain.render_document import page
 from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.explain.targets import training_target
-from tests.explain.opened import classifier, learned, opened
+from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
 from tests.report.browsing import Outline, check_sound, look, screen
 
 TEXT = "Anne likes Paris. Ben finds the sea."
@@ -22,11 +22,11 @@ STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."
 
 @pytest.fixture(scope="module")
 def pages(corpus, tmp_path_factory):
-    """A page of every kind, of every family that has one."""
-    tokenizer, folder = learned(corpus), tmp_path_factory.mktemp("pages")
+    """A page of every kind for every family."""
+    tokenizer, folder = make_tokenizer(corpus), tmp_path_factory.mktemp("pages")
     shown = ("a tiny <run>", TEXT)
-    causal, both = opened(tokenizer, norm="post"), opened(tokenizer, "denoise", family="seq2seq")
-    cells, said = opened(tokenizer, family="recurrent"), classifier(tokenizer)
+    causal, both = make_pipeline(tokenizer, norm="post"), make_pipeline(tokenizer, "denoise", family="seq2seq")
+    cells, result = make_pipeline(tokenizer, family="recurrent"), make_classifier(tokenizer)
     deep = replace(
         explain_gradients(causal.model, training_target(causal, [TEXT])), depths=depth_study({}, depths=(2, 4))
     )
@@ -35,25 +35,25 @@ def pages(corpus, tmp_path_factory):
         "both-stacks": gradient_document(explain_gradients(both.model, training_target(both, [TEXT])), *shown),
         "time": recurrence_document(explain_recurrence(cells.model, training_target(cells, [TEXT])), *shown),
         "residual-both": residual_document(explain_residual(both, [TEXT]), *shown),
-        "residual-class": residual_document(explain_residual(said, [TEXT]), *shown),
-        "prediction": prediction_document(explain_prediction(said, [TEXT]), shown[0]),
+        "residual-class": residual_document(explain_residual(result, [TEXT]), *shown),
+        "prediction": prediction_document(explain_prediction(result, [TEXT]), shown[0]),
     }
     for name, document in made.items():
         (folder / f"{name}.html").write_text(page(document), encoding="utf-8")
     return folder
 
 
-def test_pages_are_sound_and_act_on_nothing(pages):
+def test_pages_are_valid_and_have_no_scripts(pages):
     for file in sorted(pages.glob("*.html")):
         page = Outline(file)
         check_sound(page)
         assert "a tiny <run>" in page.text, file.name
-    assert "dL/dS" in Outline(pages / "gradients.html").text  # post-norm has a formula of its own
+    assert "dL/dS" in Outline(pages / "gradients.html").text  # the formula of post-norm
     assert "dL/dS" not in Outline(pages / "both-stacks.html").text
     assert "cross-attention" in Outline(pages / "both-stacks.html").text
 
 
-def test_pages_fit_any_screen_by_themselves(browser, pages):
+def test_pages_are_self_contained_and_fit_any_screen(browser, pages):
     colours = {}
     for width, scheme in ((390, "dark"), (1280, "light")):
         with screen(browser, width=width, scheme=scheme) as tab:
@@ -71,13 +71,13 @@ def test_pages_fit_any_screen_by_themselves(browser, pages):
 # The command line
 
 
-def test_gradients_as_they_are_typed(call, tmp_path):
+def test_gradients_command(call, tmp_path):
     out, err = call(
         "explain", "gradients", STOCK, "I liked this film.", "--no-depths", "--json", "--out", tmp_path / "g.svg"
     )
-    told = json.loads(out.splitlines()[-1])
-    assert told["norm"] == "pre" and len(told["connections"]) == 8 and told["error"] < 1e-6
-    assert {"stack", "layer", "sublayer", "received", "skip", "through", "passed", "error"} <= told["connections"][
+    output = json.loads(out.splitlines()[-1])
+    assert output["norm"] == "pre" and len(output["connections"]) == 8 and output["error"] < 1e-6
+    assert {"stack", "layer", "sublayer", "received", "skip", "through", "passed", "error"} <= output["connections"][
         0
     ].keys()
     assert (tmp_path / "g.svg").read_text().startswith("<svg xmlns") and "g.svg" in err
@@ -86,15 +86,15 @@ def test_gradients_as_they_are_typed(call, tmp_path):
     assert "Residual connections, from the top" in out and "no gradient through the skip" in out
 
 
-def test_residual_and_prediction_as_they_are_typed(call, tmp_path):
+def test_residual_and_prediction_commands(call, tmp_path):
     out, _ = call("explain", "residual", STOCK, FILM, "--json", "-q", "--out", tmp_path / "r.html")
-    told = json.loads(out.splitlines()[-1])
-    assert [step["point"] for step in told["steps"]] == ["resid_mid", "resid_post"] * 4
-    ends = [guess["layers"][-1][0]["answer"] for guess in told["lens"]]
+    output = json.loads(out.splitlines()[-1])
+    assert [step["point"] for step in output["steps"]] == ["resid_mid", "resid_post"] * 4
+    ends = [guess["layers"][-1][0]["answer"] for guess in output["lens"]]
     out, _ = call("explain", "prediction", STOCK, FILM, "--json", "-q", "--out", tmp_path / "p.svg")
-    told = json.loads(out.splitlines()[-1])
-    assert [told["answer"]] == ends and told["kind"] == "masked word"  # the lens ends with what is explained
-    assert {word["word"] for word in told["words"]} >= {"film", "was", "again"}
+    output = json.loads(out.splitlines()[-1])
+    assert [output["answer"]] == ends and output["kind"] == "masked word"  # the lens ends with the explained answer
+    assert {word["word"] for word in output["words"]} >= {"film", "was", "again"}
     out, _ = call("explain", "residual", STOCK, FILM, "-q")
     assert "The residual stream" in out and "resid_mid" in out
     out, _ = call("explain", "prediction", STOCK, FILM, "-q")
@@ -114,6 +114,6 @@ def test_residual_and_prediction_as_they_are_typed(call, tmp_path):
         (["prediction", "reviews-enn", "a text"], "reviews-enn"),
     ],
 )
-def test_bad_input_is_one_line(call, words, line):
+def test_invalid_input_is_one_error_line(call, words, line):
     _, err = call("explain", *words, code=2)
     assert line in err and err.count("\n") == 1

@@ -1,6 +1,6 @@
-"""The commands in docs/transformer.md and what they say; `python -m tests.explain.retell` writes it there again.
+"""The commands in docs/transformer.md and their output; `python -m tests.explain.docs_output` regenerates it.
 
-A command stands in an indented block of its own, after a `$`; what it says stands below it, indented too.
+A command is an indented line after a `$`; its output is the indented block below.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ PROMPT = "    $ headstock "
 
 
 def make_run(folder: Path) -> None:
-    """The run that the page is about, as its recipe makes it."""
+    """Train the run of the page from its recipe."""
     (folder / "recipes").mkdir()
     for name in ("animals.toml", "animals.txt"):
         shutil.copy(ROOT / "recipes" / name, folder / "recipes" / name)
@@ -29,27 +29,27 @@ def make_run(folder: Path) -> None:
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:
-    """Every command of a page with the lines that are quoted below it."""
-    found: list[tuple[str, list[str]]] = []
+    """Every command of a page with the output quoted below it."""
+    commands: list[tuple[str, list[str]]] = []
     inside = False
     for line in text.splitlines():
         if line.startswith(PROMPT):
-            found.append((line.removeprefix(PROMPT), []))
+            commands.append((line.removeprefix(PROMPT), []))
             inside = True
         elif inside and (line.startswith("    ") or not line):
-            found[-1][1].append(line.removeprefix("    "))
+            commands[-1][1].append(line.removeprefix("    "))
         else:
             inside = False
-    return [(command, "\n".join(lines).strip("\n").splitlines()) for command, lines in found]
+    return [(command, "\n".join(lines).strip("\n").splitlines()) for command, lines in commands]
 
 
-def retold(text: str, say: Callable[[str], str]) -> str:
-    """The page with what its commands say now."""
+def regenerate(text: str, output_of: Callable[[str], str]) -> str:
+    """The page with the current output of its commands."""
     lines, skipping = [], False
     for line in text.splitlines():
         if line.startswith(PROMPT):
-            said = say(line.removeprefix(PROMPT)).rstrip("\n").splitlines()
-            lines += [line, "", *(f"    {one}".rstrip() for one in said), ""]
+            output = output_of(line.removeprefix(PROMPT)).rstrip("\n").splitlines()
+            lines += [line, "", *(f"    {row}".rstrip() for row in output), ""]
             skipping = True
         elif not skipping or (line and not line.startswith("    ")):
             lines.append(line)
@@ -57,7 +57,7 @@ def retold(text: str, say: Callable[[str], str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def said_by(command: str) -> str:
+def output_of(command: str) -> str:
     from headstock.cli.app import main
 
     out = io.StringIO()
@@ -69,6 +69,6 @@ def said_by(command: str) -> str:
 
 if __name__ == "__main__":
     os.environ["COLUMNS"] = "100"
-    with tempfile.TemporaryDirectory() as made, contextlib.chdir(made):
-        make_run(Path(made))
-        PAGE.write_text(retold(PAGE.read_text(encoding="utf-8"), said_by), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        make_run(Path(folder))
+        PAGE.write_text(regenerate(PAGE.read_text(encoding="utf-8"), output_of), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs as they are after opening, without the seconds that making them takes: real parts, stirred weights, no files."""
+"""Pipelines of tiny models with random weights, built without training or files."""
 
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,30 @@ from headstock.train.settings import make_config
 from tests.model.small import stir
 
 SIZES = {"context": 24, "depth": 2, "width": 8, "heads": 2, "hidden": 12}
-CELLS = {"context": 24, "depth": 2, "width": 8, "hidden": 12}
+RECURRENT_SIZES = {"context": 24, "depth": 2, "width": 8, "hidden": 12}
 
 
-def learned(corpus: Path) -> Tokenizer:
+def make_tokenizer(corpus: Path) -> Tokenizer:
     return train_tokenizer((d.text for d in read_corpus(corpus)), TokenizerSettings(vocabulary=300))
 
 
-def opened(tokenizer: Tokenizer, task: str = "causal", *, family: str = "transformer", **settings: Any) -> Pipeline:
-    """A run of a tiny model; settings of the task are those that start with `task_`."""
+def make_pipeline(
+    tokenizer: Tokenizer, task: str = "causal", *, family: str = "transformer", **settings: Any
+) -> Pipeline:
+    """A pipeline of a tiny model; settings that start with `task_` are those of the task."""
     own = {key.removeprefix("task_"): value for key, value in settings.items() if key.startswith("task_")}
-    sizes = CELLS if family in ("recurrent", "elmo") else SIZES
+    sizes = RECURRENT_SIZES if family in ("recurrent", "elmo") else SIZES
     model = {"family": family, "vocabulary": tokenizer.vocabulary, **sizes}
     if family == "transformer":
         model["causal"] = task not in ("masked", "hybrid")
     model |= {key: value for key, value in settings.items() if not key.startswith("task_")}
     config = make_config({"model": model, "task": {"name": task, **own}})
-    made, its_task = build_model(config, tokenizer)
-    stir(made, spread=0.2)
-    return Pipeline(RunFolder(Path("runs/tiny")), config, tokenizer, [made.eval()], its_task)
+    built, built_task = build_model(config, tokenizer)
+    stir(built, spread=0.2)
+    return Pipeline(RunFolder(Path("runs/tiny")), config, tokenizer, [built.eval()], built_task)
 
 
-def classifier(tokenizer: Tokenizer, **settings: Any) -> Pipeline:
-    return opened(tokenizer, "classify", **{"task_classes": ("bad", "fair", "good"), "task_pool": "mean"} | settings)
+def make_classifier(tokenizer: Tokenizer, **settings: Any) -> Pipeline:
+    return make_pipeline(
+        tokenizer, "classify", **{"task_classes": ("bad", "fair", "good"), "task_pool": "mean"} | settings
+    )

@@ -246,11 +246,11 @@ def test_invalid_input_is_one_error_line(call, runs, tmp_path):
     long = "Anne sees home. " * 20
     count = len(headstock.load(runs / "gpt").tokenizer.encode(long)) + 1
     for words, line in [
-        ([runs / "gpt", long], f"{count} tokens with its marks, and this run reads 32"),
+        ([runs / "gpt", long], f"{count} tokens with special tokens, and this run reads 32"),
         ([runs / "gpt", "Anne", "--where", "cross"], "has no cross-attention, only decoder self-attention"),
         ([runs / "gpt", "Anne", "--where", "corss"], "did you mean 'cross'"),
         ([runs / "lstm", "Anne"], "has no attention (families that have it: seq2seq, transformer)"),
-        ([runs / "gpt", "Anne", "Ben"], "wanted one text, 2 came"),
+        ([runs / "gpt", "Anne", "Ben"], "one text, found 2"),
         ([runs / "gpt", " "], "the text is empty"),
         ([runs / "gpt"], "no text: give one, or name a --file"),
         ([runs / "gpt", "Anne", "--file", "x.txt"], "not both"),
@@ -260,7 +260,7 @@ def test_invalid_input_is_one_error_line(call, runs, tmp_path):
         ([runs / "gpt", "Anne", "--rows", 3], "--rows goes with --file"),
         ([runs / "pair", "anne sees a dog .", "--out", tmp_path / "x.svg"], "choose with --where"),
         ([runs / "pair", "anne", "--target", "a " * 99], "this run reads 32"),
-        ([runs / "pair", "anne", "--left-to-right"], "did not learn to generate"),
+        ([runs / "pair", "anne", "--left-to-right"], "was not trained to generate"),
         ([tmp_path / "none", "Anne"], "none"),
     ]:
         _, err = call("explain", "attention", *words, code=2)

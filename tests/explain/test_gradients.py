@@ -197,7 +197,7 @@ def test_masking_is_redrawn_until_a_token_is_masked(tokenizer):
     target = training_target(run, ["Anne"])
     labels = target.batch.labels["token"]
     assert (labels != IGNORE_INDEX).any() and labels[0, 0] == IGNORE_INDEX  # never a special token
-    with pytest.raises(UserError, match=r"what stands behind \[MASK\] is not known"):
+    with pytest.raises(UserError, match=r"behind \[MASK\] is unknown"):
         training_target(run, ["Anne [MASK] Paris."])
 
 
@@ -208,9 +208,9 @@ def test_too_long_text_is_refused_with_both_counts(tokenizer, make):
         run = make(tokenizer)
         object.__setattr__(run.config.train, "length", 24)
     count = len(tokenizer.encode(text)) + 1
-    with pytest.raises(UserError, match=f"the text is {count} tokens with its marks, and this run reads 24"):
+    with pytest.raises(UserError, match=f"the text has {count} tokens with special tokens, and this run reads 24"):
         training_target(run, [text])
-    for texts, line in ((["  "], "is empty"), (["a", "b"], "wanted one text, 2 came")):
+    for texts, line in ((["  "], "is empty"), (["a", "b"], "one text, found 2")):
         with pytest.raises(UserError, match=line):
             training_target(run, texts)
 

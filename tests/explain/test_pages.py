@@ -108,7 +108,7 @@ def test_residual_and_prediction_commands(call, tmp_path):
         (["gradients", STOCK, "a text", "--file", "x.txt"], "give a text or --file, not both"),
         (["gradients", STOCK, "--file", "x.txt", "--label", "good"], "--label goes with a text"),
         (["gradients", STOCK, "a text", "--out", "x.png"], "--out x.png: must end in .html"),
-        (["residual", STOCK, "word " * 400], "tokens with its marks, and this run reads 256"),
+        (["residual", STOCK, "word " * 400], "tokens with special tokens, and this run reads 256"),
         (["prediction", STOCK, "nothing is hidden"], "write [MASK] for one"),
         (["prediction", STOCK, "  "], "the text is empty"),
         (["prediction", "reviews-enn", "a text"], "reviews-enn"),

@@ -72,7 +72,7 @@ def test_pairs_have_words_of_both_texts(tokenizer):
     assert [word.text for word in facts.words] == [0] * 4 + [1] * 4
     (bare,) = run.predict([("Anne Ben.", "Ben finds home.")])
     assert facts.words[1].probability == pytest.approx(bare["probabilities"][facts.answer], abs=1e-5)
-    with pytest.raises(UserError, match="wanted two texts, 1 came"):
+    with pytest.raises(UserError, match="two texts, found 1"):
         explain_prediction(run, ["Anne sees Ben."])
 
 
@@ -185,11 +185,11 @@ def test_invalid_input_is_refused(tokenizer):
         explain_prediction(run, [TEXT], at=1)
     long = " ".join(["Anne likes Paris."] * 20)
     with pytest.raises(
-        UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with its marks, and this run reads 24"
+        UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with special tokens, and this run reads 24"
     ):
         explain_prediction(make_pipeline(tokenizer), [long])
     tagger = make_pipeline(tokenizer, "tag", task_classes=("A", "B"))
-    with pytest.raises(UserError, match="is a tagger of words; predictions are explained of classifiers"):
+    with pytest.raises(UserError, match="is a tagger of words; predictions are explained for classifiers"):
         explain_prediction(tagger, [TEXT])
     with pytest.raises(UserError, match="no left-to-right language model"):
         explain_prediction(make_pipeline(tokenizer, "denoise", family="seq2seq"), [TEXT])

@@ -96,7 +96,7 @@ def test_lens_at_masks(tokenizer):
     for guess, row in zip(facts.lens, chances, strict=True):
         assert [p for _, p in guess.layers[-1]] == pytest.approx(row.sort(descending=True)[0][:5].tolist(), rel=1e-4)
     seen = explain_residual(run, [TEXT])
-    assert len(seen.lens) == len(tokenizer.encode(TEXT)) and "nothing is hidden" in seen.notes[0]
+    assert len(seen.lens) == len(tokenizer.encode(TEXT)) and "no token is masked" in seen.notes[0]
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def test_lens_of_a_classifier(tokenizer):
     (guess,) = explain_residual(middle, [TEXT]).lens
     assert dict(guess.layers[1]) == pytest.approx(middle.predict(TEXT)[0]["probabilities"], abs=1e-5)
     mixed = explain_residual(make_classifier(tokenizer, task_layers="mix"), [TEXT])
-    assert mixed.lens == [] and "reads several layers together (mix)" in mixed.notes[0]
+    assert mixed.lens == [] and "several layers (mix)" in mixed.notes[0]
 
 
 def test_lens_of_an_encoder_decoder(tokenizer):
@@ -136,7 +136,7 @@ def test_invalid_input_is_refused(tokenizer):
         explain_residual(run, [TEXT])
     long = " ".join(["Anne likes Paris."] * 20)
     with pytest.raises(
-        UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with its marks, and this run reads 24"
+        UserError, match=f"{len(tokenizer.encode(long)) + 1} tokens with special tokens, and this run reads 24"
     ):
         explain_residual(make_pipeline(tokenizer), [long])
     with pytest.raises(UserError, match="the text is empty"):

@@ -19,7 +19,7 @@ from headstock.explain.document import (
     notes,
 )
 from headstock.explain.gradients_document import BLUE, ORANGE
-from headstock.explain.prediction_cases import Case, case_of
+from headstock.explain.prediction_cases import PredictionCase, case_of
 from headstock.explain.render_document import picture_of
 from headstock.explain.targets import check_texts
 from headstock.inference.pipeline import Pipeline
@@ -80,15 +80,15 @@ def explain_prediction(
     """Explain a run's prediction for a text, or `label`; `at` is the number of a [MASK], from 1."""
     check_texts(pipeline, texts)
     case = case_of(pipeline, list(texts), at, label)
-    (probabilities,) = case.chances([texts])
-    target = case.choose(label, probabilities)
+    (probabilities,) = case.probabilities([texts])
+    target = case.select(label, probabilities)
     integrated, plain = (case.weights(target, averaged=averaged) for averaged in (True, False))
     return PredictionFacts(
         kind=case.kind,
         texts=list(texts),
         answer=case.name(target),
         probability=float(probabilities[target]),
-        answers=[(case.name(index), float(probabilities[index])) for index in case.likeliest(probabilities, TOP)],
+        answers=[(case.name(index), float(probabilities[index])) for index in case.top(probabilities, TOP)],
         tokens=[TokenWeight(*one, other) for one, (_, other) in zip(integrated, plain, strict=True)],
         words=leave_one_out(case, list(texts), target, float(probabilities[target]), integrated),
         notes=case.notes,
@@ -99,14 +99,14 @@ def explain_prediction(
 
 
 def leave_one_out(
-    case: Case, texts: list[str], target: int, probability: float, weights: Sequence[tuple[str, float]]
+    case: PredictionCase, texts: list[str], target: int, probability: float, weights: Sequence[tuple[str, float]]
 ) -> list[WordEffect]:
     """The prediction without each word; all variants are read together."""
     spans = [
         (number, begin, end)
         for number, text in enumerate(texts)
         for begin, end in word_spans(text)
-        if not any(first < end and begin < last for first, last in case.closed(text))
+        if not any(first < end and begin < last for first, last in case.excluded_spans(text))
     ]
     variants = [[*texts[:i], without_word(texts[i], begin, end), *texts[i + 1 :]] for i, begin, end in spans]
     rows = [row for row, variant in enumerate(variants) if all(text.strip() for text in variant)]
@@ -114,11 +114,11 @@ def leave_one_out(
         return []
     shares = word_weights(texts, weights, spans)
     effects = []
-    for row, probabilities in zip(rows, case.chances([variants[row] for row in rows]), strict=True):
+    for row, probabilities in zip(rows, case.probabilities([variants[row] for row in rows]), strict=True):
         number, begin, end = spans[row]
         without = float(probabilities[target])
         change = log_odds(probability) - log_odds(without)
-        prediction = case.name(case.likeliest(probabilities, 1)[0])
+        prediction = case.name(case.top(probabilities, 1)[0])
         word = texts[number][begin:end]
         effects.append(WordEffect(word, number, begin, end, shares[row], without, change, prediction))
     return effects

@@ -1,8 +1,9 @@
-"""What a run can be asked, and how likely each answer is: a class, a next token, a masked word, a translation.
+"""The kinds of predictions that can be explained: a class, a next token, a masked word, a translation.
 
-N texts, C classes, V vocabulary, T tokens.
+N variants of a text, C classes, V vocabulary, T tokens.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +17,7 @@ from headstock.data.records import Records
 from headstock.data.windowing import SpecialTokens
 from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.errors import UserError
-from headstock.explain.targets import check_fits, check_length, class_number, masks_in
+from headstock.explain.targets import check_length, class_index
 from headstock.inference import attribution
 from headstock.inference.attribution import baseline_embedding, integrated_gradients, token_attributions
 from headstock.inference.pipeline import Pipeline
@@ -30,272 +31,274 @@ from headstock.train.loop import sequence_length
 from headstock.train.outputs import model_outputs
 
 
-class Case(ABC):
-    """One kind of question that a run can be asked."""
+class PredictionCase(ABC):
+    """One kind of prediction of a run."""
 
     kind: str
-    notes: list[str]
+
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline, self.model, self.tokenizer = pipeline, pipeline.model, pipeline.tokenizer
+        self.length = sequence_length(pipeline.model, pipeline.config.train)
+        self.notes: list[str] = []
 
     @abstractmethod
-    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
-        """(N, C) or (N, V): how likely each answer is for each variant of the texts."""
+    def probabilities(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        """(N, C) or (N, V): the probability of every answer for each variant of the texts."""
 
     @abstractmethod
-    def choose(self, label: str | None, chances: np.ndarray) -> int:
-        """The answer that is explained: the one asked for, or the likeliest."""
+    def select(self, label: str | None, probabilities: np.ndarray) -> int:
+        """The answer to explain: `label`, or the most probable one."""
 
     @abstractmethod
-    def name(self, number: int) -> str:
-        """An answer as people read it."""
+    def name(self, answer: int) -> str: ...
 
     @abstractmethod
-    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
-        """Each token of the texts and its weight."""
+    def weights(self, answer: int, *, averaged: bool) -> list[tuple[str, float]]:
+        """Each token of the texts and its weight: integrated gradients, or plain gradient x input."""
 
-    def likeliest(self, chances: np.ndarray, number: int) -> list[int]:
-        return np.argsort(-chances, kind="stable")[:number].tolist()
+    def top(self, probabilities: np.ndarray, count: int) -> list[int]:
+        return np.argsort(-probabilities, kind="stable")[:count].tolist()
 
-    def closed(self, text: str) -> list[tuple[int, int]]:
-        """Characters that are no words of the text, such as a mask."""
+    def excluded_spans(self, text: str) -> list[tuple[int, int]]:
+        """Characters that are not words of the text, such as a mask."""
         return []
 
 
-def case_of(loaded: Pipeline, texts: list[str], at: int | None, label: str | None) -> Case:
-    task = loaded.task
+def case_of(pipeline: Pipeline, texts: list[str], at: int | None, label: str | None) -> PredictionCase:
+    task = pipeline.task
     if at is not None and not (task.fills_masks and MASK in texts[0]):
-        raise UserError(f"{loaded.run}: --at says which {MASK} is explained, and there is none to fill in")
+        raise UserError(f"{pipeline.run}: --at selects a {MASK}, and there is none to fill in")
     if is_labelled(task) and task.predicts_classes:
-        return Classes(loaded, texts)
+        return ClassCase(pipeline, texts)
     if task.translates:
-        return Translation(loaded, texts, label)
+        return TranslationCase(pipeline, texts, label)
     if task.is_labelled:
-        able = "classifiers, translators and language models"
-        raise UserError(f"{loaded.run}: is a {task.title}; predictions are explained of {able}")
+        supported = "classifiers, translators and language models"
+        raise UserError(f"{pipeline.run}: is a {task.title}; predictions are explained for {supported}")
     if task.fills_masks and MASK in texts[0]:
-        return Masked(loaded, texts[0], at or 1)
-    if task.generates:
-        return Next(loaded, texts[0])
-    if task.fills_masks:
-        raise UserError(f'{loaded.run}: tells hidden words; write {MASK} for one, as in "It was {MASK}."')
-    loaded.require("generates", "tell the next token")
-    raise AssertionError("what does not generate was refused")
+        return MaskedWordCase(pipeline, texts[0], at or 1)
+    if task.fills_masks and not task.generates:
+        raise UserError(f'{pipeline.run}: predicts masked words; write {MASK} for one, as in "It was {MASK}."')
+    pipeline.require("generates", "predict the next token")
+    return NextTokenCase(pipeline, texts[0])
 
 
-class Classes(Case):
-    """Which class a text, or a pair of texts, is of."""
+class ClassCase(PredictionCase):
+    """The class of a text or of a pair of texts."""
 
     kind = "class"
 
-    def __init__(self, loaded: Pipeline, texts: list[str]):
-        self.loaded, self.task, self.notes = loaded, loaded.classification_task(), []
-        self.length = sequence_length(loaded.model, loaded.config.train)
-        self.data = self.prepared([texts])
-        check_fits(loaded, self.task, self.data)
+    def __init__(self, pipeline: Pipeline, texts: list[str]):
+        super().__init__(pipeline)
+        self.task = pipeline.classification_task()
+        self.data = self.encode([texts])
+        check_length(pipeline, self.task.row_length(self.data))
 
-    def prepared(self, variants: Sequence[Sequence[str]]) -> Any:
+    def encode(self, variants: Sequence[Sequence[str]]) -> Any:
         columns = self.task.columns_of([self.task.row_from_texts(texts) for texts in variants])
         return self.task.prepare(Records("text", list(range(1, len(variants) + 1)), columns), labelled=False)
 
-    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
-        model, dtype = self.loaded.model, self.loaded.config.train.dtype
-        return np.stack(model_outputs(model, self.task, self.prepared(variants), length=self.length, dtype=dtype))
+    def probabilities(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        dtype = self.pipeline.config.train.dtype
+        outputs = model_outputs(self.model, self.task, self.encode(variants), length=self.length, dtype=dtype)
+        return np.stack(outputs)
 
-    def choose(self, label: str | None, chances: np.ndarray) -> int:
-        return int(chances.argmax()) if label is None else class_number(self.loaded, label)
+    def select(self, label: str | None, probabilities: np.ndarray) -> int:
+        return int(probabilities.argmax()) if label is None else class_index(self.pipeline, label)
 
-    def name(self, number: int) -> str:
-        return self.task.config.classes[number]
+    def name(self, answer: int) -> str:
+        return self.task.config.classes[answer]
 
-    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
-        model, task = self.loaded.model, self.task
-        return token_attributions(model, task, self.data, 0, target=target, length=self.length, averaged=averaged)
+    def weights(self, answer: int, *, averaged: bool) -> list[tuple[str, float]]:
+        return token_attributions(
+            self.model, self.task, self.data, 0, target=answer, length=self.length, averaged=averaged
+        )
 
 
-class OfTokens(Case):
-    """What a language model puts at one place."""
+class TokenCase(PredictionCase):
+    """The prediction of a language model at one position."""
 
     causal: bool
     text: str
-    marks: SpecialTokens
+    special: SpecialTokens
 
-    def __init__(self, loaded: Pipeline):
-        self.loaded, self.model, self.tokenizer, self.notes = loaded, loaded.model, loaded.tokenizer, []
-        self.unspoken = loaded.suppressed_tokens()  # entries that are no answer
+    def __init__(self, pipeline: Pipeline):
+        super().__init__(pipeline)
+        self.suppressed = pipeline.suppressed_tokens()  # entries that are no answer
 
     @abstractmethod
     def row(self, text: str) -> tuple[list[int], int]:
-        """What the model is shown, and the place whose vector tells the answer."""
-
-    @torch.no_grad()
-    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
-        rows = [self.row(text) for (text,) in variants]
-        found = []
-        for part in token_batches(rows, lambda row: len(row[0]), self.model.device):
-            batch = batch_from_rows([shown for shown, _ in part], self.marks.pad, self.model.device, causal=self.causal)
-            places = torch.tensor([place for _, place in part], device=self.model.device)
-            hidden = self.model(batch).hidden[torch.arange(len(part), device=self.model.device), places]
-            found.append(self.model.heads["token"](hidden).float().softmax(-1).cpu().numpy())  # (n, V)
-        return np.concatenate(found)
-
-    def likeliest(self, chances: np.ndarray, number: int) -> list[int]:
-        spoken = chances.copy()
-        spoken[list(self.unspoken)] = -1.0
-        return super().likeliest(spoken, number)
-
-    def choose(self, label: str | None, chances: np.ndarray) -> int:
-        if label is None:
-            return self.likeliest(chances, 1)[0]
-        pieces = self.pieces_of(label)
-        if not pieces or self.tokenizer.unk in pieces:
-            raise UserError(f"{self.loaded.run}: --label {label!r}: this tokenizer cannot write it")
-        if len(pieces) > 1:
-            first = display_tokens(self.tokenizer, pieces[:1])[0]
-            self.notes.append(f"{label!r} is {len(pieces)} tokens; what is explained is the first, {first!r}")
-        return pieces[0]
+        """The tokens that the model reads, and the position that predicts the answer."""
 
     @abstractmethod
-    def pieces_of(self, word: str) -> list[int]:
-        """A word as the tokens that would stand at the place."""
+    def tokenize_answer(self, word: str) -> list[int]:
+        """A word as the tokens it would have at the position."""
 
-    def name(self, number: int) -> str:
-        return display_tokens(self.tokenizer, [number])[0]
+    @torch.no_grad()
+    def probabilities(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        rows = [self.row(text) for (text,) in variants]
+        parts = []
+        for part in token_batches(rows, lambda row: len(row[0]), self.model.device):
+            batch = self.batch([tokens for tokens, _ in part])
+            positions = torch.tensor([position for _, position in part], device=self.model.device)
+            hidden = self.model(batch).hidden[torch.arange(len(part), device=self.model.device), positions]
+            parts.append(self.model.heads["token"](hidden).float().softmax(-1).cpu().numpy())  # (n, V)
+        return np.concatenate(parts)
 
-    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
+    def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
+        return batch_from_rows(rows, self.special.pad, self.model.device, causal=self.causal)
+
+    def top(self, probabilities: np.ndarray, count: int) -> list[int]:
+        allowed = probabilities.copy()
+        allowed[list(self.suppressed)] = -1.0
+        return super().top(allowed, count)
+
+    def select(self, label: str | None, probabilities: np.ndarray) -> int:
+        if label is None:
+            return self.top(probabilities, 1)[0]
+        tokens = self.tokenize_answer(label)
+        if not tokens or self.tokenizer.unk in tokens:
+            raise UserError(f"{self.pipeline.run}: --label {label!r}: this tokenizer cannot encode it")
+        if len(tokens) > 1:
+            self.notes.append(f"{label!r} has {len(tokens)} tokens; explained is the first, {self.name(tokens[0])!r}")
+        return tokens[0]
+
+    def name(self, answer: int) -> str:
+        return display_tokens(self.tokenizer, [answer])[0]
+
+    def weights(self, answer: int, *, averaged: bool) -> list[tuple[str, float]]:
         steps = attribution.STEPS if averaged else 1
-        shown, place = self.row(self.text)
-        batch = batch_from_rows([shown] * steps, self.marks.pad, self.model.device, causal=self.causal)
-        fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)
-        first, last = len(self.marks.prefix), len(shown) - len(self.marks.suffix)
+        tokens, position = self.row(self.text)
+        batch = self.batch([tokens] * steps)
+        fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)  # special tokens stay the same along the path
+        first, last = len(self.special.prefix), len(tokens) - len(self.special.suffix)
         fixed[:, :first] = fixed[:, last:] = True
 
         def score(model: Model, batch: Batch) -> Tensor:
-            logits = model.heads["token"](model(batch).hidden[:, place])  # (steps, V)
-            return logits[:, target] - logits.mean(1)
+            logits = model.heads["token"](model(batch).hidden[:, position])  # (steps, V)
+            return logits[:, answer] - logits.mean(1)
 
-        blank = baseline_embedding(self.model, self.loaded.task, left_to_right=self.causal)
-        (found,) = integrated_gradients(
-            self.model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged
+        baseline = baseline_embedding(self.model, self.pipeline.task, left_to_right=self.causal)
+        (weights,) = integrated_gradients(
+            self.model, batch, score, blank=baseline, steps=steps, fixed=fixed, averaged=averaged
         )
-        values = found[first:last].tolist()
+        values = weights[first:last].tolist()
         return [
-            (self.tokenizer.id_to_token(token), value) for token, value in zip(shown[first:last], values, strict=True)
+            (self.tokenizer.id_to_token(token), value) for token, value in zip(tokens[first:last], values, strict=True)
         ]
 
 
-class Next(OfTokens):
-    """Which token follows a text."""
+class NextTokenCase(TokenCase):
+    """The token after a text."""
 
     kind = "next token"
     causal = True
 
-    def __init__(self, loaded: Pipeline, text: str):
-        super().__init__(loaded)
-        self.text, self.marks = text, special_tokens_for(loaded.task, loaded.tokenizer, left_to_right=True)
-        check_length(loaded, len(self.row(text)[0]))
+    def __init__(self, pipeline: Pipeline, text: str):
+        super().__init__(pipeline)
+        self.text, self.special = text, special_tokens_for(pipeline.task, pipeline.tokenizer, left_to_right=True)
+        check_length(pipeline, len(self.row(text)[0]))
 
     def row(self, text: str) -> tuple[list[int], int]:
-        shown = self.marks.wrap(self.tokenizer.encode(text))
-        return shown, len(shown) - 1
+        tokens = self.special.wrap(self.tokenizer.encode(text))
+        return tokens, len(tokens) - 1
 
-    def pieces_of(self, word: str) -> list[int]:
+    def tokenize_answer(self, word: str) -> list[int]:
         before = self.tokenizer.encode(self.text)
         spaced = word if self.text.endswith((" ", "\n")) or word.startswith(" ") else f" {word}"
         whole = self.tokenizer.encode(self.text + spaced)
         return whole[len(before) :] if whole[: len(before)] == before else self.tokenizer.encode(spaced)
 
 
-class Masked(OfTokens):
-    """Which word stands behind a mask; other masks stay masks."""
+class MaskedWordCase(TokenCase):
+    """The word behind one mask; other masks stay masked."""
 
     kind = "masked word"
     causal = False
 
-    def __init__(self, loaded: Pipeline, text: str, at: int):
-        super().__init__(loaded)
-        self.text, self.marks, self.spelling = (
-            text,
-            special_tokens_for(loaded.task, loaded.tokenizer),
-            SurfaceForms(loaded.tokenizer),
-        )
+    def __init__(self, pipeline: Pipeline, text: str, at: int):
+        super().__init__(pipeline)
+        self.text, self.special = text, special_tokens_for(pipeline.task, pipeline.tokenizer)
+        self.forms = SurfaceForms(pipeline.tokenizer)
         if self.tokenizer.eos is not None:
-            self.unspoken = [*self.unspoken, self.tokenizer.eos]
-        masks = len(masks_in(text, self.spelling.masks))
-        if not 1 <= at <= masks:
-            raise UserError(f"{loaded.run}: --at {at}: the text has {masks} {MASK}")
-        self.at = at - 1
-        check_length(loaded, len(self.row(text)[0]))
-        if masks > 1:
-            self.notes.append(f"explained is {MASK} number {at} of {masks}; the others stay hidden")
+            self.suppressed = [*self.suppressed, self.tokenizer.eos]
+        count = len(self.excluded_spans(text))
+        if not 1 <= at <= count:
+            raise UserError(f"{pipeline.run}: --at {at}: the text has {count} {MASK}")
+        self.index = at - 1
+        check_length(pipeline, len(self.row(text)[0]))
+        if count > 1:
+            self.notes.append(f"explained is {MASK} number {at} of {count}; the others stay masked")
 
     def gap(self, text: str) -> tuple[list[int], MaskGap]:
-        ids, gaps = self.spelling.tokenize(text)
-        return ids, gaps[self.at]
+        ids, gaps = self.forms.tokenize(text)
+        return ids, gaps[self.index]
 
     def row(self, text: str) -> tuple[list[int], int]:
         ids, gap = self.gap(text)
-        return self.marks.wrap(ids), gap.position + len(self.marks.prefix) - self.loaded.task.mask_shift
+        return self.special.wrap(ids), gap.position + len(self.special.prefix) - self.pipeline.task.mask_shift
 
-    def pieces_of(self, word: str) -> list[int]:
-        return self.spelling.tokens_at(self.gap(self.text)[1], word)
+    def tokenize_answer(self, word: str) -> list[int]:
+        return self.forms.tokens_at(self.gap(self.text)[1], word)
 
-    def closed(self, text: str) -> list[tuple[int, int]]:
-        return masks_in(text, self.spelling.masks)
+    def excluded_spans(self, text: str) -> list[tuple[int, int]]:
+        return [match.span() for match in re.finditer(self.forms.masks, text)]
 
 
-class Translation(Case):
-    """Why a translation, the run's own or a given one, is likely: what the words of its source weigh."""
+class TranslationCase(PredictionCase):
+    """A translation, the run's own or a given one, explained by the words of its source."""
 
     kind = "translation"
 
-    def __init__(self, loaded: Pipeline, texts: list[str], label: str | None):
-        self.loaded, self.task, self.model = loaded, loaded.translation_task(), loaded.model
-        self.length = sequence_length(loaded.model, loaded.config.train)
-        self.target = loaded.translate(texts[0])[0] if label is None else label
+    def __init__(self, pipeline: Pipeline, texts: list[str], label: str | None):
+        super().__init__(pipeline)
+        self.task = pipeline.translation_task()
+        self.target = pipeline.translate(texts[0])[0] if label is None else label
         if not self.target.strip():
-            raise UserError(f"{loaded.run}: says nothing of this text; give a translation with --label")
-        self.source = self.prepared([texts])
-        check_fits(loaded, self.task, self.source)
-        self.notes = ["a translation's probability is the mean of its tokens' (geometric)"]
+            raise UserError(f"{pipeline.run}: translates this text to nothing; give a translation with --label")
+        self.source = self.encode([texts])
+        check_length(pipeline, self.task.row_length(self.source))
+        self.notes = ["the probability of a translation is the geometric mean over its tokens"]
 
-    def prepared(self, variants: Sequence[Sequence[str]]) -> Any:
+    def encode(self, variants: Sequence[Sequence[str]]) -> Any:
         rows = {"source": [text for (text,) in variants], "target": [self.target] * len(variants)}
         return self.task.prepare(Records("text", list(range(1, len(variants) + 1)), rows))
 
-    def likelihoods(self, model: Model, batch: Batch) -> Tensor:
-        """(N,) the log-probability of the translation, all its tokens together."""
+    def log_likelihood(self, model: Model, batch: Batch) -> Tensor:
+        """(N,) the log-probability of the translation."""
         labels = batch.labels["token"]
         scores = model.heads["token"](model(batch).hidden).log_softmax(-1)
-        told = scores.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
-        return told.masked_fill(labels == IGNORE_INDEX, 0).sum(1)
+        of_labels = scores.gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
+        return of_labels.masked_fill(labels == IGNORE_INDEX, 0).sum(1)
 
     @torch.no_grad()
-    def chances(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
-        examples = self.task.examples(self.prepared(variants), length=self.length)
-        found = []
+    def probabilities(self, variants: Sequence[Sequence[str]]) -> np.ndarray:
+        examples = self.task.examples(self.encode(variants), length=self.length)
+        parts = []
         for part in token_batches(range(len(variants)), lambda row: self.length, self.model.device):
             batch = examples.batch(part).to(self.model.device)
             count = (batch.labels["token"] != IGNORE_INDEX).sum(1)
-            found.append((self.likelihoods(self.model, batch) / count).exp().cpu().numpy()[:, None])
-        return np.concatenate(found)
+            parts.append((self.log_likelihood(self.model, batch) / count).exp().cpu().numpy()[:, None])
+        return np.concatenate(parts)
 
-    def choose(self, label: str | None, chances: np.ndarray) -> int:
+    def select(self, label: str | None, probabilities: np.ndarray) -> int:
         return 0
 
-    def name(self, number: int) -> str:
+    def name(self, answer: int) -> str:
         return self.target
 
-    def weights(self, target: int, *, averaged: bool) -> list[tuple[str, float]]:
+    def weights(self, answer: int, *, averaged: bool) -> list[tuple[str, float]]:
         steps = attribution.STEPS if averaged else 1
         batch = self.task.examples(self.source, length=self.length).batch([0] * steps).to(self.model.device)
         assert batch.source is not None
         tokens = batch.source.tokens
         fixed = torch.zeros_like(tokens, dtype=torch.bool)
-        fixed[:, -1] = True  # the end mark
-        blank = cast(EncoderDecoder, self.model.backbone).encoder.tokens.weight.detach().mean(0)
-        (found,) = integrated_gradients(
-            self.model, batch, self.likelihoods, blank=blank, steps=steps, fixed=fixed, averaged=averaged
+        fixed[:, -1] = True  # EOS
+        baseline = cast(EncoderDecoder, self.model.backbone).encoder.tokens.weight.detach().mean(0)
+        (weights,) = integrated_gradients(
+            self.model, batch, self.log_likelihood, blank=baseline, steps=steps, fixed=fixed, averaged=averaged
         )
         return [
             (self.task.source_tokenizer.id_to_token(token), value)
-            for token, value in zip(tokens[0, :-1].tolist(), found[:-1].tolist(), strict=True)
+            for token, value in zip(tokens[0, :-1].tolist(), weights[:-1].tolist(), strict=True)
         ]

@@ -1,6 +1,6 @@
-"""The residual stream after each sublayer: how long it is, what each adds and at what angle, what it would say by now.
+"""The residual stream after each sublayer: its norm, what is added to it, and its predictions (logit lens).
 
-B rows, T tokens, D width, V vocabulary, C classes. A row of one text is looked at, so B is 1.
+B rows (here 1), T tokens, D width, P positions, C classes or vocabulary entries, L layers.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstock.data.mask_gaps import MASK, SurfaceForms
+from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
 from headstock.explain.hooks import POINT_AFTER, Activations, Connection, need_block_stacks, record_activations
@@ -95,9 +96,9 @@ class LensInput:
 
     batch: Batch
     task: Task
-    places: list[int]
+    positions: list[int]
     predicts: str
-    wanted: list[str | None]
+    expected: list[str | None]
     notes: list[str]
 
 
@@ -105,7 +106,7 @@ class LensInput:
 def explain_residual(pipeline: Pipeline, texts: Sequence[str], *, label: str | None = None) -> ResidualFacts:
     """The residual stream of a text between its embedding and the run's heads."""
     stacks = need_block_stacks(pipeline.model.backbone, pipeline.run)
-    read = reading(pipeline, texts, label)
+    read = lens_input(pipeline, texts, label)
     pipeline.model.eval()
     with record_activations(pipeline.model) as activations:
         pipeline.model(read.batch)
@@ -154,121 +155,109 @@ def token_paths(layers: Sequence[Tensor], names: Sequence[str]) -> list[TokenPat
     return [TokenPath(*path) for path in zip(names, norms, home, moved, strict=True)]
 
 
-# What is read, and where the model says something
+# Input
 
 
-def reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> LensInput:
-    """A text with the marks its task puts around it."""
-    check_texts(loaded, texts)
-    task, tokenizer = loaded.task, loaded.tokenizer
+def lens_input(pipeline: Pipeline, texts: Sequence[str], label: str | None) -> LensInput:
+    """A text with the special tokens of its task."""
+    check_texts(pipeline, texts)
+    task, tokenizer = pipeline.task, pipeline.tokenizer
     if is_labelled(task):
-        return labelled_reading(loaded, texts, label)
+        return labelled_lens_input(pipeline, texts, label)
     if label is not None:
-        raise UserError(f"{loaded.run}: is a language model and knows no --label")
-    if not (task.generates or task.fills_masks):  # a denoiser: both its sides are made from the text
-        asked = training_target(loaded, texts)
-        note = (
-            f"this run repairs texts: it reads what its objective left of this one, and must write {asked.description}"
-        )
-        return forced_reading(task, asked.batch, tokenizer, [note])
-    notes, wanted = [], list[str | None]()
-    if task.fills_masks and MASK in texts[0]:
+        raise UserError(f"{pipeline.run}: is a language model and has no --label")
+    if not (task.generates or task.fills_masks):  # a denoiser makes source and target from the text
+        target = training_target(pipeline, texts)
+        note = f"this run denoises: it reads the corrupted text and predicts {target.description}"
+        return forced_lens_input(task, target.batch, tokenizer, [note])
+    notes: list[str] = []
+    expected: list[str | None] | None = None
+    special = special_tokens_for(task, tokenizer, left_to_right=task.generates and not has_mask(task, texts[0]))
+    start, causal = len(special.prefix), False
+    if has_mask(task, texts[0]):
         ids, gaps = SurfaceForms(tokenizer).tokenize(texts[0])
-        marks = special_tokens_for(task, tokenizer)
-        places, says, causal = (
-            [gap.position + len(marks.prefix) - task.mask_shift for gap in gaps],
-            "masked token",
-            False,
-        )
+        positions, predicts = [gap.position + start - task.mask_shift for gap in gaps], "masked token"
     elif task.generates:
-        ids, marks = tokenizer.encode(texts[0]), special_tokens_for(task, tokenizer, left_to_right=True)
-        row = marks.wrap(ids)
-        places, says, causal = list(range(len(row))), "next token", True
-        wanted = [*display_tokens(tokenizer, row[1:]), None]
+        ids, predicts, causal = tokenizer.encode(texts[0]), "next token", True
+        positions = list(range(len(special.wrap(ids))))
+        expected = [*display_tokens(tokenizer, special.wrap(ids)[1:]), None]
     else:
-        ids, marks = tokenizer.encode(texts[0]), special_tokens_for(task, tokenizer)
-        first = len(marks.prefix)
-        places, says, causal = list(range(first, first + len(ids))), "token", False
-        notes.append(f"nothing is hidden, so each token is told though it is seen; write {MASK} to hide a word")
-    row = marks.wrap(ids)
-    check_length(loaded, len(row))
-    batch = batch_from_rows([row], marks.pad, loaded.model.device, causal=causal)
-    return LensInput(batch, task, places, says, wanted or [None] * len(places), notes)
+        ids, predicts = tokenizer.encode(texts[0]), "token"
+        positions = list(range(start, start + len(ids)))
+        notes.append(f"no token is masked, so each is predicted although it is visible; write {MASK} to mask a word")
+    row = special.wrap(ids)
+    check_length(pipeline, len(row))
+    batch = batch_from_rows([row], special.pad, pipeline.model.device, causal=causal)
+    return LensInput(batch, task, positions, predicts, expected or [None] * len(positions), notes)
 
 
-def labelled_reading(loaded: Pipeline, texts: Sequence[str], label: str | None) -> LensInput:
-    """A text as a fine-tuned run reads it."""
-    asked = labelled_target(loaded, texts, label)
-    task, batch = asked.task, asked.batch
+def has_mask(task: Task, text: str) -> bool:
+    return task.fills_masks and MASK in text
+
+
+def labelled_lens_input(pipeline: Pipeline, texts: Sequence[str], label: str | None) -> LensInput:
+    target = labelled_target(pipeline, texts, label)
+    task, batch = target.task, target.batch
     if task.lens == "class":
         return LensInput(batch, task, [0], "class", [label], [])
     if task.lens == "tag":
-        places = batch.labels["places"][0].tolist()
-        return LensInput(batch, task, places, "tag", [None] * len(places), [])
+        positions = batch.labels["places"][0].tolist()
+        return LensInput(batch, task, positions, "tag", [None] * len(positions), [])
     if batch.source is not None:
-        return forced_reading(task, batch, loaded.tokenizer, asked.notes)
-    return LensInput(
-        batch, task, [], "nothing", [], [f"a {loaded.labelled_task().title} has no lens: its answer is a span"]
-    )
+        return forced_lens_input(task, batch, pipeline.tokenizer, target.notes)
+    return LensInput(batch, task, [], "nothing", [], [f"a {task.title} has no logit lens"])
 
 
-def forced_reading(task: Task, batch: Batch, tokenizer: Any, notes: list[str]) -> LensInput:
-    """A source beside its target, each token of which must give the next."""
+def forced_lens_input(task: Task, batch: Batch, tokenizer: Tokenizer, notes: list[str]) -> LensInput:
+    """An encoder-decoder with teacher forcing: each target position predicts the next token."""
     labels = batch.labels["token"][0].tolist()
-    wanted: list[str | None] = [None if one == IGNORE_INDEX else display_tokens(tokenizer, [one])[0] for one in labels]
-    return LensInput(batch, task, list(range(len(labels))), "next token", wanted, notes)
+    expected = [None if label == IGNORE_INDEX else display_tokens(tokenizer, [label])[0] for label in labels]
+    return LensInput(batch, task, list(range(len(labels))), "next token", expected, notes)
 
 
-# The lens
+# Logit lens
 
 
-def logit_lens(loaded: Pipeline, read: LensInput, activations: Activations) -> tuple[list[LensPrediction], list[str]]:
-    """What the model's own head would say of the stream as it leaves each layer, the final norm applied."""
-    if not read.places:
+def logit_lens(pipeline: Pipeline, read: LensInput, activations: Activations) -> tuple[list[LensPrediction], list[str]]:
+    """The predictions of the model's own head from the stream after each layer, behind the final norm."""
+    if not read.positions:
         return [], []
-    layers_read = getattr(read.task.config, "layers", "last")
-    if not (layers_read == "last" or layers_read.isdecimal()):
-        return [], [f"its head reads several layers together ({layers_read}), so a single one says nothing to it"]
-    stack = "decoder" if read.batch.source is not None else "stack"
-    layers = activations.layers(stack)
-    chances = torch.stack([chances_of(loaded, read, loaded.model.backbone.output_norm(layer)) for layer in layers])
-    last = int(layers_read) if layers_read.isdecimal() else len(layers) - 1  # the layer that the run itself listens to
-    names = answers_of(loaded, read)
+    head_layers = getattr(read.task.config, "layers", "last")
+    if not (head_layers == "last" or head_layers.isdecimal()):
+        return [], [f"the head reads several layers ({head_layers}), so there is no logit lens of a single one"]
+    layers = activations.layers("decoder" if read.batch.source is not None else "stack")
+    vectors = [pipeline.model.backbone.output_norm(layer) for layer in layers]
+    probabilities = torch.stack([lens_probabilities(pipeline, read, layer) for layer in vectors])  # (L + 1, P, C)
+    final_layer = int(head_layers) if head_layers.isdecimal() else len(layers) - 1  # the one that the run's head reads
     row = read.batch.tokens[0].tolist()
-    guesses = []
-    for at, place in enumerate(read.places):
-        here = chances[:, at]  # (L + 1, C)
-        best = here.topk(min(TOP, here.size(1)), -1)
-        told = [
-            [(names(number), chance) for number, chance in zip(numbers, values, strict=True)]
-            for numbers, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    predictions = []
+    for index, position in enumerate(read.positions):
+        here = probabilities[:, index]  # (L + 1, C)
+        top = here.topk(min(TOP, here.size(1)), -1)
+        answers = [
+            [(answer_name(pipeline, read, answer), value) for answer, value in zip(indices, values, strict=True)]
+            for indices, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
-        final = here[last].argmax()
+        final = here[final_layer].argmax()
         ranks = (1 + (here > here[:, final, None]).sum(1)).tolist()
-        token = "" if read.predicts == "class" else display_tokens(loaded.tokenizer, [row[place]])[0]
-        guesses.append(LensPrediction(place, token, read.wanted[at], told, ranks))
-    return guesses, []
+        token = "" if read.predicts == "class" else display_tokens(pipeline.tokenizer, [row[position]])[0]
+        predictions.append(LensPrediction(position, token, read.expected[index], answers, ranks))
+    return predictions, []
 
 
-def chances_of(loaded: Pipeline, read: LensInput, vectors: Tensor) -> Tensor:
-    """(places, C): the probability of every answer at every place, from (1, T, D) vectors."""
-    heads, task = loaded.model.heads, read.task
+def lens_probabilities(pipeline: Pipeline, read: LensInput, vectors: Tensor) -> Tensor:
+    """(P, C) the probability of every answer at each position, from (1, T, D) vectors."""
+    heads, task = pipeline.model.heads, read.task
     if is_labelled(task) and task.lens == "class":
-        scores = task.lens_scores(loaded.model, vectors, read.batch.padding).float()
+        scores = task.lens_scores(pipeline.model, vectors, read.batch.padding).float()
         return scores.sigmoid() if task.multilabel else scores.softmax(-1)
-    return heads["tag" if task.lens == "tag" else "token"](vectors[0, read.places]).float().softmax(-1)
+    return heads["tag" if task.lens == "tag" else "token"](vectors[0, read.positions]).float().softmax(-1)
 
 
-def answers_of(loaded: Pipeline, read: LensInput) -> Any:
-    """The name of an answer by its number."""
+def answer_name(pipeline: Pipeline, read: LensInput, index: int) -> str:
     if read.task.lens in ("class", "tag"):
-        return read.task.config.classes.__getitem__
-    vocabulary = loaded.tokenizer.vocabulary
-
-    def name(number: int) -> str:
-        if number >= vocabulary:
-            return f"#{number}"
-        (text,) = display_tokens(loaded.tokenizer, [number])
-        return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-    return name
+        return read.task.config.classes[index]
+    if index >= pipeline.tokenizer.vocabulary:
+        return f"#{index}"
+    (text,) = display_tokens(pipeline.tokenizer, [index])
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

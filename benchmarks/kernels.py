@@ -1,132 +1,293 @@
-"""Kernels of ours on a GPU, beside torch's own: attention in packed short documents, products in 8 bits, gradients.
+"""The kernels of headstock/kernels on a GPU beside plain PyTorch and the libraries that do the same.
 
-    python benchmarks/kernels.py                       BERT-base's shape: 64 rows of 512 tokens, 12 heads of 64
-    python benchmarks/kernels.py --means 45 --rows 16
+    python benchmarks/kernels.py                            all kernels
+    python benchmarks/kernels.py --only attention --mean 45
 
-Milliseconds that the GPU itself spends on one layer, forward and backward, whatever the CPU needs to start it; products
-as many as the layers of GPT-2's smallest shape make of 65,536 tokens. Answers are compared before anything is timed.
+Prints milliseconds of GPU time per call, forward and backward, whatever the CPU needs to launch it. Results are
+compared before anything is timed. Libraries that are not installed (liger-kernel, torchao) are skipped.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from headstock.kernels import fp8 as eight
-from headstock.kernels import ops as kernels
+from headstock.kernels import attention, fp8, pointwise
+from headstock.kernels.cross_entropy import linear_cross_entropy
 from headstock.model.batch import make_cu_seqlens
 
 HEADS, WIDTH = 12, 64
+PREDICTIONS, MODEL_WIDTH, VOCABULARY = 16_384, 768, 50_304
+TOKENS = 65_536
+LAYERS = {"qkv projection": (768, 2304), "output": (768, 768), "up": (768, 3072), "down": (3072, 768)}
 REPEATS = 20
-PRODUCTS = {"queries, keys and values": (768, 2304), "output": (768, 768), "up": (768, 3072), "down": (3072, 768)}
-TOKENS, SCALE = 65_536, 16.0
-VOCABULARY, AT_ONCE = 50_304, 9_472  # scores of a head are held for so many tokens at once
-Way = Callable[..., Tensor]
+
+Call = Callable[[], Any]
 
 
-def on_gpu(call: Callable[[], Any]) -> float:
-    """Milliseconds of a call's kernels."""
+@dataclass(frozen=True)
+class Row:
+    kernel: str
+    ours: float
+    plain: float | None
+    libraries: dict[str, float]
+
+
+def gpu_milliseconds(call: Call) -> float:
     for _ in range(3):
         call()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as events:
         for _ in range(REPEATS):
             call()
         torch.cuda.synchronize()
-    return sum(row.self_device_time_total for row in seen.key_averages()) / REPEATS / 1000
+    return sum(event.self_device_time_total for event in events.key_averages()) / REPEATS / 1000
 
 
-def documents(mean: int, rows: int, length: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Queries, keys and values as a layer has them, in documents of geometric lengths; their bounds; a gradient."""
-    draw = torch.Generator().manual_seed(0)
-    fresh = torch.rand(rows, length, generator=draw) < (0 if mean >= length else 1 / mean)
-    packed = torch.randn(rows, length, 3, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16)
-    toward = torch.randn(rows, length, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-    inputs = [x.detach().requires_grad_() for x in packed.transpose(1, 3).unbind(2)]
-    return inputs, make_cu_seqlens(fresh.int().cumsum(1)).cuda(), toward
+def measure(kernel: str, ours: Call, plain: Call, libraries: dict[str, Call], *, tolerance: float) -> Row:
+    """Compare the first results of all implementations, then time them; a library that fails is left out."""
+    expected = [x.float() for x in ours()]
+    times = {}
+    for name, call in ({"plain": plain} | libraries).items():
+        try:
+            for mine, theirs in zip(expected, call(), strict=True):
+                error = (mine - theirs.float()).norm() / theirs.float().norm()
+                assert error < tolerance, f"{kernel}: {name} differs by {error:.3f}"
+            times[name] = gpu_milliseconds(call)
+        except (RuntimeError, ImportError, NotImplementedError, TypeError) as error:
+            print(f"{kernel}: {name} skipped: {str(error).splitlines()[0]}", file=sys.stderr)
+    return Row(kernel, gpu_milliseconds(ours), times.pop("plain", None), times)
 
 
-def there_and_back(way: Way, inputs: list[Tensor], bounds: Tensor, toward: Tensor, causal: bool, drop: float) -> object:
-    return torch.autograd.grad(way(*inputs, bounds, causal=causal, dropout=drop), inputs, toward)
+def with_gradients(function: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    output = function()
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad)]
 
 
-def attention(given: argparse.Namespace) -> None:
-    from headstock.kernels import attention_triton as fused_attention
-
-    ways: dict[str, Way] = {"ours": fused_attention.attend, "torch's": kernels.attend_by_flash}
-    print(f"{'documents of':>12s} {'causal':>6s} {'dropout':>7s} " + " ".join(f"{name:>8s}" for name in ways))
-    for mean in given.means:
-        inputs, bounds, toward = documents(mean, given.rows, given.length)
-        one, other = (way(*inputs, bounds, causal=False) for way in ways.values())
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
-        for causal, drop in product((False, True), (0.0, 0.1)):
-            calls = (partial(there_and_back, way, inputs, bounds, toward, causal, drop) for way in ways.values())
-            took = " ".join(f"{on_gpu(call):8.3f}" for call in calls)
-            print(f"{mean:12d} {causal!s:>6s} {drop:7.1f} {took}", flush=True)
+# Attention inside packed documents
 
 
-def products() -> None:
-    print(f"{'product':26s} {'16 bits':>8s} {'8 bits':>8s}")
-    for name, (features, outputs) in PRODUCTS.items():
-        x = torch.randn(TOKENS, features, device="cuda", dtype=torch.bfloat16)
-        weight = torch.randn(outputs, features, device="cuda", dtype=torch.bfloat16) * 0.05
-        table, grain = eight.shrunk(weight)
-        large = partial(torch.matmul, x, weight.t())
-        small = partial(eight.multiply, eight.shrink(x, SCALE), table.t(), 1 / SCALE, grain, fast=True)
-        apart = (small() - large()).norm() / large().norm()
-        assert apart < 0.05, f"{name}: the two differ by {apart:.3f}"
-        print(f"{name:26s} {on_gpu(large):8.3f} {on_gpu(small):8.3f}", flush=True)
+def packed_attention(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Rows of documents with geometric lengths, in the layout of one projection."""
+    from headstock.kernels import attention_triton
+
+    rows, length = arguments.rows, arguments.length
+    generator = torch.Generator().manual_seed(0)
+    documents = (torch.rand(rows, length, generator=generator) < 1 / arguments.mean).int().cumsum(1)
+    cu_seqlens, ids = make_cu_seqlens(documents).cuda(), documents.cuda()
+    packed = torch.randn(rows, length, 3, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn(rows, HEADS, length, WIDTH, device="cuda", dtype=torch.bfloat16)
+    allowed = ids[:, None, :, None] == ids[:, None, None, :]
+
+    def views() -> tuple[Tensor, ...]:
+        return packed.transpose(1, 3).unbind(2)
+
+    for causal, dropout in ((False, 0.0), (True, 0.0), (False, 0.1)):
+
+        def ours(causal: bool = causal, dropout: float = dropout) -> Tensor:
+            output = attention_triton.packed_attention(packed, cu_seqlens, causal=causal, dropout=dropout)
+            return output.transpose(1, 2)
+
+        def plain(causal: bool = causal, dropout: float = dropout) -> Tensor:
+            mask = allowed.tril() if causal else allowed
+            return F.scaled_dot_product_attention(*views(), mask, dropout)
+
+        def varlen(causal: bool = causal, dropout: float = dropout) -> Tensor:
+            return attention.flash_varlen_attention(*views(), cu_seqlens, causal=causal, dropout=dropout)
+
+        calls = {name: partial(with_gradients, call, [packed], grad) for name, call in (("varlen", varlen),)}
+        if not dropout:
+            flex = compiled_flex(ids, causal)
+            calls["FlexAttention"] = partial(with_gradients, lambda flex=flex: flex(*views()), [packed], grad)
+        name = f"packed attention, documents of {arguments.mean}{', causal' if causal else ''}"
+        yield measure(
+            f"{name}{f', dropout {dropout}' if dropout else ''}",
+            partial(with_gradients, ours, [packed], grad),
+            partial(with_gradients, plain, [packed], grad),
+            calls,
+            tolerance=1.5 if dropout else 0.02,  # dropout draws other pairs
+        )
 
 
-def gradients() -> None:
-    """What 8 bits save and cost on the way back: of attention's three inputs, and of a head's weights."""
-    print(f"{'gradients':26s} {'16 bits':>8s} {'8 bits':>8s} {'of which made ready':>20s}")
-    slopes = [torch.randn(TOKENS, 768, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    weight = torch.randn(2304, 768, device="cuda", dtype=torch.bfloat16) * 0.05
-    table, grain = eight.shrunk(weight.t())
-    ready = partial(eight.gather, slopes, SCALE, False)
+def compiled_flex(ids: Tensor, causal: bool) -> Callable[..., Tensor]:
+    """FlexAttention with a block mask that is created once, as a training step would for all its layers."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    def by_input() -> Tensor:
-        return eight.multiply(ready()[1], table.t(), 1 / SCALE, grain)
+    def allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = ids[row, query] == ids[row, key]
+        return same & (query >= key) if causal else same
 
-    compare("queries, keys and values", lambda: torch.cat(slopes, 1) @ weight, by_input, ready)
-    wrong = torch.randn(AT_ONCE, VOCABULARY, device="cuda", dtype=torch.bfloat16)
-    hidden = torch.randn(AT_ONCE, 768, device="cuda", dtype=torch.bfloat16)
-    small, few = eight.shrink(wrong, SCALE, eight.BACKWARD), eight.shrink(hidden, SCALE)
-    one = grain.new_full((), 1 / SCALE)
-    turn = partial(eight.turn, small)
-
-    def by_weight() -> Tensor:
-        return eight.multiply(turn(), eight.turn(few).t(), 1 / SCALE, one)
-
-    compare("a head's weights", lambda: wrong.mT @ hidden, by_weight, turn)
+    rows, length = ids.shape
+    mask = create_block_mask(allowed, rows, None, length, length, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda query, key, value: compiled(query, key, value, block_mask=mask)
 
 
-def compare(name: str, large: Callable[[], Tensor], small: Callable[[], Tensor], ready: Callable[[], Any]) -> None:
-    apart = (small() - large()).norm() / large().norm()
-    assert apart < 0.1, f"{name}: the two differ by {apart:.3f}"
-    print(f"{name:26s} {on_gpu(large):8.3f} {on_gpu(small):8.3f} {on_gpu(ready):20.3f}", flush=True)
+# Cross entropy of a linear layer
+
+
+def cross_entropy(_: argparse.Namespace) -> Iterator[Row]:
+    torch.manual_seed(0)
+    hidden = torch.randn(PREDICTIONS, MODEL_WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(VOCABULARY, MODEL_WIDTH, device="cuda") * 0.02).bfloat16().requires_grad_()
+    labels = torch.randint(VOCABULARY, (PREDICTIONS,), device="cuda")
+    inputs, one = [hidden, weight], torch.ones((), device="cuda")
+
+    def plain(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden, weight).float(), labels, reduction="sum")
+
+    def ours() -> Tensor:
+        return linear_cross_entropy(hidden, weight, None, labels)[0]
+
+    compiled = torch.compile(plain)
+    libraries: dict[str, Call] = {
+        "torch.compile": partial(with_gradients, lambda: compiled(hidden, weight, labels), inputs, one)
+    }
+    if find_spec("liger_kernel") is not None:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        liger = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+        libraries["Liger"] = partial(with_gradients, lambda: liger(weight, hidden, labels), inputs, one)
+    yield measure(
+        f"linear cross entropy, {PREDICTIONS:,} x {MODEL_WIDTH} x {VOCABULARY:,}",
+        partial(with_gradients, ours, inputs, one),
+        partial(with_gradients, lambda: plain(hidden, weight, labels), inputs, one),
+        libraries,
+        tolerance=0.02,
+    )
+
+
+# Linear layers in fp8
+
+
+def fp8_linear(_: argparse.Namespace) -> Iterator[Row]:
+    """Forward and backward of the layers of GPT-2, compiled as in training."""
+    compiled_fp8, compiled_linear = torch.compile(fp8.linear), torch.compile(F.linear)
+    for name, (features, outputs) in LAYERS.items():
+        torch.manual_seed(0)
+        x = F.layer_norm(torch.randn(TOKENS, features, device="cuda"), (features,)).bfloat16().requires_grad_()
+        weight = (torch.randn(outputs, features, device="cuda") * 0.05).requires_grad_()
+        bias = torch.zeros(outputs, device="cuda", requires_grad=True)
+        inputs = [x, weight, bias]
+        grad = (torch.randn(TOKENS, outputs, device="cuda") / TOKENS).bfloat16()
+
+        def ours(inputs: list[Tensor] = inputs, linear: Any = compiled_fp8) -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16), fp8.fp8_matmuls():
+                return linear(*inputs)
+
+        def plain(inputs: list[Tensor] = inputs, linear: Any = compiled_linear) -> Tensor:
+            with torch.autocast("cuda", torch.bfloat16):
+                return linear(*inputs)
+
+        libraries: dict[str, Call] = {}
+        if find_spec("torchao") is not None:
+            from torchao.float8 import convert_to_float8_training
+
+            layer = torch.nn.Linear(features, outputs, device="cuda")
+            layer.weight.data.copy_(weight.data)
+            layer.bias.data.zero_()
+            converted = torch.compile(convert_to_float8_training(torch.nn.Sequential(layer)))
+            own = [x, layer.weight, layer.bias]
+
+            def torchao(converted: Any = converted, x: Tensor = x) -> Tensor:
+                with torch.autocast("cuda", torch.bfloat16):
+                    return converted(x)
+
+            libraries["torchao"] = partial(with_gradients, torchao, own, grad)
+        yield measure(
+            f"fp8 linear, {name} {features} -> {outputs}",
+            partial(with_gradients, ours, inputs, grad),
+            partial(with_gradients, plain, inputs, grad),
+            libraries,
+            tolerance=0.1,
+        )
+
+
+def fp8_gradients(_: argparse.Namespace) -> Iterator[Row]:
+    """Three gradients side by side, quantized and summed, as the qkv projection needs them."""
+    torch.manual_seed(0)
+    parts = [torch.randn(TOKENS, 768, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    def plain(parts: list[Tensor]) -> tuple[Tensor, ...]:
+        whole = torch.cat(parts, 1)
+        return whole, fp8.quantize(whole, 16.0, fp8.GRADIENT), whole.sum(0, dtype=torch.float32)
+
+    compiled = torch.compile(plain)
+    yield measure(
+        "fp8 concatenation of q, k, v gradients",
+        lambda: fp8.concat_and_quantize(parts, 16.0, True),
+        lambda: plain(parts),
+        {"torch.compile": lambda: compiled(parts)},
+        tolerance=0.02,
+    )
+
+
+# Pointwise functions under torch.compile
+
+
+def pointwise_functions(_: argparse.Namespace) -> Iterator[Row]:
+    x = torch.randn(TOKENS, 3072, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn_like(x)
+    dropouts = partial(pointwise.dropout, p=0.1), partial(F.dropout, p=0.1)
+    pairs: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+        "GELU (exact)": (pointwise.gelu, F.gelu),
+        "GELU (tanh)": (pointwise.gelu_tanh, partial(F.gelu, approximate="tanh")),
+        "dropout": dropouts,
+        "GELU (exact) and dropout": (
+            lambda x: pointwise.dropout(pointwise.gelu(x), 0.1),
+            lambda x: F.dropout(F.gelu(x), 0.1),
+        ),
+    }
+    for name, (ours, plain) in pairs.items():
+        calls = [
+            partial(with_gradients, partial(torch.compile(function, dynamic=False), x), [x], grad)
+            for function in (ours, plain)
+        ]
+        tolerance = 1.5 if "dropout" in name else 0.02
+        yield measure(f"{name}, compiled", calls[0], calls[1], {}, tolerance=tolerance)
+
+
+KERNELS = {
+    "attention": packed_attention,
+    "cross-entropy": cross_entropy,
+    "fp8": fp8_linear,
+    "fp8-gradients": fp8_gradients,
+    "pointwise": pointwise_functions,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--means", type=int, nargs="+", default=[45, 120, 512], help="tokens in a document")
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--only", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--mean", type=int, default=60, help="tokens per document")
+    parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=512)
-    given = parser.parse_args()
+    parser.add_argument("--json", help="write the table to this file")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("needs a CUDA device", file=sys.stderr)
         return 2
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; milliseconds")
-    attention(given)
-    if eight.supports_fp8(torch.device("cuda")):
-        products()
-        gradients()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    print("| kernel | ours ms | plain torch ms | library ms |\n|---|---|---|---|")
+    rows = []
+    for name in arguments.only:
+        for row in KERNELS[name](arguments):
+            libraries = ", ".join(f"{library} {time:.3f}" for library, time in row.libraries.items())
+            plain = "" if row.plain is None else f"{row.plain:.3f}"
+            print(f"| {row.kernel} | {row.ours:.3f} | {plain} | {libraries} |", flush=True)
+            rows.append(asdict(row))
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=1)
     return 0
 
 

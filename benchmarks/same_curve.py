@@ -23,11 +23,11 @@ import torch
 
 import headstock
 from headstock.experiments.bench.synthetic_data import write_corpus
-from headstock.kernels import ops as kernels
+from headstock.kernels import cross_entropy
 from headstock.model.backbones import transformer
 from headstock.train.run_folder import RunFolder
 
-PLAIN = [(kernels, "FEW", float("inf")), (transformer, "reads_apart", lambda x, width: False)]
+PLAIN = [(cross_entropy, "MIN_LOGITS", float("inf")), (transformer, "supports_varlen", lambda x, width: False)]
 
 
 def ways_on(device: str) -> dict[str, dict[str, Any]]:

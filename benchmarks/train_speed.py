@@ -38,7 +38,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.experiments.bench.synthetic_data import random_lines
-from headstock.kernels import ops as kernels
+from headstock.kernels import cross_entropy
 from headstock.model.backbones import transformer
 from headstock.model.batch import Batch
 from headstock.tasks.classify import EncodedTexts
@@ -143,8 +143,8 @@ def found_out(batch: Batch, head: str, hidden: torch.Tensor) -> tuple[torch.Tens
 
 
 PATCHES: dict[str, tuple[Any, str, Any]] = {
-    "fused loss": (kernels, "FEW", float("inf")),
-    "documents apart": (transformer, "reads_apart", lambda x, width: False),
+    "fused loss": (cross_entropy, "MIN_LOGITS", float("inf")),
+    "documents apart": (transformer, "supports_varlen", lambda x, width: False),
     "batches ahead": (loop, "Prefetcher", Immediate),
     "known places": (Batch, "gather_labelled", found_out),
     "half stream": (transformer, "compute_dtype", lambda x: torch.float32),  # where blocks norm first

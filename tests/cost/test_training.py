@@ -7,11 +7,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from headstock.cost.training import flops_per_token, model_cost, training_memory
+from headstock.cost.formulas import ExecutionContext
+from headstock.cost.model import model_cost, model_dimensions
+from headstock.cost.training import flops_per_token, training_memory
 from headstock.explain.subject import open_subject
 from headstock.kernels.backends import fast_cpu_kernels, onednn_is_slow
 from headstock.model.batch import Batch
-from headstock.model.formulas import ExecutionContext
 from headstock.tasks.base import cross_entropy
 from headstock.train.optimizers import make_optimizers
 
@@ -69,7 +70,7 @@ def step(subject, batch):
     model, task, total = subject.model, subject.task, torch.zeros(())
     hidden = model(batch).hidden
     for name, head in model.heads.items():
-        wanted = round(task.passes(name, LENGTH) * ROWS * LENGTH)
+        wanted = round(task.head_passes(name, LENGTH) * ROWS * LENGTH)
         if task.needs_bidirectional:
             for half in hidden.chunk(2, -1):
                 total = total + cross_entropy(head(half), batch.tokens)
@@ -85,7 +86,7 @@ def step(subject, batch):
 def test_flops_are_what_torch_counts(case):
     subject, source = opened(case), LENGTH // 2
     batch = some_batch(subject.model, source=source)
-    d = subject.model.dimensions(length=LENGTH, source_length=source)
+    d = model_dimensions(subject.model, length=LENGTH, source_length=source)
     parts = model_cost(subject.model, subject.task, d)
     # torch counts the products it sees: those inside fused kernels for attention and cells it does not
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
@@ -122,13 +123,13 @@ def test_activations_are_what_autograd_keeps(case, packed):
     subject, source = opened(case), LENGTH // 2
     if packed and (subject.model.backbone.is_encoder_decoder or not hasattr(subject.model.backbone.config, "heads")):
         pytest.skip("rows of several documents make no table for cells or for a source")
-    d = subject.model.dimensions(length=LENGTH, source_length=source)
+    d = model_dimensions(subject.model, length=LENGTH, source_length=source)
     batch = some_batch(subject.model, documents=packed, source=source)
     workspace = getattr(subject.config.model, "cell", None) == "lstm" and not onednn_is_slow()
     with fast_cpu_kernels():  # as training has them
         seen = kept_bytes(subject.model, lambda: step(subject, batch))
     told = training_memory(
-        subject.model, subject.task, d, rows=ROWS, place=ExecutionContext(packed=packed, workspace=workspace)
+        subject.model, subject.task, d, rows=ROWS, context=ExecutionContext(packed=packed, workspace=workspace)
     ).activations
     assert told == pytest.approx(seen, rel=0.04 if workspace else 0.005)  # the workspace's rows are rounded up
 
@@ -139,7 +140,7 @@ def test_weights_gradients_and_optimizer_are_exact(case, optimizer):
     preset, sets, more = CASES[case]
     subject = open_subject(None, preset, [*sets, f"optimizer={optimizer}"], device="cpu", **more)
     model = subject.model.train()
-    told = training_memory(model, subject.task, model.dimensions(length=LENGTH), rows=ROWS, optimizer=optimizer)
+    told = training_memory(model, subject.task, model_dimensions(model, length=LENGTH), rows=ROWS, optimizer=optimizer)
     step(subject, some_batch(model)).backward()
     optimizers = make_optimizers(model, subject.config.train)
     for one in optimizers:
@@ -152,11 +153,11 @@ def test_weights_gradients_and_optimizer_are_exact(case, optimizer):
 
 def test_a_frozen_backbone_costs_its_weights_only():
     subject = opened("classes")
-    told = training_memory(subject.model, subject.task, subject.model.dimensions(), rows=ROWS, frozen=True)
+    told = training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS, frozen=True)
     head = sum(p.nbytes for p in subject.model.heads.parameters())
     assert told.gradients == head
     assert told.optimizer == 2 * head + 4 * len(list(subject.model.heads.parameters()))
     assert (
         told.activations
-        < training_memory(subject.model, subject.task, subject.model.dimensions(), rows=ROWS).activations / 50
+        < training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS).activations / 50
     )

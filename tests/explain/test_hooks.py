@@ -108,7 +108,9 @@ def test_without_residuals_keeps_the_weights_and_drops_the_skip(norm):
     assert torch.equal(held(batch).hidden, model(batch).hidden)  # only the backward pass differs
     assert not torch.allclose(bare(batch).hidden, model(batch).hidden)
     for one in (bare, held):  # also where only some positions are computed
-        torch.testing.assert_close(one.hidden_at(batch, torch.tensor([3, 6])), one(batch).hidden[[0, 1], [3, 6]])
+        torch.testing.assert_close(
+            one(batch, query_positions=torch.tensor([3, 6])).hidden.squeeze(1), one(batch).hidden[[0, 1], [3, 6]]
+        )
     mine, theirs = dict(model.named_parameters()), dict(bare.named_parameters())
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) and mine[name] is not theirs[name] for name in mine)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headstock.kernels import ops as kernels
+from headstock.kernels import attention as kernels
 from headstock.model.batch import make_cu_seqlens
 from tests.kernels.interpreter import interpret
 
@@ -71,17 +71,19 @@ def interpreted():
     """All of it on a CPU, where Triton only pretends; see interpreter.py."""
     from headstock.kernels import attention_triton as fused
 
-    fused.FORWARD, fused.BY_QUERY, fused.BY_KEY = (fused.Tiles(*size, 4, 2) for size in ((16, 16), (16, 32), (32, 16)))
+    fused.FORWARD, fused.BACKWARD_QUERY, fused.BACKWARD_KEY = (
+        fused.Tiles(*size, 4, 2) for size in ((16, 16), (16, 32), (32, 16))
+    )
     for rows, sizes in SIZES:
         for causal, width in ((False, 16), (True, 24)):
             packed, bounds, toward = problem(sizes, rows=rows, heads=rows, width=width)
-            found = fused.attend(*apart(packed), bounds, causal=causal)
+            found = fused.attention(*apart(packed), bounds, causal=causal)
             check(packed, bounds, toward, found, plain(packed, bounds, causal), 1e-5)
     check_strides(fused)
     check_dropout(fused)
     check_packed(fused)
     packed, bounds, toward = problem([9, 3], heads=1, kind=torch.float16)
-    found = fused.attend(*apart(packed), bounds, causal=True)
+    found = fused.attention(*apart(packed), bounds, causal=True)
     check(packed, bounds, toward, found, plain(packed, bounds, True), 4e-3)
     check_operation(fused)
 
@@ -92,9 +94,9 @@ def check_strides(fused):
     query, key, value = apart(packed)
     wide = torch.nn.functional.pad(key, (0, 3, 0, 2))[:, :, :-2, :-3]
     turned = value.mT.contiguous().mT  # of which even the widths stand apart
-    found = fused.attend(query.contiguous(), wide, turned, bounds, causal=False)
+    found = fused.attention(query.contiguous(), wide, turned, bounds, causal=False)
     check(packed, bounds, toward, found, plain(packed, bounds, False), 1e-5)
-    found = fused.attend(query, key, value, bounds, causal=False)
+    found = fused.attention(query, key, value, bounds, causal=False)
     check(packed, bounds, torch.ones(()).expand_as(toward), found, plain(packed, bounds, False), 1e-5)
 
 
@@ -102,13 +104,13 @@ def check_dropout(fused):
     for dropout, causal in ((0.1, False), (0.6, True)):  # the second drops more numbers than have a sign
         packed, bounds, toward = problem([3, 1, 20])
         seed = torch.tensor([2**31 - 5])
-        found = fused.attend_apart(*apart(packed), bounds, seed, causal, dropout)[0]
+        found = fused.varlen_attention(*apart(packed), bounds, seed, causal, dropout)[0]
         wanted = plain(packed, bounds, causal, drawn(seed.item(), 2, 24, dropout), dropout)
         check(packed, bounds, toward, found, wanted, 1e-5)
     calls = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        calls.append(fused.attend(*apart(packed), bounds, causal=False, dropout=0.5))
+        calls.append(fused.attention(*apart(packed), bounds, causal=False, dropout=0.5))
     assert torch.equal(calls[0], calls[1]) and not torch.equal(calls[0], calls[2])
 
 
@@ -117,9 +119,9 @@ def check_packed(fused):
     packed, bounds, toward = problem([7, 5, 12], rows=2)
     for causal, dropout in ((False, 0.0), (True, 0.3)):
         torch.manual_seed(3)
-        wanted = fused.attend(*apart(packed), bounds, causal=causal, dropout=dropout)
+        wanted = fused.attention(*apart(packed), bounds, causal=causal, dropout=dropout)
         torch.manual_seed(3)
-        found = fused.attend_packed(packed, bounds, causal=causal, dropout=dropout).transpose(1, 2)
+        found = fused.packed_attention(packed, bounds, causal=causal, dropout=dropout).transpose(1, 2)
         assert torch.equal(found, wanted)
         mine, theirs = (torch.autograd.grad(x, packed, toward)[0] for x in (found, wanted))
         assert torch.equal(mine, theirs)
@@ -129,7 +131,7 @@ def check_operation(fused, device="cpu"):
     packed, bounds, _ = problem([3, 5], heads=1, device=device)
     query, key, value = (x.detach().requires_grad_() for x in apart(packed))
     for seed, dropout in ((None, 0.0), (torch.tensor([3], device=device), 0.2)):
-        torch.library.opcheck(fused.attend_apart, (query, key, value, bounds, seed, False, dropout))
+        torch.library.opcheck(fused.varlen_attention, (query, key, value, bounds, seed, False, dropout))
 
 
 def test_the_kernels_in_the_interpreter():
@@ -173,8 +175,8 @@ def test_it_is_as_near_as_flash_attention(kind, width, often, causal):
     packed, bounds, toward = several(3, 333, 3, width, kind, often)
     exact = plain(packed, bounds, causal)
     ways = (
-        fused.attend(*apart(packed), bounds, causal=causal),
-        kernels.attend_by_flash(*apart(packed), bounds, causal=causal),
+        fused.attention(*apart(packed), bounds, causal=causal),
+        kernels.flash_varlen_attention(*apart(packed), bounds, causal=causal),
     )
     true, mine, theirs = (torch.autograd.grad(x, packed, toward.to(x.dtype))[0].double() for x in (exact, *ways))
     errors = [(x.double() - exact).norm() for x in ways], [(x - true).norm() for x in (mine, theirs)]
@@ -191,7 +193,7 @@ def test_dropout_on_a_gpu_is_that_of_the_formula(causal):
     fused = pytest.importorskip("headstock.kernels.attention_triton")
     packed, bounds, toward = several(2, 200, 3)
     for dropout in (0.1, 0.6):
-        found = fused.attend_apart(*apart(packed), bounds, torch.tensor([77], device="cuda"), causal, dropout)[0]
+        found = fused.varlen_attention(*apart(packed), bounds, torch.tensor([77], device="cuda"), causal, dropout)[0]
         wanted = plain(packed, bounds, causal, drawn(77, 3, 400, dropout).cuda(), dropout)
         mine, theirs = (torch.autograd.grad(x, packed, toward.to(x.dtype))[0].double() for x in (found, wanted))
         assert (found - wanted).norm() < 0.01 * wanted.norm()
@@ -210,7 +212,7 @@ def test_two_calls_are_equal_to_the_bit_also_compiled():
         return mixed.detach(), torch.autograd.grad(mixed, packed, toward)[0]
 
     def way(packed, bounds, dropout=0.0):
-        return fused.attend(*apart(packed), bounds, causal=False, dropout=dropout)
+        return fused.attention(*apart(packed), bounds, causal=False, dropout=dropout)
 
     torch._dynamo.reset()
     wanted = made(way)
@@ -229,10 +231,10 @@ def test_it_can_be_recorded_and_draws_anew_each_time():
     packed, bounds, _ = several()
     with torch.no_grad():
         inputs = apart(packed)
-        plainly = fused.attend(*inputs, bounds, causal=False, dropout=0.1)  # which also builds it
+        plainly = fused.attention(*inputs, bounds, causal=False, dropout=0.1)  # which also builds it
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = fused.attend(*inputs, bounds, causal=False, dropout=0.1)
+            found = fused.attention(*inputs, bounds, causal=False, dropout=0.1)
         calls = []
         for _ in range(2):
             graph.replay()

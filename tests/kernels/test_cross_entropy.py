@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from headstock.kernels import ops as kernels
-from headstock.kernels.capability import triton_works
-from headstock.kernels.fp8 import WRONG
+from headstock.kernels import cross_entropy as kernels
+from headstock.kernels.attention import supports_varlen
+from headstock.kernels.backends import triton_works
+from headstock.kernels.fp8 import CROSS_ENTROPY_SCALE
 from headstock.model.batch import IGNORE_INDEX
 from tests.kernels.interpreter import interpret
 
@@ -68,16 +69,16 @@ def check_forbidden(lose_, device="cpu", vocabulary=20_000):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_triton_it_is_the_plain_formula(kind, smoothing, monkeypatch):
-    monkeypatch.setattr(kernels, "SCORES", 200)  # several parts
-    check(*problem(16, 50, kind), smoothing, kernels.lose_)
-    check_ties(kernels.lose_)
-    check_forbidden(kernels.lose_)
+    monkeypatch.setattr(kernels, "MAX_LOGITS", 200)  # several parts
+    check(*problem(16, 50, kind), smoothing, kernels.cross_entropy_)
+    check_ties(kernels.cross_entropy_)
+    check_forbidden(kernels.cross_entropy_)
 
 
 def test_it_is_an_operation_as_torch_wants_them():
     scores, labels = problem(6, 10)
-    torch.library.opcheck(kernels.lose_, (scores, labels, 0.1, True))
-    torch.library.opcheck(kernels.lose_, (scores, labels, 0.0, False))
+    torch.library.opcheck(kernels.cross_entropy_, (scores, labels, 0.1, True))
+    torch.library.opcheck(kernels.cross_entropy_, (scores, labels, 0.0, False))
 
 
 def whole_loss(device, most, compiled=False):
@@ -86,7 +87,7 @@ def whole_loss(device, most, compiled=False):
     inputs = [torch.randn(*size, generator=draw).to(device).requires_grad_() for size in ((30, 6), (11, 6), (11,))]
     labels = problem(30, 11, device=device)[1]
     way = torch.compile(kernels.linear_cross_entropy, fullgraph=True, backend=compiled) if compiled else None
-    loss, hits = (way or kernels.linear_cross_entropy)(*inputs, labels, smoothing=0.1, most=most)
+    loss, hits = (way or kernels.linear_cross_entropy)(*inputs, labels, smoothing=0.1, max_logits=most)
     return [loss.detach(), hits, *torch.autograd.grad(loss * 0.3, inputs)]
 
 
@@ -94,9 +95,9 @@ def check_whole(device, most, backend):
     """In place or not, compiled or not."""
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "in_place", lambda x: False)
+        patch.setattr(kernels, "updates_in_place", lambda x: False)
         wanted = whole_loss(device, most)
-        patch.setattr(kernels, "in_place", lambda x: True)
+        patch.setattr(kernels, "updates_in_place", lambda x: True)
         for way in (False, backend):
             for mine, theirs in zip(whole_loss(device, most, way), wanted, strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
@@ -115,23 +116,23 @@ def interpreted():
         calls.append(1)
         return run(*given)
 
-    calls, run = [], fused.lose
-    fused.lose = lose
+    calls, run = [], fused.cross_entropy
+    fused.cross_entropy = lose
     kernels.triton_works = lambda device: True
     for kind in KINDS:
         for smoothing in (0.0, 0.1):
             for size in ((16, 50), (3, 50_257)):  # the interpreter cuts bfloat16 off instead of rounding it
-                check(*problem(*size, kind), smoothing, kernels.lose_, rounds=kind != torch.bfloat16)
-    check(*problem(4, 1), 0.1, kernels.lose_)
-    check(*problem(3, 2 * fused.BLOCK), 0.1, kernels.lose_)
+                check(*problem(*size, kind), smoothing, kernels.cross_entropy_, rounds=kind != torch.bfloat16)
+    check(*problem(4, 1), 0.1, kernels.cross_entropy_)
+    check(*problem(3, 2 * fused.BLOCK), 0.1, kernels.cross_entropy_)
     scores, labels = problem(8, 50)
     wide = F.pad(scores, (0, 14), value=9.0)  # rows that stand apart
-    found, wanted = (kernels.lose_(x, labels, 0.1, True)[0] for x in (wide[:, :50], scores))
+    found, wanted = (kernels.cross_entropy_(x, labels, 0.1, True)[0] for x in (wide[:, :50], scores))
     assert torch.equal(found, wanted) and torch.equal(wide[:, :50], scores) and (wide[:, 50:] == 9).all()
-    check_ties(kernels.lose_)
-    check_forbidden(kernels.lose_)
-    assert kernels.lose_(torch.zeros(1, 5), torch.tensor([5]), 0.0, False)[0].isnan()
-    assert kernels.lose_(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), 0.0, True)[0].shape == (0,)
+    check_ties(kernels.cross_entropy_)
+    check_forbidden(kernels.cross_entropy_)
+    assert kernels.cross_entropy_(torch.zeros(1, 5), torch.tensor([5]), 0.0, False)[0].isnan()
+    assert kernels.cross_entropy_(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), 0.0, True)[0].shape == (0,)
     for most in (100, None):
         check_whole("cpu", most, "aot_eager")
     check_small(run)
@@ -146,17 +147,17 @@ def check_small(run):
         scores, labels = problem(*size)
         wanted, right, slope = plain(scores, labels, 0.1)
         kept, slopes = scores.clone(), torch.full_like(scores, torch.nan)
-        lost, hits = run(scores, labels, 0.1, slopes, WRONG)
+        lost, hits = run(scores, labels, 0.1, slopes, CROSS_ENTROPY_SCALE)
         torch.testing.assert_close(lost, wanted, rtol=2e-5, atol=2e-5)
         assert torch.equal(hits, right) and torch.equal(scores, kept)
-        torch.testing.assert_close(slopes.double() / WRONG, slope, rtol=5e-6, atol=2e-6)
+        torch.testing.assert_close(slopes.double() / CROSS_ENTROPY_SCALE, slope, rtol=5e-6, atol=2e-6)
 
 
 def whole_loss_alone():
     """That of ten guesses among eleven tokens of which nothing is known."""
     hidden, weight, labels = torch.zeros(10, 6), torch.zeros(11, 6), torch.arange(10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "in_place", lambda x: True)
+        patch.setattr(kernels, "updates_in_place", lambda x: True)
         return kernels.linear_cross_entropy(hidden, weight, None, labels)[0].item()
 
 
@@ -174,9 +175,9 @@ def test_the_kernel_in_the_interpreter():
 def test_the_kernel_on_a_gpu(kind, smoothing):
     assert kernels.triton_works(torch.device("cuda", 0))
     for rows, vocabulary in ((64, 50), (40, 50_257), (40, 50_304), (4, 300_000)):
-        check(*problem(rows, vocabulary, kind, "cuda"), smoothing, kernels.lose_)
-    check_ties(kernels.lose_, "cuda")
-    check_forbidden(kernels.lose_, "cuda")
+        check(*problem(rows, vocabulary, kind, "cuda"), smoothing, kernels.cross_entropy_)
+    check_ties(kernels.cross_entropy_, "cuda")
+    check_forbidden(kernels.cross_entropy_, "cuda")
 
 
 @pytest.mark.gpu
@@ -184,7 +185,7 @@ def test_the_kernel_on_a_gpu(kind, smoothing):
 def test_more_scores_than_32_bits_count():
     scores = torch.zeros(44_000, 50_000, dtype=torch.bfloat16, device="cuda")
     labels = torch.zeros(44_000, dtype=torch.int64, device="cuda")
-    lost, right = kernels.lose_(scores, labels, 0.0, True)
+    lost, right = kernels.cross_entropy_(scores, labels, 0.0, True)
     assert lost.min() == lost.max() and lost[0].item() == pytest.approx(10.819778, rel=1e-5) and right.all()
     assert (scores[:, 0] == -1).all() and (scores[-1, 1:] == scores[0, 1]).all() and scores[0, 1] > 0
 
@@ -206,11 +207,11 @@ def test_the_answer_whether_triton_runs_is_marked_constant_as_torch_marks_it():
 @gpu
 def test_which_kernels_serve_can_be_asked_inside_of_what_is_compiled():
     torch._dynamo.reset()
-    asks = torch.compile(lambda x: x + kernels.reads_apart(x, 64), fullgraph=True, backend="eager")
+    asks = torch.compile(lambda x: x + supports_varlen(x, 64), fullgraph=True, backend="eager")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*lru_cache.*")
         x = torch.zeros(2, device="cuda", dtype=torch.bfloat16)
-        assert torch.equal(asks(x), x + kernels.reads_apart(x, 64))
+        assert torch.equal(asks(x), x + supports_varlen(x, 64))
 
 
 @pytest.mark.gpu
@@ -218,10 +219,10 @@ def test_which_kernels_serve_can_be_asked_inside_of_what_is_compiled():
 def test_the_kernel_can_be_recorded():
     scores, labels = problem(40, 5000, torch.bfloat16, "cuda")
     wanted = scores.clone()
-    lost, right = kernels.lose_(wanted, labels, 0.1, True)  # which also builds it
+    lost, right = kernels.cross_entropy_(wanted, labels, 0.1, True)  # which also builds it
     given, graph = torch.zeros_like(scores), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found, hits = kernels.lose_(given, labels, 0.1, True)
+        found, hits = kernels.cross_entropy_(given, labels, 0.1, True)
     given.copy_(scores)
     graph.replay()
     assert torch.equal(found, lost) and torch.equal(hits, right) and torch.equal(given, wanted)

@@ -6,7 +6,7 @@ import torch
 from headstock.decoding import generate as generation
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
-from headstock.kernels.cuda_graphs import LEAST, can_capture
+from headstock.kernels.cuda_graphs import MIN_STEPS, can_capture
 from tests.model.small import small_backbone, small_model, some_tokens
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -15,8 +15,8 @@ PROMPTS = [some_tokens(1 + n % 6, seed=n).tolist() for n in range(9)]
 
 def test_nothing_is_recorded_on_a_cpu():
     backbone = small_backbone()
-    assert not can_capture(object(), backbone.new_state(2, 8), LEAST)
-    assert not can_capture(object(), None, LEAST)
+    assert not can_capture(object(), backbone.new_state(2, 8), MIN_STEPS)
+    assert not can_capture(object(), None, MIN_STEPS)
 
 
 @pytest.mark.gpu
@@ -44,6 +44,6 @@ def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
 @CUDA
 def test_a_short_text_is_not_worth_it():
     state = small_backbone().cuda().new_state(2, 8)
-    assert not can_capture(object(), state, LEAST - 1)
-    assert can_capture(object(), state, LEAST)
-    assert not can_capture(small_backbone(), state, LEAST)  # a module may be listened to
+    assert not can_capture(object(), state, MIN_STEPS - 1)
+    assert can_capture(object(), state, MIN_STEPS)
+    assert not can_capture(small_backbone(), state, MIN_STEPS)  # a module may be listened to

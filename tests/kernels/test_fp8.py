@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 import headstock
 from headstock.errors import UserError
-from headstock.kernels import fp8 as eight
-from headstock.kernels import ops as kernels
+from headstock.kernels import cross_entropy, fp8
 from headstock.model.batch import IGNORE_INDEX
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch):
-    monkeypatch.setattr(eight, "LEAST", 64)
+    monkeypatch.setattr(fp8, "MIN_ROWS", 64)
 
 
 def apart(found, wanted):
@@ -41,19 +40,19 @@ def layer(device, rows=(4, 64), features=48, outputs=80):
     return (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()), slope
 
 
-def in_eight(inputs, function=kernels.linear):
-    with torch.autocast(inputs[0].device.type, torch.bfloat16), eight.fp8_matmuls():
+def in_eight(inputs, function=fp8.linear):
+    with torch.autocast(inputs[0].device.type, torch.bfloat16), fp8.fp8_matmuls():
         return function(*inputs)
 
 
 def in_parts(x, weight, bias):
     """As three products, put together again."""
-    parts = kernels.linear_apart(x, weight, bias, 3)
+    parts = fp8.split_linear(x, weight, bias, 3)
     assert len(parts) == 3 and all(part.shape[-1] == len(weight) // 3 for part in parts)
     return torch.cat(parts, -1)
 
 
-@pytest.mark.parametrize(("function", "outputs"), [(kernels.linear, 80), (in_parts, 144)])
+@pytest.mark.parametrize(("function", "outputs"), [(fp8.linear, 80), (in_parts, 144)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_layer_and_its_gradients_are_near(device, function, outputs):
     inputs, slope = layer(device, outputs=outputs)
@@ -78,18 +77,18 @@ def test_a_token_of_a_small_mean_keeps_its_gradient():
 def test_what_is_too_large_is_cut_off_and_stays_a_number():
     x = torch.full((64, 16), 1e6)
     found = in_eight((x, torch.eye(16), None))
-    assert found.isfinite().all() and (found == 448 / eight.reach(16)).all()
+    assert found.isfinite().all() and (found == 448 / fp8.activation_scale(16)).all()
 
 
 def test_who_only_looks_is_not_served_nor_are_odd_sizes():
     x, weight = torch.randn(64, 32), torch.randn(48, 32)
-    with torch.autocast("cpu", torch.bfloat16), eight.fp8_matmuls():
-        assert eight.serves(x, weight)
-        assert not eight.serves(x[:63], weight)
-        assert not eight.serves(x, torch.randn(47, 32)) and not eight.serves(x[:, :31], weight[:, :31])
+    with torch.autocast("cpu", torch.bfloat16), fp8.fp8_matmuls():
+        assert fp8.applies(x, weight)
+        assert not fp8.applies(x[:63], weight)
+        assert not fp8.applies(x, torch.randn(47, 32)) and not fp8.applies(x[:, :31], weight[:, :31])
         with torch.no_grad():
-            assert not eight.serves(x, weight)
-    assert not eight.serves(x, weight)
+            assert not fp8.applies(x, weight)
+    assert not fp8.applies(x, weight)
 
 
 def head(device, bias):
@@ -108,9 +107,9 @@ def head(device, bias):
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_loss_of_a_head_and_its_gradients_are_near(device, bias, most, smoothing):
     *inputs, labels = head(device, bias)
-    wanted, hits = kernels.linear_cross_entropy(*inputs, labels, most=most, smoothing=smoothing)
-    with torch.autocast(device, torch.bfloat16), eight.fp8_matmuls():
-        found, found_hits = kernels.linear_cross_entropy(*inputs, labels, most=most, smoothing=smoothing)
+    wanted, hits = cross_entropy.linear_cross_entropy(*inputs, labels, max_logits=most, smoothing=smoothing)
+    with torch.autocast(device, torch.bfloat16), fp8.fp8_matmuls():
+        found, found_hits = cross_entropy.linear_cross_entropy(*inputs, labels, max_logits=most, smoothing=smoothing)
     assert found.item() == pytest.approx(wanted.item(), rel=0.01) and found.item() != wanted.item()
     assert abs(int(found_hits - hits)) <= 3
     inputs = inputs if bias else inputs[:2]
@@ -121,12 +120,12 @@ def test_the_loss_of_a_head_and_its_gradients_are_near(device, bias, most, smoot
 
 def test_they_are_operations_as_torch_wants_them():
     scores, labels = torch.randn(20, 32), torch.arange(20)
-    torch.library.opcheck(kernels.lose_small, (scores, labels, 0.1))
-    torch.library.opcheck(eight.gather, ([scores, scores[:, :16]], 2.0, True))
-    torch.library.opcheck(eight.turn, (scores.to(torch.int8),))  # it cannot compare numbers of 8 bits itself
+    torch.library.opcheck(cross_entropy.cross_entropy_fp8, (scores, labels, 0.1))
+    torch.library.opcheck(fp8.concat_and_quantize, ([scores, scores[:, :16]], 2.0, True))
+    torch.library.opcheck(fp8.transpose, (scores.to(torch.int8),))  # it cannot compare numbers of 8 bits itself
 
 
-def model_cost(kind=torch.float32, device="cpu", rows=70):
+def gradient_parts(kind=torch.float32, device="cpu", rows=70):
     """Three gradients: of rows that stand apart, of rows that lie together, and turned round in memory."""
     draw = torch.Generator().manual_seed(2)
     one, two, three = (torch.randn(*size, generator=draw) for size in ((rows, 300), (rows, 48), (32, rows)))
@@ -136,19 +135,19 @@ def model_cost(kind=torch.float32, device="cpu", rows=70):
 def check_gather(parts, near=0.08):
     """Parts side by side, the same in few bits, and sums."""
     wanted = torch.cat(parts, 1)
-    whole, small, sums = eight.gather(parts, 4.0, True)
-    assert torch.equal(whole, wanted) and small.dtype == eight.BACKWARD
+    whole, small, sums = fp8.concat_and_quantize(parts, 4.0, True)
+    assert torch.equal(whole, wanted) and small.dtype == fp8.GRADIENT
     assert apart(small.float() / 4, wanted) < near
     torch.testing.assert_close(sums, wanted.sum(0, dtype=torch.float32), rtol=1e-4, atol=1e-4)
-    far = eight.gather([part * 1e6 for part in parts], 4.0, False)[1].float()
-    assert far.isfinite().all() and far.abs().max() == torch.finfo(eight.BACKWARD).max
+    far = fp8.concat_and_quantize([part * 1e6 for part in parts], 4.0, False)[1].float()
+    assert far.isfinite().all() and far.abs().max() == torch.finfo(fp8.GRADIENT).max
 
 
 def check_turn(device="cpu"):
     """Rows become columns, with zeros behind them."""
     for rows, columns in ((32, 48), (70, 300), (1, 16), (129, 257)):
-        x = torch.randn(rows, columns, device=device).to(eight.BACKWARD)
-        turned = eight.turn(x)
+        x = torch.randn(rows, columns, device=device).to(fp8.GRADIENT)
+        turned = fp8.transpose(x)
         assert turned.shape == (columns, -(-rows // 16) * 16) and turned.is_contiguous()
         assert torch.equal(turned[:, :rows].view(torch.int8), x.view(torch.int8).t())
         assert not turned[:, rows:].view(torch.int8).any()
@@ -156,14 +155,14 @@ def check_turn(device="cpu"):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_are_gathered_and_turned(device):
-    check_gather(model_cost(torch.bfloat16 if device == "cuda" else torch.float32, device))
+    check_gather(gradient_parts(torch.bfloat16 if device == "cuda" else torch.float32, device))
     check_turn(device)
 
 
 def interpreted():
     """The kernels on a CPU, where Triton only pretends; see interpreter.py."""
-    eight.triton_works = lambda device: True
-    check_gather(model_cost(), 0.2)  # it cuts bits off instead of rounding them
+    fp8.triton_works = lambda device: True
+    check_gather(gradient_parts(), 0.2)  # it cuts bits off instead of rounding them
     check_turn()
 
 
@@ -171,7 +170,7 @@ def test_the_kernels_in_the_interpreter():
     interpret(__name__)
 
 
-@pytest.mark.parametrize(("function", "outputs"), [(kernels.linear, 80), (in_parts, 144)])
+@pytest.mark.parametrize(("function", "outputs"), [(fp8.linear, 80), (in_parts, 144)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_it_is_the_same(device, function, outputs):
     torch._dynamo.reset()
@@ -202,12 +201,12 @@ def test_a_device_without_them_is_told(monkeypatch):
 
 
 def test_it_ends_with_the_last_who_wants_it_and_not_before():
-    first, second = eight.fp8_matmuls(), eight.fp8_matmuls()
+    first, second = fp8.fp8_matmuls(), fp8.fp8_matmuls()
     first.__enter__()
     with precision(CPU, "auto"):
-        assert eight._wanted
+        assert fp8._enabled
     second.__enter__()
     first.__exit__(None, None, None)
-    assert eight._wanted
+    assert fp8._enabled
     second.__exit__(None, None, None)
-    assert not eight._wanted
+    assert not fp8._enabled

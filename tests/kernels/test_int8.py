@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import headstock
-from headstock.decoding.fast_modules import light
+from headstock.cost.model import model_dimensions
 from headstock.errors import UserError
 from headstock.kernels import int8
+from headstock.kernels.bare_modules import strip_modules
 from headstock.kernels.int8 import Int8Linear, engine, quantize_int8
 from headstock.model.batch import Batch
 from headstock.model.heads import ClassificationHead
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.skipif(engine() is None, reason="no such library for th
 
 @pytest.fixture
 def everything_small(monkeypatch):
-    monkeypatch.setattr(int8, "LEAST", 1)
-    monkeypatch.setattr(int8, "FEW", 1)
+    monkeypatch.setattr(int8, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(int8, "MIN_ROWS", 1)
 
 
 def apart(found, wanted):
@@ -40,7 +41,7 @@ def test_a_layer_is_near_for_any_number_of_rows(bias):
     for shape in [(64, 96), (9, 96), (200, 96), (3, 7, 96), (64, 96)]:
         x = torch.randn(shape) + 0.5
         assert 0 < apart(small(x), layer(x)) < 0.03
-    few = torch.randn(int8.FEW - 1, 96)
+    few = torch.randn(int8.MIN_ROWS - 1, 96)
     assert torch.equal(small(few), layer(few))
     half = small(torch.randn(16, 96).bfloat16())
     assert half.dtype == torch.bfloat16
@@ -65,7 +66,7 @@ def test_a_model_and_its_light_twin_are_near_and_its_weights_stay(everything_sma
     found = model.heads["token"](model(batch).hidden)
     assert 0 < apart(found, wanted) < 0.05
     assert sum(isinstance(part, Int8Linear) for part in model.modules()) >= 8
-    backbone, head = light(model.backbone), light(model.heads["token"])
+    backbone, head = strip_modules(model.backbone), strip_modules(model.heads["token"])
     torch.testing.assert_close(head(backbone(batch).hidden), found)
     assert before.keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -117,7 +118,7 @@ with ThreadPoolExecutor(2) as pool:
 
 def test_a_small_classifier_still_tells_its_sizes():
     model = Model(small_model(width=64, heads=2).backbone, {"label": ClassificationHead(64, 100)}).eval()
-    wanted = model.dimensions()
+    wanted = model_dimensions(model)
     quantize_int8(model)
     assert isinstance(model.heads["label"].linear, Int8Linear)
-    assert model.dimensions() == wanted
+    assert model_dimensions(model) == wanted

@@ -15,7 +15,7 @@ def test_features_are_dropped_as_if_by_chance(dropout):
     """The share is right in all, in rows and in columns, and none tells of its neighbours or of another call."""
     torch.manual_seed(0)
     ones, spread = torch.ones(512, 768), (dropout * (1 - dropout)) ** 0.5
-    calls = torch.stack([pointwise.drop_by_hash(ones, dropout) for _ in range(4)])
+    calls = torch.stack([pointwise.hashed_dropout(ones, dropout) for _ in range(4)])
     assert set(calls.unique().tolist()) == {0.0, torch.tensor(1 / (1 - dropout)).item()}
     off = ((calls > 0).double() - (1 - dropout)) / spread  # of mean 0 and spread 1, if by chance
     assert (off.mean((1, 2)).abs() < 4 / ones.numel() ** 0.5).all()
@@ -32,7 +32,7 @@ def test_features_are_dropped_as_if_by_chance(dropout):
 def test_the_same_features_are_dropped_on_the_way_back():
     x = torch.randn(40, 24, requires_grad=True)
     for backend in (None, "aot_eager"):
-        way = pointwise.drop_by_hash if backend is None else torch.compile(pointwise.drop_by_hash, backend=backend)
+        way = pointwise.hashed_dropout if backend is None else torch.compile(pointwise.hashed_dropout, backend=backend)
         made = way(x, 0.3)
         slope = torch.autograd.grad(made.sum(), x)[0]
         torch.testing.assert_close(slope * x, made)
@@ -51,7 +51,7 @@ def test_dropout_itself_is_torch_s_own_here():
 def test_the_short_gelu_is_the_exact_one():
     x = torch.linspace(-12, 12, 100_001, requires_grad=True)
     exact = x.detach().double().requires_grad_()
-    found, wanted = pointwise._Gelu.apply(x), F.gelu(exact)
+    found, wanted = pointwise._PolynomialGelu.apply(x), F.gelu(exact)
     torch.testing.assert_close(found.double(), wanted, rtol=2e-7, atol=4e-7)
     mine, theirs = torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(wanted.sum(), exact)[0]
     torch.testing.assert_close(mine.double(), theirs, rtol=2e-7, atol=4e-7)
@@ -59,7 +59,7 @@ def test_the_short_gelu_is_the_exact_one():
 
 def test_in_half_precision_it_is_rounded_alike():
     x = torch.randn(100_000, dtype=torch.bfloat16)
-    found, wanted = pointwise._Gelu.apply(x), F.gelu(x)
+    found, wanted = pointwise._PolynomialGelu.apply(x), F.gelu(x)
     assert (found == wanted).float().mean() > 0.999
     torch.testing.assert_close(found, wanted, rtol=8e-3, atol=1e-6)
 

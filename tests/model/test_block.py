@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headstock.kernels.pointwise import gelu_tanh
 from headstock.model.attention_mask import AttentionMask, make_attention_mask, padding_mask
 from headstock.model.batch import Batch
-from headstock.model.layers import Block, gelu_tanh
+from headstock.model.layers import Block
 from tests.model.small import small_backbone, some_tokens, stir
 
 WIDTH, HEADS, HIDDEN, ROWS, LENGTH, SOURCE = 8, 2, 12, 3, 6, 5
@@ -105,7 +106,7 @@ def test_a_block_with_a_memory_is_torchs_decoder_layer(norm, activation, bias, k
         tgt_key_padding_mask=words["padding"],
         memory_key_padding_mask=memory_padding,
     )
-    kept = ours.cross.remember(memory)
+    kept = ours.cross.project_key_value(memory)
     assert_same(
         ours(x, mask, memory=kept, memory_mask=AttentionMask(padding_mask(memory_padding))), expected, words["padding"]
     )
@@ -122,7 +123,7 @@ def test_every_weight_moves_the_result(norm):
         with torch.no_grad():
             before = parameter.flatten()[0].clone()
             parameter.view(-1)[0] += 0.05
-            moved = ours(x, mask, memory=ours.cross.remember(memory), memory_mask=AttentionMask())
+            moved = ours(x, mask, memory=ours.cross.project_key_value(memory), memory_mask=AttentionMask())
             parameter.view(-1)[0] = before
         assert (moved - expected).abs().max() > 1e-4, name
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from headstock.config import from_dict
 from headstock.decoding.beam_search import beam_search
-from headstock.decoding.fast_modules import light
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
+from headstock.kernels.bare_modules import strip_modules
 from headstock.model.backbone import BACKBONES
 from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
@@ -97,7 +97,7 @@ def test_the_encoder_looks_both_ways():
     changed = source.tokens.clone()
     changed[0, -1] += 1
     assert (backbone.encode(source) - backbone.encode(Batch(changed))).abs().amax(-1).min() > 1e-4
-    with pytest.raises(ValueError, match="looks at a source"):
+    with pytest.raises(ValueError, match="source"):
         backbone(Batch(some_tokens(1, 2)))
 
 
@@ -200,7 +200,7 @@ def test_what_lies_ahead_in_a_state_is_never_read():
     backbone = small_seq2seq()
     output = backbone(Batch(*pad(PROMPTS, 0), source=Batch(*pad(SOURCES, 0))), backbone.new_state(4, 12))
     state = output.state.select(torch.tensor([3, 2, 1]))
-    state.kept[..., state.longest :, :] = torch.nan
+    state.storage[..., state.longest :, :] = torch.nan
     for tokens in ([[1], [2], [3]], [[4, 5], [6, 7], [8, 9]]):
         output = backbone(Batch(torch.tensor(tokens)), state)
         assert output.hidden.isfinite().all()
@@ -216,9 +216,9 @@ def test_the_source_is_read_once():
             return EncoderDecoder.encode(self, source)
 
     class Noting(Attention):
-        def remember(self, memory):
+        def project_key_value(self, memory):
             calls.append("keys")
-            return Attention.remember(self, memory)
+            return Attention.project_key_value(self, memory)
 
     model = small_translator()
     model.backbone.__class__ = Counting
@@ -311,7 +311,7 @@ def test_layers_are_the_decoders(norm):
 @torch.inference_mode()
 def test_a_light_twin_gives_the_same():
     backbone, batch = small_seq2seq(source_vocabulary=29, qk_norm=True), some_batch()
-    assert distance(light(backbone)(batch).hidden, backbone(batch).hidden) < 1e-6
+    assert distance(strip_modules(backbone)(batch).hidden, backbone(batch).hidden) < 1e-6
 
 
 def test_every_wrong_setting_is_named():

@@ -52,7 +52,7 @@ def test_past_the_context_the_common_part_agrees(positions):
 def test_learned_positions_end_with_the_context():
     backbone = small_backbone(positions="learned", context=6)
     assert backbone(Batch(some_tokens(1, 6))).hidden.shape == (1, 6, 8)
-    with pytest.raises(ValueError, match="learned positions end at 6, 7 tokens came"):
+    with pytest.raises(ValueError, match="6, but there are 7"):
         backbone(Batch(some_tokens(1, 7)))
     state = backbone.new_state(1, 10)
     backbone(Batch(some_tokens(1, 6)), state)

@@ -1,13 +1,11 @@
 """What nobody reads need not be computed: of one place of each row, the last layer gives what it gives of all."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.decoding.fast_modules import light
+from headstock.kernels.bare_modules import strip_modules
 from headstock.model.attention_mask import AttentionMask, causal_mask
 from headstock.model.attention_weights import record_attention
 from headstock.model.batch import Batch
@@ -32,6 +30,10 @@ def padded(**more) -> Batch:
 
 def whole() -> Batch:
     return Batch(some_tokens(len(LENGTHS), max(LENGTHS)))
+
+
+def vectors_at(model, batch, positions):
+    return model(batch, query_positions=positions).hidden.squeeze(1)
 
 
 def close(one, other):
@@ -61,7 +63,7 @@ SHAPES = st.fixed_dictionaries(
 def test_one_place_is_that_of_the_whole(how, causal, positions, qk_norm, shape):
     model = small_model(causal=causal, positions=positions, qk_norm=qk_norm, **shape)
     for batch in (padded(), whole()):
-        close(model.hidden_at(batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
+        close(vectors_at(model, batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -70,7 +72,7 @@ def test_it_is_that_place_and_no_other(causal, positions):
     model, batch = small_model(causal=causal, positions=positions), whole()
     every = model(batch).hidden
     for place in range(1, max(LENGTHS)):
-        found = model.hidden_at(batch, torch.full((len(LENGTHS),), place))
+        found = vectors_at(model, batch, torch.full((len(LENGTHS),), place))
         close(found, every[:, place])
         assert apart(found, every[:, place - 1]) > 1e-3  # had the place been shifted by one, it would be seen
 
@@ -78,7 +80,7 @@ def test_it_is_that_place_and_no_other(causal, positions):
 def test_every_row_has_a_place_of_its_own():
     model, batch = small_model(positions="rotary", qk_norm=True), padded()
     places = torch.tensor([3, 0, 6, 0])
-    close(model.hidden_at(batch, places), model(batch).hidden[torch.arange(4), places])
+    close(vectors_at(model, batch, places), model(batch).hidden[torch.arange(4), places])
     assert pooled_positions(batch, "last").tolist() == [length - 1 for length in LENGTHS]
     assert pooled_positions(batch, "cls").tolist() == [0, 0, 0, 0]
     assert (
@@ -101,7 +103,7 @@ def test_masks_and_places_that_a_batch_brings(positions):
         {"segments": kinds},
     ):
         batch = padded(**more)
-        close(model.hidden_at(batch, places), model(batch).hidden[torch.arange(4), places])
+        close(vectors_at(model, batch, places), model(batch).hidden[torch.arange(4), places])
 
 
 @pytest.mark.parametrize(
@@ -122,41 +124,41 @@ def test_a_lone_query_may_look_where_it_might_among_all(mask):
 
 def test_less_is_computed():
     backbone, batch = small_backbone(causal=False), whole()
-    assert backbone(replace(batch, query_positions=torch.zeros(4, dtype=torch.long))).hidden.shape == (4, 1, 8)
+    assert backbone(batch, query_positions=torch.zeros(4, dtype=torch.long)).hidden.shape == (4, 1, 8)
     rows = []
     feed = backbone.blocks[-1].feed
     hook = feed.register_forward_hook(lambda module, given, made: rows.append(given[0].shape[:2]))
-    backbone(replace(batch, query_positions=torch.zeros(4, dtype=torch.long)))
+    backbone(batch, query_positions=torch.zeros(4, dtype=torch.long))
     hook.remove()
     assert rows == [(4, 1)]
 
 
 def test_who_listens_hears_of_all_places():
     model, batch, places, heard, seen = small_model(), whole(), torch.tensor([3, 0, 6, 0]), [], []
-    wanted = model.hidden_at(batch, places)
+    wanted = vectors_at(model, batch, places)
     hook = model.backbone.blocks[-1].register_forward_hook(lambda module, given, made: heard.append(made.shape))
-    close(model.hidden_at(batch, places), wanted)
+    close(vectors_at(model, batch, places), wanted)
     hook.remove()
     with record_attention(model, seen.append):
-        close(model.hidden_at(batch, places), wanted)
+        close(vectors_at(model, batch, places), wanted)
     assert heard == [(4, 9, 8)]
     assert [look.weights.shape for look in seen] == [(4, 2, 9, 9)] * 2
 
 
-def test_layers_that_are_kept_and_states_want_all_places():
-    backbone, batch = small_backbone(), replace(whole(), query_positions=torch.zeros(4, dtype=torch.long))
-    with pytest.raises(AssertionError, match="the other places are wanted too"):
-        backbone(batch, keep_layers=True)
-    with pytest.raises(AssertionError, match="the other places are wanted too"):
-        backbone(batch, backbone.new_state(4, 9))
+def test_states_and_layers_need_all_positions():
+    backbone, positions = small_backbone(), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(AssertionError):
+        backbone(whole(), keep_layers=True, query_positions=positions)
+    with pytest.raises(AssertionError):
+        backbone(whole(), backbone.new_state(4, 9), query_positions=positions)
 
 
 def test_a_decoder_that_looks_across():
     backbone, batch, memory = small_backbone(cross=True), padded(), torch.randn(4, 5, 8)
     places = torch.tensor([3, 0, 6, 0])
     every = backbone(batch, memory=memory).hidden[torch.arange(4), places]
-    for one in (backbone, light(backbone)):
-        close(one(replace(batch, query_positions=places), memory=memory).hidden[:, 0], every)
+    for one in (backbone, strip_modules(backbone)):
+        close(one(batch, query_positions=places, memory=memory).hidden[:, 0], every)
 
 
 @pytest.mark.parametrize("family", ["recurrent", "elmo"])
@@ -168,7 +170,7 @@ def test_families_that_read_all_give_the_same(family):
     model, batch = Model(backbone, {}), padded()
     assert not backbone.supports_query_positions
     for how in ("cls", "last"):
-        close(model.hidden_at(batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
+        close(vectors_at(model, batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
 
 
 def test_gradients_through_one_place_are_right_too():
@@ -176,7 +178,7 @@ def test_gradients_through_one_place_are_right_too():
         model, places = small_model(positions="rotary"), torch.tensor([3, 0, 6, 0])
         found = []
         for make in (
-            lambda: model.hidden_at(padded(), places),
+            lambda: vectors_at(model, padded(), places),
             lambda: model(padded()).hidden[torch.arange(4), places],
         ):
             model.zero_grad()

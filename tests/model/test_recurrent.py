@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from headstock.decoding.fast_modules import light
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
-from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig, alike, cut
+from headstock.kernels.bare_modules import strip_modules
+from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig, group_documents, similar_sizes
 from headstock.model.batch import Batch, pad
 from headstock.model.heads import LMHead
 from headstock.model.layer_features import select_layers
@@ -105,14 +105,14 @@ def test_every_token_is_cut_out_once_and_finds_back(rows, backward):
     for row, sizes in enumerate(rows):
         documents[row, : sum(sizes)] = torch.repeat_interleave(torch.tensor(sizes))
     tokens = torch.arange(documents.numel()).view_as(documents)
-    stretches, home = cut(Batch(tokens, document_ids=documents), backward=backward)
-    laid_out = torch.cat([*(part.places.flatten() for part in stretches), torch.tensor([-1])])
+    stretches, home = group_documents(Batch(tokens, document_ids=documents), backward=backward)
+    laid_out = torch.cat([*(part.index.flatten() for part in stretches), torch.tensor([-1])])
     wanted = torch.where(documents.flatten() < 0, -1, tokens.flatten())
     assert torch.equal(laid_out[home], wanted)
     found = {
         tuple(dict.fromkeys(places.tolist())): bool(first)  # what fills up a shorter one stands there already
         for part in stretches
-        for places, first in zip(part.places, part.first, strict=True)
+        for places, first in zip(part.index, part.begins_row, strict=True)
     }
     expected = {}
     for row, sizes in enumerate(rows):
@@ -127,7 +127,7 @@ def test_every_token_is_cut_out_once_and_finds_back(rows, backward):
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_groups_hold_all_and_little_padding(sizes):
     sizes = sorted(sizes, reverse=True)
-    groups = [sizes[part] for part in alike(sizes)]
+    groups = [sizes[part] for part in similar_sizes(sizes)]
     assert [size for group in groups for size in group] == sizes
     assert all(sum(group) >= 0.5 * group[0] * len(group) for group in groups)
 
@@ -147,7 +147,7 @@ def test_padding_never_touches_the_state(cell, hidden):
         close(output.hidden[row, : len(text)], alone.hidden[0])
         for together, single in zip(without.layers, alone.layers, strict=True):
             close(together[row, : len(text)], single[0])
-        for together, single in zip(output.state.held, alone.state.held, strict=True):
+        for together, single in zip(output.state.cells, alone.state.cells, strict=True):
             for part, other in zip(together, single, strict=True):
                 close(part[:, row], other[:, 0])
 
@@ -184,7 +184,7 @@ def test_a_row_without_tokens_keeps_its_state():
     state = backbone(Batch(torch.tensor([[1], [2]])), backbone.new_state(2, 0)).state
     for padding in ([[False] * 3, [True] * 3], [[True] * 3, [True] * 3]):
         after = backbone(Batch(torch.tensor([texts[0], [0, 0, 0]]), torch.tensor(padding)), state).state
-        close(after.held[1][1][:, 1], state.held[1][1][:, 1])
+        close(after.cells[1][1][:, 1], state.cells[1][1][:, 1])
         assert after.lengths[1] == 1
 
 
@@ -237,7 +237,7 @@ def test_generating_with_a_state_is_generating_without(cell, hidden):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_a_light_twin_gives_the_same(cell):
     backbone, tokens = small(cell, hidden=9), some_tokens(2, 5)
-    twin = light(backbone)
+    twin = strip_modules(backbone)
     assert not isinstance(twin, nn.Module)
     close(twin(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
 

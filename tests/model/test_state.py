@@ -86,7 +86,7 @@ def test_uneven_pieces_onto_a_state():
         close(output.hidden[row, : second[row]], expected[row, first[row] :])
     assert output.state.lengths.tolist() == [6, 6, 6]
     assert output.state.longest == 6
-    assert output.state.even
+    assert output.state.equal_lengths
     next_token = some_tokens(ROWS, 1, seed=4)
     close(
         backbone(Batch(next_token), output.state).hidden[:, -1],
@@ -125,7 +125,7 @@ def test_dropping_the_longest_row_makes_room():
 def test_a_full_state_says_so():
     backbone = small_backbone()
     state = backbone(Batch(some_tokens(1, 4)), backbone.new_state(1, 4)).state
-    with pytest.raises(ValueError, match="holds 4 tokens a row, 5 came"):
+    with pytest.raises(ValueError, match="4 tokens per row, not 5"):
         backbone(Batch(some_tokens(1, 1)), state)
 
 
@@ -153,7 +153,7 @@ def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
 @torch.inference_mode(False)
 def test_a_state_is_not_for_learning():
     backbone = small_backbone()
-    with pytest.raises(ValueError, match="for reading, not for learning"):
+    with pytest.raises(ValueError, match="inference_mode"):
         backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4))
 
 
@@ -164,14 +164,14 @@ def test_a_fixed_state_goes_on_as_a_free_one_and_never_changes_its_shapes(positi
     texts = [some_tokens(n, seed=n + i).tolist() for i, n in enumerate(lengths)]
     more = some_tokens(3, 7, seed=9)
     free, fixed = (backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 12)).state for _ in range(2))
-    fixed.kept[..., max(lengths) :, :] = torch.nan  # as memory that nobody has written to may be
+    fixed.storage[..., max(lengths) :, :] = torch.nan  # as memory that nobody has written to may be
     assert fixed.make_static()
-    held = fixed.kept.data_ptr(), fixed.lengths.data_ptr()
+    held = fixed.storage.data_ptr(), fixed.lengths.data_ptr()
     for place in range(4):
         batch = Batch(more[:, place : place + 1])
         assert fixed.mask(1).allowed.shape == (3, 1, 1, 12)
         close(backbone(batch, fixed).hidden, backbone(batch, free).hidden)
-        assert (fixed.kept.data_ptr(), fixed.lengths.data_ptr()) == held  # a recorded step finds them there
+        assert (fixed.storage.data_ptr(), fixed.lengths.data_ptr()) == held  # a recorded step finds them there
     order = torch.tensor([2, 0])
     free, fixed, more = free.select(order), fixed.select(order), more[order]
     for place in range(4, 7):

@@ -75,7 +75,7 @@ def test_everything_that_does_not_fit_is_named():
     assert said.startswith("old.safetensors does not fit this model: ")
     assert "backbone.final_norm.weight is missing" in said
     assert "backbone.extra is unknown" in said
-    assert "backbone.tokens.weight has shape (14, 8), wanted (13, 8)" in said
+    assert "backbone.tokens.weight has shape (14, 8), expected (13, 8)" in said
     assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())  # nothing half-loaded
 
 

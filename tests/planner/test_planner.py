@@ -11,7 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import headstock
-from headstock.cost.training import model_cost, optimizer_flops
+from headstock.cost.model import model_cost, model_dimensions
+from headstock.cost.training import optimizer_flops
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
 from headstock.experiments.recipe import to_toml
@@ -176,7 +177,7 @@ def test_optimizer_flops_match_the_flop_counter(size):
         parameter.grad = torch.ones_like(parameter)
     with FlopCounterMode(display=False) as counter:
         muon.step()
-    cost = model_cost(model, task, model.dimensions(length=64))
+    cost = model_cost(model, task, model_dimensions(model, length=64))
     assert optimizer_flops(cost.weights(), "muon") == counter.get_total_flops()
     assert optimizer_flops(cost.weights(), "adamw") == 0
 

@@ -10,8 +10,8 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.data.word_joining import join_words
 from headstock.errors import ConfigError, UserError
+from headstock.model.backbone import CachedBackbone
 from headstock.model.batch import IGNORE_INDEX, Batch
-from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.base import padded_batch
 from headstock.tasks.labelled import CachedFeatures

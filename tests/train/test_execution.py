@@ -9,10 +9,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import headstock
 from headstock.errors import UserError
-from headstock.kernels import fp8 as eight
-from headstock.kernels import ops as kernels
+from headstock.kernels import cross_entropy, fp8
 from headstock.logs import messages_to
-from headstock.model.cached_backbone import CachedBackbone
+from headstock.model.backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.train import execution
 from headstock.train.budget import Budget
@@ -117,9 +116,9 @@ def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, t
 @pytest.mark.parametrize("objective", [{"task.name": "masked", "transform": True}, {"task.name": "hybrid"}])
 def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, tmp_path, tiny, monkeypatch):
     """What is hidden becomes less from step to step, and a loss made in parts is made in as many."""
-    monkeypatch.setattr(kernels, "FEW", 0)
-    monkeypatch.setattr(kernels, "in_place", lambda x: True)  # as on a GPU
-    monkeypatch.setattr(eight, "LEAST", 1)
+    monkeypatch.setattr(cross_entropy, "MIN_LOGITS", 0)
+    monkeypatch.setattr(cross_entropy, "updates_in_place", lambda x: True)  # as on a GPU
+    monkeypatch.setattr(fp8, "MIN_ROWS", 1)
     counted = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counted))
     options = objective | {"fraction_start": 0.9, "fraction": 0.6, "dtype": dtype}

@@ -17,7 +17,7 @@ from headstock.train.graphed_step import GraphedStep
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from headstock.train.step import LossModule
-from tests.kernels.test_ops import gpu
+from tests.kernels.test_varlen import gpu
 from tests.model.small import small_backbone, small_model, some_tokens
 
 

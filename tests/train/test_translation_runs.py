@@ -216,8 +216,10 @@ def test_looking_changes_nothing_and_its_weights_give_the_layers_own_output(made
         assert torch.equal(before, during) and torch.equal(model(batch).hidden, before)
         (x, sublayer), cross = across[0], block.cross
         h = x if block.around_cross.post else block.around_cross.norm(x)
-        keys, values = cross.remember(memory)
-        (queries,) = cross.split(torch.nn.functional.linear(h, cross.inputs.weight[:32], cross.inputs.bias[:32]), 1)
+        keys, values = cross.project_key_value(memory)
+        (queries,) = cross.split_heads(
+            torch.nn.functional.linear(h, cross.inputs.weight[:32], cross.inputs.bias[:32]), 1
+        )
         weights = (queries @ keys.transpose(-1, -2) / 16**0.5).softmax(-1)  # width 32, two heads
         again = cross.output((weights @ values).transpose(1, 2).flatten(2))
         assert torch.allclose(again, sublayer(h), atol=1e-5)

@@ -1,1 +1,1 @@
-"""Parameter, FLOP and memory formulas."""
+"""Parameters, FLOPs and training memory of models, in closed form."""

@@ -1,13 +1,8 @@
-"""How many weights each part of a run's model has: its closed form, in letters, with the number it comes to."""
+"""The parameters of each part of a model as a Markdown table of closed forms, for model cards."""
 
-import torch
-
-from headstock.model.backbone import BACKBONES
-from headstock.model.formulas import Dimensions
+from headstock.cost.formulas import Dimensions, ModuleCost
+from headstock.cost.model import model_dimensions, module_costs
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS
-from headstock.train.run_folder import RunFolder
-from headstock.train.settings import make_config
 
 LETTERS = {
     "vocabulary": "V",
@@ -23,38 +18,38 @@ LETTERS = {
 }
 
 
-def formula_table(run: RunFolder) -> str:
-    """| `backbone.blocks` | N × (4 D² + ...) | 4,448 |, and what the letters stand for."""
+def formula_table(model: Model) -> str:
+    """| `backbone.blocks` | N × (4 D² + ...) | 4,448 |, and a legend of the letters."""
     import sympy
 
-    model = without_weights(run)
-    numbers = vars(model.dimensions())
+    numbers = vars(model_dimensions(model))
     letters = {name: sympy.Symbol(letter, positive=True) for name, letter in LETTERS.items() if numbers[name]}
-    form = model.counted(Dimensions(**(numbers | letters)))
+    cost = module_costs(model, Dimensions(**(numbers | letters)))
     values = {letter: numbers[name] for name, letter in letters.items()}
-    told = ["| part | parameters | |", "|---|---|---|"]
-    for above in form.parts:
-        for part in above.parts:
-            if (count := sympy.expand(part.count)) == 0:
+    lines = ["| part | parameters | |", "|---|---|---|"]
+    for parent in cost.parts:
+        for part in parent.parts or (parent,):
+            count = sympy.expand(part.count)
+            if count == 0:
                 continue
-            alike = part.times is not None
-            closed = f"{part.times} × ({sympy.expand(part.one)})" if alike else str(count)
-            told.append(f"| `{above.name}.{part.name}` | {written(closed)} | {int(count.subs(values)):,} |")
-    used = {str(letter) for letter in sympy.sympify(form.count).free_symbols}
-    meant = [
+            path = part.name if part is parent else f"{parent.name}.{part.name}"
+            lines.append(f"| `{path}` | {typeset(_formula(part))} | {int(count.subs(values)):,} |")
+    used = {str(letter) for letter in sympy.sympify(cost.count).free_symbols}
+    legend = [
         f"{letter} {name.replace('_', ' ')} {numbers[name]:,}" for name, letter in LETTERS.items() if letter in used
     ]
-    return "\n".join(told) + f"\n\n{', '.join(meant)}."
+    table = "\n".join(lines) + (f"\n\n{', '.join(legend)}." if legend else "")
+    if measured := cost.measured_parts():
+        table += f"\n\nCounted, since there is no closed form for: {', '.join(measured)}."
+    return table
 
 
-def without_weights(run: RunFolder) -> Model:
-    """The run's model as shapes alone."""
-    chosen = make_config(run.config())
-    with torch.device("meta"):
-        backbone = BACKBONES.get(chosen.family)(chosen.model)
-        return Model(backbone, TASKS.get(chosen.objective)(chosen.task, run.tokenizer()).heads(backbone))
+def _formula(part: ModuleCost) -> str:
+    import sympy
+
+    return f"{part.times} × ({sympy.expand(part.one)})" if part.times is not None else str(sympy.expand(part.count))
 
 
-def written(form: str) -> str:
+def typeset(formula: str) -> str:
     """`4*D**2 + 3*D` as `4 D² + 3 D`."""
-    return form.replace("**2", "²").replace("*", " ")
+    return formula.replace("**2", "²").replace("*", " ")

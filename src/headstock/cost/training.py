@@ -1,74 +1,66 @@
-"""What training takes, in closed form: arithmetic for each token, and memory for each thing that must be held.
-
-The same lines give numbers or, asked with symbols, formulas. B rows, L tokens in a row.
-"""
+"""FLOPs and memory of training, in closed form.  B rows, L tokens in a row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headstock.model.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size, WeightTensor
+from headstock.cost.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size, WeightTensor
+from headstock.cost.model import model_cost
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 
-SINGLE, HALF = 4, 2  # bytes of a number
-BACKWARD = 2  # for every product on the way forward there are two on the way back: for what came in and for the weights
+FLOAT32, FLOAT16 = 4, 2  # bytes
+BACKWARD = 2  # matmuls of the backward pass per matmul of the forward pass: for the input and for the weights
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
     """In bytes."""
 
-    weights: Size  # and the buffers beside them
+    weights: Size  # with buffers
     gradients: Size
     optimizer: Size
-    average: Size  # averaged weights, where they are kept
-    activations: Size  # what the way forward leaves for the way back
-    working: Size  # the scores' gradient and, in half precision, copies of the weights
+    average: Size  # the moving average of the weights, if any
+    activations: Size  # saved for the backward pass
+    working: Size  # the gradient of the logits and, in half precision, copies of the weights
 
     @property
     def total(self) -> Size:
-        """About what a step needs at its highest: all of them together, when the way back begins."""
+        """About the peak of a step, when the backward pass begins."""
         return self.weights + self.gradients + self.optimizer + self.average + self.activations + self.working
 
 
-def model_cost(model: Model, task: Task, d: Dimensions, place: ExecutionContext = CPU) -> ModuleCost:
-    """The closed forms of a model as a task uses it."""
-    return model.counted(d, place, uses={head: task.head_passes(head, d.length) for head in model.heads})
+def flops_per_token(cost: ModuleCost, *, training: bool = False) -> Size:
+    """FLOPs per token of a row, forward, or in `training` forward and backward.
 
-
-def flops_per_token(parts: ModuleCost, *, training: bool = False) -> Size:
-    """Products and sums for each token of a row, forward, or in `training` forward and back.
-
-    Only products of matrices count, as is usual: the rest is less than a few percent of them. Attention is counted
-    whole, as kernels for packed rows do it, though a causal mask needs only half.
+    As usual only matmuls count; the rest is a few percent. Attention counts all pairs, though a causal mask needs half.
     """
-    return (1 + BACKWARD if training else 1) * parts.total_flops()
+    return (1 + BACKWARD if training else 1) * cost.total_flops()
 
 
 def optimizer_state_bytes(weights: Iterable[WeightTensor], optimizer: str) -> Size:
-    """AdamW holds two numbers a weight and a counter for each tensor; Muon one, for the matrices that it moves."""
+    """AdamW keeps two values per weight and a counter per tensor; Muon one, for the matrices it updates."""
     size: Size = 0
     for tensor in weights:
-        if optimizer == "muon" and moved_by_muon(tensor):
-            size += SINGLE * tensor.count * tensor.times
+        if optimizer == "muon" and uses_muon(tensor):
+            size += FLOAT32 * tensor.count * tensor.times
         else:
-            size += (2 * SINGLE * tensor.count + SINGLE) * tensor.times
+            size += (2 * FLOAT32 * tensor.count + FLOAT32) * tensor.times
     return size
 
 
-def moved_by_muon(tensor: WeightTensor) -> bool:
+def uses_muon(tensor: WeightTensor) -> bool:
     return tensor.path.startswith("backbone.") and len(tensor.shape) == 2 and not tensor.table
 
 
 def optimizer_flops(weights: Iterable[WeightTensor], optimizer: str) -> Size:
-    """Of one move of the weights: five rounds of three products that make each of Muon's matrices orthogonal."""
+    """Of one optimizer step: Muon's five Newton-Schulz iterations of three matmuls for each matrix."""
     if optimizer != "muon":
         return 0
     total: Size = 0
     for tensor in weights:
-        if moved_by_muon(tensor):
+        if uses_muon(tensor):
             rows, columns = tensor.shape
-            # queries, keys and values are made orthogonal each by itself
+            # queries, keys and values are orthogonalized separately
             parts, rows = (3, rows // 3) if tensor.path.endswith("inputs.weight") else (1, rows)
             short, long = min(rows, columns), max(rows, columns)
             total += tensor.times * parts * 5 * (4 * short**2 * long + 2 * short**3)
@@ -82,26 +74,25 @@ def training_memory(
     *,
     rows: Size,
     optimizer: str = "adamw",
-    place: ExecutionContext = CPU,
+    context: ExecutionContext = CPU,
     averaged: bool = False,
     frozen: bool = False,
 ) -> TrainingMemory:
-    """What a step on `rows` rows needs; `frozen`, the heads learn alone, from features that are there already."""
-    parts = model_cost(model, task, d, place)
-    _, heads = parts.parts
-    moving = [tensor for tensor in parts.weights() if not frozen or tensor.path.startswith("heads.")]
-    gradients = SINGLE * sum(tensor.count * tensor.times for tensor in moving)
+    """Of a step on `rows` rows; with `frozen` only the heads train, on precomputed features."""
+    cost = model_cost(model, task, d, context)
+    _, heads = cost.parts
+    trained = [tensor for tensor in cost.weights() if not frozen or tensor.path.startswith("heads.")]
     tokens = rows * d.length
-    kept = (heads if frozen else parts).total_kept()
-    scored = sum(head.used for head in heads.parts if head.name == "token") * tokens
-    working = scored * d.vocabulary * (SINGLE + HALF if place.half else SINGLE)
-    if place.half:
-        working += HALF * sum(tensor.count * tensor.times for tensor in moving if len(tensor.shape) == 2)
+    kept = (heads if frozen else cost).total_kept()
+    predictions = sum(head.used for head in heads.parts if head.name == "token") * tokens
+    working = predictions * d.vocabulary * (FLOAT32 + FLOAT16 if context.half else FLOAT32)
+    if context.half:
+        working += FLOAT16 * sum(tensor.count * tensor.times for tensor in trained if len(tensor.shape) == 2)
     return TrainingMemory(
-        weights=SINGLE * (parts.count + parts.fixed),
-        gradients=gradients,
-        optimizer=optimizer_state_bytes(moving, optimizer),
-        average=SINGLE * parts.count if averaged else 0,
-        activations=tokens * kept.size(place),
+        weights=FLOAT32 * (cost.count + cost.fixed),
+        gradients=FLOAT32 * sum(tensor.count * tensor.times for tensor in trained),
+        optimizer=optimizer_state_bytes(trained, optimizer),
+        average=FLOAT32 * cost.count if averaged else 0,
+        activations=tokens * kept.size(context),
         working=working,
     )

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headstock.decoding.fast_modules import light
 from headstock.decoding.generate import check_rows, ends_of, whole
 from headstock.decoding.sampling import Sampling, check_scores
 from headstock.errors import ConfigError, UserError
 from headstock.kernels.backends import fast_cpu_kernels
+from headstock.kernels.bare_modules import strip_modules
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
@@ -85,7 +85,7 @@ def beam_search(
     searches = [_Search(rules, list(prompt), limit_of(model, prompt, max_tokens)) for prompt in prompts]
     if not searches or max_tokens < 1:
         return [[Hypothesis([], 0.0)] for _ in searches]
-    backbone, head, device = light(model.backbone), light(model.heads["token"]), model.device
+    backbone, head, device = strip_modules(model.backbone), strip_modules(model.heads["token"]), model.device
     banned = torch.tensor(list(forbidden), dtype=torch.long, device=device)
     room = max(len(search.prompt) + search.limit for search in searches) - 1  # the last token is not read
     output = backbone(whole(prompts, sources).to(device), model.backbone.new_state(len(prompts), room))

@@ -142,7 +142,11 @@ class MaskFiller:
         for part in token_batches(rows, lambda row: len(row[0]), device):
             batch = batch_from_rows([shown for shown, _ in part], self.special.pad, device, causal=False)
             places = torch.tensor([place - self.shift for _, place in part], device=device)
-            scores = self.model.heads["token"](self.model.hidden_at(batch, places)).float().log_softmax(-1)
+            scores = (
+                self.model.heads["token"](self.model(batch, query_positions=places).hidden.squeeze(1))
+                .float()
+                .log_softmax(-1)
+            )
             check_scores(scores)
             found.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
         return np.concatenate(found)

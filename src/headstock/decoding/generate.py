@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headstock.decoding.fast_modules import light
 from headstock.decoding.sampling import Sampling, check_scores, choose
 from headstock.kernels.backends import fast_cpu_kernels
+from headstock.kernels.bare_modules import strip_modules
 from headstock.kernels.cuda_graphs import DecodeStep, can_capture, capture_step
 from headstock.model.batch import Batch, DecodingState, pad
 from headstock.model.model import Model
@@ -116,7 +116,7 @@ class _Reader:
         self, model: Model, rows: list[_Row], luck: Tensor, *, sampling: Sampling, forbidden: Sequence[int], cache: bool
     ):
         self.new_state, self.cache, self.sampling = model.backbone.new_state, cache, sampling
-        self.backbone, self.head = light(model.backbone), light(model.heads["token"])
+        self.backbone, self.head = strip_modules(model.backbone), strip_modules(model.heads["token"])
         self.device, self.context = model.device, model.backbone.context
         self.banned = torch.tensor(list(forbidden), dtype=torch.long, device=self.device)
         self.rows, self.step, self.steps = rows, 0, luck.size(1)

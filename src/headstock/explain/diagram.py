@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from headstock.cost.model import model_dimensions
 from headstock.explain.document import Column, Document, Section, Svg, Table, Text
 from headstock.explain.parameters import ParameterFacts
 from headstock.explain.parameters_document import module_table
@@ -274,7 +275,7 @@ def shape_symbols(subject: ExplainSubject) -> dict[str, str]:
     if getattr(config, "qk_norm", False):
         meanings["A"] = f"attention heads: {config.heads}"
     if any("C" in HEADS[name][2] for name in subject.model.heads if name in HEADS):
-        meanings["C"] = f"classes: {subject.model.dimensions().classes:,}"
+        meanings["C"] = f"classes: {model_dimensions(subject.model).classes:,}"
     return meanings
 
 

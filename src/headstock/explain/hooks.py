@@ -151,8 +151,10 @@ class WithoutSkip(Residual):
     def skip(self, x: Tensor) -> Tensor | float:
         return 0.0
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, only: Tensor | None = None) -> Tensor:
-        own = x if only is None else select_positions(x, only)
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, query_positions: Tensor | None = None
+    ) -> Tensor:
+        own = x if query_positions is None else select_positions(x, query_positions)
         total = self.skip(own) + sublayer(x if self.post else self.norm(x))
         return self.norm(total) if self.post else total
 

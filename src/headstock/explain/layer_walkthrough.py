@@ -289,7 +289,7 @@ def apply_block(recorder: StepRecorder, block: Block, x: Tensor, call: BlockCall
 
     def self_attention(h: Tensor) -> Tensor:
         attention, part = block.attention, "attention"
-        query, key, value = attention.split(attention.inputs(h), 3)
+        query, key, value = attention.split_heads(attention.inputs(h), 3)
         bias = attention.inputs.bias is not None
         for name, symbol, vector in (("query", "q", query), ("key", "k", key), ("value", "v", value)):
             plus = f" + b_{symbol.upper()}" if bias else ""
@@ -310,7 +310,7 @@ def apply_block(recorder: StepRecorder, block: Block, x: Tensor, call: BlockCall
         key, value = call.options["memory"]
         width, inputs = h.size(-1), attention.inputs
         bias = None if inputs.bias is None else inputs.bias[:width]
-        (query,) = attention.split(F.linear(h, inputs.weight[:width], bias), 1)
+        (query,) = attention.split_heads(F.linear(h, inputs.weight[:width], bias), 1)
         plus = " + b_Q" if bias is not None else ""
         recorder.add("cross query", part, f"q = W_Q {recorder.input_symbol}{plus}", query)
         if attention.query_norm is not None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from headstock.cost.training import flops_per_token, model_cost, training_memory
+from headstock.cost.formulas import Dimensions, ExecutionContext, ModuleCost, product
+from headstock.cost.model import model_cost, model_dimensions, module_costs
+from headstock.cost.training import flops_per_token, training_memory
 from headstock.errors import UserError
 from headstock.explain.subject import ExplainSubject
 from headstock.explain.symbols import Symbol, formula, legend, symbols_of, values_of
-from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, product
 from headstock.model.heads import ClassificationHead, LMHead
 from headstock.model.model import Model
 
@@ -137,6 +138,8 @@ def explain_parameters(
     subject: ExplainSubject, *, classes: int | None = None, batch: int | None = None, length: int | None = None
 ) -> ParameterFacts:
     """Count the parameters of a model, and derive the same numbers from its settings; the two must agree."""
+    from sympy import sympify
+
     model, config = subject.model, subject.config
     length = length or config.train.length or model.backbone.context or 256
     if model.backbone.context and length > model.backbone.context:
@@ -146,8 +149,8 @@ def explain_parameters(
     all_heads = {name: head for one in (model, *others) for name, head in one.heads.items()}
     with_all_heads = model.with_heads(all_heads)
     symbols, meanings = symbols_of(with_all_heads)
-    values = values_of(symbols, with_all_heads.dimensions(length=length))
-    forms = model.counted(symbols)
+    values = values_of(symbols, model_dimensions(with_all_heads, length=length))
+    forms = module_costs(model, symbols)
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     modules = [module for part in forms.parts for module in module_counts(part, values, counts)]
     totals = [head_total(one, symbols, values) for one in (model, *others)]
@@ -176,7 +179,7 @@ def explain_parameters(
         },
         totals=totals,
         frozen=bool(config.transfer and config.transfer.freeze),
-        derivative=totals[0].formula.diff(symbols.heads) if has_attention else None,
+        derivative=sympify(totals[0].formula).diff(symbols.heads) if has_attention else None,
         fixed=Cost("fixed", forms.fixed, fixed) if fixed else None,
         flops=costs.flops,
         forward=costs.forward,
@@ -184,8 +187,16 @@ def explain_parameters(
         memory=costs.memory,
         batch=batch,
         length=length,
-        notes=subject.notes,
+        notes=(*subject.notes, *measured_notes(forms)),
     )
+
+
+def measured_notes(forms: ModuleCost) -> Iterator[str]:
+    if names := forms.measured_parts():
+        yield (
+            f"There is no closed form for {', '.join(names)}: its parameters are counted, and its FLOPs and "
+            "activations are measured in a forward pass on the meta device (torch.utils.flop_counter)."
+        )
 
 
 def other_heads(subject: ExplainSubject, classes: int | None) -> list[Model]:
@@ -212,7 +223,7 @@ def evaluate(expression: Any, values: dict[Any, int]) -> Any:
 
 
 def head_total(model: Model, symbols: Dimensions, values: dict[Any, int]) -> HeadTotal:
-    total = model.counted(symbols).count
+    total = module_costs(model, symbols).count
     sizes = model.parameter_counts()
     assert evaluate(total, values) == sizes["total"], (total, sizes)
     return HeadTotal(tuple(model.heads), total, sizes["total"], sizes["total"] - sizes["base"])
@@ -304,7 +315,7 @@ def training_costs(subject: ExplainSubject, symbols: Dimensions, values: dict[An
     by_place: dict[str, list[Cost]] = {}
     for name, place in PLACES.items():
         forms = {
-            optimizer: training_memory(model, task, symbols, rows=rows, optimizer=optimizer, place=place)
+            optimizer: training_memory(model, task, symbols, rows=rows, optimizer=optimizer, context=place)
             for optimizer in optimizers
         }
         adamw, used = forms["adamw"], forms.get(subject.config.train.optimizer, forms["adamw"])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from headstock.model.formulas import Dimensions
+from headstock.cost.formulas import Dimensions
 from headstock.model.model import Model
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def symbols_of(model: Model) -> tuple[Dimensions, dict[str, str]]:
     symbols = Dimensions(
         **{size.name: sympy.Symbol(names[size.name][0], positive=True, integer=True) for size in fields(Dimensions)}
     )
-    if getattr(config, "hidden", None) == config.width:
+    if hasattr(config, "width") and getattr(config, "hidden", None) == config.width:
         symbols = replace(symbols, hidden=symbols.width)
         names["width"] = ("D", f"{names['width'][1]}, equal to the {names['hidden'][1]}")
     if getattr(config, "source_vocabulary", None) is None:

@@ -128,7 +128,7 @@ def pooled_vectors(model: Model, batch: Batch, layers: str, how: Literal["mean",
     if places is None:
         return pooled(layer_vectors(model, batch, layers), batch.padding, how)
     with without_cudnn_attention(batch.tokens.device):
-        return model.hidden_at(batch, places).float()
+        return model(batch, query_positions=places).hidden.squeeze(1).float()
 
 
 # Vectors on disk

@@ -20,8 +20,8 @@ from headstock.interop import LAYOUT, missing_dependency
 from headstock.interop.onnx_card import card_of, describe_reading
 from headstock.interop.onnx_graph import Graph, graph_of, write_graph
 from headstock.io import atomic_folder, write_bytes, write_json, write_text
+from headstock.model.backbone import CachedBackbone
 from headstock.model.batch import Batch
-from headstock.model.cached_backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.train.labelled_data import require_labels
 from headstock.train.loop import sequence_length

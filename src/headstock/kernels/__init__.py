@@ -1,1 +1,1 @@
-"""Fast implementations of what the model computes, each beside its plain PyTorch reference."""
+"""Fast implementations of attention, loss, matmul and decoding, each beside a plain PyTorch reference."""

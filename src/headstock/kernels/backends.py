@@ -1,42 +1,83 @@
-"""Libraries under torch that are passed by for a while, where what torch has beside them is faster."""
+"""What the device supports, and switches for the libraries below PyTorch."""
 
 import platform
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from threading import Lock
 from typing import Any
 
 import torch
+from torch import Tensor
+
+
+def is_ampere_or_newer(device: torch.device) -> bool:
+    """Whether this is an NVIDIA GPU of compute capability 8.0 or higher."""
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_properties(device).major >= 8  # torch.compile treats the properties as constants
+
+
+def triton_works(device: torch.device) -> bool:
+    """Whether Triton kernels build and run on this device; a constant under torch.compile."""
+    return _builds_triton(device)
+
+
+# Equivalent to @torch.compiler.assume_constant_result, which would import torch._dynamo into every process.
+triton_works._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _builds_triton(device: torch.device) -> bool:
+    """Build one small kernel: Triton needs a C compiler and Python headers at run time."""
+    if not is_ampere_or_newer(device) or find_spec("triton") is None:
+        return False
+    try:
+        from headstock.kernels import cross_entropy_triton
+
+        logits, labels = torch.zeros(1, 2, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        cross_entropy_triton.cross_entropy(logits, labels, 0.0, logits)
+    except Exception as error:  # build failures have many types, and every kernel has a PyTorch fallback
+        warnings.warn(f"Triton cannot build kernels here, so training is slower: {error}", stacklevel=2)
+        return False
+    return True
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which matmuls of `x` run: the autocast dtype where autocast is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class ScopedSwitch:
-    """Counts those who want a switch turned, to `wish`, that is one for the whole process.
+    """Sets a process-wide flag while at least one `with` block is active, then restores its previous value.
 
-    Whoever is inside, in whatever thread or half-read stream, has the same; the last to leave puts back what was.
+    Blocks may overlap in any order, across threads and suspended generators.
     """
 
-    def __init__(self, is_on: Callable[[], bool], turn: Callable[[bool], None], *, wish: bool = False):
-        self.is_on, self.turn, self.wish = is_on, turn, wish
-        self.lock, self.inside, self.before = Lock(), 0, True
+    def __init__(self, read: Callable[[], bool], write: Callable[[bool], None], *, value: bool = False):
+        self.read, self.write, self.value = read, write, value
+        self.lock, self.active, self.previous = Lock(), 0, True
 
     @contextmanager
-    def __call__(self, wanted: bool = True) -> Iterator[None]:
-        if not wanted:
+    def __call__(self, enabled: bool = True) -> Iterator[None]:
+        if not enabled:
             yield
             return
         with self.lock:
-            if not self.inside:
-                self.before = self.is_on()
-                self.turn(self.wish)
-            self.inside += 1
+            if not self.active:
+                self.previous = self.read()
+                self.write(self.value)
+            self.active += 1
         try:
             yield
         finally:
             with self.lock:
-                self.inside -= 1
-                if not self.inside:
-                    self.turn(self.before)
+                self.active -= 1
+                if not self.active:
+                    self.write(self.previous)
 
 
 _mkldnn: Any = torch.backends.mkldnn
@@ -47,14 +88,14 @@ _cudnn_attention = ScopedSwitch(lambda: _cuda.cudnn_sdp_enabled(), lambda on: _c
 
 @contextmanager
 def fast_cpu_kernels() -> Iterator[None]:
-    """For a while, products and cells on a CPU as they are fastest there. It concerns no other device."""
+    """Disable oneDNN while PyTorch's native CPU kernels are faster; no effect on other devices."""
     with _onednn(onednn_is_slow()):
         yield
 
 
 @cache
 def onednn_is_slow() -> bool:
-    """On ARM without long vectors oneDNN needs up to 1.7 times as long as the plain library that is beside it."""
+    """On ARM without SVE, oneDNN takes up to 1.7 times as long as PyTorch's native kernels."""
     return is_arm() and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
@@ -65,10 +106,9 @@ def is_arm() -> bool:
 
 @contextmanager
 def without_cudnn_attention(device: torch.device) -> Iterator[None]:
-    """For a while, attention by kernels that take every shape as it comes.
+    """Exclude cuDNN from scaled_dot_product_attention, for batches of many different shapes.
 
-    On Hopper and Blackwell torch chooses cuDNN's first, in half precision, and that makes a plan on the processor for
-    each new shape; of texts sorted by length nearly every batch has a shape of its own.
+    On Hopper and Blackwell PyTorch prefers cuDNN in half precision, which builds a plan on the CPU for each new shape.
     """
     with _cudnn_attention(device.type == "cuda"):
         yield

@@ -1,127 +1,124 @@
-"""What rows of scores lose, and their gradient, by one Triton kernel: imported only where there is Triton.
-
-N rows, V vocabulary.
-"""
+"""Fused cross-entropy loss and gradient (Triton); imported only where Triton is available.  N rows, V vocabulary."""
 
 import torch
 import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
-from headstock.model.batch import IGNORE_INDEX
+from headstock.kernels.cross_entropy import IGNORE_INDEX
 
-BLOCK = 8192  # scores read at once: a row of usual length is a few blocks, whose second reading the cache serves
+BLOCK = 8192  # logits per load: a row is a few blocks, and the cache serves its second pass
 
 
-def lose(
-    scores: Tensor, labels: Tensor, smoothing: float, slopes: Tensor | None, scale: float = 1.0
+def cross_entropy(
+    logits: Tensor, labels: Tensor, smoothing: float, grad: Tensor | None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """(N,) what each row of scores (N, V) loses, and whether the first of its best scores is that of its label.
+    """(N,) losses of logits (N, V), and (N,) whether the label is the first of the highest logits.
 
-    The gradient of the summed loss, scaled, goes into `slopes` (N, V) if there are any: perhaps the scores themselves.
+    The gradient of the summed loss times `scale` is written into `grad` (N, V), which may be the logits themselves.
     """
-    rows, vocabulary = scores.shape
-    assert scores.stride(1) == 1 and (slopes is None or slopes.stride(1) == 1)
-    lost = torch.empty(rows, dtype=torch.float32, device=scores.device)
-    right = torch.empty(rows, dtype=torch.bool, device=scores.device)
-    made = scores if slopes is None else slopes
+    rows, vocabulary = logits.shape
+    assert logits.stride(1) == 1 and (grad is None or grad.stride(1) == 1)
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    correct = torch.empty(rows, dtype=torch.bool, device=logits.device)
+    target = logits if grad is None else grad
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     if rows:
-        with torch.cuda.device_of(scores):  # Triton starts kernels on the current device
-            _row[(rows,)](
-                scores,
+        with torch.cuda.device_of(logits):  # Triton launches on the current device
+            _cross_entropy_row[(rows,)](
+                logits,
                 labels.contiguous(),
-                lost,
-                right,
-                made,
-                scores.stride(0),
-                made.stride(0),
+                losses,
+                correct,
+                target,
+                logits.stride(0),
+                target.stride(0),
                 vocabulary,
                 float(smoothing),
                 float(scale),
-                IGNORE=IGNORE_INDEX,
+                IGNORE_INDEX=IGNORE_INDEX,
                 SMOOTH=smoothing > 0,
-                LEARNS=slopes is not None,
+                WITH_GRAD=grad is not None,
                 BLOCK=block,
                 num_warps=max(1, min(16, block // 512)),
             )
-    return lost, right
+    return losses, correct
 
 
 @triton.jit
-def _row(
-    scores,
+def _cross_entropy_row(
+    logits,
     labels,
-    lost,
-    right,
-    slopes,
+    losses,
+    correct,
+    grad,
     stride,
-    slopes_stride,
+    grad_stride,
     vocabulary,
     smoothing,
     scale,
-    IGNORE: tl.constexpr,
+    IGNORE_INDEX: tl.constexpr,
     SMOOTH: tl.constexpr,
-    LEARNS: tl.constexpr,
+    WITH_GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    LOG2E: tl.constexpr = 1.4426950408889634  # powers of two are what the hardware makes
-    row = tl.program_id(0).to(tl.int64)  # there may be more scores than 32 bits can count
-    scores += row * stride
-    slopes += row * slopes_stride
+    LOG2E: tl.constexpr = 1.4426950408889634  # the hardware computes powers of two
+    row = tl.program_id(0).to(tl.int64)  # offsets may exceed 32 bits
+    logits += row * stride
+    grad += row * grad_stride
     label = tl.load(labels + row).to(tl.int32)
-    places = tl.arange(0, BLOCK)
-    if label == IGNORE:
-        tl.store(lost + row, 0.0)
-        tl.store(right + row, False)
-        if LEARNS:
+    lanes = tl.arange(0, BLOCK)
+    if label == IGNORE_INDEX:
+        tl.store(losses + row, 0.0)
+        tl.store(correct + row, False)
+        if WITH_GRAD:
             for begin in range(0, vocabulary, BLOCK):
-                at = begin + places
-                nothing = tl.zeros((BLOCK,), tl.float32)
-                tl.store(slopes + at, nothing.to(slopes.dtype.element_ty), mask=at < vocabulary)
+                index = begin + lanes
+                zeros = tl.zeros((BLOCK,), tl.float32)
+                tl.store(grad + index, zeros.to(grad.dtype.element_ty), mask=index < vocabulary)
     else:
-        # a label that is no token makes the loss NaN, instead of reading the memory of others
-        own = tl.load(scores + label, mask=(label >= 0) & (label < vocabulary), other=float("nan")).to(tl.float32)
-        # each lane reads for itself, and they are brought together once a reading: that is what they would wait for
-        highest = tl.full((BLOCK,), float("-inf"), tl.float32)
-        plain = tl.zeros((BLOCK,), tl.float32)  # the sum of the scores
+        # an invalid label gives a NaN loss instead of reading out of bounds
+        own = tl.load(logits + label, mask=(label >= 0) & (label < vocabulary), other=float("nan")).to(tl.float32)
+        # lanes accumulate separately and are reduced once per pass, since reductions synchronize
+        maxima = tl.full((BLOCK,), float("-inf"), tl.float32)
+        totals = tl.zeros((BLOCK,), tl.float32)  # of the logits
         for begin in range(0, vocabulary, BLOCK):
-            at = begin + places
-            x = tl.load(scores + at, mask=at < vocabulary, other=float("-inf"), eviction_policy="evict_last")
+            index = begin + lanes
+            x = tl.load(logits + index, mask=index < vocabulary, other=float("-inf"), eviction_policy="evict_last")
             x = x.to(tl.float32)
-            highest = tl.maximum(highest, x)
+            maxima = tl.maximum(maxima, x)
             if SMOOTH:
-                plain += tl.where(at < vocabulary, x, 0.0)
-        best = tl.max(highest, 0)
+                totals += tl.where(index < vocabulary, x, 0.0)
+        maximum = tl.max(maxima, 0)
         earlier = 0
-        if own == best:  # of equal scores the first is the best: is there one before?
-            equal = tl.zeros((BLOCK,), tl.int32)
+        if own == maximum:  # ties go to the first, as in argmax
+            ties = tl.zeros((BLOCK,), tl.int32)
             for begin in range(0, label, BLOCK):
-                at = begin + places
-                x = tl.load(scores + at, mask=at < label, other=float("-inf"), eviction_policy="evict_last")
-                equal += tl.where(x.to(tl.float32) == best, 1, 0)
-            earlier = tl.sum(equal, 0)
-        base = tl.where(best == float("-inf"), 0.0, best) * LOG2E  # scores may forbid: -inf less itself is no number
-        powers = tl.zeros((BLOCK,), tl.float32)  # the sum of exp(score - best)
+                index = begin + lanes
+                x = tl.load(logits + index, mask=index < label, other=float("-inf"), eviction_policy="evict_last")
+                ties += tl.where(x.to(tl.float32) == maximum, 1, 0)
+            earlier = tl.sum(ties, 0)
+        base = tl.where(maximum == float("-inf"), 0.0, maximum) * LOG2E  # -inf minus -inf would be NaN
+        powers = tl.zeros((BLOCK,), tl.float32)  # sums of exp(logit - maximum)
         for begin in range(0, vocabulary, BLOCK):
-            at = begin + places
-            x = tl.load(scores + at, mask=at < vocabulary, other=float("-inf"), eviction_policy="evict_last")
+            index = begin + lanes
+            x = tl.load(logits + index, mask=index < vocabulary, other=float("-inf"), eviction_policy="evict_last")
             powers += tl.exp2(x.to(tl.float32) * LOG2E - base)
-        norm = best + tl.log(tl.sum(powers, 0))
-        loss = norm - own
+        logsumexp = maximum + tl.log(tl.sum(powers, 0))
+        loss = logsumexp - own
         if SMOOTH:
-            loss = (1 - smoothing) * loss + smoothing * (norm - tl.sum(plain, 0) / vocabulary)
-        tl.store(lost + row, loss)
-        tl.store(right + row, (own == best) & (earlier == 0))
-        if LEARNS:
-            base = norm * LOG2E
+            loss = (1 - smoothing) * loss + smoothing * (logsumexp - tl.sum(totals, 0) / vocabulary)
+        tl.store(losses + row, loss)
+        tl.store(correct + row, (own == maximum) & (earlier == 0))
+        if WITH_GRAD:
+            base = logsumexp * LOG2E
             for begin in range(0, vocabulary, BLOCK):
-                at = begin + places
-                x = tl.load(scores + at, mask=at < vocabulary, other=0.0, eviction_policy="evict_first")
-                wrong = tl.exp2(x.to(tl.float32) * LOG2E - base)
+                index = begin + lanes
+                x = tl.load(logits + index, mask=index < vocabulary, other=0.0, eviction_policy="evict_first")
+                slope = tl.exp2(x.to(tl.float32) * LOG2E - base)
                 if SMOOTH:
-                    wrong -= smoothing / vocabulary
-                    wrong = tl.where(at == label, wrong - (1 - smoothing), wrong)
+                    slope -= smoothing / vocabulary
+                    slope = tl.where(index == label, slope - (1 - smoothing), slope)
                 else:
-                    wrong = tl.where(at == label, wrong - 1.0, wrong)
-                tl.store(slopes + at, (wrong * scale).to(slopes.dtype.element_ty), mask=at < vocabulary)
+                    slope = tl.where(index == label, slope - 1.0, slope)
+                tl.store(grad + index, (slope * scale).to(grad.dtype.element_ty), mask=index < vocabulary)

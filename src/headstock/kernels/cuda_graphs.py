@@ -1,48 +1,56 @@
-"""A decoding step recorded once on a GPU and replayed: a small model's step is mostly the launching of small kernels.
+"""CUDA graph capture of a decoding step.  B rows, V vocabulary.
 
-B rows, V vocabulary.
+A small model's decoding step is dominated by kernel launches; replaying a captured graph launches all of them at once.
 """
 
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headstock.model.batch import DecodingState
+MIN_STEPS = 16  # capturing takes as long as a few steps
 
-LEAST = 16  # steps to come for which recording pays: it takes about as long as a few of them
-
-DecodeStep = Callable[[Tensor], Tensor]  # from the latest tokens (B, 1) to the scores of the next ones (B, V)
+DecodeStep = Callable[[Tensor], Tensor]  # (B, 1) latest tokens -> (B, V) logits of the next ones
 
 
-def can_capture(backbone: object, state: DecodingState | None, steps: int) -> bool:
-    """Whether steps on this state may be recorded; if so, its shapes are fixed from now on.
+class StaticState(Protocol):
+    """The part of a decoding state that graph capture needs."""
 
-    A module that is called as one may have hooks, and those would be heard once instead of at every step.
+    lengths: Tensor  # (B,) tokens read so far
+
+    def make_static(self) -> bool:
+        """Keep all shapes from now on; False if the state cannot."""
+        ...
+
+
+def can_capture(backbone: object, state: StaticState | None, steps: int) -> bool:
+    """Whether steps on this state can be captured; if so, its shapes are static from now on.
+
+    An nn.Module may have hooks, which a replay would not call.
     """
-    if state is None or steps < LEAST or not state.lengths.is_cuda or isinstance(backbone, nn.Module):
+    if state is None or steps < MIN_STEPS or not state.lengths.is_cuda or isinstance(backbone, nn.Module):
         return False
     return state.make_static()
 
 
 def capture_step(step: DecodeStep, tokens: Tensor) -> DecodeStep:
-    """The same step, replayed. It must have been done before, wait for nothing, and change its memory in place.
+    """Capture `step`, which must have run before, must not synchronize, and must update its state in place.
 
-    Recording does not do it: the state is as it was. What a replay gives is overwritten by the next.
+    Capturing leaves the state unchanged. Each replay overwrites the result of the previous one.
     """
-    given = tokens.clone()
+    static_tokens = tokens.clone()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # what other threads do meanwhile is their affair
-        scores = step(given)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
+        logits = step(static_tokens)
 
     def replay(tokens: Tensor) -> Tensor:
-        given.copy_(tokens)
+        static_tokens.copy_(tokens)
         graph.replay()
-        return scores
+        return logits
 
     return replay
 

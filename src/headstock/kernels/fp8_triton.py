@@ -1,6 +1,7 @@
-"""Gradients made ready for products in 8 bits, by Triton kernels: imported only where there is Triton.
+"""Triton kernels that prepare gradients for fp8 matmuls; imported only where Triton is available.
 
-M rows, D features of a part, N features of all parts side by side.
+M rows, D features of a part, N features of all parts side by side. One pass over 65,536 tokens of query, key and value
+gradients takes 0.21 ms on an H200 (docs/performance.md).
 """
 
 from collections.abc import Sequence
@@ -10,78 +11,80 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
-from headstock.kernels.fp8 import BACKWARD
+from headstock.kernels.fp8 import GRADIENT
 
 ROWS, COLUMNS = 64, 128  # of a tile
 
 
-def gather(parts: Sequence[Tensor], whole: Tensor, small: Tensor, scale: float, summed: bool) -> Tensor:
-    """Put parts (M, D) side by side into `whole` (M, N) and, scaled, into `small`; (N,) their sums where asked for."""
+def concat_and_quantize(
+    parts: Sequence[Tensor], whole: Tensor, fp8_whole: Tensor, scale: float, with_sums: bool
+) -> Tensor:
+    """Write parts (M, D) side by side into `whole` (M, N) and, scaled, into `fp8_whole`; return (N,) sums if asked."""
     rows, features = whole.shape
     blocks = triton.cdiv(rows, ROWS)
-    sums = torch.empty(blocks if summed else 0, features, dtype=torch.float32, device=whole.device)
-    before = 0
-    with torch.cuda.device_of(whole):  # Triton starts kernels on the current device
+    sums = torch.empty(blocks if with_sums else 0, features, dtype=torch.float32, device=whole.device)
+    offset = 0
+    with torch.cuda.device_of(whole):  # Triton launches on the current device
         for part in parts:
             part = part if part.stride(1) == 1 else part.contiguous()
             width = part.size(1)
-            _gather[(triton.cdiv(width, COLUMNS), blocks)](
+            _concat_and_quantize[(triton.cdiv(width, COLUMNS), blocks)](
                 part,
                 whole,
-                small,
+                fp8_whole,
                 sums,
                 rows,
                 width,
                 features,
-                before,
+                offset,
                 part.stride(0),
                 float(scale),
-                torch.finfo(BACKWARD).max,
-                SUMMED=summed,
+                torch.finfo(GRADIENT).max,
+                WITH_SUMS=with_sums,
                 ROWS=ROWS,
                 COLUMNS=COLUMNS,
                 num_warps=4,
             )
-            before += width
+            offset += width
     return sums.sum(0)
 
 
 @triton.jit
-def _gather(
-    part, whole, small, sums, rows, width, features, before, stride, scale, most,
-    SUMMED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _concat_and_quantize(
+    part, whole, fp8_whole, sums, rows, width, features, offset, stride, scale, limit,
+    WITH_SUMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     row = block * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (row < rows)[:, None] & (column < width)[None, :]
-    row = row.to(tl.int64)  # there may be more numbers than 32 bits can count
-    made = tl.load(part + row[:, None] * stride + column[None, :], mask=there, other=0.0)
-    at = row[:, None] * features + before + column[None, :]
-    tl.store(whole + at, made.to(whole.dtype.element_ty), mask=there)
-    made = made.to(tl.float32)
-    less = tl.minimum(tl.maximum(made * scale, -most), most)
-    tl.store(small + at, less.to(small.dtype.element_ty), mask=there)
-    if SUMMED:
-        tl.store(sums + block * features + before + column, tl.sum(made, 0), mask=column < width)
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    row = row.to(tl.int64)  # offsets may exceed 32 bits
+    values = tl.load(part + row[:, None] * stride + column[None, :], mask=mask, other=0.0)
+    target = row[:, None] * features + offset + column[None, :]
+    tl.store(whole + target, values.to(whole.dtype.element_ty), mask=mask)
+    values = values.to(tl.float32)
+    clamped = tl.minimum(tl.maximum(values * scale, -limit), limit)
+    tl.store(fp8_whole + target, clamped.to(fp8_whole.dtype.element_ty), mask=mask)
+    if WITH_SUMS:
+        tl.store(sums + block * features + offset + column, tl.sum(values, 0), mask=column < width)
 
 
-def turn(x: Tensor, turned: Tensor) -> None:
-    """Bytes (M, N) into the columns of (N, M or more), with zeros in the columns that are more."""
+def transpose(x: Tensor, transposed: Tensor) -> None:
+    """Write bytes (M, N) into (N, M or more), with zeros in the additional columns."""
     rows, columns = x.shape
-    room = turned.size(1)
+    padded = transposed.size(1)
     with torch.cuda.device_of(x):
-        _turn[(triton.cdiv(columns, COLUMNS), triton.cdiv(room, COLUMNS))](
-            x, turned, rows, columns, room, x.stride(0), TILE=COLUMNS, num_warps=8
+        _transpose[(triton.cdiv(columns, COLUMNS), triton.cdiv(padded, COLUMNS))](
+            x, transposed, rows, columns, padded, x.stride(0), TILE=COLUMNS, num_warps=8
         )
 
 
 @triton.jit
-def _turn(x, turned, rows, columns, room, stride, TILE: tl.constexpr):
+def _transpose(x, transposed, rows, columns, padded, stride, TILE: tl.constexpr):
     row = tl.program_id(1) * TILE + tl.arange(0, TILE)
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    far_row, far_column = row.to(tl.int64), column.to(tl.int64)
-    there = (row < rows)[:, None] & (column < columns)[None, :]
-    tile = tl.load(x + far_row[:, None] * stride + column[None, :], mask=there, other=0)
-    there = (column < columns)[:, None] & (row < room)[None, :]
-    tl.store(turned + far_column[:, None] * room + row[None, :], tl.trans(tile), mask=there)
+    wide_row, wide_column = row.to(tl.int64), column.to(tl.int64)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    tile = tl.load(x + wide_row[:, None] * stride + column[None, :], mask=mask, other=0)
+    mask = (column < columns)[:, None] & (row < padded)[None, :]
+    tl.store(transposed + wide_column[:, None] * padded + row[None, :], tl.trans(tile), mask=mask)

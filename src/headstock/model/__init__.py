@@ -1,1 +1,1 @@
-"""The model: what a backbone is made of, its heads, and how text is generated from it."""
+"""Models: batches, layers, backbones and heads."""

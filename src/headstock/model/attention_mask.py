@@ -1,4 +1,4 @@
-"""Who may look at whom.  B rows, T queries, S keys."""
+"""Attention masks.  B rows, H heads, T queries, S keys."""
 
 from dataclasses import dataclass
 
@@ -10,63 +10,63 @@ from headstock.model.batch import Batch
 
 @dataclass
 class AttentionMask:
-    """The pairs of positions that attention joins: all of them, all but the future, or those in `allowed`."""
+    """The keys each query may attend to: all, those up to it, those in `allowed`, or those of its document."""
 
-    allowed: Tensor | None = None  # broadcasts to (B, H, T, S); True where a query may look
-    causal: bool = False  # the square subsequent mask, left to the attention kernel because it is faster there
-    cu_seqlens: Tensor | None = None  # (M,) where documents begin and end, for kernels that read each by itself
+    allowed: Tensor | None = None  # broadcasts to (B, H, T, S); True where a query may attend
+    causal: bool = False  # the square causal mask, which attention kernels apply faster than a tensor
+    cu_seqlens: Tensor | None = None  # (M,) document boundaries, for varlen kernels
 
     def dense(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-        """(B or 1, H or 1, T, S) True where a query may look, written out: for those who show it, not for attention."""
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
-        seen = causal_mask(queries, keys, device) if self.causal else seen
-        return seen[None, None] & (True if self.allowed is None else self.allowed)
+        """(B or 1, H or 1, T, S) the mask as one boolean tensor, for display."""
+        allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        allowed = causal_mask(queries, keys, device) if self.causal else allowed
+        return allowed[None, None] & (True if self.allowed is None else self.allowed)
 
-    def select_queries(self, places: Tensor, keys: int) -> "AttentionMask":
-        """The same for one query of each row, which stands at (B,) `places` among so many keys."""
-        assert self.cu_seqlens is None, "packed documents are read whole"
+    def select_queries(self, positions: Tensor, keys: int) -> "AttentionMask":
+        """The mask of one query per row, at `positions` (B,), over `keys` keys."""
+        assert self.cu_seqlens is None, "varlen attention needs all queries"
         allowed = self.allowed
         if allowed is not None and allowed.size(-2) > 1:
-            rows = torch.arange(len(places), device=places.device)
-            table = allowed.view(*[1] * (4 - allowed.dim()), *allowed.shape).expand(len(places), -1, -1, -1)
-            allowed = table[rows, :, places].unsqueeze(2)  # (B, H or 1, 1, S)
+            rows = torch.arange(len(positions), device=positions.device)
+            full = allowed.view(*[1] * (4 - allowed.dim()), *allowed.shape).expand(len(positions), -1, -1, -1)
+            allowed = full[rows, :, positions].unsqueeze(2)  # (B, H or 1, 1, S)
         if self.causal:
-            past = torch.arange(keys, device=places.device) <= places[:, None, None, None]  # (B, 1, 1, S)
+            past = torch.arange(keys, device=positions.device) <= positions[:, None, None, None]  # (B, 1, 1, S)
             allowed = past if allowed is None else allowed & past
         return AttentionMask(allowed)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """(T, S) True where a query may look: at itself and before. The last query is the last key."""
+    """(T, S) True where a query may attend: to itself and earlier keys. The last query is the last key."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-def make_attention_mask(batch: Batch, *, causal: bool, apart: bool = False) -> AttentionMask:
-    """Who may look at whom inside a batch that is read whole; `causal` where the batch does not say it itself.
+def make_attention_mask(batch: Batch, *, causal: bool, varlen: bool = False) -> AttentionMask:
+    """The mask for a batch without a cache; `causal` applies where the batch does not set it.
 
-    With `apart` there is a kernel that reads documents each by itself, which needs to know their bounds alone.
-    Under the causal mask padding on the right needs no mask of its own: no real token ever looks to its right.
+    With `varlen` the kernel takes document boundaries instead of a mask. Under a causal mask, padding on the right
+    needs no mask: no real token attends to its right.
     """
-    way = causal if batch.causal is None else batch.causal
-    if apart and batch.cu_seqlens is not None and not isinstance(way, Tensor):
-        return AttentionMask(causal=way, cu_seqlens=batch.cu_seqlens)
-    if batch.document_ids is None and not isinstance(way, Tensor):
-        return AttentionMask(causal=True) if way else AttentionMask(padding_mask(batch.padding))
+    direction = causal if batch.causal is None else batch.causal
+    if varlen and batch.cu_seqlens is not None and not isinstance(direction, Tensor):
+        return AttentionMask(causal=direction, cu_seqlens=batch.cu_seqlens)
+    if batch.document_ids is None and not isinstance(direction, Tensor):
+        return AttentionMask(causal=True) if direction else AttentionMask(padding_mask(batch.padding))
     allowed = padding_mask(batch.padding)
     if batch.document_ids is not None:
         documents = batch.document_ids
         if batch.padding is not None:
-            documents = documents.masked_fill(batch.padding, -1)  # the padding is a document of its own
+            documents = documents.masked_fill(batch.padding, -1)  # padding becomes a document of its own
         allowed = (documents[:, :, None] == documents[:, None, :])[:, None]  # (B, 1, T, T)
-    if way is False:
+    if direction is False:
         return AttentionMask(allowed)
     length = batch.tokens.size(1)
     past = causal_mask(length, length, batch.tokens.device)  # (T, T)
-    if isinstance(way, Tensor):
-        past = past | ~way[:, None, None, None]  # (B, 1, T, T): a row that is not causal also looks ahead
+    if isinstance(direction, Tensor):
+        past = past | ~direction[:, None, None, None]  # (B, 1, T, T): bidirectional rows also attend to the right
     return AttentionMask(past if allowed is None else allowed & past)
 
 
 def padding_mask(padding: Tensor | None) -> Tensor | None:
-    """(B, S) padding as (B, 1, 1, S): nobody looks where there is no token."""
+    """Padding (B, S) as (B, 1, 1, S), True at real tokens."""
     return None if padding is None else ~padding[:, None, None, :]

@@ -1,4 +1,4 @@
-"""Where attention looks: the weights that its fused product never shows, made again beside it, nothing changed.
+"""Recomputes attention weights, which fused attention does not return.
 
 B rows, H heads, T queries, S keys, K head width.
 """
@@ -21,53 +21,53 @@ AttentionKind = Literal["encoder", "decoder", "cross"]
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """What one layer's attention did with one batch."""
+    """The attention of one layer in one batch."""
 
-    kind: AttentionKind  # onto itself, looking both ways (encoder) or back only (decoder), or across onto a source
-    layer: int  # the lowest is 1
-    weights: Tensor  # (B, H, T, S) how much each place takes of each; a row sums to one
-    allowed: Tensor  # (B or 1, 1, T, S) True where a query may look
-    error: float  # of what these weights make of the values, beside what the fused product made: share of the largest
+    kind: AttentionKind  # bidirectional self-attention, causal self-attention, or cross-attention
+    layer: int  # from 1
+    weights: Tensor  # (B, H, T, S); each row sums to one
+    allowed: Tensor  # (B or 1, 1, T, S) True where a query may attend
+    error: float  # of the output recomputed from these weights, relative to the largest value
 
 
 @contextmanager
-def record_attention(model: Model, hear: Callable[[AttentionRecord], None]) -> Iterator[None]:
-    """While this is open, `hear` is told what every attention of the model did, as soon as it did it."""
-    attentions = attention_modules(model)
-    for where, layer, attention in attentions:
-        attention.hook = attention_hook(where, layer, hear)
+def record_attention(model: Model, callback: Callable[[AttentionRecord], None]) -> Iterator[None]:
+    """Within this context, `callback` receives a record of every attention layer as it runs."""
+    modules = attention_modules(model)
+    for kind, layer, attention in modules:
+        attention.hook = attention_hook(kind, layer, callback)
     try:
         yield
     finally:
-        for _, _, attention in attentions:
+        for _, _, attention in modules:
             attention.hook = None
 
 
 def attention_modules(model: Model) -> list[tuple[AttentionKind, int, Attention]]:
-    """Every attention of a model with its place, from the bottom up; none where a model has no attention."""
-    found: list[tuple[AttentionKind, int, Attention]] = []
+    """Every attention module with its kind and layer, from the bottom up."""
+    modules: list[tuple[AttentionKind, int, Attention]] = []
     for stack in model.backbone.modules():
         if isinstance(stack, Transformer):
-            for layer, each in enumerate(stack.blocks, 1):
-                block = cast(Block, each)
-                found.append(("decoder" if stack.causal else "encoder", layer, block.attention))
+            for layer, module in enumerate(stack.blocks, 1):
+                block = cast(Block, module)
+                modules.append(("decoder" if stack.causal else "encoder", layer, block.attention))
                 if block.cross is not None:
-                    found.append(("cross", layer, block.cross))
-    return found
+                    modules.append(("cross", layer, block.cross))
+    return modules
 
 
-def attention_hook(where: AttentionKind, layer: int, hear: Callable[[AttentionRecord], None]) -> AttentionHook:
+def attention_hook(kind: AttentionKind, layer: int, callback: Callable[[AttentionRecord], None]) -> AttentionHook:
     @torch.no_grad()
-    def watch(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, mixed: Tensor) -> None:
+    def hook(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, output: Tensor) -> None:
         allowed = mask.dense(query.size(2), key.size(2), query.device)
         weights = attention_weights(query, key, allowed)
-        apart = (weights @ value.float() - mixed.float()).abs().max() / mixed.abs().max().clamp(min=1e-30)
-        hear(AttentionRecord(where, layer, weights, allowed, float(apart)))
+        error = (weights @ value.float() - output.float()).abs().max() / output.abs().max().clamp(min=1e-30)
+        callback(AttentionRecord(kind, layer, weights, allowed, float(error)))
 
-    return watch
+    return hook
 
 
 def attention_weights(query: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
-    """(B, H, T, S): the textbook's softmax(Q K' / sqrt(K)), where what may not be looked at scores minus infinity."""
+    """(B, H, T, S): softmax(Q K' / sqrt(K)), with scores of minus infinity where `allowed` is False."""
     scores = query.float() @ key.float().transpose(-1, -2) / query.size(-1) ** 0.5
     return scores.masked_fill(~allowed, -torch.inf).softmax(-1)

@@ -1,4 +1,4 @@
-"""What every backbone promises, and where backbones are found."""
+"""The interface of a backbone, and the registry of model families."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -6,52 +6,65 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from headstock.model.batch import Batch, DecodingState, Output
-from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost
 from headstock.registry import Registry
 
 
 class Backbone(nn.Module):
-    """Turns tokens into one vector a token."""
+    """Computes one vector per token.
+
+    A backbone accepts `query_positions` if `supports_query_positions` is set; others are called without it.
+    """
 
     name: ClassVar[str]
-    Config: ClassVar[type]  # a frozen dataclass; `vocabulary` is among its fields
+    Config: ClassVar[type]  # a frozen dataclass with a field `vocabulary`
     config: Any
     width: int
-    depth: int  # how many layers it has
-    causal: bool  # a token's vector never depends on what follows it; of the class, where no setting decides it
-    context: int | None  # the longest row it was made for; None if it has no limit
+    depth: int  # number of layers
+    causal: bool  # a token's vector does not depend on later tokens; on the class unless a setting decides it
+    context: int | None  # maximum row length; None: unlimited
     tokens: nn.Embedding
-    carries_state: ClassVar[bool] = False  # what it read before a row is worth bringing along: see `Batch.before`
-    bidirectional: ClassVar[bool] = (
-        False  # it reads forward and backward apart: the halves of its vectors predict each way
-    )
-    supports_compile: ClassVar[bool] = True  # torch.compile pays: what it does is the same for every batch
-    supports_query_positions: ClassVar[bool] = (
-        False  # what nobody wants it need not compute: it takes notice of `Batch.only`
-    )
-    is_encoder_decoder: ClassVar[bool] = (
-        False  # it is an encoder-decoder: batches bring the source that a target goes with
-    )
+    carries_state: ClassVar[bool] = False  # uses what precedes a row: see `Batch.prefix`
+    # reads forward and backward separately: the halves of its vectors predict the next and the previous token
+    bidirectional: ClassVar[bool] = False
+    supports_compile: ClassVar[bool] = True  # runs the same operations for every batch, so torch.compile pays
+    supports_query_positions: ClassVar[bool] = False
+    is_encoder_decoder: ClassVar[bool] = False  # needs `Batch.source`
 
     @abstractmethod
     def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
-        """Read a batch, going on from `state` if there is one."""
+        """Process a batch, continuing from `state` if there is one."""
 
     @abstractmethod
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
-        """All its parameters from the bottom up, the embeddings first: for learning rates and freezing by depth."""
-
-    @abstractmethod
-    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
-        """The closed forms of its parts, named as they are: their weights, and what a token costs there."""
+        """All parameters from the embeddings up, for layer-wise learning rates and gradual unfreezing."""
 
     def output_norm(self, x: Tensor) -> Tensor:
-        """How a layer's vectors leave the backbone: the last layer's become `Output.hidden` this way."""
+        """What is applied to the last layer to give `Output.hidden`; other layers used as features need it too."""
         return x
 
     @abstractmethod
     def new_state(self, rows: int, capacity: int) -> DecodingState:
-        """An empty memory for `rows` rows of up to `capacity` tokens."""
+        """An empty state for `rows` rows of up to `capacity` tokens."""
+
+
+class CachedBackbone(Backbone):
+    """Replaces a frozen backbone whose features are precomputed and arrive in `Batch.features`."""
+
+    supports_compile = False
+
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        self.width, self.depth = backbone.width, backbone.depth
+        self.causal, self.context = backbone.causal, backbone.context
+
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
+        return []
+
+    def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
+        raise AssertionError("the features of a frozen backbone are computed before training")
+
+    def new_state(self, rows: int, capacity: int) -> DecodingState:
+        raise AssertionError("the features of a frozen backbone have no state")
 
 
 BACKBONES: Registry[type[Backbone]] = Registry("model family", "headstock.model.backbones")

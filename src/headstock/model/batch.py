@@ -1,4 +1,4 @@
-"""What the parts of a model hand each other.  B rows, T tokens in a row, D width."""
+"""What data, tasks and models pass to each other.  B rows, T tokens in a row, D width."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-IGNORE_INDEX = -100  # the label of a position that is not predicted
+from headstock.kernels.cross_entropy import IGNORE_INDEX as IGNORE_INDEX
 
 
 class DecodingState(Protocol):
-    """What a backbone remembers of the tokens read so far; opaque to decoding."""
+    """What a backbone keeps of the tokens read so far (KV cache or recurrent state); opaque to decoding."""
 
-    lengths: Tensor  # (B,) how many real tokens each row has read
+    lengths: Tensor  # (B,) real tokens read by each row
 
     def select(self, rows: Tensor) -> "DecodingState":
-        """The same memory for other rows: some dropped, reordered or repeated."""
+        """The state of other rows: a subset, reordered or repeated."""
         ...
 
     def make_static(self) -> bool:
-        """Keep all shapes from here on, so that a step of one token can be recorded; False where that cannot be."""
+        """Keep all shapes from now on, for CUDA graph capture; False if the state cannot."""
         ...
 
 
 @dataclass(frozen=True)
 class RealExamples:
-    """How many of a batch's examples are real, the first ones; the others fill it up and count for nothing.
+    """The number of real examples in a batch, which come first; the remaining ones pad it to a fixed shape.
 
-    All are read alike, so that two of these are equal however many it is: a step is recorded once for both.
+    Two of these compare equal whatever the count, so that a captured step serves both.
     """
 
     count: int = field(compare=False)
@@ -38,73 +38,68 @@ class RealExamples:
 
 @dataclass
 class Batch:
-    """Token rows, padded on the right only, with what is known about each token."""
+    """Rows of tokens, padded on the right only.
+
+    The fields that only some models or tasks need are optional. `cu_seqlens` and `label_positions` repeat what
+    `document_ids` and `labels` contain: the data side knows them without a search, and searching on a GPU would
+    synchronize and give tensors of data-dependent shape, which neither torch.compile nor CUDA graphs can handle.
+    """
 
     tokens: Tensor  # (B, T)
-    padding: Tensor | None = None  # (B, T) True where there is no token
-    document_ids: Tensor | None = None  # (B, T) which packed document a token is of; attention stays inside it
-    cu_seqlens: Tensor | None = None  # (M,) where these begin and end in all rows end to end: see make_cu_seqlens
-    positions: Tensor | None = None  # (B, T) place in its document; counted from what was read before if not given
-    segments: Tensor | None = None  # (B, T) which of two texts a token is of
-    causal: Tensor | bool | None = None  # (B,) True for rows read left to right, or one for all; None: as the backbone
-    source: "Batch | None" = None  # what an encoder-decoder reads
-    prefix: "Batch | None" = None  # what stands before the rows in their first documents, to know what they go on from
-    example_ids: Tensor | None = None  # (B,) which example a row is a part of, where one may have several rows
-    query_positions: Tensor | None = (
-        None  # (B,) the one place of each row whose vector is wanted; None: all are. See Model.at
-    )
-    features: Tensor | None = None  # (N, D) what a frozen backbone made of N examples, so that it need not read again
-    real_examples: RealExamples | None = None  # None: all examples are
+    padding: Tensor | None = None  # (B, T) True at padding positions
+    document_ids: Tensor | None = None  # (B, T) document of each token in packed rows; attention stays inside it
+    cu_seqlens: Tensor | None = None  # (M,) boundaries of these documents in all rows end to end: see make_cu_seqlens
+    positions: Tensor | None = None  # (B, T) position in its document; None: counted from what was read before
+    segments: Tensor | None = None  # (B, T) BERT's segment ids
+    causal: Tensor | bool | None = None  # (B,) True for causal rows, or one value for all; None: the backbone's default
+    source: "Batch | None" = None  # the input of the encoder
+    prefix: "Batch | None" = None  # what precedes the rows in their first documents, for recurrent models
+    example_ids: Tensor | None = None  # (B,) the example of each row, where a long example has several rows
+    features: Tensor | None = None  # (N, D) precomputed output of a frozen backbone for N examples
+    real_examples: RealExamples | None = None  # None: all examples are real
     labels: dict[str, Tensor] = field(default_factory=dict)  # by head; IGNORE_INDEX where nothing is predicted
-    label_positions: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # by head (N,) which of all B T tokens have a label: see at
+    label_positions: dict[str, Tensor] = field(default_factory=dict)  # by head (N,) indices of labels in B T positions
 
     def to(self, device: torch.device) -> "Batch":
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        """The same where a GPU can fetch it by itself, so that nobody waits for the copy."""
         return self.map_tensors(Tensor.pin_memory)
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """The same of changed tensors."""
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """A batch with `function` applied to every tensor."""
 
-        def changed(value: Any) -> Any:
+        def apply(value: Any) -> Any:
             if isinstance(value, dict):
-                return {key: changed(item) for key, item in value.items()}
+                return {key: apply(item) for key, item in value.items()}
             if isinstance(value, Tensor):
-                return change(value)
-            return value.map_tensors(change) if isinstance(value, Batch) else value
+                return function(value)
+            return value.map_tensors(function) if isinstance(value, Batch) else value
 
-        return replace(self, **{part.name: changed(getattr(self, part.name)) for part in fields(self)})
+        return replace(self, **{part.name: apply(getattr(self, part.name)) for part in fields(self)})
 
     def gather_labelled(self, head: str, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, D) the vectors that a head predicts from, (N,) and what it should: those without a label are left out.
-
-        Which these are is known where batches are made. To find it out from the labels, a GPU would have to be waited
-        for; where nobody said it, that is done.
-        """
+        """(N, D) the vectors of `hidden` (B, T, D) that have a label for this head, and (N,) these labels."""
         labels = self.labels[head].flatten()
-        places = self.label_positions.get(head)
-        if places is None:
-            places = (labels != IGNORE_INDEX).nonzero().squeeze(1)
-        return hidden.flatten(0, 1).index_select(0, places), labels.index_select(0, places)
+        positions = self.label_positions.get(head)
+        if positions is None:
+            positions = (labels != IGNORE_INDEX).nonzero().squeeze(1)
+        return hidden.flatten(0, 1).index_select(0, positions), labels.index_select(0, positions)
 
 
 @dataclass
 class Output:
-    """What a backbone made of a batch."""
+    """The result of a backbone."""
 
-    hidden: Tensor  # (B, T, D), or (B, 1, D) where one place of each row was all that was wanted
-    layers: list[Tensor] = field(default_factory=list)  # the embedding and every layer's (B, T, D), when asked for
-    state: DecodingState | None = None  # for the next call, when one was given
+    hidden: Tensor  # (B, T, D), or (B, 1, D) with query_positions
+    layers: list[Tensor] = field(default_factory=list)  # with keep_layers: the embedding and each layer, (B, T, D)
+    state: DecodingState | None = None  # for the next call, if one was passed
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
-    """Rows of different lengths as one tensor, and where it is padding (None if nowhere)."""
+    """Rows of different lengths as one tensor, and its padding mask (None if all have the same length)."""
     lengths = [len(row) for row in rows]
-    numbers = array("q", list(chain.from_iterable(rows)))  # taken in sooner than by torch.tensor, all rows end to end
+    numbers = array("q", list(chain.from_iterable(rows)))  # torch reads a buffer faster than nested lists
     flat = torch.frombuffer(numbers, dtype=torch.long) if numbers else torch.empty(0, dtype=torch.long)
     if len(set(lengths)) == 1:
         return flat.view(len(rows), lengths[0]), None
@@ -113,69 +108,67 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | No
 
 
 def count_real_tokens(batch: Batch) -> int:
-    """How many tokens are read, with those of a source: no padding, and nothing of examples that only fill up."""
+    """The number of tokens, with those of the source, without padding positions and padding examples."""
     real: Tensor | slice = slice(None)
     if batch.real_examples is not None:
-        real = (
-            slice(batch.real_examples.count)
-            if batch.example_ids is None
-            else batch.example_ids < batch.real_examples.count
-        )
-    count = 0
+        count = batch.real_examples.count
+        real = slice(count) if batch.example_ids is None else batch.example_ids < count
+    total = 0
     for part in (batch, batch.source):
-        if part is not None and part.document_ids is not None:  # padding is of none
-            count += int((part.document_ids[real] >= 0).sum())
+        if part is not None and part.document_ids is not None:  # padding has a negative id
+            total += int((part.document_ids[real] >= 0).sum())
         elif part is not None:
-            count += part.tokens[real].numel() - (0 if part.padding is None else int(part.padding[real].sum()))
-    return count
+            total += part.tokens[real].numel() - (0 if part.padding is None else int(part.padding[real].sum()))
+    return total
 
 
 def pad_to_multiple(batch: Batch, multiple: int) -> Batch:
-    """The same rows with padding up to a length that is such a multiple, so that few different lengths come."""
+    """Pad rows to a multiple of a length, so that batches have few different shapes."""
     rows, length = batch.tokens.shape
-    more = -length % multiple
+    extra = -length % multiple
 
-    def wide(tensor: Any, filler: Any) -> Any:
-        return None if tensor is None else torch.nn.functional.pad(tensor, (0, more), value=filler)
+    def extend(tensor: Any, value: Any) -> Any:
+        return None if tensor is None else torch.nn.functional.pad(tensor, (0, extra), value=value)
 
     padding = torch.zeros(rows, length, dtype=torch.bool) if batch.padding is None else batch.padding
     labels = {
-        head: wide(told, IGNORE_INDEX) if head in batch.label_positions else told for head, told in batch.labels.items()
+        head: extend(values, IGNORE_INDEX) if head in batch.label_positions else values  # else one label per row
+        for head, values in batch.labels.items()
     }
     return replace(
         batch,
-        tokens=wide(batch.tokens, 0),
-        padding=wide(padding, True),
-        document_ids=wide(batch.document_ids, -1),
+        tokens=extend(batch.tokens, 0),
+        padding=extend(padding, True),
+        document_ids=extend(batch.document_ids, -1),
         cu_seqlens=None,
-        positions=wide(batch.positions, 0),
-        segments=wide(batch.segments, 0),
+        positions=extend(batch.positions, 0),
+        segments=extend(batch.segments, 0),
         source=None if batch.source is None else pad_to_multiple(batch.source, multiple),
         labels=labels,
-        label_positions={head: places + places // length * more for head, places in batch.label_positions.items()},
+        label_positions={head: index + index // length * extra for head, index in batch.label_positions.items()},
     )
 
 
-def make_cu_seqlens(documents: Tensor) -> Tensor:
-    """(M,) where the documents of (B, T) begin and end in all rows end to end; none goes on from one row to the next.
+def make_cu_seqlens(document_ids: Tensor) -> Tensor:
+    """(M,) boundaries of the documents (B, T) in all rows end to end; a document ends with its row.
 
-    Some are empty and lie at the end, so that M is of few different sizes.
+    Empty documents at the end fill M up to a power of two, so that it has few different values.
     """
-    fresh = torch.ones(documents.shape, dtype=torch.bool)
-    fresh[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    begins = fresh.flatten().nonzero().squeeze(1)
-    size = max(64, 1 << len(begins).bit_length())  # a power of two, with room for the end of the last
-    return torch.cat([begins, begins.new_full((size - len(begins),), documents.numel())]).int()
+    is_first = torch.ones(document_ids.shape, dtype=torch.bool)
+    is_first[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    begins = is_first.flatten().nonzero().squeeze(1)
+    size = max(64, 1 << len(begins).bit_length())  # includes the end of the last document
+    return torch.cat([begins, begins.new_full((size - len(begins),), document_ids.numel())]).int()
 
 
 def find_label_positions(labels: Tensor) -> Tensor:
-    """(N,) where labels are, in (B, T) read row by row; and some where none is, so that N is of few different sizes.
+    """(N,) indices of the labels (B, T) in row-major order.
 
-    A step is recorded anew for each size.
+    Some positions without a label are added, so that N has few different values: CUDA graphs are captured for each.
     """
-    wanted = labels.flatten() != IGNORE_INDEX
-    found = wanted.nonzero().squeeze(1)
-    step = max(8, len(wanted) // 64)
-    missing = min(-(-max(1, len(found)) // step) * step, len(wanted)) - len(found)
-    nowhere = wanted.byte().argmin().expand(missing)  # the first that has none
-    return torch.cat([found, nowhere]) if missing else found
+    has_label = labels.flatten() != IGNORE_INDEX
+    positions = has_label.nonzero().squeeze(1)
+    step = max(8, len(has_label) // 64)
+    extra = min(-(-max(1, len(positions)) // step) * step, len(has_label)) - len(positions)
+    unlabelled = has_label.byte().argmin().expand(extra)  # the first position without a label
+    return torch.cat([positions, unlabelled]) if extra else positions

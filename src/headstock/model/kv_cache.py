@@ -1,7 +1,4 @@
-"""Keys and values of the tokens read so far, so that a next token costs one token's work.
-
-B rows, H heads, C capacity, K head width, T new tokens.
-"""
+"""The key-value cache of a Transformer.  B rows, H heads, C capacity, K head width, T new tokens, S source tokens."""
 
 import torch
 from torch import Tensor
@@ -11,113 +8,112 @@ from headstock.model.batch import Batch
 
 
 class KVCache:
-    """A Transformer's memory. It is changed in place: go on with the state an Output carries.
+    """Keys and values of the tokens read so far, updated in place: continue with the state of the last Output.
 
-    Rows may have different lengths. Prompts are padded on the right; a row's next token overwrites its
-    first padding, and what lies beyond a row's length is never looked at.
+    Rows may have different lengths. Prompts are padded on the right; the next token of a row overwrites its first
+    padding, and positions beyond a row's length are masked.
     """
 
     def __init__(self, depth: int, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype):
         rows, _, self.capacity, _ = shape
-        # a layer's keys, then its values, for all layers in one tensor: cut once for all of them, not once for each
-        self.kept = torch.zeros(2 * depth, *shape, device=device, dtype=dtype)  # (2 depth, B, H, C, K)
-        self.memory: list[tuple[Tensor, Tensor]] = []  # cross-attention's keys and values; these never change
-        self.memory_padding: Tensor | None = None  # (B, S) True where the memory has no token
-        self.sources = torch.arange(rows, device=device)  # (B,) whose memory each row looks at
+        # keys and values of all layers in one tensor, so that one slice serves all of them
+        self.storage = torch.zeros(2 * depth, *shape, device=device, dtype=dtype)  # (2 depth, B, H, C, K)
+        self.memory: list[tuple[Tensor, Tensor]] = []  # cross-attention's keys and values by layer; these never change
+        self.memory_padding: Tensor | None = None  # (B, S) True at padding positions of the source
+        self.sources = torch.arange(rows, device=device)  # (B,) the source of each row
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.longest = 0
-        self.even = True  # every row has the same length, so a plain slice replaces the scatter
-        self.fixed = False  # every step looks at all places and does the same things to the same tensors
+        self.equal_lengths = True  # a slice then replaces the scatter
+        self.static = False  # every step runs the same operations on the same tensors
 
     def positions(self, new: int) -> Tensor:
-        """(T,) or (B, T): the places of the next `new` tokens."""
-        if self.even:
+        """(T,) or (B, T): the positions of the next `new` tokens."""
+        if self.equal_lengths:
             return torch.arange(self.longest, self.longest + new, device=self.lengths.device)
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
 
     def mask(self, new: int) -> AttentionMask:
-        """Who of the next `new` tokens may look at which of the kept and new ones."""
-        if self.even and (new == 1 or self.longest == 0):
+        """The attention mask of the next `new` tokens over cached and new keys."""
+        if self.equal_lengths and (new == 1 or self.longest == 0):
             return AttentionMask(causal=new > 1)
-        if self.even:
+        if self.equal_lengths:
             return AttentionMask(causal_mask(new, self.longest + new, self.lengths.device))
         keys = torch.arange(self.longest + new, device=self.lengths.device)
         return AttentionMask((keys <= self.positions(new)[..., None])[:, None])  # (B, 1, T, S)
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep a layer's new keys and values (B, H, T, K); give back all that are kept."""
+        """Store a layer's new keys and values (B, H, T, K); return all cached ones."""
         new = keys.size(2)
         if layer == 0:
-            self._open(new)
-        all_keys, all_values = self.all[2 * layer], self.all[2 * layer + 1]
-        if self.even:
+            self._slice(new)
+        all_keys, all_values = self.cached[2 * layer], self.cached[2 * layer + 1]
+        if self.equal_lengths:
             self.next[2 * layer].copy_(keys)
             self.next[2 * layer + 1].copy_(values)
         else:
-            places = self.positions(new)[:, None, :, None].expand_as(keys)
-            all_keys.scatter_(2, places, keys.type_as(all_keys))
-            all_values.scatter_(2, places, values.type_as(all_values))
+            index = self.positions(new)[:, None, :, None].expand_as(keys)
+            all_keys.scatter_(2, index, keys.type_as(all_keys))
+            all_values.scatter_(2, index, values.type_as(all_values))
         return all_keys, all_values
 
-    def _open(self, new: int) -> None:
-        """Cut out what each layer will be given back and, where rows are even, what it has to fill."""
+    def _slice(self, new: int) -> None:
+        """Slice the storage once for all layers: what each returns and, for equal lengths, what it fills."""
         if torch.is_grad_enabled():
-            raise ValueError("a cache is for reading, not for learning: use it under torch.inference_mode()")
+            raise ValueError("a KV cache does not support gradients: use it under torch.inference_mode()")
         stop = self.longest + new
         if stop > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens a row, {stop} came")
-        self.all = self.kept.narrow(3, 0, stop).unbind(0)
-        ahead = self.kept.narrow(3, self.longest, new)
-        if not self.even:
-            ahead.zero_()  # shorter rows do not fill it, and even what is not looked at must be a number
+            raise ValueError(f"the KV cache has room for {self.capacity} tokens per row, not {stop}")
+        self.cached = self.storage.narrow(3, 0, stop).unbind(0)
+        ahead = self.storage.narrow(3, self.longest, new)
+        if not self.equal_lengths:
+            ahead.zero_()  # shorter rows do not fill it, and even masked values must be finite
         self.next = ahead.unbind(0)
 
     def make_static(self) -> bool:
-        """From now on each step of one token does the same to the same memory, whatever the lengths: see recording.py.
+        """Use all positions in every step and mask the empty ones, so that steps of one token can be captured.
 
-        All places are looked at, and what no token has filled is hidden. Nothing here counts the tokens against the
-        capacity any more: who replays steps has to.
+        The caller must count tokens against the capacity from now on.
         """
-        self.kept[..., self.longest :, :] = 0  # even what is not looked at must be a number
-        self.fixed, self.even, self.longest = True, False, self.capacity - 1
+        self.storage[..., self.longest :, :] = 0  # even masked values must be finite
+        self.static, self.equal_lengths, self.longest = True, False, self.capacity - 1
         return True
 
-    def padding_of(self, given: Tensor | None) -> Tensor | None:
-        """The memory's padding: as given with the memory, and from then on as it is kept beside its keys."""
+    def source_padding(self, padding: Tensor | None) -> Tensor | None:
+        """The padding of the source: the argument in the first call, then the stored one."""
         if not self.memory:
-            self.memory_padding = given
+            self.memory_padding = padding
         return self.memory_padding
 
     def advance(self, batch: Batch) -> None:
-        """Count the batch as read, once every layer has kept its part."""
+        """Count the batch as read, once every layer has stored its keys and values."""
         new = batch.tokens.size(1)
-        if self.fixed:
-            self.lengths += new  # in place, because a recorded step reads it there
+        if self.static:
+            self.lengths += new  # in place, since a captured step reads this tensor
         elif batch.padding is None:
             self.lengths = self.lengths + new
             self.longest += new
         else:
             self.lengths = self.lengths + (~batch.padding).sum(1)
-            self._measure()
+            self._update_longest()
 
     def select(self, rows: Tensor) -> "KVCache":
-        chosen = object.__new__(KVCache)
-        chosen.capacity, chosen.even, chosen.fixed = self.capacity, self.even, self.fixed
-        depth, _, *shape = self.kept.shape
-        filled = self.capacity if self.fixed else self.longest
-        chosen.kept = self.kept.new_empty(depth, len(rows), *shape)
-        chosen.kept[..., :filled, :] = self.kept[..., :filled, :][:, rows]
-        chosen.memory, chosen.memory_padding, chosen.sources = list(self.memory), self.memory_padding, self.sources
+        other = object.__new__(KVCache)
+        other.capacity, other.equal_lengths, other.static = self.capacity, self.equal_lengths, self.static
+        depth, _, *shape = self.storage.shape
+        filled = self.capacity if self.static else self.longest
+        other.storage = self.storage.new_empty(depth, len(rows), *shape)
+        other.storage[..., :filled, :] = self.storage[..., :filled, :][:, rows]
+        other.memory, other.memory_padding, other.sources = list(self.memory), self.memory_padding, self.sources
         if self.memory:
-            chosen._look_at(rows)
-        chosen.lengths = self.lengths[rows]
-        chosen.longest = self.longest
-        if not self.even and not self.fixed:
-            chosen._measure()
-        return chosen
+            other._select_memory(rows)
+        other.lengths = self.lengths[rows]
+        other.longest = self.longest
+        if not self.equal_lengths and not self.static:
+            other._update_longest()
+        return other
 
-    def _look_at(self, rows: Tensor) -> None:
-        """Go on with other rows' memory; beams of one source that swap places have it in common already."""
+    def _select_memory(self, rows: Tensor) -> None:
+        """Select the memory of other rows; reordered beams of one source share it already."""
         before, self.sources = self.sources, self.sources[rows]
         if torch.equal(before, self.sources):
             return
@@ -125,7 +121,6 @@ class KVCache:
         if self.memory_padding is not None:
             self.memory_padding = self.memory_padding[rows]
 
-    def _measure(self) -> None:
-        """Look at the lengths again; rows whose shorter or longer neighbours left may be even now."""
+    def _update_longest(self) -> None:
         self.longest, shortest = int(self.lengths.max()), int(self.lengths.min())
-        self.even = shortest == self.longest
+        self.equal_lengths = shortest == self.longest

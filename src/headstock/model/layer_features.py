@@ -1,4 +1,4 @@
-"""Which layers' vectors stand for a token where they are used as features.  B rows, T tokens, D width, L layers."""
+"""Which layers' vectors are used as features.  B rows, T tokens, D width, L layers."""
 
 import torch
 from torch import Tensor, nn
@@ -8,30 +8,30 @@ from headstock.model.backbone import Backbone
 from headstock.model.batch import Output
 
 CHOICES = ("last", "sum4", "concat4", "mix")
-FOUR = 4  # layers from the top that are added or put side by side
+TOP_LAYERS = 4  # layers that sum4 adds and concat4 concatenates
 
 
 def check_layers(layers: str, depth: int) -> None:
-    """Refuse what a model of so many layers cannot give."""
+    """Raise a UserError if a model of this depth does not have these layers."""
     if layers.isdecimal():
         if int(layers) > depth:
             raise UserError(f"layers: {layers} is more than the model's {depth} (0 is the embedding)")
     elif layers not in CHOICES:
-        wanted = f"must be one of {', '.join(CHOICES)} or a layer's number"
-        raise UserError(f"layers: {wanted}, not {layers!r}{did_you_mean(layers, CHOICES)}")
-    elif layers in ("sum4", "concat4") and depth < FOUR:
-        raise UserError(f"layers: {layers} needs {FOUR} layers, this model has {depth}")
+        expected = f"must be one of {', '.join(CHOICES)} or a layer's number"
+        raise UserError(f"layers: {expected}, not {layers!r}{did_you_mean(layers, CHOICES)}")
+    elif layers in ("sum4", "concat4") and depth < TOP_LAYERS:
+        raise UserError(f"layers: {layers} needs {TOP_LAYERS} layers, this model has {depth}")
 
 
 def feature_width(width: int, layers: str) -> int:
-    return FOUR * width if layers == "concat4" else width
+    return TOP_LAYERS * width if layers == "concat4" else width
 
 
 def select_layers(backbone: Backbone, output: Output, layers: str) -> Tensor:
-    """(B, T, D) of the layers asked for, (B, T, 4 D) for concat4, or all of them as (B, T, L + 1, D) for mix.
+    """(B, T, D), for concat4 (B, T, 4 D), or for mix all layers (B, T, L + 1, D).
 
-    Every layer leaves the backbone as the last one does (through the final norm, where there is one): all are then on
-    one scale, and the last layer by its number is the same as `last`.
+    Every layer passes through the final norm, if there is one, so that all are on one scale and the number of the last
+    layer means the same as `last`.
     """
     if layers == "last":
         return output.hidden
@@ -39,12 +39,12 @@ def select_layers(backbone: Backbone, output: Output, layers: str) -> Tensor:
         return backbone.output_norm(output.layers[int(layers)])
     if layers == "mix":
         return torch.stack([backbone.output_norm(layer) for layer in output.layers], -2)
-    top = [backbone.output_norm(layer) for layer in output.layers[-FOUR:]]
+    top = [backbone.output_norm(layer) for layer in output.layers[-TOP_LAYERS:]]
     return torch.stack(top).sum(0) if layers == "sum4" else torch.cat(top, -1)
 
 
 class ScalarMix(nn.Module):
-    """A weighted mean of all layers, whose weights and scale are learned (ELMo's scalar mix); at first a plain mean."""
+    """ELMo's scalar mix: a learned weighted mean of all layers times a learned scale; initially the plain mean."""
 
     def __init__(self, layers: int):
         super().__init__()
@@ -52,5 +52,5 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        shares = self.weights.softmax(0)[:, None]
-        return self.gamma * (shares * vectors).sum(-2)  # (..., L, D) -> (..., D)
+        weights = self.weights.softmax(0)[:, None]
+        return self.gamma * (weights * vectors).sum(-2)  # (..., L, D) -> (..., D)

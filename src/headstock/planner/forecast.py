@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from headstock.cost.training import TrainingMemory, flops_per_token, model_cost, optimizer_flops, training_memory
+from headstock.cost.formulas import Dimensions, ExecutionContext
+from headstock.cost.model import model_cost, model_dimensions
+from headstock.cost.training import TrainingMemory, flops_per_token, optimizer_flops, training_memory
 from headstock.kernels.backends import onednn_is_slow
-from headstock.kernels.ops import SCORES, SCORES_CUDA, worth_fusing
-from headstock.model.formulas import Dimensions, ExecutionContext
+from headstock.kernels.cross_entropy import MAX_LOGITS, MAX_LOGITS_CUDA, worth_chunking
 from headstock.model.model import Model
 from headstock.planner.machine import Machine
 from headstock.tasks.base import TASKS, Task
@@ -54,7 +55,7 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
     model, task = blueprint(run_config)
     settings = run_config.train
     length = settings.length or model.backbone.context or 256
-    dimensions = model.dimensions(length=length, source_length=length)
+    dimensions = model_dimensions(model, length=length, source_length=length)
     if machine.device == "cuda":  # packed rows use variable-length attention, without a mask
         execution = ExecutionContext("cuda", half=machine.bfloat16)
     else:
@@ -101,17 +102,19 @@ def estimate_memory(
     model: Model, task: Task, dimensions: Dimensions, execution: ExecutionContext, rows: int, run_config: RunConfig
 ) -> TrainingMemory:
     """Memory by the closed formula, with the chunked logits of fused cross-entropy where it is used."""
-    memory_of = partial(training_memory, model, task, rows=rows, optimizer=run_config.train.optimizer, place=execution)
+    memory_of = partial(
+        training_memory, model, task, rows=rows, optimizer=run_config.train.optimizer, context=execution
+    )
     memory = memory_of(dimensions, averaged=run_config.train.ema > 0)
     positions = round(rows * dimensions.length * task.head_passes("token", dimensions.length))
     logits = positions * dimensions.vocabulary
-    if not worth_fusing(positions, dimensions.vocabulary):
+    if not worth_chunking(positions, dimensions.vocabulary):
         return memory
     without_logits = memory_of(replace(dimensions, vocabulary=0))
     if execution.device == "cuda":  # logits, overwritten by their gradient
-        chunk = min(logits, SCORES_CUDA) * (2 if execution.half else 4)
+        chunk = min(logits, MAX_LOGITS_CUDA) * (2 if execution.half else 4)
     else:  # logits, their softmax and its gradient
-        chunk = min(logits, SCORES) * (10 if execution.half else 12)
+        chunk = min(logits, MAX_LOGITS) * (10 if execution.half else 12)
     return replace(memory, activations=without_logits.activations, working=without_logits.working + chunk)
 
 

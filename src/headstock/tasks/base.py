@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
-from headstock.kernels import ops as kernels
+from headstock.kernels.cross_entropy import linear_cross_entropy, worth_chunking
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, RealExamples
 from headstock.model.heads import LMHead
@@ -204,9 +204,9 @@ def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: fl
 
     Where there are many scores they are not held all at once: see kernels.
     """
-    if isinstance(head, LMHead) and kernels.worth_fusing(labels.numel(), len(head.weight)):
+    if isinstance(head, LMHead) and worth_chunking(labels.numel(), len(head.weight)):
         flat = head.transformed(hidden).flatten(0, -2), head.weight, head.bias, labels.flatten()
-        return kernels.linear_cross_entropy(*flat, smoothing=smoothing)
+        return linear_cross_entropy(*flat, smoothing=smoothing)
     logits = head(hidden)
     return cross_entropy(logits, labels, smoothing=smoothing), correct_count(logits, labels)
 

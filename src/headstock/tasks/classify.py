@@ -184,7 +184,7 @@ class Classify(LabelledTask):
         if places is None:
             vectors = pool(self.token_features(model, batch), batch.padding, self.config.pool)
         else:
-            vectors = model.hidden_at(batch, places)
+            vectors = model(batch, query_positions=places).hidden.squeeze(1)
         if batch.example_ids is None:
             return vectors
         # how many examples there are is asked of the labels first: the owners may be on a GPU that is still at work

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from headstock.cost.training import flops_per_token, model_cost
+from headstock.cost.model import model_cost, model_dimensions
+from headstock.cost.training import flops_per_token
 from headstock.errors import UserError
 from headstock.io import cache_folder
 from headstock.kernels.fp8 import supports_fp8
@@ -78,7 +79,7 @@ def step_seconds(
     rows = settings.batch // distributed.size
     lengths = getattr(sampler.examples, "lengths", None)
     length = sampler.length if lengths is None else min(sampler.length, max(1, round(float(np.mean(lengths)))))
-    flops = flops_per_token(model_cost(model, task, model.dimensions(length=length)), training=True)
+    flops = flops_per_token(model_cost(model, task, model_dimensions(model, length=length)), training=True)
     peak = FLOPS * torch.cuda.get_device_properties(distributed.device).multi_processor_count
     micro_batches = -(-rows // (settings.micro_batch or rows))
     tokens = rows * length if settings.batch_tokens is None else settings.batch_tokens

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from headstock.data.tokenizer import Tokenizer
-from headstock.model.cached_backbone import CachedBackbone
+from headstock.model.backbone import CachedBackbone
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import Callback, Event, log_metrics, tensorboard

@@ -7,18 +7,22 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+import torch
+
 from headstock.cost.parameter_table import formula_table
 from headstock.data.catalog import licence_of
 from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError, shell_quote
 from headstock.markdown import escape_markdown
 from headstock.model.backbone import BACKBONES
+from headstock.model.model import Model
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import format_metrics
 from headstock.train.finetune_config import labelled_task
 from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder, open_run
+from headstock.train.settings import make_config
 
 CARD = """# {name}
 
@@ -302,6 +306,14 @@ def tokenizer_of(run: RunFolder) -> str:
     return told + (f" Taken from {escape_markdown(settings['file'])}." if settings.get("file") else "")
 
 
+def model_without_weights(run: RunFolder) -> Model:
+    """The run's model on the meta device."""
+    config = make_config(run.config())
+    with torch.device("meta"):
+        backbone = BACKBONES.get(config.family)(config.model)
+        return Model(backbone, TASKS.get(config.objective)(config.task, run.tokenizer()).heads(backbone))
+
+
 def architecture(run: RunFolder) -> str:
     settings, parameters = run.config()["model"], run.results()["parameters"]
     shape = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "family")
@@ -312,7 +324,7 @@ def architecture(run: RunFolder) -> str:
     trained = parameters.get("trainable", parameters["total"])
     learned = f", {trained:,} of them trained" if trained != parameters["total"] else ""
     counted = f"{parameters['total']:,} parameters{learned}: {', '.join(parts)}."
-    return f"{settings['family']}: {shape}.\n\n{counted}{several}\n\n{formula_table(run)}"
+    return f"{settings['family']}: {shape}.\n\n{counted}{several}\n\n{formula_table(model_without_weights(run))}"
 
 
 SUMS = ("base", "total", "trainable", "frozen")  # not of a head

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headstock.cost.training import flops_per_token, model_cost
+from headstock.cost.model import model_cost, model_dimensions
+from headstock.cost.training import flops_per_token
 from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.experiments.bench.runner import environment_info
 from headstock.experiments.bench.synthetic_data import write_token_stores
@@ -117,7 +118,7 @@ def attention_share(config: RunConfig, length: int) -> float:
     """The fraction of FLOPs that grows with the sequence length, by the closed form."""
     model, task = blueprint(config)
     total, without_attention = (
-        flops_per_token(model_cost(model, task, replace(model.dimensions(length=length), length=size)))
+        flops_per_token(model_cost(model, task, replace(model_dimensions(model, length=length), length=size)))
         for size in (length, 0)
     )
     return float(1 - without_attention / total)

@@ -1,1 +1,1 @@
-"""One file per family of models; each registers itself."""
+"""One file per model family; each registers itself."""

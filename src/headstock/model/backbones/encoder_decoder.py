@@ -1,9 +1,6 @@
-"""The encoder-decoder: one Transformer reads the source, a second writes the target and looks across at the first.
+"""The encoder-decoder Transformer.  B rows, T target tokens, S source tokens, D width."""
 
-B rows, T target tokens, S source tokens, D width.
-"""
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -12,7 +9,6 @@ from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch, DecodingState, Output
-from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, SavedActivations, table
 from headstock.model.kv_cache import KVCache
 from headstock.model.layers import NORM_EPSILON, Activation, NormKind
 from headstock.model.positions import ROTARY_BASE
@@ -20,16 +16,16 @@ from headstock.model.positions import ROTARY_BASE
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig:
-    vocabulary: int  # of what it writes
-    source_vocabulary: int | None = None  # of what it reads; None if that is the same
-    context: int = 256  # the longest row it is made for, on either side
+    vocabulary: int  # of the target
+    source_vocabulary: int | None = None  # None: the same as the target's
+    context: int = 256  # maximum length of source and target rows
     depth: int = 4  # of the decoder
-    encoder_depth: int | None = None  # None: as deep as the decoder
+    encoder_depth: int | None = None  # None: the same as the decoder's
     width: int = 128
     heads: int = 4
-    hidden: int = 512  # width inside the feed-forward part
+    hidden: int = 512  # width of the feed-forward layer
     dropout: float = 0.0
-    inner_dropout: bool = True  # also inside the feed-forward part, as torch's own layer does; BERT and GPT-2 do not
+    inner_dropout: bool = True  # also inside the feed-forward layer, as in torch; not in BERT or GPT-2
     norm: Literal["pre", "post"] = "pre"
     norm_kind: NormKind = "layer"
     norm_epsilon: float = NORM_EPSILON
@@ -37,11 +33,11 @@ class EncoderDecoderConfig:
     rotary_base: float = ROTARY_BASE
     activation: Activation = "gelu"
     bias: bool = True  # in linear layers and layer norms
-    tied: bool = True  # the language-model head shares the weights of the target's embedding
-    shared: bool = True  # source and target share one embedding, where they have one vocabulary
-    embed_scale: bool = False  # embeddings are multiplied by sqrt(width)
-    embed_norm: bool = False  # embeddings are normed before the first block
-    qk_norm: bool = False  # queries and keys are normed in each head
+    tied: bool = True  # the language-model head shares the weight of the target embedding
+    shared: bool = True  # source and target share one embedding if they have the same vocabulary
+    embed_scale: bool = False  # multiply embeddings by sqrt(width)
+    embed_norm: bool = False  # norm the embeddings before the first block
+    qk_norm: bool = False  # RMSNorm on the queries and keys of each head
 
     def __post_init__(self) -> None:
         problems = [
@@ -51,8 +47,8 @@ class EncoderDecoderConfig:
         ]
         try:
             self.decoder()
-        except ConfigError as wrong:
-            problems += wrong.problems
+        except ConfigError as error:
+            problems += error.problems
         if problems:
             raise ConfigError(problems)
 
@@ -64,14 +60,14 @@ class EncoderDecoderConfig:
         return TransformerConfig(**self.stack(), vocabulary=self.vocabulary, depth=self.depth, cross=True)
 
     def stack(self) -> dict[str, Any]:
-        """What both sides have in common."""
+        """The settings that encoder and decoder share."""
         own = {"vocabulary", "source_vocabulary", "depth", "encoder_depth", "shared"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
 
 @BACKBONES.add("seq2seq")
 class EncoderDecoder(Backbone):
-    """Gives one vector a target token; `width`, `depth` and `Output.layers` are the decoder's."""
+    """Computes one vector per target token; `width`, `depth` and `Output.layers` are the decoder's."""
 
     Config = EncoderDecoderConfig
     is_encoder_decoder: ClassVar[bool] = True
@@ -83,47 +79,27 @@ class EncoderDecoder(Backbone):
         encoder, decoder = Transformer(c.encoder()), Transformer(c.decoder())
         if c.shared and c.source_vocabulary is None:
             encoder.tokens = decoder.tokens
-        self.tokens = decoder.tokens  # the embedding that a tied head shares
+        self.tokens = decoder.tokens  # shared by a tied head
         self.encoder, self.decoder = encoder, decoder
 
     def encode(self, source: Batch) -> Tensor:
-        """(B, S, D): what the target may look at."""
+        """(B, S, D): the memory for cross-attention."""
         return self.encoder(source).hidden
 
     def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
-        """Read targets beside their sources; a state that has met its sources needs them no more."""
+        """Process targets with their sources; a state that already contains the encoded sources needs them no more."""
         if isinstance(state, KVCache) and state.memory:
             return self.decoder(batch, state, keep_layers=keep_layers)
         if batch.source is None:
-            raise ValueError("an encoder-decoder looks at a source, and this batch brings none")
+            raise ValueError("an encoder-decoder needs Batch.source")
         memory, padding = self.encode(batch.source), batch.source.padding
         return self.decoder(batch, state, keep_layers=keep_layers, memory=memory, memory_padding=padding)
 
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
-        """Both sides' embeddings, then the encoder's blocks, then the decoder's, which look at the encoder's last."""
-        (source, *below), (target, *above) = self.encoder.parameters_by_layer(), self.decoder.parameters_by_layer()
-        known = {id(parameter) for parameter in source}
-        return [[*source, *(parameter for parameter in target if id(parameter) not in known)], *below, *above]
-
-    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
-        """A token that is written pays for its share of the source too."""
-        apart = self.encoder.tokens is not self.tokens
-        reading = replace(
-            d, vocabulary=d.source_vocabulary, depth=d.encoder_depth, length=d.source_length, source_length=0
-        )
-        share = d.source_length / d.length
-        encoder = self.encoder.counted(reading, place, name="encoder", own_tokens=apart)
-        return ModuleCost(
-            "backbone",
-            kept=SavedActivations(d.width).times(
-                share
-            ),  # what the encoder gives is looked at by every block, and kept once
-            parts=(
-                table("tokens", d.vocabulary, d.width),
-                replace(encoder, used=share),
-                self.decoder.counted(d, place, name="decoder", own_tokens=False),
-            ),
-        )
+        """The embeddings of both, then the encoder's blocks, then the decoder's."""
+        (source, *encoder), (target, *decoder) = self.encoder.parameters_by_layer(), self.decoder.parameters_by_layer()
+        shared = {id(parameter) for parameter in source}
+        return [[*source, *(parameter for parameter in target if id(parameter) not in shared)], *encoder, *decoder]
 
     def output_norm(self, x: Tensor) -> Tensor:
         return self.decoder.output_norm(x)

@@ -1,6 +1,6 @@
-"""LSTM and GRU language models, the baseline that Transformers are measured by.
+"""LSTM and GRU language models, the baseline for Transformers.
 
-B rows, T tokens, D width, H size of the cells; a row is read in N stretches of at most L tokens, one a document.
+B rows, T tokens, D width, H cells. Packed rows are split into N documents of at most L tokens.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,23 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, DecodingState, Output
-from headstock.model.formulas import Dimensions, ExecutionContext, ModuleCost, recurrent_layers, table
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
-FILLED = 0.5  # share of real tokens, at the least, in stretches that are read together
-CellState = tuple[
-    Tensor, ...
-]  # what one layer's cells hold, each (1, B, H): an LSTM's output and memory, a GRU's output
+MIN_FILLED = 0.5  # minimum share of real tokens in a group of documents that is processed together
+CellState = tuple[Tensor, ...]  # of one layer, each (1, B, H): an LSTM's output and cell state, a GRU's output
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
     vocabulary: int
     cell: Literal["lstm", "gru"] = "lstm"
-    context: int | None = None  # the longest row it is made for; it can go on without end where that is not set
+    context: int | None = None  # maximum row length; None: unlimited
     depth: int = 2
     width: int = 128
-    hidden: int = 256  # size of the cells; each layer brings it back to the width where they differ
+    hidden: int = 256  # number of cells; each layer projects back to the width if they differ
     dropout: float = 0.0
-    dropout_kind: Literal["plain", "locked"] = "plain"  # locked: the same features of a row at every step
-    tied: bool = True  # the language-model head shares the embedding's weights
+    dropout_kind: Literal["plain", "locked"] = "plain"  # locked: one mask per row for all steps
+    tied: bool = True  # the language-model head shares the weight of the token embedding
 
     def __post_init__(self) -> None:
         problems = [
@@ -51,9 +48,9 @@ class RecurrentConfig:
 
 @dataclass
 class RecurrentState:
-    """What the cells hold after the tokens read so far. It is never changed: reading on makes another."""
+    """The state of the cells after the tokens read so far; immutable, so that reading on returns another."""
 
-    lengths: Tensor  # (B,) how many real tokens each row has read
+    lengths: Tensor  # (B,) real tokens read by each row
     cells: list[CellState]  # by layer
 
     def select(self, rows: Tensor) -> "RecurrentState":
@@ -64,24 +61,30 @@ class RecurrentState:
 
 
 class LockedDropout(nn.Module):
-    """Dropout that leaves out the same features of a row at every step, so that its noise cannot average out."""
+    """Variational dropout: the same mask at every step of a row (Gal and Ghahramani, 2016)."""
 
-    def __init__(self, share: float):
+    def __init__(self, p: float):
         super().__init__()
-        self.share = share
+        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not self.share:
+        if not self.training or not self.p:
             return x
-        return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), self.share)  # (B, T, D) * (B, 1, D)
+        return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), self.p)  # (B, T, D) * (B, 1, D)
 
 
 def make_dropout(config: RecurrentConfig) -> nn.Module:
     return nn.Dropout(config.dropout) if config.dropout_kind == "plain" else LockedDropout(config.dropout)
 
 
+def make_embedding(config: RecurrentConfig) -> nn.Embedding:
+    tokens = nn.Embedding(config.vocabulary, config.width)
+    nn.init.uniform_(tokens.weight, -0.1, 0.1)  # larger than a Transformer's, since no norm follows
+    return tokens
+
+
 class RecurrentLayer(nn.Module):
-    """One layer of cells, brought back to the width, and dropout on what it gives."""
+    """One layer of cells, a projection back to the width, and dropout on the output."""
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
@@ -89,37 +92,37 @@ class RecurrentLayer(nn.Module):
         self.project = nn.Linear(config.hidden, config.width) if config.hidden != config.width else None
         self.dropout = make_dropout(config)
 
-    def forward(self, x: Tensor, held: CellState | None, lengths: Tensor | None) -> tuple[Tensor, CellState]:
-        """(B, T, D) -> (B, T, D), and what the cells hold after `lengths` tokens of each row, or after all."""
-        given = None if held is None else held if len(held) > 1 else held[0]
-        # cuDNN keeps what learning needs in training mode alone; and autocast would make it compute in half precision,
-        # whose small numbers end where gradients begin
-        learning_still = x.is_cuda and torch.is_grad_enabled() and not self.training
+    def forward(self, x: Tensor, state: CellState | None, lengths: Tensor | None) -> tuple[Tensor, CellState]:
+        """(B, T, D) -> (B, T, D), and the state after `lengths` tokens of each row, or after all."""
+        initial = None if state is None else state if len(state) > 1 else state[0]
+        # cuDNN saves what gradients need in training mode only, and gradients underflow in the half precision of
+        # autocast
+        needs_grad_in_eval = x.is_cuda and torch.is_grad_enabled() and not self.training
         with (
-            torch.backends.cudnn.flags(enabled=False) if learning_still else nullcontext(),
+            torch.backends.cudnn.flags(enabled=False) if needs_grad_in_eval else nullcontext(),
             torch.autocast(x.device.type, enabled=False),
         ):
             if lengths is None:
-                x, after = self.cells(x.float(), given)
+                x, final = self.cells(x.float(), initial)
             else:
                 packed = pack_padded_sequence(x.float(), lengths, batch_first=True, enforce_sorted=False)
-                packed, after = self.cells(packed, given)
+                packed, final = self.cells(packed, initial)
                 x, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.size(1))
         if self.project is not None:
             x = self.project(x)  # (B, T, H) -> (B, T, D)
-        return self.dropout(x), after if isinstance(after, tuple) else (after,)
+        return self.dropout(x), final if isinstance(final, tuple) else (final,)
 
 
 class RecurrentStack(nn.Module):
-    """Layers one above the other, all reading the same way."""
+    """Layers of cells that read in one direction."""
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
         self.layers = nn.ModuleList(RecurrentLayer(config) for _ in range(config.depth))
-        self.initialise()
+        self.reset_parameters()
 
-    def initialise(self) -> None:
-        """As torch makes them, but cells that at first remember and a way back to the width that adds nothing."""
+    def reset_parameters(self) -> None:
+        """PyTorch's defaults, with zero biases except for open forget gates."""
         for layer in self.layers:
             assert isinstance(layer, RecurrentLayer)
             for name, parameter in layer.cells.named_parameters():
@@ -127,28 +130,28 @@ class RecurrentStack(nn.Module):
                     nn.init.zeros_(parameter)
             if isinstance(layer.cells, nn.LSTM):
                 forget = dict(layer.cells.named_parameters())["bias_ih_l0"].data.chunk(4)[1]
-                forget.fill_(1.0)  # the gate that forgets is open
+                forget.fill_(1.0)
             if layer.project is not None:
                 nn.init.zeros_(layer.project.bias)
 
     def forward(
-        self, x: Tensor, held: list[CellState] | None = None, lengths: Tensor | None = None
+        self, x: Tensor, states: list[CellState] | None = None, lengths: Tensor | None = None
     ) -> tuple[list[Tensor], list[CellState]]:
-        """What every layer makes of the rows, from the bottom up, and what its cells hold in the end."""
-        made, after = [], []
+        """The output of every layer from the bottom up, and their final states."""
+        outputs, finals = [], []
         for i, layer in enumerate(self.layers):
-            x, kept = layer(x, None if held is None else held[i], lengths)
-            made.append(x)
-            after.append(kept)
-        return made, after
+            x, final = layer(x, None if states is None else states[i], lengths)
+            outputs.append(x)
+            finals.append(final)
+        return outputs, finals
 
 
 @BACKBONES.add("recurrent")
 class Recurrent(Backbone):
-    """An embedding and layers of cells, read from left to right."""
+    """An embedding and layers of cells that read from left to right."""
 
     Config = RecurrentConfig
-    supports_compile = False  # packed rows are cut into stretches, otherwise in every batch
+    supports_compile = False  # packed rows are split into other shapes in every batch
     causal = True
     carries_state = True
 
@@ -163,110 +166,95 @@ class Recurrent(Backbone):
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         return [list(self.tokens.parameters()), *(list(layer.parameters()) for layer in self.stack.layers)]
 
-    def counted(self, d: Dimensions, place: ExecutionContext) -> ModuleCost:
-        stack = ModuleCost("stack", parts=(recurrent_layers("layers", self.config, d, place),))
-        return ModuleCost("backbone", parts=(table("tokens", d.vocabulary, d.width), stack))
-
     def new_state(self, rows: int, capacity: int) -> RecurrentState:
-        """An empty memory; what cells hold does not grow, so that the capacity has no meaning."""
-        empty = self.tokens.weight.new_zeros(1, rows, self.config.hidden)
-        held = (empty, empty) if self.config.cell == "lstm" else (empty,)
-        return RecurrentState(torch.zeros(rows, dtype=torch.long, device=empty.device), [held] * self.depth)
+        """An empty state. It does not grow, so `capacity` is ignored."""
+        zeros = self.tokens.weight.new_zeros(1, rows, self.config.hidden)
+        cells = (zeros, zeros) if self.config.cell == "lstm" else (zeros,)
+        return RecurrentState(torch.zeros(rows, dtype=torch.long, device=zeros.device), [cells] * self.depth)
 
     def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
         assert state is None or isinstance(state, RecurrentState)
         x = self.dropout(self.tokens(batch.tokens))  # (B, T) -> (B, T, D)
         if state is not None:
-            assert batch.document_ids is None and batch.prefix is None, "a state goes on with one text a row"
-            layers, state = self.read_on(x, batch, state)
-        elif batch.document_ids is None:  # padding stands at the right, where nothing that is read comes after it
-            layers, _ = self.stack(x, self.carried(batch))
+            assert batch.document_ids is None and batch.prefix is None, "a state continues one text per row"
+            layers, state = self.continue_from(x, batch, state)
+        elif batch.document_ids is None:  # padding is on the right, after everything that counts
+            layers, _ = self.stack(x, self.prefix_state(batch))
         else:
-            layers = run_by_document(self.stack, x, batch, held=self.carried(batch), top=not keep_layers)
+            layers = run_by_document(self.stack, x, batch, initial=self.prefix_state(batch), top_only=not keep_layers)
         return Output(layers[-1], [x, *layers] if keep_layers else [], state)
 
-    def read_on(self, x: Tensor, batch: Batch, state: RecurrentState) -> tuple[list[Tensor], RecurrentState]:
-        """Go on from a state; the padding of shorter rows never reaches what is kept."""
+    def continue_from(self, x: Tensor, batch: Batch, state: RecurrentState) -> tuple[list[Tensor], RecurrentState]:
+        """Continue from a state; padding does not change the new state."""
         if batch.padding is None:
-            layers, after = self.stack(x, state.cells)
-            return layers, RecurrentState(state.lengths + x.size(1), after)
+            layers, final = self.stack(x, state.cells)
+            return layers, RecurrentState(state.lengths + x.size(1), final)
         real = (~batch.padding).sum(1)
         lengths = real.cpu()
         if not bool(lengths.any()):
             return [x.new_zeros(x.shape)] * self.depth, state
-        layers, after = self.stack(x, state.cells, lengths.clamp(min=1))
-        nothing = (real == 0)[None, :, None]  # torch packs no empty rows, so these have read one token too many
-        kept = [
-            tuple(torch.where(nothing, old, new) for old, new in zip(olds, news, strict=True))
-            for olds, news in zip(state.cells, after, strict=True)
+        layers, final = self.stack(x, state.cells, lengths.clamp(min=1))
+        empty = (real == 0)[None, :, None]  # torch packs no empty rows, so these have read one token of padding
+        cells = [
+            tuple(torch.where(empty, old, new) for old, new in zip(olds, news, strict=True))
+            for olds, news in zip(state.cells, final, strict=True)
         ]
-        return layers, RecurrentState(state.lengths + real, kept)
+        return layers, RecurrentState(state.lengths + real, cells)
 
-    def carried(self, batch: Batch) -> list[CellState] | None:
-        """What the cells hold when the rows begin: no gradient goes back through what stands before them."""
+    def prefix_state(self, batch: Batch) -> list[CellState] | None:
+        """The state after `Batch.prefix`, without gradient."""
         if batch.prefix is None:
             return None
         with torch.no_grad():
-            read = self.forward(batch.prefix, self.new_state(len(batch.tokens), 0)).state
-        assert isinstance(read, RecurrentState)
-        return read.cells
-
-
-def make_embedding(config: RecurrentConfig) -> nn.Embedding:
-    tokens = nn.Embedding(config.vocabulary, config.width)
-    nn.init.uniform_(tokens.weight, -0.1, 0.1)  # cells read it as it is, so it must not be as small as before a norm
-    return tokens
-
-
-# Rows that are cut into the texts they are made of
+            state = self.forward(batch.prefix, self.new_state(len(batch.tokens), 0)).state
+        assert isinstance(state, RecurrentState)
+        return state.cells
 
 
 @dataclass
-class Stretches:
-    """Documents of like length, as rows of their own. A place is a number in the batch's rows end to end."""
+class DocumentGroup:
+    """Documents of similar length as rows. An index counts tokens in the batch's rows end to end."""
 
-    places: Tensor  # (N, L) of each token; behind a shorter one's end, its last one's again
-    rows: Tensor  # (N,) whose part it is
-    first: Tensor  # (N,) True where it begins its row
+    index: Tensor  # (N, L) of each token; shorter documents repeat their last one
+    rows: Tensor  # (N,) row of the batch
+    begins_row: Tensor  # (N,) True for the first document of a row
 
 
-def cut(batch: Batch, *, backward: bool = False) -> tuple[list[Stretches], Tensor]:
-    """The documents of all rows; and (B T) where each token then is, in all stretches end to end and one more place.
+def group_documents(batch: Batch, *, backward: bool = False) -> tuple[list[DocumentGroup], Tensor]:
+    """The documents of all rows, reversed if `backward`; and (B T) where each token is in all groups end to end.
 
-    That last place is for the padding. `backward` they are read from their ends.
+    Padding is at one more position after all groups.
     """
-    numbers = (
-        torch.zeros(batch.tokens.shape, dtype=torch.long) if batch.document_ids is None else batch.document_ids.cpu()
-    )
+    ids = torch.zeros(batch.tokens.shape, dtype=torch.long) if batch.document_ids is None else batch.document_ids.cpu()
     if batch.padding is not None:
-        numbers = numbers.masked_fill(batch.padding.cpu(), -1)
-    length = numbers.size(1)
-    before = F.pad(numbers[:, :-1], (1, 0), value=-1)
-    real = (numbers >= 0).flatten()
-    begins = ((numbers != before) & (numbers >= 0)).flatten()
-    starts = begins.nonzero().squeeze(1)  # (N,)
-    sizes = (begins.cumsum(0) - 1)[real].bincount(minlength=len(starts))
+        ids = ids.masked_fill(batch.padding.cpu(), -1)
+    length = ids.size(1)
+    previous = F.pad(ids[:, :-1], (1, 0), value=-1)
+    real = (ids >= 0).flatten()
+    is_first = ((ids != previous) & (ids >= 0)).flatten()
+    begins = is_first.nonzero().squeeze(1)  # (N,)
+    sizes = (is_first.cumsum(0) - 1)[real].bincount(minlength=len(begins))
     order = sizes.argsort(descending=True, stable=True)
-    home = torch.zeros(len(real), dtype=torch.long)
-    found, used = [], 0
-    for chosen in alike(sizes[order].tolist()):
-        of, long = starts[order[chosen]], sizes[order[chosen]]  # (N,), (N,)
-        step = torch.arange(int(long[0])).expand(len(of), -1)  # (N, L)
-        inside = step < long[:, None]
-        step = torch.minimum(step, long[:, None] - 1)
-        places = of[:, None] + (long[:, None] - 1 - step if backward else step)
-        home[places[inside]] = used + inside.flatten().nonzero().squeeze(1)
-        used += places.numel()
-        found.append(Stretches(places, of // length, of % length == 0))
-    home[~real] = used
-    return found, home
+    location = torch.zeros(len(real), dtype=torch.long)
+    groups, total = [], 0
+    for part in similar_sizes(sizes[order].tolist()):
+        begin, size = begins[order[part]], sizes[order[part]]  # (N,), (N,)
+        step = torch.arange(int(size[0])).expand(len(begin), -1)  # (N, L)
+        inside = step < size[:, None]
+        step = torch.minimum(step, size[:, None] - 1)
+        index = begin[:, None] + (size[:, None] - 1 - step if backward else step)
+        location[index[inside]] = total + inside.flatten().nonzero().squeeze(1)
+        total += index.numel()
+        groups.append(DocumentGroup(index, begin // length, begin % length == 0))
+    location[~real] = total
+    return groups, location
 
 
-def alike(sizes: list[int]) -> list[slice]:
-    """Sizes from the largest down in groups, each filled by half at the least when padded to its largest."""
+def similar_sizes(sizes: list[int]) -> list[slice]:
+    """Groups of descending sizes, each at least `MIN_FILLED` full when padded to its largest."""
     groups, begin, total = [], 0, 0
     for i, size in enumerate(sizes):
-        if total + size < FILLED * sizes[begin] * (i + 1 - begin):
+        if total + size < MIN_FILLED * sizes[begin] * (i + 1 - begin):
             groups.append(slice(begin, i))
             begin, total = i, 0
         total += size
@@ -278,28 +266,27 @@ def run_by_document(
     x: Tensor,
     batch: Batch,
     *,
-    held: list[CellState] | None = None,
-    top: bool = False,
+    initial: list[CellState] | None = None,
+    top_only: bool = False,
     backward: bool = False,
 ) -> list[Tensor]:
-    """What every layer, or the `top` one alone, makes of rows whose documents are read apart, each where it was.
+    """The outputs of every layer, or the top one only, for packed rows whose documents are processed separately.
 
-    A row's first document goes on from what the cells held before the row; every other one begins anew. Padding is
-    not read: there stands zero.
+    The first document of a row starts from the `initial` state, every other one from zero. Padding gives zeros.
     """
-    stretches, home = cut(batch, backward=backward)
+    groups, location = group_documents(batch, backward=backward)
     flat = x.flatten(0, 1)  # (B, T, D) -> (B T, D)
-    made: list[list[Tensor]] = []
-    for part in stretches:
-        rows = flat.index_select(0, part.places.flatten().to(x.device)).view(*part.places.shape, -1)  # (N, L, D)
-        layers, _ = stack(rows, None if held is None else begin_with(held, part, x.device))
-        made.append([layer.flatten(0, 1) for layer in (layers[-1:] if top else layers)])
-    nowhere = x.new_zeros(1, x.size(2))
-    back = home.to(x.device)
-    by_layer = zip(*made, strict=True)
-    return [torch.cat([*parts, nowhere.to(parts[0])]).index_select(0, back).view_as(x) for parts in by_layer]
+    outputs: list[list[Tensor]] = []
+    for group in groups:
+        rows = flat.index_select(0, group.index.flatten().to(x.device)).view(*group.index.shape, -1)  # (N, L, D)
+        layers, _ = stack(rows, None if initial is None else select_initial(initial, group, x.device))
+        outputs.append([layer.flatten(0, 1) for layer in (layers[-1:] if top_only else layers)])
+    zeros = x.new_zeros(1, x.size(2))
+    location = location.to(x.device)
+    by_layer = zip(*outputs, strict=True)
+    return [torch.cat([*parts, zeros.to(parts[0])]).index_select(0, location).view_as(x) for parts in by_layer]
 
 
-def begin_with(held: list[CellState], part: Stretches, device: torch.device) -> list[CellState]:
-    rows, first = part.rows.to(device), part.first.to(device)[None, :, None]
-    return [tuple(state[:, rows] * first for state in layer) for layer in held]
+def select_initial(states: list[CellState], group: DocumentGroup, device: torch.device) -> list[CellState]:
+    rows, first = group.rows.to(device), group.begins_row.to(device)[None, :, None]
+    return [tuple(state[:, rows] * first for state in layer) for layer in states]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from headstock.decoding.fast_modules import light
+from headstock.kernels.bare_modules import strip_modules
 from headstock.model.batch import Batch
 from tests.model.small import small_backbone, small_model, some_tokens
 
@@ -41,7 +41,7 @@ def close(one, other):
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_a_twin_gives_the_same(shape):
     backbone, tokens = small_backbone(**shape), some_tokens(3, 9)
-    twin = light(backbone)
+    twin = strip_modules(backbone)
     assert not isinstance(twin, nn.Module)
     close(twin(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
     states = [backbone.new_state(3, 9) for _ in range(2)]
@@ -53,7 +53,7 @@ def test_a_twin_gives_the_same(shape):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_twin_of_a_head_gives_the_same(tied):
     model, hidden = small_model(tied=tied), torch.randn(4, 8)
-    close(light(model.heads["token"])(hidden), model.heads["token"](hidden))
+    close(strip_modules(model.heads["token"])(hidden), model.heads["token"](hidden))
 
 
 def test_a_twin_that_looks_across_gives_the_same():
@@ -63,7 +63,7 @@ def test_a_twin_that_looks_across_gives_the_same():
         batch = Batch(tokens[:, place : place + 1])
         both = [
             part(batch, state, memory=memory).hidden
-            for part, state in zip((light(backbone), backbone), states, strict=True)
+            for part, state in zip((strip_modules(backbone), backbone), states, strict=True)
         ]
         close(*both)
 
@@ -71,7 +71,7 @@ def test_a_twin_that_looks_across_gives_the_same():
 def test_who_listens_to_a_part_still_hears_it():
     backbone, tokens, calls = small_backbone(), some_tokens(3, 9), []
     hook = backbone.blocks[0].attention.register_forward_hook(lambda *_: calls.append(1))
-    light(backbone)(Batch(tokens))
+    strip_modules(backbone)(Batch(tokens))
     assert calls == [1]
     hook.remove()
-    assert light(backbone) is not backbone
+    assert strip_modules(backbone) is not backbone

@@ -1,0 +1,80 @@
+"""The cost of a module without a closed form, counted on the module itself.
+
+Parameters are counted tensor by tensor. FLOPs and saved activations are measured in one forward pass of a single row,
+on the meta device where the module can run there: no values are computed and no memory is allocated.
+"""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headstock.cost.formulas import ModuleCost, SavedActivations
+from headstock.model.backbone import Backbone
+from headstock.model.batch import Batch
+
+
+def measured_backbone(backbone: Backbone, length: int, source_length: int) -> ModuleCost:
+    """Parameters by module, FLOPs and saved activations per token of a row of `length` tokens."""
+
+    def row(module: nn.Module, device: torch.device) -> Any:
+        source = None
+        if backbone.is_encoder_decoder:
+            source = Batch(torch.zeros(1, source_length, dtype=torch.long, device=device))
+        return module(Batch(torch.zeros(1, length, dtype=torch.long, device=device), source=source)).hidden
+
+    return _measured("backbone", backbone, row, tokens=length, known=set())
+
+
+def measured_head(name: str, head: nn.Module, width: int, known: set[int]) -> ModuleCost:
+    """The same for one vector of `width` features; parameters in `known`, such as tied embeddings, are not counted."""
+
+    def row(module: nn.Module, device: torch.device) -> Any:
+        return module(torch.zeros(1, width, device=device, requires_grad=True))
+
+    return _measured(name, head, row, tokens=1, known=known)
+
+
+def _measured(name: str, module: nn.Module, row: Any, *, tokens: int, known: set[int]) -> ModuleCost:
+    try:
+        flops, saved = _run(copy.deepcopy(module).to("meta"), row, torch.device("meta"))
+    except (RuntimeError, NotImplementedError):  # it looks at values, which meta tensors do not have
+        flops, saved = _run(copy.deepcopy(module).to("cpu"), row, torch.device("cpu"))
+    tree = _parameters(name, module, set(known))
+    return replace(tree, flops=flops / tokens, kept=SavedActivations(saved / tokens), measured=True)
+
+
+def _run(module: nn.Module, row: Any, device: torch.device) -> tuple[int, int]:
+    """FLOPs and the number of saved values, without the parameters themselves.
+
+    Attention runs unfused, since the counter does not know every fused kernel; so its weights count as saved.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    own = {id(parameter) for parameter in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if id(tensor) not in own:
+            saved[id(tensor)] = tensor.numel()
+        return tensor
+
+    counter, hooks = FlopCounterMode(display=False), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, hooks:
+        row(module.train(), device)
+    return counter.get_total_flops(), sum(saved.values())
+
+
+def _parameters(name: str, module: nn.Module, known: set[int]) -> ModuleCost:
+    """A module's parameters and buffers as numbers, a shared one where it comes first."""
+    shapes = {}
+    for key, parameter in module.named_parameters(recurse=False):
+        if id(parameter) not in known:
+            known.add(id(parameter))
+            shapes[key] = tuple(parameter.shape)
+    buffers = {key: tuple(buffer.shape) for key, buffer in module.named_buffers(recurse=False)}
+    parts = tuple(_parameters(key, part, known) for key, part in module.named_children())
+    return ModuleCost(name, shapes, buffers, parts=parts, table=isinstance(module, nn.Embedding))

@@ -1,0 +1,77 @@
+"""The cost of a model: its backbone and heads, by closed form where there is one."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from torch import nn
+
+from headstock.cost.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size
+from headstock.cost.heads import classification_cost, lm_head_cost, next_sentence_cost
+from headstock.cost.measured import measured_backbone, measured_head
+from headstock.cost.recurrent import elmo_cost, recurrent_cost
+from headstock.cost.transformer import encoder_decoder_cost, transformer_cost
+from headstock.model.backbone import Backbone, CachedBackbone
+from headstock.model.backbones.elmo import Elmo
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
+from headstock.model.backbones.recurrent import Recurrent
+from headstock.model.backbones.transformer import Transformer
+from headstock.model.heads import ClassificationHead, LMHead, NextSentenceHead
+from headstock.model.model import Model
+from headstock.tasks.base import Task
+
+
+def model_dimensions(model: Model, *, length: int = 0, source_length: int | None = None) -> Dimensions:
+    """The sizes of a model as numbers, for rows of `length` tokens and sources as long unless specified."""
+    backbone, config = model.backbone, model.backbone.config
+    names = {part.name for part in fields(Dimensions)}
+    own = {"width": backbone.width, "depth": backbone.depth}
+    own |= {name: value for name, value in vars(config).items() if name in names}
+    if backbone.is_encoder_decoder:
+        own["source_vocabulary"] = own.get("source_vocabulary") or own["vocabulary"]
+        own["encoder_depth"] = own.get("encoder_depth") or own["depth"]
+    classes = [head.linear.out_features for head in model.heads.values() if isinstance(head, ClassificationHead)]
+    length = length or backbone.context or 256
+    own |= {"classes": classes[0] if classes else 0, "context": backbone.context or 0}
+    return Dimensions(**own, length=length, source_length=source_length or length)
+
+
+def model_cost(model: Model, task: Task, d: Dimensions, context: ExecutionContext = CPU) -> ModuleCost:
+    """The cost of a model as a task trains it."""
+    return module_costs(model, d, context, uses={head: task.head_passes(head, d.length) for head in model.heads})
+
+
+def module_costs(
+    model: Model, d: Dimensions, context: ExecutionContext = CPU, *, uses: Mapping[str, Size] | None = None
+) -> ModuleCost:
+    """The cost of backbone and heads; `uses` is how often a token passes through each head."""
+    heads = []
+    for name, head in model.heads.items():
+        cost = head_cost(head, model.backbone, d, context)
+        heads.append(replace(cost, name=name, used=(uses or {}).get(name, 1)))
+    backbone = backbone_cost(model.backbone, d, context)
+    return ModuleCost("", parts=(backbone, ModuleCost("heads", parts=tuple(heads))))
+
+
+def backbone_cost(backbone: Backbone, d: Dimensions, context: ExecutionContext) -> ModuleCost:
+    if isinstance(backbone, CachedBackbone):
+        return ModuleCost("backbone")
+    if isinstance(backbone, Transformer):
+        return transformer_cost(backbone.config, d, context)
+    if isinstance(backbone, EncoderDecoder):
+        return encoder_decoder_cost(backbone, d, context)
+    if isinstance(backbone, Recurrent):
+        return recurrent_cost(backbone.config, d, context)
+    if isinstance(backbone, Elmo):
+        return elmo_cost(backbone.config, d, context)
+    length = d.length if isinstance(d.length, int) else backbone.context or 256
+    return measured_backbone(backbone, length, d.source_length if isinstance(d.source_length, int) else length)
+
+
+def head_cost(head: nn.Module, backbone: Backbone, d: Dimensions, context: ExecutionContext) -> ModuleCost:
+    if isinstance(head, LMHead):
+        return lm_head_cost(head, d, context)
+    if isinstance(head, NextSentenceHead):
+        return next_sentence_cost(d)
+    if isinstance(head, ClassificationHead):
+        return classification_cost(head, d, getattr(backbone.config, "width", backbone.width))
+    return measured_head("head", head, backbone.width, {id(parameter) for parameter in backbone.parameters()})

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -88,8 +89,9 @@ def packed_attention(arguments: argparse.Namespace) -> Iterator[Row]:
     grad = torch.randn(rows, HEADS, length, WIDTH, device="cuda", dtype=torch.bfloat16)
     allowed = ids[:, None, :, None] == ids[:, None, None, :]
 
-    def views() -> tuple[Tensor, ...]:
-        return packed.transpose(1, 3).unbind(2)
+    def views() -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = packed.transpose(1, 3).unbind(2)
+        return query, key, value
 
     for causal, dropout in ((False, 0.0), (True, 0.0), (False, 0.1)):
 
@@ -104,10 +106,13 @@ def packed_attention(arguments: argparse.Namespace) -> Iterator[Row]:
         def varlen(causal: bool = causal, dropout: float = dropout) -> Tensor:
             return attention.flash_varlen_attention(*views(), cu_seqlens, causal=causal, dropout=dropout)
 
-        calls = {name: partial(with_gradients, call, [packed], grad) for name, call in (("varlen", varlen),)}
+        calls: dict[str, Call] = {"varlen": partial(with_gradients, varlen, [packed], grad)}
         if not dropout:
-            flex = compiled_flex(ids, causal)
-            calls["FlexAttention"] = partial(with_gradients, lambda flex=flex: flex(*views()), [packed], grad)
+
+            def flex(function: Callable[..., Tensor] = compiled_flex(ids, causal)) -> Tensor:  # noqa: B008
+                return function(*views())
+
+            calls["FlexAttention"] = partial(with_gradients, flex, [packed], grad)
         name = f"packed attention, documents of {arguments.mean}{', causal' if causal else ''}"
         yield measure(
             f"{name}{f', dropout {dropout}' if dropout else ''}",
@@ -153,9 +158,7 @@ def cross_entropy(_: argparse.Namespace) -> Iterator[Row]:
         "torch.compile": partial(with_gradients, lambda: compiled(hidden, weight, labels), inputs, one)
     }
     if find_spec("liger_kernel") is not None:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-        liger = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+        liger = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(reduction="sum")
         libraries["Liger"] = partial(with_gradients, lambda: liger(weight, hidden, labels), inputs, one)
     yield measure(
         f"linear cross entropy, {PREDICTIONS:,} x {MODEL_WIDTH} x {VOCABULARY:,}",
@@ -190,12 +193,12 @@ def fp8_linear(_: argparse.Namespace) -> Iterator[Row]:
 
         libraries: dict[str, Call] = {}
         if find_spec("torchao") is not None:
-            from torchao.float8 import convert_to_float8_training
-
             layer = torch.nn.Linear(features, outputs, device="cuda")
             layer.weight.data.copy_(weight.data)
             layer.bias.data.zero_()
-            converted = torch.compile(convert_to_float8_training(torch.nn.Sequential(layer)))
+            converted = torch.compile(
+                import_module("torchao.float8").convert_to_float8_training(torch.nn.Sequential(layer))
+            )
             own = [x, layer.weight, layer.bias]
 
             def torchao(converted: Any = converted, x: Tensor = x) -> Tensor:

@@ -14,7 +14,7 @@ from headstock.cli.options import Columns, Preset, RunName, RunPath, Settings
 from headstock.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from headstock.explain.document import Document
+    from headstock.explain.document import ExplainDocument
     from headstock.explain.subject import ExplainSubject
     from headstock.inference.pipeline import Pipeline
 
@@ -67,7 +67,7 @@ def checked_out(out: Path | None) -> Path | None:
     return out
 
 
-def present(common: Common, document: "Document", out: Path | None) -> dict[str, Any]:
+def present(common: Common, document: "ExplainDocument", out: Path | None) -> dict[str, Any]:
     """Print a document, write it where --out names a file, and return what --json prints."""
     from headstock.explain.render_document import terminal, write_document
 
@@ -349,6 +349,7 @@ def gradients(
 
     from headstock.explain.gradients import block_settings, depth_study, explain_gradients
     from headstock.explain.gradients_document import gradient_document, recurrence_document
+    from headstock.explain.hooks import need_block_stacks
     from headstock.explain.recurrence import explain_recurrence, recurrent_stacks
     from headstock.explain.targets import file_target, training_target
 
@@ -362,6 +363,7 @@ def gradients(
     if recurrent_stacks(pipeline.model.backbone):
         recurrence = explain_recurrence(pipeline.model, target)
         return present(common, recurrence_document(recurrence, str(run), shown), out)
+    need_block_stacks(pipeline.model.backbone, run)
     facts = explain_gradients(pipeline.model, target)
     if depths:
         facts = replace(facts, depths=depth_study(block_settings(pipeline.model.backbone.config)))

@@ -1,1 +1,1 @@
-"""Shows what a model is made of and what goes on inside it: the textbook's formula beside the measured number."""
+"""Explains what a model consists of and what it computes, each formula beside the measured number."""

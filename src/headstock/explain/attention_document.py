@@ -12,9 +12,9 @@ import numpy as np
 from headstock.errors import UserError
 from headstock.explain.attention import MEASURES, AttentionFacts, HeadFacts, LayerWeights
 from headstock.explain.document import (
-    Block,
     Checks,
-    Document,
+    DocumentBlock,
+    ExplainDocument,
     Grid,
     HeatCell,
     HeatTable,
@@ -40,7 +40,7 @@ PERCENTAGES = ("first", "itself", "previous", "next")
 MAX_COLUMNS = 6  # heads up to which tables stand beside each other
 
 
-def attention_document(facts: AttentionFacts, text: str) -> Document:
+def attention_document(facts: AttentionFacts, text: str) -> ExplainDocument:
     sites = list(dict.fromkeys(one.where for one in facts.maps))
     if facts.texts == 1:
         counts = [pluralize(len(facts.tokens) or len(facts.source), "token")]
@@ -48,7 +48,7 @@ def attention_document(facts: AttentionFacts, text: str) -> Document:
         summary = f"“{text}”: {', '.join(counts)}"
     else:
         summary = f"{text}: {pluralize(facts.texts, 'text')}, {pluralize(facts.positions, 'position')}"
-    return Document(
+    return ExplainDocument(
         subject="attention",
         title=f"{facts.run}: attention",
         summary=summary,
@@ -80,7 +80,7 @@ def site_section(facts: AttentionFacts, where: str) -> Section:
         "scale": SCALE,
     }
     values = {"data": data, "description": DESCRIPTIONS[where], "one_text": facts.texts == 1}
-    tables: list[Block] = [
+    tables: list[DocumentBlock] = [
         measure_table(TITLES[where], name, heads, uniform)
         for name in sorted(MEASURES, key=lambda name: name not in MAIN_MEASURES)
         if uniform.measures[name] is not None
@@ -94,15 +94,15 @@ def site_section(facts: AttentionFacts, where: str) -> Section:
 
 def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFacts) -> HeatTable:
     """Layers by heads, with the value of a head with uniform weights for comparison."""
-    known = [head.measures[name] or 0.0 for head in heads]
+    values = [head.measures[name] or 0.0 for head in heads]
     reference = uniform.measures[name] or 0.0
-    largest = max([*known, reference]) or 1.0
+    largest = max([*values, reference]) or 1.0
     rows = [
         (
             f"layer {layer}",
             [
                 HeatCell(measure_text(name, value), value / largest)
-                for head, value in zip(heads, known, strict=True)
+                for head, value in zip(heads, values, strict=True)
                 if head.layer == layer
             ],
         )

@@ -4,12 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstock.cost.model import model_dimensions
-from headstock.explain.document import Column, Document, Section, Svg, Table, Text
+from headstock.explain.document import Column, ExplainDocument, Section, Svg, Table, Text
 from headstock.explain.parameters import ParameterFacts
 from headstock.explain.parameters_document import module_table
 from headstock.explain.subject import ExplainSubject
 from headstock.explain.svg import GAP, SKIP, WIDTH, Box, Diagram, style
 from headstock.explain.symbols import formula, in_text
+from headstock.model.backbones.elmo import Elmo
+from headstock.model.backbones.encoder_decoder import EncoderDecoder
+from headstock.model.backbones.recurrent import Recurrent
+from headstock.model.backbones.transformer import Transformer
 from headstock.tasks.base import TASKS
 
 RIGHT = WIDTH / 2 + 16  # from the centre of a column to the frame around repeated layers
@@ -45,10 +49,12 @@ class ModelDiagram:
 
     def draw(self) -> Diagram:
         backbone = self.subject.model.backbone
-        if backbone.is_encoder_decoder:
+        if isinstance(backbone, EncoderDecoder):
             self.draw_encoder_decoder()
-        elif backbone.bidirectional:
+        elif isinstance(backbone, Elmo):
             self.draw_elmo()
+        elif not isinstance(backbone, Transformer | Recurrent):
+            self.draw_heads(0, self.draw_other(0, 0), 0)
         else:
             y, table = self.draw_embedding(0, 0, "backbone")
             if hasattr(self.config, "cell"):
@@ -182,7 +188,7 @@ class ModelDiagram:
             if box.formula:  # on a line of its own: formulas of heads may be long
                 box.lines = (*box.lines, f"{box.formula} = {box.count}")
                 box.formula = box.count = ""
-            if name == "token" and model.backbone.config.tied:
+            if name == "token" and getattr(model.backbone.config, "tied", False) and table:
                 box.lines = (*box.lines, "tied to the token embedding")
                 points = ((x + WIDTH / 2, table), (x + side, table), (x + side, y - 16), (x + WIDTH / 2, y - 16))
                 diagram.line(*points, tip=False, kind="tied")
@@ -237,6 +243,15 @@ class ModelDiagram:
             y = self.diagram.box(x, self.arrow(x, y, "(B, T, H)", length=GAP + 4), projection)
         return self.close_frame(x, low, y, path)
 
+    def draw_other(self, x: float, y: float) -> float:
+        """A family without a diagram of its own: one box that lists its modules."""
+        children = [module for path, module in self.modules.items() if path.count(".") == 1 and not module.tensor]
+        lines = [f"{module.path.removeprefix('backbone.')}: {module.value:,}" for module in children]
+        self.diagram.text(x, y, "tokens", "name", "middle")
+        self.diagram.include(x, y + 4)
+        box = self.box(f"{self.subject.config.family.capitalize()} backbone", "cells", "backbone", *lines)
+        return self.diagram.box(x, self.arrow(x, y - 14, "(B, T)"), box)
+
     def draw_elmo(self) -> None:
         """One embedding, a forward and a backward stack, and their concatenation."""
         diagram, distance = self.diagram, (LEFT + RIGHT + 24) / 2
@@ -262,12 +277,14 @@ def shape_symbols(subject: ExplainSubject) -> dict[str, str]:
     meanings = {"B": "rows per batch", "T": f"tokens per row{limit}"}
     if backbone.is_encoder_decoder:
         meanings |= {"T": f"target tokens{limit}", "S": f"source tokens{limit}"}
-    meanings["D"] = f"width: {config.width:,}" + (" per direction" if backbone.bidirectional else "")
+    width = getattr(config, "width", backbone.width)
+    meanings["D"] = f"width: {width:,}" + (" per direction" if backbone.bidirectional else "")
     if hasattr(config, "cell"):
         meanings["H"] = f"recurrent units: {config.hidden:,}"
-    elif config.hidden != config.width:
+    elif getattr(config, "hidden", width) != width:
         meanings["F"] = f"feed-forward width: {config.hidden:,}"
-    meanings["V"] = f"vocabulary size: {config.vocabulary:,}"
+    if hasattr(config, "vocabulary"):
+        meanings["V"] = f"vocabulary size: {config.vocabulary:,}"
     if getattr(config, "source_vocabulary", None):
         meanings["Vₛ"] = f"source vocabulary size: {config.source_vocabulary:,}"
     if getattr(config, "segments", 0):
@@ -284,13 +301,13 @@ def model_svg(subject: ExplainSubject, params: ParameterFacts, *, page: bool = F
     return ModelDiagram(subject, params).draw().svg(label, page=page)
 
 
-def model_document(subject: ExplainSubject, params: ParameterFacts) -> Document:
+def model_document(subject: ExplainSubject, params: ParameterFacts) -> ExplainDocument:
     symbols = shape_symbols(subject)
     introduction = (
         "A text enters at the bottom. Each module shows its parameter count beside the formula; framed modules are "
         "repeated, each layer with parameters of its own. A circle with a plus is a residual sum."
     )
-    return Document(
+    return ExplainDocument(
         subject="architecture",
         title=f"{params.name}: {params.total:,} parameters",
         summary=" · ".join([f"family {params.family}", f"{params.base:,} in the backbone", *params.notes]),

@@ -1,7 +1,7 @@
 """The document model of an explanation: text, tables and figures, described once for terminal, page and JSON.
 
-A subject (parameters, attention, gradients, ...) computes facts and describes them as a `Document`;
-`render_document.py` prints it, writes it as a page or picture, and `Document.json` is what --json prints.
+A subject (parameters, attention, gradients, ...) computes facts and describes them as an `ExplainDocument`;
+`render_document.py` prints it, writes it as a page or picture, and `ExplainDocument.json` is what --json prints.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class DocumentBlock:
     """A part of a document; `only` restricts it to one medium."""
 
     kind: ClassVar[str]
@@ -18,7 +18,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Text(Block):
+class Text(DocumentBlock):
     """A paragraph; `markupsafe.Markup` passes through to the page unescaped."""
 
     kind = "text"
@@ -27,7 +27,7 @@ class Text(Block):
 
 
 @dataclass(frozen=True)
-class Bullets(Block):
+class Bullets(DocumentBlock):
     kind = "bullets"
     items: Sequence[str]
     style: Literal["plain-list", "verdicts many"] = "plain-list"
@@ -43,13 +43,13 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Checks(Block):
+class Checks(DocumentBlock):
     kind = "checks"
     checks: Sequence[Check]
 
 
 @dataclass(frozen=True)
-class Tiles(Block):
+class KeyFigures(DocumentBlock):
     """A few headline values: (label, value, note)."""
 
     kind = "tiles"
@@ -80,7 +80,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table(Block):
+class Table(DocumentBlock):
     kind = "table"
     title: str
     columns: Sequence[Column]
@@ -99,7 +99,7 @@ class HeatCell:
 
 
 @dataclass(frozen=True)
-class HeatTable(Block):
+class HeatTable(DocumentBlock):
     """A table whose cells are shaded by their value."""
 
     kind = "heat_table"
@@ -111,7 +111,7 @@ class HeatTable(Block):
 
 
 @dataclass(frozen=True)
-class TokenHeatmap(Block):
+class TokenHeatmap(DocumentBlock):
     """A square for every pair of tokens."""
 
     kind = "token_heatmap"
@@ -123,11 +123,11 @@ class TokenHeatmap(Block):
     value: Callable[[int, int], str] | None = None  # written into the square, and printed in a terminal
     caption: str = ""
     max_written: int = 20  # tokens up to which a square has room for its value
-    max_drawn: int = 64  # tokens up to which squares can be told apart
+    max_drawn: int = 64  # tokens up to which squares are large enough
 
 
 @dataclass(frozen=True)
-class NumberStrip(Block):
+class NumberStrip(DocumentBlock):
     """A named vector: its formula, and one line of values per direction (forward, backward)."""
 
     kind = "number_strip"
@@ -141,7 +141,7 @@ class NumberStrip(Block):
 
 
 @dataclass(frozen=True)
-class WeightedText(Block):
+class WeightedText(DocumentBlock):
     """A text with its words marked by signed weights."""
 
     kind = "weighted_text"
@@ -153,7 +153,7 @@ class WeightedText(Block):
 
 
 @dataclass(frozen=True)
-class Chart(Block):
+class Chart(DocumentBlock):
     """A matplotlib figure, drawn only where it is shown: in a wide and in a narrow version."""
 
     kind = "chart"
@@ -168,7 +168,7 @@ class Chart(Block):
 
 
 @dataclass(frozen=True)
-class Svg(Block):
+class Svg(DocumentBlock):
     """A drawing that is SVG already."""
 
     kind = "svg"
@@ -178,16 +178,16 @@ class Svg(Block):
 
 
 @dataclass(frozen=True)
-class Grid(Block):
+class Grid(DocumentBlock):
     """Blocks beside each other where a page is wide enough."""
 
     kind = "grid"
-    blocks: Sequence[Block]
+    blocks: Sequence[DocumentBlock]
     broad: bool = False
 
 
 @dataclass(frozen=True)
-class Html(Block):
+class Html(DocumentBlock):
     """A part of a page with a template of its own, such as the interactive attention maps."""
 
     kind = "html"
@@ -199,13 +199,13 @@ class Html(Block):
 @dataclass(frozen=True)
 class Section:
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[DocumentBlock]
     anchor: str = ""
     style: str = ""
 
 
 @dataclass(frozen=True)
-class Document:
+class ExplainDocument:
     subject: str  # the line above the title
     title: str
     summary: str
@@ -216,11 +216,11 @@ class Document:
     page_title: str = ""
     interactive: str = ""  # name of a style sheet and a script among the templates
 
-    def blocks(self, medium: Literal["terminal", "page"]) -> list[Block]:
+    def blocks(self, medium: Literal["terminal", "page"]) -> list[DocumentBlock]:
         return [block for section in self.sections for block in section.blocks if block.only in (None, medium)]
 
 
-def notes(lines: Sequence[str]) -> list[Block]:
+def notes(lines: Sequence[str]) -> list[DocumentBlock]:
     """Remarks on how an input was read."""
     return [Text(sentence(line), "soft") for line in lines]
 

@@ -6,16 +6,16 @@ from functools import partial
 from typing import Any, Literal
 
 from headstock.explain.document import (
-    Block,
     Bullets,
     Chart,
     Checks,
     Column,
-    Document,
+    DocumentBlock,
+    ExplainDocument,
+    KeyFigures,
     Section,
     Table,
     Text,
-    Tiles,
     notes,
 )
 from headstock.explain.gradients import DepthGradients, GradientFacts
@@ -53,7 +53,7 @@ def stack_suffix(stack: str) -> str:
     return "" if stack == "stack" else f", {stack}"
 
 
-def gradient_document(facts: GradientFacts, name: str, text: str) -> Document:
+def gradient_document(facts: GradientFacts, name: str, text: str) -> ExplainDocument:
     stacks = stacks_of(facts.stream)
     sections = [
         Section("", summary_blocks(facts, text)),
@@ -65,7 +65,7 @@ def gradient_document(facts: GradientFacts, name: str, text: str) -> Document:
     panels: list[Panel] = [partial(stream_panel, facts=facts, stack=stack) for stack in stacks]
     panels += [partial(depth_panel, depths=facts.depths)] if facts.depths else []
     count = len(panels)
-    return Document(
+    return ExplainDocument(
         subject="gradients",
         title=f"{name}: one backward pass",
         summary=f"loss {facts.loss:.4f} over {facts.target} · {facts.norm}-norm · "
@@ -77,7 +77,7 @@ def gradient_document(facts: GradientFacts, name: str, text: str) -> Document:
     )
 
 
-def summary_blocks(facts: GradientFacts, text: str) -> list[Block]:
+def summary_blocks(facts: GradientFacts, text: str) -> list[DocumentBlock]:
     ablations = {one.what: one for one in facts.ablations}
     bottom, without_gradient = facts.stream[0].gradient, ablations["skip-gradient"].received[0]
     share = f" ({without_gradient / bottom:.3g} of it)" if bottom else ""
@@ -95,7 +95,7 @@ def summary_blocks(facts: GradientFacts, text: str) -> list[Block]:
     ]
 
 
-def stack_blocks(facts: GradientFacts, stack: str) -> list[Block]:
+def stack_blocks(facts: GradientFacts, stack: str) -> list[DocumentBlock]:
     suffix = stack_suffix(stack)
     formula, reason = FORMULAS[facts.norm]
     return [
@@ -173,8 +173,8 @@ def layer_table(layers: Sequence[Any], stack: str, more: Sequence[tuple[str, Any
     return Table(f"Gradient norms by layer{stack_suffix(stack)}", columns, rows, caption)
 
 
-def parameter_tiles(parameters: dict[str, float]) -> Tiles:
-    return Tiles([(group, f"{norm:.3g}", "gradient norm") for group, norm in parameters.items()])
+def parameter_tiles(parameters: dict[str, float]) -> KeyFigures:
+    return KeyFigures([(group, f"{norm:.3g}", "gradient norm") for group, norm in parameters.items()])
 
 
 def ablation_table(facts: GradientFacts) -> Table:
@@ -184,7 +184,7 @@ def ablation_table(facts: GradientFacts) -> Table:
     return Table("Without residual connections, the same weights", columns, rows)
 
 
-def depth_blocks(depths: Sequence[DepthGradients]) -> list[Block]:
+def depth_blocks(depths: Sequence[DepthGradients]) -> list[DocumentBlock]:
     deepest, shallowest = max(one.depth for one in depths), min(one.depth for one in depths)
     share = {(one.norm, one.without): one.share for one in depths if one.depth == deepest}
     names: dict[Ablation | None, str] = {
@@ -303,7 +303,7 @@ def depth_panel(axes: Any, depths: Sequence[DepthGradients]) -> None:
 # Recurrent models
 
 
-def recurrence_document(facts: RecurrenceFacts, name: str, text: str) -> Document:
+def recurrence_document(facts: RecurrenceFacts, name: str, text: str) -> ExplainDocument:
     ends = [("first token", lambda layer: layer.steps[0]), ("last token", lambda layer: layer.steps[-1])]
     steps = [(name, lambda layer, end=end: end(layer) if any(layer.steps) else None) for name, end in ends]
     chart = Chart(
@@ -313,9 +313,9 @@ def recurrence_document(facts: RecurrenceFacts, name: str, text: str) -> Documen
         "The gradient of the last prediction's loss at each layer's input, token by token: how far back in time it "
         "reaches. Each step back multiplies by the cell's Jacobian; there is no attention to bridge distant tokens.",
     )
-    blocks: list[Block] = [*([Text(text, "quote", only="page")] if text else []), *notes(facts.notes), chart]
+    blocks: list[DocumentBlock] = [*([Text(text, "quote", only="page")] if text else []), *notes(facts.notes), chart]
     tables = [layer_table(facts.layers, stack, steps) for stack in reversed(stacks_of(facts.layers))]
-    return Document(
+    return ExplainDocument(
         subject="gradients",
         title=f"{name}: one backward pass through time",
         summary=f"loss {facts.loss:.4f} over {facts.target} · {facts.cell.upper()} · "

@@ -5,7 +5,7 @@ from html import escape
 from itertools import groupby
 from typing import Literal
 
-from headstock.explain.document import Block, Checks, Document, NumberStrip, Section, Text, notes
+from headstock.explain.document import Checks, DocumentBlock, ExplainDocument, NumberStrip, Section, Text, notes
 from headstock.explain.layer_walkthrough import LayerWalkthrough, Step
 from headstock.explain.render_document import strip_cells
 from headstock.report.heatmap import shorten_word
@@ -24,10 +24,10 @@ STYLE = """.layer text { font: 13px system-ui, sans-serif; fill: #1c2128 }
 
 def layer_document(
     facts: LayerWalkthrough, name: str, text: str, *, steps: Sequence[str] = (), direction: Direction | None = None
-) -> Document:
+) -> ExplainDocument:
     """All steps, or those named in `steps`; with one direction, backward from the top down."""
     selected = facts.select(steps) if steps else facts
-    introduction: list[Block] = [
+    introduction: list[DocumentBlock] = [
         Text(text, "quote", only="page"),
         Text(
             "Each formula with its values for this token. Forward is what the layer computes; backward is the gradient "
@@ -40,7 +40,7 @@ def layer_document(
     order = order[::-1] if direction == "backward" else order
     sizes = ", ".join(f"{symbol} = {size}" for symbol, size in facts.sizes.items())
     details = f"{name} · {facts.norm}-norm · {sizes} · loss {facts.loss:.3f} over {facts.target}"
-    return Document(
+    return ExplainDocument(
         subject="one token in one layer",
         title=title_of(facts),
         summary="",

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from headstock.errors import UserError
 from headstock.explain.attention import as_applied, need_attention
-from headstock.explain.document import Block, Column, Document, Section, Table, Text, Tiles, TokenHeatmap
+from headstock.explain.document import (
+    Column,
+    DocumentBlock,
+    ExplainDocument,
+    KeyFigures,
+    Section,
+    Table,
+    Text,
+    TokenHeatmap,
+)
 from headstock.explain.inputs import EncodedInput, encode_input
 from headstock.explain.render_document import heatmap_svg
 from headstock.explain.subject import open_subject
@@ -254,12 +263,12 @@ def parse_lengths(documents: str | None, length: int) -> list[int]:
         raise UserError(f"--documents {documents}: must be numbers separated by commas, such as 2,3") from None
 
 
-# Document
+# ExplainDocument
 
 
-def mask_document(masks: Sequence[MaskFacts]) -> Document:
+def mask_document(masks: Sequence[MaskFacts]) -> ExplainDocument:
     several = len(masks) > 1
-    return Document(
+    return ExplainDocument(
         subject="attention mask",
         title=f"{masks[0].name.split(': ')[0]}: attention masks" if several else masks[0].title,
         summary="",
@@ -269,18 +278,18 @@ def mask_document(masks: Sequence[MaskFacts]) -> Document:
     )
 
 
-def mask_blocks(mask: MaskFacts) -> list[Block]:
+def mask_blocks(mask: MaskFacts) -> list[DocumentBlock]:
     count = f"{mask.masked:,} of {mask.entries:,} entries are masked"
     meaning = "Added to the attention scores before the softmax: 0 leaves a score as it is, −∞ makes its weight 0."
     by_formula = "" if mask.formula == "0" else f", {mask.formula} = {mask.expected:,}"
     tiles: list[tuple[str, Any, Any]] = [("masked entries", f"{mask.masked:,}", f"of {mask.entries:,}")]
     differs = "" if mask.expected == mask.masked else "differs from the count"
     tiles.append(("by formula", f"{mask.expected:,}", f"{mask.formula} {differs}".strip()))
-    blocks: list[Block] = [
+    blocks: list[DocumentBlock] = [
         Text(meaning, "soft", only="page"),
         Text(f"{mask.name}: {count}{by_formula}", only="terminal"),
         mask_heatmap(mask),
-        Tiles(tiles, only="page"),
+        KeyFigures(tiles, only="page"),
         Text(mask.reason, only="page"),
     ]
     if len(mask.tokens) <= MAX_ROWS:

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstock.explain.document import (
-    Block,
     Bullets,
     Chart,
     Column,
-    Document,
+    DocumentBlock,
+    ExplainDocument,
     Formula,
+    KeyFigures,
     Row,
     Section,
     Table,
     Text,
-    Tiles,
 )
 from headstock.explain.parameters import ModuleCount, ParameterFacts
 from headstock.explain.render_document import picture_of
@@ -67,9 +67,9 @@ COLOURS = {group: ARMS[kind][1][shade][0] for group, (kind, shade) in zip(GROUPS
 MAX_UNFOLDED = 20  # tensors that a page lists without folding
 
 
-def parameter_document(params: ParameterFacts) -> Document:
+def parameter_document(params: ParameterFacts) -> ExplainDocument:
     chart = shares_chart(params)
-    return Document(
+    return ExplainDocument(
         subject="parameters",
         title=f"{params.name}: {params.total:,} parameters",
         summary=" · ".join([f"family {params.family}", *params.notes]),
@@ -86,9 +86,9 @@ def parameter_document(params: ParameterFacts) -> Document:
     )
 
 
-def headline(params: ParameterFacts) -> Block:
+def headline(params: ParameterFacts) -> DocumentBlock:
     trained = "the head alone; the backbone is frozen" if params.frozen else "all of them"
-    return Tiles(
+    return KeyFigures(
         [
             ("parameters", f"{params.total:,}", Formula(params.totals[0].formula, params.by)),
             ("in the backbone", f"{params.base:,}", Formula(params.base_formula, params.by)),
@@ -98,7 +98,7 @@ def headline(params: ParameterFacts) -> Block:
     )
 
 
-def symbols_table(params: ParameterFacts) -> Block:
+def symbols_table(params: ParameterFacts) -> DocumentBlock:
     import sympy
 
     rows = [[Formula(sympy.Symbol(one.name)), one.value, one.meaning] for one in params.symbols]
@@ -141,7 +141,7 @@ def description_of(module: ModuleCount, name: str) -> str:
     return DESCRIPTIONS.get(name.partition(".")[0], "")
 
 
-def module_table(params: ParameterFacts, *, tensors: bool = True) -> Block:
+def module_table(params: ParameterFacts, *, tensors: bool = True) -> DocumentBlock:
     """The tree of modules with their formulas; with or without the tensors."""
     rows = []
     for row in module_rows(params.modules):
@@ -165,7 +165,7 @@ def module_table(params: ParameterFacts, *, tensors: bool = True) -> Block:
     return Table(title, columns, rows, caption, heading=False)
 
 
-def remarks(params: ParameterFacts) -> list[Block]:
+def remarks(params: ParameterFacts) -> list[DocumentBlock]:
     lines = [heads_remark(params)]
     if params.fixed is not None:
         formula = in_text(params.fixed.formula)
@@ -195,7 +195,7 @@ def heads_remark(params: ParameterFacts) -> str:
     )
 
 
-def totals_table(params: ParameterFacts) -> Block:
+def totals_table(params: ParameterFacts) -> DocumentBlock:
     columns = [
         Column("head"),
         Column("formula", "formula"),
@@ -219,7 +219,7 @@ def totals_table(params: ParameterFacts) -> Block:
 # Cost
 
 
-def cost_blocks(params: ParameterFacts) -> list[Block]:
+def cost_blocks(params: ParameterFacts) -> list[DocumentBlock]:
     columns = [Column("module", "code"), Column("formula", "formula"), Column("value", "flops")]
     flops = [[cost.name, Formula(cost.formula), cost.value] for cost in params.flops]
     totals = [
@@ -259,7 +259,7 @@ def cost_blocks(params: ParameterFacts) -> list[Block]:
     ]
 
 
-def tensor_table(params: ParameterFacts) -> Block:
+def tensor_table(params: ParameterFacts) -> DocumentBlock:
     columns = [
         Column("tensor", "code"),
         Column("in PyTorch", "code"),

@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.explain.document import Block, Bullets, Chart, Column, Document, Grid, Section, Table, Text, sentence
+from headstock.explain.document import (
+    Bullets,
+    Chart,
+    Column,
+    DocumentBlock,
+    ExplainDocument,
+    Grid,
+    Section,
+    Table,
+    Text,
+    sentence,
+)
 from headstock.explain.render_document import picture_of
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
@@ -199,14 +210,14 @@ def nearest_pair(table: Tensor) -> tuple[tuple[int, int], float]:
     return pair, smallest
 
 
-# Document
+# ExplainDocument
 
 
-def position_document(tables: Sequence[PositionFacts]) -> Document:
+def position_document(tables: Sequence[PositionFacts]) -> ExplainDocument:
     first, (length, width) = tables[0], tables[0].table.shape
     title = f"{first.kind} positions"
     title = title.capitalize() if first.name == title else f"{first.name}: {title}"
-    return Document(
+    return ExplainDocument(
         subject="position encodings",
         title=title,
         summary=f"{length:,} positions of {width:,} features"
@@ -223,7 +234,7 @@ def position_picture(tables: Sequence[PositionFacts]) -> str:
     return picture_of(table_chart(tables[0]))()
 
 
-def position_blocks(facts: PositionFacts) -> list[Block]:
+def position_blocks(facts: PositionFacts) -> list[DocumentBlock]:
     first, second = facts.nearest
     verdicts = [
         f"No two positions are the same: the nearest two, {first} and {second}, are {facts.gap:.4g} apart."
@@ -240,7 +251,7 @@ def position_blocks(facts: PositionFacts) -> list[Block]:
         if distance < len(facts.table)
     ]
     columns = [Column("distance"), Column("cosine", "cosine"), Column("lowest", "cosine"), Column("highest", "cosine")]
-    blocks: list[Block] = [
+    blocks: list[DocumentBlock] = [
         Bullets(verdicts, "verdicts many"),
         *(Text(sentence(note), "callout") for note in facts.notes),
         table_chart(facts),

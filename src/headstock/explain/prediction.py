@@ -7,10 +7,10 @@ from typing import Any
 
 from headstock.data.word_joining import word_spans
 from headstock.explain.document import (
-    Block,
     Chart,
     Column,
-    Document,
+    DocumentBlock,
+    ExplainDocument,
     Grid,
     Section,
     Table,
@@ -156,15 +156,15 @@ def word_weights(
     ]
 
 
-# Document
+# ExplainDocument
 
 
-def prediction_document(facts: PredictionFacts, name: str) -> Document:
+def prediction_document(facts: PredictionFacts, name: str) -> ExplainDocument:
     whole = "\n".join(facts.texts)
     pieces = decode_tokens([(token.token, token.weight) for token in facts.tokens])
     answers = ", ".join(f"{answer} {chance:.1%}" for answer, chance in facts.answers)
     chart = words_chart(facts)
-    marked: list[Block] = [
+    marked: list[DocumentBlock] = [
         Text("Orange words support the answer, blue ones oppose it.", "soft", only="page"),
         Grid(
             [
@@ -185,7 +185,7 @@ def prediction_document(facts: PredictionFacts, name: str) -> Document:
             only="page",
         ),
     ]
-    return Document(
+    return ExplainDocument(
         subject=f"why this {facts.kind}?",
         title=facts.answer,
         summary=f"{name}: {facts.probability:.1%} ({answers})",

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from headstock.errors import UserError
 from headstock.explain.document import (
-    Block,
     Bullets,
     Chart,
     Checks,
     Column,
-    Document,
+    DocumentBlock,
+    ExplainDocument,
     Formula,
     Grid,
     HeatTable,
+    KeyFigures,
     NumberStrip,
     Row,
     Table,
     Text,
-    Tiles,
     TokenHeatmap,
 )
 from headstock.explain.symbols import in_html, in_text
@@ -126,7 +126,7 @@ def as_row(row: Row | Sequence[Any]) -> Row:
 # Terminal
 
 
-def terminal(document: Document) -> Iterator[Any]:
+def terminal(document: ExplainDocument) -> Iterator[Any]:
     """Lines of text and rich tables, in the order in which they are printed."""
     yield document.title
     if document.summary:
@@ -135,7 +135,7 @@ def terminal(document: Document) -> Iterator[Any]:
         yield from terminal_block(block)
 
 
-def terminal_block(block: Block) -> Iterator[Any]:
+def terminal_block(block: DocumentBlock) -> Iterator[Any]:
     match block:
         case Text():
             yield block.text
@@ -143,7 +143,7 @@ def terminal_block(block: Block) -> Iterator[Any]:
             yield from block.items
         case Checks():
             yield from (f"{'yes' if check.holds else 'NO'}: {check.claim} ({check.measured})" for check in block.checks)
-        case Tiles():
+        case KeyFigures():
             yield ", ".join(f"{label} {formula_text(value)}" for label, value, _ in block.tiles)
         case Table():
             rows = [as_row(row) for row in block.rows]
@@ -255,7 +255,7 @@ def strip_cells(values: Sequence[float]) -> list[tuple[str, str, float]]:
 # Page
 
 
-def page(document: Document) -> str:
+def page(document: ExplainDocument) -> str:
     """A page that needs no other file."""
     from markupsafe import Markup
 
@@ -320,7 +320,7 @@ def picture_of(chart: Chart) -> Callable[[], str]:
     return lambda: chart_svg(chart.name, chart.paint, chart.label, width, chart.height * width)
 
 
-def write_document(document: Document, path: Path) -> None:
+def write_document(document: ExplainDocument, path: Path) -> None:
     """Write the page (.html) or its picture (.svg)."""
     write_page_or_svg(path, lambda: page(document), document.picture)
 

@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 from headstock.explain.document import (
-    Block,
     Chart,
     Column,
-    Document,
+    DocumentBlock,
+    ExplainDocument,
     HeatCell,
     HeatTable,
     Section,
@@ -27,7 +27,7 @@ MAX_PRINTED = 20  # tokens that a terminal shows
 MAX_CLASSES = 8  # lines in a chart of classes
 
 
-def residual_document(facts: ResidualFacts, name: str, text: str) -> Document:
+def residual_document(facts: ResidualFacts, name: str, text: str) -> ExplainDocument:
     stacks = list(facts.tokens)
     panels: list[Panel] = [partial(norm_panel, facts=facts, stack=stack) for stack in stacks]
     counts = []
@@ -40,7 +40,7 @@ def residual_document(facts: ResidualFacts, name: str, text: str) -> Document:
     sections += [
         Section(f"What each sublayer adds{stack_suffix(stack)}", stack_blocks(facts, stack)) for stack in stacks
     ]
-    return Document(
+    return ExplainDocument(
         subject="residual stream",
         title=f"{name}: residual stream",
         summary="; ".join(counts),
@@ -56,7 +56,7 @@ def residual_document(facts: ResidualFacts, name: str, text: str) -> Document:
 # Logit lens
 
 
-def lens_blocks(facts: ResidualFacts) -> list[Block]:
+def lens_blocks(facts: ResidualFacts) -> list[DocumentBlock]:
     """The run's own head on the stream after each layer."""
     explanation = (
         "The run's own head applied to the residual stream after each layer, behind the final norm where there is one. "
@@ -73,7 +73,7 @@ def lens_blocks(facts: ResidualFacts) -> list[Block]:
         return [chart, lens_table(facts, rows, only="terminal")]
     if len(facts.lens) > MAX_ROWS:
         explanation += f" The last {MAX_ROWS} of {len(facts.lens):,} positions are shown."
-    blocks: list[Block] = [
+    blocks: list[DocumentBlock] = [
         Text(explanation, only="page"),
         lens_table(facts, rows, only="page"),
         lens_table(facts, facts.lens[-MAX_PRINTED:], only="terminal"),
@@ -127,9 +127,9 @@ def steps_of(facts: ResidualFacts, stack: str) -> list[ResidualStep]:
     return [step for step in facts.steps if step.stack == stack]
 
 
-def stack_blocks(facts: ResidualFacts, stack: str) -> list[Block]:
+def stack_blocks(facts: ResidualFacts, stack: str) -> list[DocumentBlock]:
     tokens, suffix = facts.tokens[stack], stack_suffix(stack)
-    blocks: list[Block] = [
+    blocks: list[DocumentBlock] = [
         Chart(
             f"norm-{stack}",
             f"norm of the residual stream and of what is added{suffix}",

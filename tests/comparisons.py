@@ -1,9 +1,9 @@
-"""What tests of comparisons share: a stock, labelled files and whole comparisons of each task."""
+"""Fixtures of comparisons: a pretrained run, labelled files and one comparison per task."""
 
 import pytest
 
 import headstock
-from headstock.experiments import compare_trials as cells_module
+from headstock.experiments import compare_trials
 from headstock.experiments.compare import compare
 from headstock.experiments.tfidf import TfidfClassifier
 from tests.conftest import TINY
@@ -12,7 +12,7 @@ from tests.experiments.small import GRID, MAKERS, SETTINGS, make_rows, read_rows
 
 @pytest.fixture(scope="session")
 def stock(corpus, tmp_path_factory):
-    """A run that was pretrained for a moment."""
+    """A run pretrained for a few steps."""
     out = tmp_path_factory.mktemp("runs") / "tiny"
     headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 10})
     return out
@@ -27,9 +27,9 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def done(stock, files, tmp_path_factory):
-    """One whole comparison: its results, its folder, and the texts that each cell really learned from."""
+    """A comparison: its results, its folder, and the rows that each trial trained on."""
     out, seen = tmp_path_factory.mktemp("compare") / "out", []
-    fit, fit_baseline = cells_module.fit, TfidfClassifier.fit
+    fit, fit_baseline = compare_trials.fit, TfidfClassifier.fit
 
     def spy(chosen, tokenizer, weights, data, **more):
         seen.append((set(data.train.places), set(data.valid.places)))
@@ -40,7 +40,7 @@ def done(stock, files, tmp_path_factory):
         return fit_baseline(self, texts, labels, valid_texts, valid_labels, seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells_module, "fit", spy)
+        patch.setattr(compare_trials, "fit", spy)
         patch.setattr(TfidfClassifier, "fit", spy_baseline)
         results = compare(stock, **files, out=out, **GRID)
     learned = {(c["arm"], c["labels"], c["seed"]): rows for c, rows in zip(results["cells"], seen, strict=True)}
@@ -54,7 +54,7 @@ def places_of(path, texts):
 
 @pytest.fixture(scope="session")
 def task_files(tmp_path_factory):
-    """By task its labelled files."""
+    """The labelled files of each task."""
     folder, sizes = tmp_path_factory.mktemp("tasks"), {"train": 40, "valid": 16, "test": 30}
     return {
         task: {
@@ -66,7 +66,7 @@ def task_files(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def compared(stock, task_files, tmp_path_factory):
-    """By task a whole comparison: its results and its folder."""
+    """A comparison of each task: its results and its folder."""
     made, settings = {}, SETTINGS | {"epochs": 4, "lr": 0.02}
     for task, files in task_files.items():
         out = tmp_path_factory.mktemp("compared") / task

@@ -1,4 +1,4 @@
-"""Small labelled files that can be learned, and what results.json of a comparison must look like."""
+"""Small learnable datasets, and the schema of a comparison's results.json."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-WORDS = ["Anne", "Ben", "le café", "Zoë", "sees", "home", "the sea", "Paris"]  # the corpus has them too
+WORDS = ["Anne", "Ben", "le café", "Zoë", "sees", "home", "the sea", "Paris"]  # also in the corpus
 TELLING = {"bad": "finds", "good": "likes"}
 HEADER = ("text", "label")
 PEOPLE, DOINGS, PLACES = ["Anne", "Ben", "le café", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
@@ -19,7 +19,7 @@ SMALL = {"labels": [8], "seeds": 2, "settings": SETTINGS}
 
 
 def make_rows(count: int, *, name: str) -> list[tuple[str, str]]:
-    """Texts of nine words and their labels; no text comes twice. The word that tells the label stands anywhere."""
+    """Distinct texts of nine words; one word, at a random position, determines the label."""
     pick = random.Random(name)
     rows: dict[str, str] = {}
     while len(rows) < count:
@@ -31,7 +31,7 @@ def make_rows(count: int, *, name: str) -> list[tuple[str, str]]:
 
 
 def make_pairs(count: int, *, name: str) -> list[dict[str, Any]]:
-    """Two sentences, and whether the same person is in both; the corpus has the words in another order."""
+    """Two sentences, labelled by whether they mention the same person."""
     pick, rows = random.Random(name), []
     for _ in range(count):
         first, second = pick.choice(PEOPLE), pick.choice(PEOPLE)
@@ -41,7 +41,7 @@ def make_pairs(count: int, *, name: str) -> list[dict[str, Any]]:
 
 
 def make_tagged(count: int, *, name: str) -> list[dict[str, Any]]:
-    """Sentences in which people and places are entities, some of them of two words."""
+    """Sentences with people and places as entities, some of two words."""
     pick, rows = random.Random(name), []
     for _ in range(count):
         tokens, tags = [], []
@@ -54,7 +54,7 @@ def make_tagged(count: int, *, name: str) -> list[dict[str, Any]]:
 
 
 def make_questions(count: int, *, name: str) -> list[dict[str, Any]]:
-    """Who is where; of some nothing is said."""
+    """Questions about who is where; some are unanswerable."""
     pick, rows = random.Random(name), []
     for number in range(count):
         people, places = pick.sample(PEOPLE, 3), pick.sample(PLACES, 2)
@@ -86,7 +86,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def with_corpus(run: Path, copy: Path, corpus: Path) -> Path:
-    """The same run, which says that it was pretrained on another file."""
+    """A copy of a run whose config names another corpus."""
     shutil.copytree(run, copy)
     settings = json.loads((copy / "config.json").read_text())
     settings["data"]["corpus"] = [str(corpus)]
@@ -94,21 +94,23 @@ def with_corpus(run: Path, copy: Path, corpus: Path) -> Path:
     return copy
 
 
-def never(event):
+def fail_if_trained(event):
     raise AssertionError("nothing should be trained")
 
 
-def stamps(folder: Path) -> dict[str, int]:
-    """When each file of a comparison was written, but for the answer, which is written every time."""
+def modification_times(folder: Path) -> dict[str, int]:
+    """Modification times of all files except results.json, which is always rewritten."""
     files = [path for path in folder.rglob("*") if path.is_file() and path != folder / "results.json"]
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in files}
 
 
-def numbers(results: Any) -> Any:
-    """The same without what depends on the clock and the folder."""
+def without_timings(results: Any) -> Any:
+    """Results without the values that depend on the clock."""
     if isinstance(results, dict):
-        return {key: numbers(value) for key, value in results.items() if key not in ("seconds", "tokens_per_second")}
-    return [numbers(item) for item in results] if isinstance(results, list | tuple) else results
+        return {
+            key: without_timings(value) for key, value in results.items() if key not in ("seconds", "tokens_per_second")
+        }
+    return [without_timings(item) for item in results] if isinstance(results, list | tuple) else results
 
 
 # What a value must be: a type, several of them, a list of one thing, a table with just these keys, or {ANY: thing}
@@ -249,13 +251,13 @@ SCHEMA = {
 
 
 def schema(task: str) -> dict[str, Any]:
-    """What the results of a comparison of this task must look like."""
+    """The schema of results.json for a task."""
     if task == "classify":
         return SCHEMA
     more = [metric for metric in ("f1", "exact_match") if metric in CELLS[task]]
     summary = SUMMARY | {f"{metric}{end}": MAYBE for metric in more for end in ("", "_low", "_high")}
     summary |= {"macro_f1": MAYBE}
-    if "exact_match" in more:  # which is its accuracy, and has the interval
+    if "exact_match" in more:  # exact match is the accuracy and has the interval
         summary = {key: value for key, value in summary.items() if key not in ("accuracy_low", "accuracy_high")}
     details = {"labels": int, "arms": {ANY: DETAILS[task]}}
     details |= {"label_errors": [DOUBTFUL]} if task == "pair" else {}
@@ -263,26 +265,26 @@ def schema(task: str) -> dict[str, Any]:
     return SCHEMA | {"cells": [CELLS[task]], "summary": [summary], "details": details, "data": data}
 
 
-def faults(value: Any, wanted: Any, at: str = "results") -> list[str]:
-    """Where a value is not what it must be; empty when all of it is."""
+def schema_errors(value: Any, wanted: Any, at: str = "results") -> list[str]:
+    """The paths at which a value does not match the schema."""
     if isinstance(wanted, tuple):
         if wanted == SHARE:
             return [] if isinstance(value, float) and 0 <= value <= 1 else [f"{at}: {value!r} is no share"]
-        tried = [faults(value, one, at) for one in wanted]
+        tried = [schema_errors(value, one, at) for one in wanted]
         return [] if any(not found for found in tried) else tried[0]
     if isinstance(wanted, list):
         if not isinstance(value, list):
             return [f"{at}: {value!r} is no list"]
-        return [fault for i, item in enumerate(value) for fault in faults(item, wanted[0], f"{at}[{i}]")]
+        return [fault for i, item in enumerate(value) for fault in schema_errors(item, wanted[0], f"{at}[{i}]")]
     if isinstance(wanted, dict):
         if not isinstance(value, dict):
             return [f"{at}: {value!r} is no table"]
         if list(wanted) == [ANY]:
-            return [fault for key, item in value.items() for fault in faults(item, wanted[ANY], f"{at}.{key}")]
+            return [fault for key, item in value.items() for fault in schema_errors(item, wanted[ANY], f"{at}.{key}")]
         keys = [f"{at}.{key}: missing" for key in wanted if key not in value]
         keys += [f"{at}.{key}: unknown" for key in value if key not in wanted]
         return keys + [
-            fault for key in wanted if key in value for fault in faults(value[key], wanted[key], f"{at}.{key}")
+            fault for key in wanted if key in value for fault in schema_errors(value[key], wanted[key], f"{at}.{key}")
         ]
     right = wanted is object or type(value) is wanted
     return [] if right else [f"{at}: {value!r} is no {wanted.__name__}"]

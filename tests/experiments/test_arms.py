@@ -1,4 +1,4 @@
-"""Arms are made by name, once for each run that they need, and take their own settings with them."""
+"""Arms are created by name, once per run, with their own settings."""
 
 import json
 
@@ -10,7 +10,7 @@ from headstock.experiments.arms import KINDS, Arm, check_names, kind_of, make_ar
 
 @pytest.fixture
 def runs(tmp_path):
-    """Folders that are runs; those of arms are only opened, never read."""
+    """Empty run folders: arms open them without reading."""
 
     def make(*names):
         paths = [tmp_path / name for name in names]
@@ -22,14 +22,14 @@ def runs(tmp_path):
     return make
 
 
-def test_one_run_needs_no_name(runs):
+def test_arms_of_a_single_run_do_not_name_it(runs):
     (path,) = runs("tiny")
     arms = make_arms([path], KINDS)
     assert [(arm.name, arm.kind) for arm in arms] == [(kind, kind) for kind in KINDS]
     assert [arm.run and arm.run.path for arm in arms] == [path, path, path, None]
 
 
-def test_several_runs_are_told_apart_by_their_names_and_tfidf_needs_none(runs):
+def test_arms_of_several_runs_name_the_run_except_tfidf(runs):
     paths = runs("small", "large")
     arms = make_arms(paths, ["tfidf", "scratch", "frozen"])
     names = ["tfidf", "scratch small", "scratch large", "frozen small", "frozen large"]
@@ -37,12 +37,12 @@ def test_several_runs_are_told_apart_by_their_names_and_tfidf_needs_none(runs):
     assert [arm.run.path for arm in arms[1:]] == paths * 2
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(runs):
+def test_runs_of_the_same_name_are_distinguished_by_path(runs):
     paths = runs("a/tiny", "b/tiny")
     assert [arm.name for arm in make_arms(paths, ["frozen"])] == [f"frozen {path}" for path in paths]
 
 
-def test_how_an_arm_begins_is_said_by_its_kind(runs):
+def test_the_kind_of_an_arm_determines_its_options(runs):
     (path,) = runs("tiny")
     begins = {
         arm.name: (arm.options()["transfer.init"], arm.options()["transfer.freeze"]) for arm in make_arms([path], KINDS)
@@ -52,7 +52,7 @@ def test_how_an_arm_begins_is_said_by_its_kind(runs):
     assert begins["frozen"] == ("pretrained", True)
 
 
-def test_a_table_makes_an_arm_of_another_name_or_sets_one_that_is_there(runs):
+def test_tables_define_custom_arms_and_settings_of_standard_ones(runs):
     (path,) = runs("tiny")
     tables = {"fast": {"kind": "frozen", "lr": 0.01}, "scratch": {"epochs": 3}, "unused": {"kind": "pretrained"}}
     fast, scratch, pretrained = make_arms([path], ["fast", "scratch", "pretrained"], tables)
@@ -63,7 +63,7 @@ def test_a_table_makes_an_arm_of_another_name_or_sets_one_that_is_there(runs):
         {},
     )
     assert fast.options() == {"transfer.init": "pretrained", "transfer.freeze": True, "lr": 0.01}
-    assert tables["fast"] == {"kind": "frozen", "lr": 0.01}  # as it was
+    assert tables["fast"] == {"kind": "frozen", "lr": 0.01}  # unchanged
 
 
 def test_tfidf_alone_needs_no_run():
@@ -85,13 +85,13 @@ def test_tfidf_alone_needs_no_run():
         (["scratch"], {}, r"no run to compare: give one"),
     ],
 )
-def test_what_is_wrong_is_said(names, tables, message):
+def test_invalid_arms_are_refused(names, tables, message):
     with pytest.raises(UserError, match=message) as raised:
         make_arms([], names, tables)
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_that_is_not_there_or_there_twice(runs, tmp_path):
+def test_missing_and_repeated_runs_are_refused(runs, tmp_path):
     (path,) = runs("tiny")
     with pytest.raises(UserError, match=r"no such run; did you mean 'tiny'\?"):
         make_arms([tmp_path / "tinny"], ["scratch"])
@@ -99,7 +99,7 @@ def test_a_run_that_is_not_there_or_there_twice(runs, tmp_path):
         make_arms([path, tmp_path / "." / "tiny"], ["scratch"])
 
 
-def test_names_can_be_checked_before_there_is_a_run():
+def test_names_can_be_checked_without_a_run():
     check_names(["scratch", "tfidf"], {})
     with pytest.raises(UserError, match="no such arm"):
         check_names(["scratch", "tf-idf"], {})

@@ -1,4 +1,4 @@
-"""A comparison is fair: the same rows and seeds for every arm; and what it tells follows from its cells."""
+"""A comparison uses the same rows and seeds for every arm, and its results follow from its trials."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.experiments import compare_trials as cells_module
+from headstock.experiments import compare_trials
 from headstock.experiments.arms import Arm
 from headstock.experiments.compare import compare
 from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan
@@ -32,15 +32,15 @@ from tests.experiments.small import (
     SCHEMA,
     SETTINGS,
     SMALL,
-    faults,
-    never,
+    fail_if_trained,
     read_rows,
+    schema_errors,
 )
 
 # Fairness
 
 
-def test_every_arm_learns_from_the_same_rows_and_more_labels_hold_the_fewer(done):
+def test_all_arms_train_on_the_same_rows_and_smaller_sets_are_nested(done):
     _, _, learned = done
     for seed in range(2):
         for labels in (8, 24):
@@ -53,7 +53,7 @@ def test_every_arm_learns_from_the_same_rows_and_more_labels_hold_the_fewer(done
     assert len({frozenset(learned["scratch", 8, seed][0]) for seed in range(2)}) == 2
 
 
-def test_validation_takes_no_more_labels_than_training_and_none_of_its_rows(done, files):
+def test_validation_rows_are_disjoint_and_no_more_than_training_rows(done, files):
     _, _, learned = done
     for (_, labels, _), (train, valid) in learned.items():
         assert len(valid) == min(labels, 20)
@@ -61,9 +61,9 @@ def test_validation_takes_no_more_labels_than_training_and_none_of_its_rows(done
         assert all(place.startswith(str(files["valid"])) for place in valid)
 
 
-def test_rows_held_out_of_the_training_file_are_not_learned_from(stock, files, tmp_path, monkeypatch):
-    seen, fit = [], cells_module.fit
-    monkeypatch.setattr(cells_module, "fit", lambda *given, **more: seen.append(given[3]) or fit(*given, **more))
+def test_rows_held_out_of_the_training_file_are_not_trained_on(stock, files, tmp_path, monkeypatch):
+    seen, fit = [], compare_trials.fit
+    monkeypatch.setattr(compare_trials, "fit", lambda *given, **more: seen.append(given[3]) or fit(*given, **more))
     results = compare(stock, train=files["train"], out=tmp_path, arms=["scratch"], seeds=2, settings=SETTINGS)
     assert results["measured_on"] == "valid" and results["measured_rows"] == 6  # a tenth of 60
     for data in seen:
@@ -74,11 +74,11 @@ def test_rows_held_out_of_the_training_file_are_not_learned_from(stock, files, t
     assert evaluated["accuracy"] == results["cells"][0]["accuracy"]
 
 
-# What is told
+# Results
 
 
 @pytest.mark.parametrize("weights", ["best", "last"])
-def test_it_is_told_whether_epochs_were_chosen(stock, files, tmp_path, weights):
+def test_notes_say_whether_epochs_were_selected(stock, files, tmp_path, weights):
     asked = {"arms": ["scratch"], "seeds": 2, "settings": SETTINGS | {"weights": weights}}
     said = compare(stock, train=files["train"], valid=files["valid"], out=tmp_path, **asked)["notes"]
     assert any("selected the epochs" in line for line in said) == (weights == "best")
@@ -88,9 +88,9 @@ def test_it_is_told_whether_epochs_were_chosen(stock, files, tmp_path, weights):
 
 def test_results_follow_the_schema(done):
     results, out, _ = done
-    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
     assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
-    assert faults({**results, "verdicts": None}, SCHEMA)  # the control: a wrong value is noticed
+    assert schema_errors({**results, "verdicts": None}, SCHEMA)  # control: a wrong value is detected
     assert (results["kind"], results["task"], results["seed"], results["device"]) == ("compare", "classify", 0, "cpu")
     assert results["classes"] == ["bad", "good"]
     assert (results["measured_on"], results["measured_rows"]) == ("test", 40)
@@ -99,7 +99,7 @@ def test_results_follow_the_schema(done):
     assert results["settings"]["compare"]["labels"] == [24, 8]
 
 
-def test_the_grid_is_full_and_in_order(done):
+def test_the_grid_is_complete_and_ordered(done):
     results, _, _ = done
     assert (results["labels"], results["seeds"]) == ([8, 24], [0, 1])
     grid = [(cell["arm"], cell["labels"], cell["seed"]) for cell in results["cells"]]
@@ -109,7 +109,7 @@ def test_the_grid_is_full_and_in_order(done):
     assert [verdict.split()[1] for verdict in results["verdicts"]] == ["8", "24"]
 
 
-def test_a_cell_says_what_its_probabilities_say(done, files):
+def test_metrics_of_a_trial_follow_from_its_probabilities(done, files):
     results, out, _ = done
     truth = np.array([["bad", "good"].index(row["label"]) for row in read_rows(files["test"])])
     for cell in results["cells"]:
@@ -122,19 +122,19 @@ def test_a_cell_says_what_its_probabilities_say(done, files):
         assert {key: kept[key] for key in cell} == cell
 
 
-def test_a_near_tie_is_counted_as_it_is_stored():
-    """Probabilities are stored with few digits; what is told must follow from what is stored."""
+def test_near_ties_are_evaluated_as_stored():
+    """Probabilities are stored rounded; metrics must agree with the stored values."""
     rows = Records("test.csv", [2, 3, 4], {"text": ["a", "b", "c"], "label": ["yes", "yes", "yes"]})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    data = cells_module.LabelsOnly(label_numbers(rows, task.config))
+    data = compare_trials.LabelsOnly(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
-    told = cells_module.evaluate_outputs(task, data, list(near))
+    told = compare_trials.evaluate_outputs(task, data, list(near))
     assert told["accuracy"] == np.mean(np.array(told["probabilities"]).argmax(1) == 1)
     assert told["accuracy"] == pytest.approx(1 / 3)
-    assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # though not by their rounding
+    assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # of the unrounded values
 
 
-def test_summary_and_pairs_follow_from_the_cells(done):
+def test_summary_and_pairs_follow_from_the_trials(done):
     results, _, _ = done
     means = {}
     for row in results["summary"]:
@@ -154,14 +154,14 @@ def test_summary_and_pairs_follow_from_the_cells(done):
         assert pair["low"] <= pair["difference"] <= pair["high"]
 
 
-def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
-    """Two scratch arms, one pretrained arm; which rows each seed gets right is chosen here."""
-    times = 25  # four rows alone would leave everything open
+def test_synthetic_trials_give_the_expected_summary(tmp_path):
+    """Two scratch arms and a pretrained one, with specified correct rows for each seed."""
+    times = 25  # four rows would give no clear difference
     truth = ["no", "no", "no", "yes"] * times
     rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * times, "label": truth})
     judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    known = cells_module.LabelsOnly(label_numbers(rows, judge.config))
-    ground = cells_module.ExperimentContext(
+    known = compare_trials.LabelsOnly(label_numbers(rows, judge.config))
+    ground = compare_trials.ExperimentContext(
         Classify, LabelledSplits(rows, rows, rows), rows, judge.config, {}, tmp_path, DistributedContext("cpu"), judge
     )
     right = {
@@ -172,12 +172,12 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
     right = {name: [seed * times for seed in seeds] for name, seeds in right.items()}
     arms = [Arm(name, name.split()[0], RunFolder(Path(name.split()[1]))) for name in right]
     made = []
-    for seed in range(3):  # as the grid is filled: seed by seed
+    for seed in range(3):  # in the order of the grid
         for name, seeds in right.items():
             said = [bool(good) == (label == "yes") for good, label in zip(seeds[seed], truth, strict=True)]
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
             found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
-            cell |= cells_module.evaluate_outputs(judge, known, found) | {"parameters": None}
+            cell |= compare_trials.evaluate_outputs(judge, known, found) | {"parameters": None}
             made.append(cell | {"told": judge.error_analysis(rows, known, found)})
     plan = ComparisonPlan(CompareSettings(seeds=3), {}, {}, {})
     results = summarize_comparison(plan, ground, arms, made, LeakageReport(), seconds=0.0)
@@ -191,11 +191,11 @@ def test_hand_made_cells_give_the_answer_that_a_hand_computes(tmp_path):
         ("scratch small", "pretrained small"): pytest.approx(-3 / 12),
     }
     pair = next(pair for pair in results["pairs"] if pair["b"] == "pretrained small" and pair["a"] == "scratch small")
-    # every seed of the one is a quarter above the same seed of the other, which only a pair of the same seeds shows
+    # every seed differs by a quarter, which only pairing by seed shows
     paired = difference(np.array(right["scratch small"]), np.array(right["pretrained small"]))
     assert (pair["low"], pair["high"]) == (paired.low, paired.high)
     assert paired != difference(np.array(right["scratch small"])[::-1], np.array(right["pretrained small"]))
-    # the scratch model made like it is what it is measured against, though another is better
+    # compared with the scratch arm of the same run, although another one is better
     (verdict,) = results["verdicts"]
     assert verdict.startswith("With 4 labels, pretraining improves accuracy by 25.0 points over scratch (95% CI ")
     assert results["details"]["arms"]["pretrained small"]["confusion"] == [[50, 25], [25, 0]]  # of the first seed
@@ -219,14 +219,14 @@ def test_details_are_of_the_first_seed_with_the_most_labels(done, files):
     assert any(told["mistakes"] for told in details["arms"].values())
 
 
-def test_parameters_tell_what_learns(done):
+def test_trainable_and_frozen_parameters(done):
     results, _, _ = done
     counts = {arm["name"]: arm["parameters"] for arm in results["arms"]}
     assert counts["tfidf"] is None
     assert counts["scratch"] == counts["pretrained"]
     assert counts["frozen"]["trainable"] == 16 * 2 + 2  # width 16, two classes
     assert counts["frozen"]["total"] == counts["frozen"]["trainable"] + counts["frozen"]["frozen"]
-    for row in results["summary"]:  # a frozen backbone has read all texts before the head learns: no speed of training
+    for row in results["summary"]:  # frozen features are computed once, so there is no training speed
         assert (row["tokens_per_second"] is None) == (row["arm"] in ("frozen", "tfidf"))
 
 
@@ -238,14 +238,14 @@ def test_title_and_versions(done, stock):
     assert versions()["torch"].startswith(headstock.load(stock).run.results()["versions"]["torch"].split("+")[0])
 
 
-def test_a_title_names_each_run_once_and_no_folder():
+def test_the_title_names_each_run_once():
     ground = SimpleNamespace(splits=SimpleNamespace(train=Records("some/where/train.csv", [], {})))
     arms = [Arm("x", "frozen", RunFolder(Path(path))) for path in ("runs/a", "runs/b", "runs/a")]
     assert title_of(ground, [*arms, Arm("tfidf", "tfidf")]) == "a, b on train.csv"
     assert title_of(ground, [Arm("tfidf", "tfidf")]) == "TF-IDF on train.csv"
 
 
-def test_the_kept_run_is_a_real_one(done, files):
+def test_saved_runs_give_the_same_predictions(done, files):
     _, out, _ = done
     assert sorted(path.name for path in (out / "runs").iterdir()) == ["frozen-24", "pretrained-24", "scratch-24"]
     texts = [row["text"] for row in read_rows(files["test"])]
@@ -257,7 +257,7 @@ def test_the_kept_run_is_a_real_one(done, files):
             pytest.approx(row, abs=1e-4) for row in kept["probabilities"]
         ]
         assert loaded.evaluate(files["test"])["accuracy"] == pytest.approx(kept["accuracy"])
-        with pytest.raises(UserError, match="name the file to measure it on"):  # never on rows it learned from
+        with pytest.raises(UserError, match="name the file to measure it on"):  # never on training rows
             loaded.evaluate()
         assert loaded.run.results()["valid"]["accuracy"] == pytest.approx(kept["valid_score"])
 
@@ -265,7 +265,7 @@ def test_the_kept_run_is_a_real_one(done, files):
 # Several runs, one seed
 
 
-def test_several_runs_stand_side_by_side(stock, files, tmp_path):
+def test_several_runs_are_compared(stock, files, tmp_path):
     other = tmp_path / "second"
     shutil.copytree(stock, other)
     results = compare([stock, other], **files, out=tmp_path / "out", arms=["scratch", "pretrained", "tfidf"], **SMALL)
@@ -290,7 +290,7 @@ def test_one_seed_gives_no_interval_and_says_so(stock, files, tmp_path, caplog):
     assert any("One seed" in note and "no intervals" in note for note in results["notes"])
     assert any("single seed" in line for line in caplog.messages)
     assert results["verdicts"][0].endswith("one seed only, so there are no intervals.")
-    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
 
 
 def test_the_command_keeps_the_json_contract(call, files, tmp_path):
@@ -304,7 +304,7 @@ def test_the_command_keeps_the_json_contract(call, files, tmp_path):
     assert told["leakage"] == [] and told["title"] == "TF-IDF on train.csv"
 
 
-# Mistakes of the user
+# Invalid options
 
 WRONG = {
     "too many labels": ({"labels": [8, 99]}, r"--labels 99: .*train\.csv has only 60 rows"),
@@ -327,12 +327,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_mistakes_are_named_before_any_work(stock, files, tmp_path, wrong):
+def test_invalid_options_are_refused_before_training(stock, files, tmp_path, wrong):
     options, message = WRONG[wrong]
     given = {**files, "out": tmp_path / "out", **SMALL, "runs": [stock], **options}
     runs = given.pop("runs")
     with pytest.raises(UserError, match=message) as raised:
-        compare([stock, stock] if runs == 2 else runs, **given, callbacks=[never])
+        compare([stock, stock] if runs == 2 else runs, **given, callbacks=[fail_if_trained])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
@@ -374,5 +374,12 @@ def test_the_command_refuses_in_one_line(call, stock, files, tmp_path):
 def test_a_wrong_recipe_is_refused(stock, files, tmp_path, recipe, message):
     (tmp_path / "recipe.toml").write_text(recipe)
     with pytest.raises(UserError, match=message):
-        compare(stock, **files, out=tmp_path / "out", **SMALL, config_file=tmp_path / "recipe.toml", callbacks=[never])
+        compare(
+            stock,
+            **files,
+            out=tmp_path / "out",
+            **SMALL,
+            config_file=tmp_path / "recipe.toml",
+            callbacks=[fail_if_trained],
+        )
     assert not (tmp_path / "out").exists()

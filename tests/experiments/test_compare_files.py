@@ -1,4 +1,4 @@
-"""Comparisons on files of other kinds: leaked, unlabelled, with several labels a text, and made by a recipe."""
+"""Comparisons with leaked or unlabelled test rows, several labels per text, and recipes."""
 
 import json
 
@@ -15,13 +15,13 @@ from tests.experiments.small import (
     SCHEMA,
     SETTINGS,
     SMALL,
-    faults,
+    fail_if_trained,
     make_rows,
-    never,
-    numbers,
+    modification_times,
     read_rows,
-    stamps,
+    schema_errors,
     with_corpus,
+    without_timings,
     write_rows,
 )
 
@@ -30,7 +30,7 @@ from tests.experiments.small import (
 
 @pytest.fixture
 def leaky(stock, corpus, files, tmp_path):
-    """A run whose corpus holds the third, eighth and last test text, one of them in other type."""
+    """A run whose corpus contains three of the test texts, one in upper case."""
     texts = [row["text"] for row in read_rows(files["test"])]
     more = [f"Before. {texts[2]}! After.", texts[7].upper(), texts[39]]
     path = tmp_path / "leaky.txt"
@@ -53,12 +53,12 @@ def test_test_texts_that_were_pretrained_on_are_excluded(leaky, files, tmp_path,
     assert any("3 of 40 evaluation texts" in line and "excluded" in line for line in caplog.messages)
     cells = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()]
     assert all(len(cell["probabilities"]) == 37 for cell in cells)
-    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
     mistaken = {m["place"] for told in results["details"]["arms"].values() for m in told["mistakes"]}
     assert not mistaken & {example["place"] for example in found["examples"]}
     caplog.clear()
     again = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL)
-    assert numbers(again) == numbers(results)
+    assert without_timings(again) == without_timings(results)
     assert not any("searching" in line for line in caplog.messages)  # the search is cached
 
 
@@ -76,16 +76,16 @@ def test_leaks_can_be_kept_or_the_search_skipped(leaky, files, tmp_path, caplog)
         40,
     )
     assert not any("searching" in line for line in caplog.messages)
-    assert faults(json.loads(json.dumps(skipped)), SCHEMA) == []
+    assert schema_errors(json.loads(json.dumps(skipped)), SCHEMA) == []
     assert [c["accuracy"] for c in skipped["cells"]] == [c["accuracy"] for c in kept["cells"]]
 
 
-def test_all_texts_leaked_leaves_nothing_to_measure_by(stock, files, tmp_path):
+def test_a_test_set_that_leaked_completely_is_refused(stock, files, tmp_path):
     path = tmp_path / "leaky.txt"
     path.write_text("\n\n".join(row["text"] for row in read_rows(files["test"])), encoding="utf-8")
     run = with_corpus(stock, tmp_path / "leaky", path)
     with pytest.raises(UserError, match="none is left to evaluate on"):
-        compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, callbacks=[never])
+        compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL, callbacks=[fail_if_trained])
 
 
 def test_missing_pretraining_text_is_reported(stock, files, tmp_path, caplog):
@@ -97,10 +97,10 @@ def test_missing_pretraining_text_is_reported(stock, files, tmp_path, caplog):
     assert results["measured_rows"] == 40
     assert any("cannot search" in line and "gone.txt" in line for line in caplog.messages)
     assert any("not searched" in note and str(run) in note for note in results["notes"])
-    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
 
 
-def test_training_texts_among_the_measured_are_counted(stock, files, tmp_path):
+def test_training_texts_in_the_test_set_are_counted(stock, files, tmp_path):
     rows = [tuple(row.values()) for row in [*read_rows(files["test"]), *read_rows(files["train"])[:3]]]
     test = write_rows(tmp_path / "test.csv", rows)
     results = compare(train=files["train"], test=test, valid=files["valid"], out=tmp_path, arms=["tfidf"], **SMALL)
@@ -110,7 +110,7 @@ def test_training_texts_among_the_measured_are_counted(stock, files, tmp_path):
 # Files of other kinds
 
 
-def test_fewer_rows_are_a_fair_sample(files, tmp_path):
+def test_rows_takes_a_stratified_sample(files, tmp_path):
     results = compare(**files, out=tmp_path, arms=["tfidf"], rows=10, **SMALL)
     assert results["measured_rows"] == 10
     assert any("10 rows" in note for note in results["notes"])
@@ -122,7 +122,7 @@ def test_fewer_rows_are_a_fair_sample(files, tmp_path):
     assert not any("drawn" in note for note in everything["notes"])
 
 
-def test_unlabelled_test_rows_are_predicted_in_their_order(stock, files, tmp_path):
+def test_unlabelled_test_rows_are_predicted_in_order(stock, files, tmp_path):
     rows = read_rows(files["test"])
     test = write_rows(tmp_path / "test.csv", [(row["text"],) for row in rows], ("text",))
     arms, settings = ["pretrained", "tfidf"], SETTINGS | {"lr": 0.02, "epochs": 12}
@@ -146,7 +146,7 @@ def test_unlabelled_test_rows_are_predicted_in_their_order(stock, files, tmp_pat
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Rows with one class, two, or none of the three."""
+    """Rows with none, one or two of three classes."""
     folder = tmp_path_factory.mktemp("several")
     labels = ["a", "b", "c", "a|b", "b|c"]
     rows = {
@@ -156,10 +156,10 @@ def several(tmp_path_factory):
     return {name: write_rows(folder / f"{name}.csv", some) for name, some in rows.items()}
 
 
-def test_several_labels_a_text(stock, several, tmp_path):
+def test_several_labels_per_text(stock, several, tmp_path):
     settings = SETTINGS | {"separator": "|"}
     results = compare(stock, **several, out=tmp_path, labels=[16], seeds=2, settings=settings)
-    assert [arm["name"] for arm in results["arms"]] == ["scratch", "pretrained", "frozen"]  # TF-IDF cannot learn them
+    assert [arm["name"] for arm in results["arms"]] == ["scratch", "pretrained", "frozen"]  # TF-IDF does not apply
     assert results["classes"] == ["a", "b", "c"]
     truth = np.array([[name in row["label"] for name in "abc"] for row in read_rows(several["test"])])
     for cell in results["cells"]:
@@ -176,11 +176,16 @@ def test_several_labels_a_text(stock, several, tmp_path):
     )
 
 
-def test_several_labels_are_more_than_tfidf_can_learn(stock, several, tmp_path):
+def test_tfidf_refuses_several_labels_per_text(stock, several, tmp_path):
     settings = SETTINGS | {"separator": "|"}
     with pytest.raises(UserError, match="remove tfidf from --arms"):
         compare(
-            stock, **several, out=tmp_path / "out", arms=["tfidf"], **SMALL | {"settings": settings}, callbacks=[never]
+            stock,
+            **several,
+            out=tmp_path / "out",
+            arms=["tfidf"],
+            **SMALL | {"settings": settings},
+            callbacks=[fail_if_trained],
         )
     assert not (tmp_path / "out").exists()
 
@@ -230,7 +235,7 @@ tensorboard = false
 """
 
 
-def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
+def test_a_recipe_pretrains_and_compares(corpus, files, tmp_path):
     recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
     recipe.write_text(RECIPE.format(corpus=corpus, **files))
     results = compare(out=out, config_file=recipe)
@@ -245,18 +250,20 @@ def test_a_recipe_makes_the_stock_and_compares(corpus, files, tmp_path):
     assert [kept[name]["transfer"]["init"] for name in kept] == ["scratch", "pretrained", "pretrained"]
     assert {settings["task"]["pool"] for settings in kept.values()} == {"mean"}
     assert results["leakage"][0]["checked"]
-    assert faults(json.loads(json.dumps(results)), SCHEMA) == []
+    assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
     assert results["settings"]["pretrain.model"]["depth"] == 1
 
-    before = stamps(out)
-    assert numbers(compare(out=out, config_file=recipe, callbacks=[never])) == numbers(results)
-    assert stamps(out) == before
+    before = modification_times(out)
+    assert without_timings(compare(out=out, config_file=recipe, callbacks=[fail_if_trained])) == without_timings(
+        results
+    )
+    assert modification_times(out) == before
     recipe.write_text(recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(UserError, match=r"stock: .*model.depth is 1, not 2"):
-        compare(out=out, config_file=recipe, callbacks=[never])
+        compare(out=out, config_file=recipe, callbacks=[fail_if_trained])
 
 
-# What is said of the rows
+# Warnings about rows
 
 
 def test_an_arm_below_the_majority_class_is_reported(tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""Pairs, tags and answers are compared as texts are: by the task's own metric, and each in its own words."""
+"""Comparisons of pairs, tags and answers, each by its own metric."""
 
 import json
 
@@ -20,11 +20,11 @@ from tests.experiments.small import (
     SETTINGS,
     SMALL,
     TARGETS,
-    faults,
-    never,
-    numbers,
+    fail_if_trained,
+    modification_times,
     schema,
-    stamps,
+    schema_errors,
+    without_timings,
     write_lines,
 )
 
@@ -35,9 +35,9 @@ METRICS = {"pair": "accuracy", "tag": "f1", "answer": "f1"}
 @pytest.mark.parametrize("task", TASKS)
 def test_results_follow_the_schema(compared, task):
     results, _ = compared[task]
-    assert faults(json.loads(json.dumps(results)), schema(task)) == []
+    assert schema_errors(json.loads(json.dumps(results)), schema(task)) == []
     arms = ["scratch", "pretrained", "frozen", *(["tfidf"] if task == "pair" else [])]
-    assert [arm["name"] for arm in results["arms"]] == arms  # TF-IDF where it can learn the task
+    assert [arm["name"] for arm in results["arms"]] == arms  # TF-IDF where it applies
     assert (results["task"], results["metric"], results["measured_rows"]) == (task, METRICS[task], 30)
     for row in results["summary"]:
         assert row["score"] == row[METRICS[task]]
@@ -49,7 +49,7 @@ def test_results_follow_the_schema(compared, task):
 
 
 def test_tags_are_scored_by_their_entities(compared, task_files):
-    """The kept model, asked by the public door, gives what its cell says."""
+    """The saved model gives the scores of its trial through the public API."""
     results, out = compared["tag"]
     rows = [json.loads(line) for line in task_files["tag"]["test"].read_text().splitlines()]
     said = headstock.load(out / "runs" / "pretrained-24").predict([row["tokens"] for row in rows])
@@ -101,7 +101,7 @@ def test_answers_are_scored_as_squad_does(compared, task_files):
         assert marked.get("true", NO_ANSWER) == mistake["label"]
 
 
-def test_only_the_same_question_on_the_same_text_is_an_overlap(compared, task_files):
+def test_overlap_needs_the_same_question_and_context(compared, task_files):
     rows = {
         name: [json.loads(line) for line in task_files["answer"][name].read_text().splitlines()]
         for name in ("train", "test")
@@ -112,7 +112,7 @@ def test_only_the_same_question_on_the_same_text_is_an_overlap(compared, task_fi
     assert {row["question"] for row in rows["test"]} <= {row["question"] for row in rows["train"]}
 
 
-def test_an_excerpt_keeps_its_marks_in_place():
+def test_marks_stay_aligned_in_an_excerpt():
     text = " ".join(f"word{number}" for number in range(300))
     begin = text.index("word150")
     said = {"start": begin, "end": begin + 7}
@@ -121,13 +121,13 @@ def test_an_excerpt_keeps_its_marks_in_place():
     assert [shown[a:b] for a, b, _ in marks] == ["word150", "word152"]
     assert [kind for _, _, kind in marks] == ["said", "true"]
     assert shown.startswith("… word") and shown.endswith(" …") and len(shown) < 520
-    assert [mark[2] for mark in excerpt(text, said, [far])[1]] == ["said"]  # too far to be seen
+    assert [mark[2] for mark in excerpt(text, said, [far])[1]] == ["said"]  # outside the excerpt
     shown, marks = excerpt(text, {"start": None, "end": None}, [far])
     assert [shown[a:b] for a, b, _ in marks] == ["word290"] and not shown.endswith("…")
     assert excerpt(text, {"start": None, "end": None}, [])[1] == []
 
 
-def test_pairs_are_explained_and_doubted_like_texts(compared):
+def test_pairs_have_attributions_and_label_errors(compared):
     results, _ = compared["pair"]
     details = results["details"]
     assert isinstance(details["label_errors"], list)
@@ -137,16 +137,16 @@ def test_pairs_are_explained_and_doubted_like_texts(compared):
     assert next(made["chosen"] for made in results["cells"] if made["arm"] == "tfidf")
 
 
-def test_a_task_that_is_done_is_not_done_again(compared, stock, task_files):
+def test_finished_tasks_are_not_repeated(compared, stock, task_files):
     results, out = compared["answer"]
-    before, settings = stamps(out), SETTINGS | {"epochs": 4, "lr": 0.02}
+    before, settings = modification_times(out), SETTINGS | {"epochs": 4, "lr": 0.02}
     options = {**task_files["answer"], "out": out, "task": "answer", "labels": [24], "seeds": 2, "settings": settings}
-    assert numbers(compare(stock, **options, callbacks=[never])) == numbers(results)
-    assert stamps(out) == before
+    assert without_timings(compare(stock, **options, callbacks=[fail_if_trained])) == without_timings(results)
+    assert modification_times(out) == before
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_unlabelled_test_rows_are_predicted_in_the_form_of_their_task(stock, task_files, tmp_path, task):
+def test_predictions_of_unlabelled_rows_have_the_format_of_their_task(stock, task_files, tmp_path, task):
     rows = MAKERS[task](9, name="unlabelled")
     bare = [{key: value for key, value in row.items() if key != TARGETS[task]} for row in rows]
     files = task_files[task] | {"test": write_lines(tmp_path / "test.jsonl", bare)}
@@ -168,13 +168,13 @@ def test_unlabelled_test_rows_are_predicted_in_the_form_of_their_task(stock, tas
                 assert row["context"][one["start"] : one["end"]] == one["answer"]
 
 
-def test_a_run_that_was_fine_tuned_can_be_told_too(stock, task_files, tmp_path):
+def test_errors_of_a_fine_tuned_run_are_analysed(stock, task_files, tmp_path):
     for task in ("tag", "answer"):
         out = tmp_path / task
         headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS | {"epochs": 1})
         add_error_analysis(RunFolder(out))
         told = RunFolder(out).results()["details"]
-        assert faults(json.loads(json.dumps({"seed": 0, **told})), schema(task)["details"]["arms"]["*"]) == []
+        assert schema_errors(json.loads(json.dumps({"seed": 0, **told})), schema(task)["details"]["arms"]["*"]) == []
 
 
 # Which layers are the best features
@@ -187,7 +187,7 @@ def deep(corpus, tmp_path_factory):
     return out
 
 
-def test_choices_of_layers_are_compared_as_frozen_arms(deep, files, tmp_path):
+def test_features_are_compared_as_frozen_arms(deep, files, tmp_path):
     features = ["last", "sum4", "concat4", "mix"]
     settings = SETTINGS | {"epochs": 20, "lr": 0.02}
     results = compare(deep, **files, out=tmp_path, features=features, labels=[24], seeds=2, settings=settings)
@@ -209,7 +209,7 @@ def test_choices_of_layers_are_compared_as_frozen_arms(deep, files, tmp_path):
     assert (kept["task"]["layers"], kept["transfer"]["freeze"]) == ("concat4", True)
 
 
-def test_layers_beside_other_arms_have_a_verdict_of_their_own(stock, files, tmp_path):
+def test_features_have_a_separate_verdict(stock, files, tmp_path):
     results = compare(stock, **files, out=tmp_path, arms=["frozen", "tfidf"], features=["1", "last"], **SMALL)
     assert [arm["name"] for arm in results["arms"]] == ["frozen", "tfidf", "frozen 1", "frozen last"]
     first, second = results["verdicts"]
@@ -219,7 +219,7 @@ def test_layers_beside_other_arms_have_a_verdict_of_their_own(stock, files, tmp_
     assert same["frozen"] == same["frozen last"]
 
 
-# Mistakes of the user
+# Invalid options
 
 WRONG = {
     "tfidf cannot tag": ("tag", {"arms": ["scratch", "tfidf"]}, r"--arms: TF-IDF .* remove tfidf from --arms"),
@@ -235,18 +235,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_mistakes_are_named_before_any_work(stock, task_files, tmp_path, wrong):
+def test_invalid_options_are_refused_before_training(stock, task_files, tmp_path, wrong):
     task, options, message = WRONG[wrong]
     files = task_files.get(task, task_files["pair"])
     with pytest.raises(UserError, match=message) as raised:
-        compare(stock, **files, out=tmp_path / "out", task=task, **SMALL | options, callbacks=[never])
+        compare(stock, **files, out=tmp_path / "out", task=task, **SMALL | options, callbacks=[fail_if_trained])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_new_tag_is_named_with_its_place(stock, task_files, tmp_path):
+def test_an_unknown_tag_is_reported_with_its_location(stock, task_files, tmp_path):
     rows = MAKERS["tag"](4, name="new")
     rows[2]["tags"][0] = "B-PERS"
     files = task_files["tag"] | {"test": write_lines(tmp_path / "test.jsonl", rows)}
     with pytest.raises(UserError, match=r"test\.jsonl:3: tag 'B-PERS' .* did you mean 'B-PER'"):
-        compare(stock, **files, out=tmp_path / "out", task="tag", **SMALL, callbacks=[never])
+        compare(stock, **files, out=tmp_path / "out", task="tag", **SMALL, callbacks=[fail_if_trained])

@@ -1,4 +1,4 @@
-"""Does denoising pay for translation? BLEU in cells, summaries and differences, with intervals, kept and read again."""
+"""Comparison of translation: BLEU in trials, summaries and differences with intervals."""
 
 import io
 import json
@@ -21,7 +21,7 @@ SETTINGS = {"batch_tokens": 400, "lr": 1e-2, "epochs": 2.0, "beams": 1}
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory):
-    """A run that has read both languages, labelled files, and a comparison of both ways to begin."""
+    """A run pretrained on both languages, and a comparison of scratch and pretrained."""
     folder = tmp_path_factory.mktemp("compare")
     raw = folder / "raw.txt"
     raw.write_text("\n".join(text for row in sentences(100, "raw") for text in row))
@@ -53,7 +53,7 @@ def test_arms_are_compared_by_bleu_with_intervals(ground):
     assert any("tok:13a" in note for note in results["notes"])
 
 
-def test_progress_table_and_verdicts_count_pairs_and_show_bleu_as_such(ground):
+def test_progress_table_and_verdicts_use_pairs_and_bleu(ground):
     _, _, results = ground
     cells = [line for line in results["progress"] if "seed" in line and "/8" in line]
     assert len(cells) == 8 and all("pairs" in line and "BLEU" in line and "%" not in line for line in cells)
@@ -64,7 +64,7 @@ def test_progress_table_and_verdicts_count_pairs_and_show_bleu_as_such(ground):
     assert all("With 20 pairs" in said or "With 60 pairs" in said for said in results["verdicts"])
 
 
-def test_a_cell_keeps_the_counts_of_every_row(ground):
+def test_a_trial_stores_the_counts_of_every_row(ground):
     folder, _, results = ground
     kept = json.loads((folder / "out" / "cells" / "pretrained-60-1.json").read_text())
     counts = np.array(kept["tallies"]["bleu"])
@@ -73,17 +73,17 @@ def test_a_cell_keeps_the_counts_of_every_row(ground):
     assert float(bleu(counts.sum(0))) == pytest.approx(told["bleu"]) == pytest.approx(kept["score"])
 
 
-def test_the_same_call_again_trains_nothing_and_says_the_same(ground):
+def test_a_repeated_call_trains_nothing(ground):
     folder, given, results = ground
 
-    def never(event):
+    def fail_if_trained(event):
         raise AssertionError("nothing should be trained")
 
-    again = compare(folder / "stock", labels=[20, 60], seeds=2, callbacks=[never], **given)
+    again = compare(folder / "stock", labels=[20, 60], seeds=2, callbacks=[fail_if_trained], **given)
     assert again["summary"] == results["summary"] and again["pairs"] == results["pairs"]
 
 
-def test_its_report_shows_the_worst_translations(ground):
+def test_the_report_shows_the_worst_translations(ground):
     folder, _, results = ground
     told = results["details"]["arms"]["pretrained"]["mistakes"]
     assert [row["chrf"] for row in told] == sorted(row["chrf"] for row in told)

@@ -1,4 +1,4 @@
-"""The demo fits the time there is, says where it did not win, and touches no folder that is not its own."""
+"""The demo fits the available time, reports where pretraining does not help, and leaves other folders alone."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from headstock.experiments.demo import SIZES, check_output_folder, largest_fitti
 
 
 def seconds_of(size, pace):
-    """What a size takes where a row takes so long: enough to order them."""
+    """An approximate cost of a size, sufficient to order them."""
     return pace * size.seeds * sum(6 * max(n, 16 * size.least_steps) + (size.rows or 2539) for n in size.labels)
 
 
-def test_more_time_or_speed_compares_more():
+def test_more_time_or_speed_allows_a_larger_comparison():
     def chosen(pace, seconds):
         found = [(size, seconds_of(size, pace)) for size in SIZES]
         return SIZES.index(largest_fitting(found, seconds=seconds)[0])
@@ -25,7 +25,7 @@ def test_more_time_or_speed_compares_more():
         assert len(set(places)) > 2
 
 
-def test_sizes_are_in_the_order_of_their_cost_and_have_enough_seeds_for_an_interval():
+def test_sizes_are_ordered_by_cost_and_have_enough_seeds():
     assert [seconds_of(size, 1) for size in SIZES] == sorted(seconds_of(size, 1) for size in SIZES)
     assert all(len(size.labels) >= 2 and size.seeds >= 3 for size in SIZES)
 
@@ -37,12 +37,12 @@ def test_the_estimated_time_is_logged_and_a_resumed_demo_keeps_its_size(tmp_path
     first = demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0)
     assert first is SIZES[3] and "minutes" in caplog.messages[0]
     monkeypatch.setattr(demo, "estimate_sizes", lambda out, **given: [(size, 10 * cost) for size, cost in found])
-    assert demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0) is first  # though slower now
-    assert demo.choose_size(tmp_path, minutes=2.0, device="cpu", seed=0) is SIZES[0]  # asked anew
-    demo.check_output_folder(tmp_path, overwrite=False)  # a folder of nothing but a plan is a demo's
+    assert demo.choose_size(tmp_path, minutes=4.0, device="cpu", seed=0) is first  # although the machine is slower now
+    assert demo.choose_size(tmp_path, minutes=2.0, device="cpu", seed=0) is SIZES[0]  # other minutes
+    demo.check_output_folder(tmp_path, overwrite=False)  # a folder with only a plan is a demo
 
 
-def test_where_it_is_not_clearly_better_it_says_so():
+def test_rivals_that_are_not_clearly_beaten_are_named():
     def pair(a, b, low, high):
         return {"a": a, "b": b, "labels": 100, "difference": (low + high) / 2, "low": low, "high": high}
 
@@ -57,10 +57,10 @@ def test_where_it_is_not_clearly_better_it_says_so():
     assert said == "The pretrained model is not clearly better than scratch at 100 labels, TF-IDF at 100 labels."
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_a_folder_that_is_not_a_demo_is_refused(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
-    check_output_folder(mine, overwrite=True)  # empty: it may be used
+    check_output_folder(mine, overwrite=True)  # an empty folder may be used
     (mine / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="not a demo"):

@@ -1,4 +1,4 @@
-"""The time that a comparison takes is told before it begins, from a few real steps and a count of all."""
+"""The duration of a comparison is estimated from a few timed steps."""
 
 import re
 from dataclasses import replace
@@ -29,8 +29,8 @@ def grid(stock, files, folder, *, labels=(8, 24), seeds=2, **settings):
     return ground, arms, grid_points(plan.compare, ground, arms)
 
 
-def test_what_a_cell_does_is_counted(stock, files, tmp_path):
-    """Steps of 8 rows, at least as many as asked for; the validation rows after each epoch; the test rows once."""
+def test_the_estimate_counts_steps_and_rows(stock, files, tmp_path):
+    """Batches of 8 rows; validation rows after each epoch; test rows once."""
     ground, arms, _ = grid(stock, files, tmp_path)
     run = str(next(arm.run for arm in arms if arm.run))
 
@@ -41,7 +41,7 @@ def test_what_a_cell_does_is_counted(stock, files, tmp_path):
     assert seconds(Throughput(step=1.0), "scratch", 24) == 2 * 3
     assert seconds(Throughput(step=1.0), "pretrained", 48) == 2 * 6
     assert seconds(Throughput(step=1.0), "frozen", 24) == pytest.approx(0.0, abs=0.1)
-    explained = 100  # rows' worth of reading for a model that is shown
+    explained = 100  # rows: the cost of error analysis
     assert seconds(Throughput(row=1.0), "scratch", 24) == 2 * 20 + explained
     assert seconds(Throughput(row=1.0), "frozen", 24) == pytest.approx(24 + 20 + explained, abs=0.1)
     assert seconds(Throughput(output=1.0), "pretrained", 24) == 40
@@ -76,7 +76,7 @@ def test_the_estimate_is_logged_before_the_first_trial_and_not_for_cached_trials
     assert not [line for line in caplog.messages if "of this machine" in line]
 
 
-def test_real_steps_are_timed_and_leave_no_trace(stock, files, tmp_path):
+def test_timing_leaves_no_files(stock, files, tmp_path):
     ground, arms, _ = grid(stock, files, tmp_path)
     for arm in arms:
         pace = measure_throughput(ground, arm)
@@ -85,7 +85,7 @@ def test_real_steps_are_timed_and_leave_no_trace(stock, files, tmp_path):
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(20, "seconds"), (300, "minutes"), (20_000, "hours")])
-def test_a_time_is_told_as_a_range(seconds, unit):
+def test_durations_are_formatted_as_ranges(seconds, unit):
     low, high = map(float, re.fullmatch(rf"about (\S+) to (\S+) {unit}", format_duration_range(seconds)).groups())
     scale = {"seconds": 1, "minutes": 60, "hours": 3600}[unit]
     assert low * scale == pytest.approx(LOW * seconds, rel=0.1)

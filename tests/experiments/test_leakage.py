@@ -1,4 +1,4 @@
-"""A text that is in the corpus is found, whatever was done to it; one that merely resembles another is not."""
+"""Copies of a text in the corpus are found, also edited ones; texts that merely resemble it are not."""
 
 import random
 import re
@@ -28,7 +28,7 @@ QUOTATION = "here is looking at you kid we will always have paris"
 
 
 def prose(draw: random.Random, count: int) -> list[str]:
-    """Words as a language has them: half of all come from a few."""
+    """Words with natural frequencies: half of all occurrences come from a few."""
     return [draw.choice(COMMON) if draw.random() < 0.5 else draw.choice(RARE) for _ in range(count)]
 
 
@@ -59,12 +59,12 @@ def test_case_accents_punctuation_and_space_do_not_matter():
 
 
 @given(st.text(max_size=60))
-def test_words_are_their_own_words(text):
+def test_normalized_words_are_stable(text):
     assert words(" ".join(words(text))) == words(text)
 
 
 @given(st.lists(st.text(max_size=20), max_size=5))
-def test_text_folds_the_same_alone_and_among_others(texts):
+def test_normalization_does_not_depend_on_context(texts):
     assert words("\n".join(texts)) == [word for text in texts for word in words(text)]
 
 
@@ -91,7 +91,7 @@ def test_verbatim_text_is_always_found_as_exact(texts, before, after, others, pl
     assert result.documents == len(corpus)
     assert [found.row for found in result.found] == sorted({found.row for found in result.found})
     for found in result.found:
-        if found.kind == "exact":  # and it truly stands in the document that is named
+        if found.kind == "exact":  # and it occurs in the reported document
             document = words(corpus[int(found.where.split(":")[1]) - 1])
             key = words(wanted[found.row])
             assert any(document[i : i + len(key)] == key for i in range(len(document)))
@@ -99,7 +99,7 @@ def test_verbatim_text_is_always_found_as_exact(texts, before, after, others, pl
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_without_a_shared_run_of_five_words_nothing_is_found(data):
+def test_texts_without_a_shared_5_gram_do_not_match(data):
     texts = data.draw(st.lists(st.lists(st.sampled_from("abcdef"), max_size=40), max_size=4))
     runs = {tuple(text[i : i + 5]) for text in texts for i in range(len(text) - 4)}
     corpus = []
@@ -112,7 +112,7 @@ def test_without_a_shared_run_of_five_words_nothing_is_found(data):
     assert small_batches([" ".join(text) for text in texts], documents(*corpus), characters).found == []
 
 
-def test_common_phrases_never_count_and_short_texts_only_when_whole():
+def test_common_phrases_never_match_and_short_texts_only_exactly():
     corpus = documents("a great film indeed and I was happy to see it again with my whole family last week")
     texts = [
         "great film",
@@ -125,7 +125,7 @@ def test_common_phrases_never_count_and_short_texts_only_when_whole():
     assert result.tested == 2
 
 
-def test_document_is_named_and_quoted_where_the_text_begins():
+def test_matches_name_and_quote_the_document():
     wanted = "Le chat était assis sur le tapis, et il dormait."
     long = "Un début ½ ﬁn… " * 20
     result = find_leaked_texts(
@@ -138,11 +138,11 @@ def test_document_is_named_and_quoted_where_the_text_begins():
     assert result.found[0].text == wanted + " Suite."
 
 
-def test_text_that_crosses_the_end_of_a_document_is_not_there():
+def test_matches_do_not_cross_documents():
     assert find_leaked_texts(["one two three four five six"], documents("one two three", "four five six")).found == []
 
 
-def test_all_runs_without_the_order_of_the_whole_are_not_exact():
+def test_shared_5_grams_in_another_order_are_not_exact():
     text = " ".join(["to be or not"] * 6)
     result = find_leaked_texts([text], documents(" ".join(["to be or not"] * 4)))
     assert kinds(result).get(0) != "exact"
@@ -197,11 +197,11 @@ def test_reviews_that_share_phrases_and_a_short_quotation_are_not_found():
 
     texts, corpus = [review() for _ in range(150)], [review() for _ in range(600)]
     assert find_leaked_texts(texts, documents(*corpus)).found == []
-    # the control: the same texts, had the corpus taken one of them over
+    # control: the same texts with one of them copied into the corpus
     assert kinds(find_leaked_texts(texts, documents(*corpus, "So. " + texts[7]))) == {7: "exact"}
 
 
-def test_texts_of_one_pattern_are_told_apart():
+def test_texts_of_one_template_do_not_match_each_other():
     draw = random.Random(14)
     pattern = " ".join(prose(draw, 30))
 
@@ -213,7 +213,7 @@ def test_texts_of_one_pattern_are_told_apart():
     assert kinds(find_leaked_texts(texts, documents(*corpus, texts[3]))) == {3: "exact"}
     assert (
         len(find_leaked_texts(texts[:20], documents(*corpus)).found) == 20
-    )  # among few texts it may be a long quotation
+    )  # with few texts it may be a long quotation
 
 
 def test_long_quotation_is_near_and_a_short_one_is_not():
@@ -224,7 +224,7 @@ def test_long_quotation_is_near_and_a_short_one_is_not():
     assert find_leaked_texts([" ".join(text)], documents(" ".join(short))).found == []
 
 
-def test_text_of_which_half_was_rewritten_is_another_text():
+def test_a_half_rewritten_text_does_not_match():
     draw = random.Random(15)
     text = prose(draw, 36)
     half = [word if i // 6 % 2 else draw.choice(RARE) for i, word in enumerate(text)]
@@ -243,7 +243,7 @@ def test_phrases_scattered_over_a_huge_document_are_not_a_copy():
     }
 
 
-def test_best_document_is_kept_and_of_equal_ones_the_first():
+def test_the_first_of_the_best_matches_is_reported():
     draw = random.Random(11)
     text = prose(draw, 60)
     poor, good = changed(draw, text, "substituted", 0.15), changed(draw, text, "substituted", 0.03)
@@ -256,7 +256,7 @@ def test_best_document_is_kept_and_of_equal_ones_the_first():
 # Batches
 
 
-def test_batches_do_not_change_what_is_found():
+def test_batch_boundaries_do_not_change_the_matches():
     draw = random.Random(12)
     texts = [prose(draw, draw.randint(6, 120)) for _ in range(40)]
     pieces = [changed(draw, text, "substituted", 0.06) if i % 2 else text for i, text in enumerate(texts)]
@@ -307,7 +307,7 @@ def test_progress_is_logged_by_the_amount_of_text(monkeypatch, caplog):
     assert len(caplog.messages) == 2
 
 
-def test_nothing_to_look_for_or_to_look_in():
+def test_empty_texts_and_an_empty_corpus():
     assert find_leaked_texts([], documents("some text of a few words")) == SearchResult(1, 0, [])
     assert find_leaked_texts(["", "!!!", "some text of a few words"], []) == SearchResult(0, 1, [])
     assert find_leaked_texts(["some text of a few words"], documents("...", "¿?")) == SearchResult(2, 1, [])

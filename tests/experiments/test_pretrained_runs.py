@@ -1,4 +1,4 @@
-"""Runs side by side: what is told of each, what must be known before comparing them, and that the report shows it."""
+"""Descriptions of several pretrained runs in a comparison, and notes on what limits comparing them."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.experiments.small import SMALL
 
 @pytest.fixture(scope="module")
 def side_by_side(stock, corpus, files, tmp_path_factory):
-    """A causal and a hybrid run of the same tokenizer, the second wider and of fewer tokens."""
+    """A causal and a hybrid run with the same tokenizer; the second is wider and saw fewer tokens."""
     folder = tmp_path_factory.mktemp("families")
     settings = TINY | {"steps": 5, "width": 32}
     headstock.pretrain(
@@ -26,7 +26,7 @@ def side_by_side(stock, corpus, files, tmp_path_factory):
     return stock, folder / "both", results, out
 
 
-def test_each_run_is_told_with_what_it_learned_and_what_it_is_worth(side_by_side):
+def test_runs_are_described_with_language_modelling_and_task_scores(side_by_side):
     *runs, results, _ = side_by_side
     for run, told in zip(runs, results["runs"], strict=True):
         own = RunFolder(run).results()
@@ -41,7 +41,7 @@ def test_each_run_is_told_with_what_it_learned_and_what_it_is_worth(side_by_side
     assert results["runs"][0]["masked_perplexity"] is None
 
 
-def test_what_makes_runs_unlike_is_said(side_by_side):
+def test_differences_between_runs_are_noted(side_by_side):
     *_, results, _ = side_by_side
     said = " ".join(results["notes"])
     assert "differ in parameters" in said
@@ -52,11 +52,11 @@ def test_what_makes_runs_unlike_is_said(side_by_side):
     assert "compare their bits per byte" in comparability_notes([alike, alike | {"tokenizer": "b"}])[0]
 
 
-def test_one_run_stands_beside_nobody(done):
+def test_a_single_run_is_not_described(done):
     assert done[0]["runs"] == []
 
 
-def test_the_report_and_the_terminal_show_them(side_by_side):
+def test_report_and_terminal_show_the_runs(side_by_side):
     *_, results, out = side_by_side
     page = write_report(out).read_text(encoding="utf-8")
     assert "Pretrained runs" in page
@@ -64,5 +64,5 @@ def test_the_report_and_the_terminal_show_them(side_by_side):
     assert runs_table(results["runs"]).row_count == 2
 
 
-def test_numbers_are_told_briefly():
+def test_compact_numbers():
     assert [compact_number(n) for n in (40_316_672, 812_400, 96, None)] == ["40.3M", "812.4k", "96", ""]

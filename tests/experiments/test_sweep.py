@@ -1,4 +1,4 @@
-"""A sweep ranks what plain runs would give, makes each of them once, and goes on from wherever it was stopped."""
+"""A sweep ranks points like single runs would, trains each once and resumes after an interruption."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from headstock.experiments.sweep_summary import ranking, summarize_sweep, t_inte
 from headstock.report.sweep_points import canonical, point_file_name
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
-from tests.experiments.small import SETTINGS, never, numbers, stamps
+from tests.experiments.small import SETTINGS, fail_if_trained, modification_times, without_timings
 
 BASE = TINY | {"steps": 6, "checkpoint_every": 2}
 GRID = {"depth": [1, 2], "lr": [1e-3, 3e-2]}
@@ -30,7 +30,7 @@ ASKED = {"grid": GRID, "seeds": 2, "settings": BASE}
 
 @pytest.fixture(scope="module")
 def swept(corpus, tmp_path_factory):
-    """One whole sweep of pretraining, and its folder."""
+    """A sweep of pretraining and its folder."""
     out = tmp_path_factory.mktemp("sweep") / "out"
     return sweep(corpus, out=out, **ASKED), out
 
@@ -39,7 +39,7 @@ def swept(corpus, tmp_path_factory):
 
 
 @given(st.integers(1, 24), st.integers(0, 5))
-def test_a_sample_has_no_point_twice_and_holds_every_smaller_sample(count, seed):
+def test_samples_are_distinct_and_nested(count, seed):
     grid = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False], "d": [0.1, 0.2]}
     drawn = draw_points(grid, sample=count, seed=seed)
     every = draw_points(grid, sample=None, seed=0)
@@ -48,7 +48,7 @@ def test_a_sample_has_no_point_twice_and_holds_every_smaller_sample(count, seed)
     assert draw_points(grid, sample=max(1, count - 1), seed=seed) == drawn[: max(1, count - 1)]
 
 
-def test_ranges_are_drawn_evenly_on_a_log_scale():
+def test_ranges_are_sampled_log_uniformly():
     drawn = draw_points({"lr": Range(1e-4, 1e-2), "depth": Range(1, 4)}, sample=400, seed=0)
     rates, depths = np.log10([point["lr"] for point in drawn]), [point["depth"] for point in drawn]
     assert rates.min() >= -4 and rates.max() <= -2
@@ -59,7 +59,7 @@ def test_ranges_are_drawn_evenly_on_a_log_scale():
     )
 
 
-def test_values_are_read_as_settings_are():
+def test_grid_values_are_parsed_like_settings():
     written = dict(parse_grid(text) for text in ("lr=1e-3,3e-3", "norm=pre, post", "freeze=true,false", "x=1..8"))
     assert read_grid(written, sampled=True) == {
         "lr": [0.001, 0.003],
@@ -89,7 +89,7 @@ def test_different_points_have_different_names():
 # Pretraining
 
 
-def test_points_are_ranked_by_what_plain_runs_give(swept, corpus, tmp_path):
+def test_ranking_agrees_with_single_runs(swept, corpus, tmp_path):
     results, _ = swept
     assert (results["kind"], results["metric"], results["better"]) == ("sweep", "loss", "lower")
     means = [row["mean"] for row in results["points"]]
@@ -98,7 +98,7 @@ def test_points_are_ranked_by_what_plain_runs_give(swept, corpus, tmp_path):
         own = [cell["score"] for cell in results["cells"] if cell["settings"] == row["settings"]]
         low, high = stats.t.interval(0.95, 1, np.mean(own), stats.sem(own))
         assert np.allclose([row["mean"], row["low"], row["high"]], [np.mean(own), low, high])
-    assert all(row["settings"]["lr"] == 3e-2 for row in results["points"][:2])  # six steps are few
+    assert all(row["settings"]["lr"] == 3e-2 for row in results["points"][:2])  # six steps need a high learning rate
     cell = next(cell for cell in results["cells"] if cell["seed"] == 1 and cell["settings"]["depth"] == 1)
     alone = headstock.pretrain(corpus, out=tmp_path / "run", settings=BASE | cell["settings"] | {"seed": 1})
     assert cell["score"] == alone["valid_loss"]
@@ -106,7 +106,7 @@ def test_points_are_ranked_by_what_plain_runs_give(swept, corpus, tmp_path):
     assert [step for step, _ in cell["curve"]] == [1, 2, 3, 4, 5, 6]
 
 
-def test_marginals_are_the_means_of_the_points_with_a_value(swept):
+def test_marginals_are_means_over_points(swept):
     results, _ = swept
     for key, values in GRID.items():
         assert [row["value"] for row in results["marginals"][key]] == values
@@ -116,7 +116,7 @@ def test_marginals_are_the_means_of_the_points_with_a_value(swept):
     assert "The most important setting is lr" in results["verdict"]
 
 
-def test_the_best_run_stays_and_no_other(swept):
+def test_only_the_best_run_is_kept(swept):
     results, out = swept
     best = results["best"]
     assert [path.name for path in (out / "runs").iterdir()] == [best["run"].rpartition("/")[2]]
@@ -127,24 +127,26 @@ def test_the_best_run_stays_and_no_other(swept):
     assert math.isclose(headstock.load(best["run"]).evaluate()["loss"], scores[best["seed"]], rel_tol=1e-5)
 
 
-def test_what_is_there_is_not_made_again(swept, corpus, tmp_path):
+def test_finished_trials_of_a_sweep_are_not_repeated(swept, corpus, tmp_path):
     results, old = swept
-    before = stamps(old)
-    again = sweep(corpus, out=old, **ASKED, callbacks=[never])
-    assert stamps(old) == before
-    assert numbers(again) == numbers(results)
-    by_bits = sweep(corpus, out=old, **ASKED, by="bits_per_byte", callbacks=[never])  # another metric needs no training
+    before = modification_times(old)
+    again = sweep(corpus, out=old, **ASKED, callbacks=[fail_if_trained])
+    assert modification_times(old) == before
+    assert without_timings(again) == without_timings(results)
+    by_bits = sweep(
+        corpus, out=old, **ASKED, by="bits_per_byte", callbacks=[fail_if_trained]
+    )  # ranking by another metric needs no training
     assert by_bits["metric"] == "bits_per_byte"
     assert by_bits["points"][0]["mean"] != results["points"][0]["mean"]
     out, depth = tmp_path / "out", results["best"]["settings"]["depth"]
     shutil.copytree(old, out)
     wider = sweep(corpus, out=out, **ASKED | {"grid": {"depth": [depth], "lr": [3e-2, 1e-4]}})
-    new = {name for name, stamp in stamps(out / "cells").items() if before.get(f"cells/{name}") != stamp}
+    new = {name for name, stamp in modification_times(out / "cells").items() if before.get(f"cells/{name}") != stamp}
     assert new == {f"depth={depth},lr=0.0001-{seed}.json" for seed in (0, 1)}
     assert wider["best"]["seed"] == results["best"]["seed"]
 
 
-def test_a_new_best_is_trained_again_where_its_weights_were_not_kept(swept, corpus, tmp_path):
+def test_a_new_best_point_is_trained_again_if_its_weights_were_removed(swept, corpus, tmp_path):
     results, old = swept
     out, other = tmp_path / "out", results["points"][1]["settings"]
     shutil.copytree(old, out)
@@ -155,14 +157,14 @@ def test_a_new_best_is_trained_again_where_its_weights_were_not_kept(swept, corp
     assert headstock.load(again["best"]["run"]).run.results()["valid_loss"] == scores[again["best"]["seed"]]
 
 
-def test_other_text_is_another_sweep(swept, corpus, tmp_path):
+def test_changed_text_invalidates_trials(swept, corpus, tmp_path):
     _, old = swept
     out, other = tmp_path / "out", tmp_path / "other.txt"
     shutil.copytree(old, out)
     other.write_text(corpus.read_text(encoding="utf-8").replace("Anne", "Anna"), encoding="utf-8")
-    before = stamps(out)
+    before = modification_times(out)
     sweep(other, out=out, **ASKED | {"grid": {"depth": [1], "lr": [3e-2]}, "seeds": 1})
-    assert stamps(out)["cells/depth=1,lr=0.03-0.json"] != before["cells/depth=1,lr=0.03-0.json"]
+    assert modification_times(out)["cells/depth=1,lr=0.03-0.json"] != before["cells/depth=1,lr=0.03-0.json"]
 
 
 STOPPED = """
@@ -186,7 +188,7 @@ main()
 
 
 @pytest.mark.parametrize(("instant", "code"), [("interrupt", 130), ("kill", -signal.SIGKILL)])
-def test_a_stopped_sweep_goes_on_to_the_same_results(swept, corpus, tmp_path, instant, code):
+def test_an_interrupted_sweep_resumes_to_the_same_results(swept, corpus, tmp_path, instant, code):
     results, _ = swept
     out, script = tmp_path / "out", tmp_path / "stopped.py"
     script.write_text(STOPPED)
@@ -198,17 +200,17 @@ def test_a_stopped_sweep_goes_on_to_the_same_results(swept, corpus, tmp_path, in
     if instant == "interrupt":
         told = f"headstock: stopped; 3 of 8 trials are saved in {out}; repeat the command to continue"
         assert stopped.stderr.splitlines()[-1] == told
-    kept = stamps(out / "cells")
+    kept = modification_times(out / "cells")
     heard = []
     again = sweep(corpus, out=out, **ASKED, callbacks=[lambda event: heard.append(event.state.step)])
-    after = stamps(out / "cells")
+    after = modification_times(out / "cells")
     assert sum(after[name] == stamp for name, stamp in kept.items()) == 3
-    assert heard[0] > 2  # the fourth was resumed, not begun again
-    assert numbers(again)["points"] == numbers(results)["points"]
+    assert heard[0] > 2  # the fourth trial was resumed, not restarted
+    assert without_timings(again)["points"] == without_timings(results)["points"]
     assert again["verdict"] == results["verdict"]
 
 
-def test_everything_wrong_is_told_before_anything_is_made(corpus, tmp_path):
+def test_all_invalid_settings_are_reported_before_training(corpus, tmp_path):
     grid = {"depht": [1, 2], "depth": [0, 2], "width": [16, 30], "heads": [4], "norm": ["pre", "pots"]}
     with pytest.raises(ConfigError) as wrong:
         sweep(corpus, grid=grid, out=tmp_path / "out")
@@ -235,12 +237,12 @@ def test_everything_wrong_is_told_before_anything_is_made(corpus, tmp_path):
         ({"grid": {"vocabulary": [300, 320]}, "objective": "masked", "settings": TINY}, "no bits per byte"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(corpus, tmp_path, asked, why):
+def test_incomparable_points_are_refused(corpus, tmp_path, asked, why):
     with pytest.raises(UserError, match=why):
-        sweep(corpus, out=tmp_path / "out", callbacks=[never], **asked)
+        sweep(corpus, out=tmp_path / "out", callbacks=[fail_if_trained], **asked)
 
 
-def test_points_that_run_away_come_last_and_stop_nothing(corpus, tmp_path):
+def test_diverging_points_rank_last(corpus, tmp_path):
     settings = BASE | {"clip": 0, "warmup": 0.0, "steps": 8}
     results = sweep(corpus, grid={"lr": [1e30, 1e-2]}, seeds=1, settings=settings, out=tmp_path / "out")
     first, last = results["points"]
@@ -254,10 +256,10 @@ def test_points_that_run_away_come_last_and_stop_nothing(corpus, tmp_path):
         seeds=1,
         settings=settings,
         out=tmp_path / "out",
-        callbacks=[never],
+        callbacks=[fail_if_trained],
         keep=False,
     )
-    assert numbers(again) == numbers(results)
+    assert without_timings(again) == without_timings(results)
 
 
 def test_the_command_and_a_recipe(call, swept, corpus, tmp_path):
@@ -269,10 +271,10 @@ def test_the_command_and_a_recipe(call, swept, corpus, tmp_path):
         f"[sweep]\ncorpus = {json.dumps(str(corpus))}\nseeds = 2\n"
         f"[grid]\ndepth = [1, 2]\nlr = '1e-3,3e-2'\n[pretrain]\n{settings}"
     )
-    before = stamps(out / "cells")
+    before = modification_times(out / "cells")
     told, _ = call("sweep", "--config", recipe, "--out", out, "--json")
     made = json.loads(told.splitlines()[-1])
-    assert stamps(out / "cells") == before
+    assert modification_times(out / "cells") == before
     assert made["verdict"] == results["verdict"] and made["points"] == results["points"]
     told, said = call("sweep", "--config", recipe, "--out", out)
     assert "gap to the best" in told and results["verdict"] in told.replace("\n", " ")
@@ -292,7 +294,7 @@ def test_fine_tuning_is_ranked_by_the_validation_rows(stock, files, tmp_path):
     assert (results["of"], results["metric"], results["better"]) == ("finetune", "accuracy", "higher")
     means = [row["mean"] for row in results["points"]]
     assert means == sorted(means, reverse=True)
-    assert len(list((out / "runs").iterdir())) == 8  # all, as was asked for
+    assert len(list((out / "runs").iterdir())) == 8  # keep=True
     model = headstock.load(results["best"]["run"])
     best = next(
         cell
@@ -301,29 +303,29 @@ def test_fine_tuning_is_ranked_by_the_validation_rows(stock, files, tmp_path):
     )
     assert math.isclose(model.evaluate(files["valid"])["accuracy"], best["score"])
     assert any("no test row" in note for note in results["notes"])
-    again = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, callbacks=[never])
-    assert numbers(again)["points"] == numbers(results)["points"]
-    assert len(list((out / "runs").iterdir())) == 8  # what was to be kept is not removed by a later call
+    again = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, callbacks=[fail_if_trained])
+    assert without_timings(again)["points"] == without_timings(results)["points"]
+    assert len(list((out / "runs").iterdir())) == 8  # a later call does not remove kept runs
     for wrong in ({"settings": {"data.test": str(files["test"])}}, {"settings": {"ensemble": 2}}, {"by": "loss"}):
         with pytest.raises(UserError, match=r"cannot be set|applies to pretraining"):
-            sweep(**rows, grid=grid, out=out, callbacks=[never], **wrong)
+            sweep(**rows, grid=grid, out=out, callbacks=[fail_if_trained], **wrong)
 
 
-# The answer
+# The summary
 
 
 def cells_of(scores, **more):
     return [{"score": score, "failed": None, "seconds": 1.0, "parameters": 9, **more} for score in scores]
 
 
-def test_failed_points_come_last_whatever_their_other_seeds_say():
+def test_points_with_a_failed_seed_rank_last():
     made = [cells_of([2.0, 2.0]), [*cells_of([1.0]), {"score": None, "failed": "no number"}], cells_of([1.5, 1.7])]
     assert ranking(made, lower=True) == [2, 0, 1]
     assert ranking(made, lower=False) == [0, 2, 1]
 
 
 class Judged:
-    """As much of a field as an answer needs."""
+    """The part of a SweepKind that the summary needs."""
 
     metric, lower, curve_metric, task = "loss", True, "loss", None
 
@@ -342,7 +344,7 @@ class Judged:
         ([1.0], [2.0], "one seed cannot show"),
     ],
 )
-def test_the_verdict_claims_no_more_than_paired_seeds_show(tmp_path, ours, theirs, said):
+def test_the_sweep_verdict_follows_the_paired_interval(tmp_path, ours, theirs, said):
     from headstock.experiments.sweep_settings import SweepPlan, SweepSettings
     from headstock.experiments.sweep_trials import SweepTrial
 

@@ -1,4 +1,4 @@
-"""The TF-IDF baseline is scikit-learn's plain recipe, chosen on the validation rows, with probabilities that fit it."""
+"""The TF-IDF baseline matches scikit-learn, is selected on validation rows and has calibrated probabilities."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ COMMON = ["the", "book", "story", "of", "author", "and", "chapter", "reader", "w
 
 
 def reviews(count: int, *, classes: int = 2, name: str = "rows", clarity: float = 0.2) -> tuple[list[str], np.ndarray]:
-    """Texts of twelve words; each word speaks of the label with probability `clarity`, else of nothing or anything."""
+    """Texts of twelve words; each word indicates the label with probability `clarity`."""
     random = generator("reviews", name)
     labels = np.arange(count) % classes
     texts = []
@@ -41,7 +41,7 @@ def fitted(count: int, *, classes: int = 2, **more) -> TfidfClassifier:
     )
 
 
-def test_it_learns_and_says_what_it_chose():
+def test_the_classifier_learns_and_reports_its_choice():
     baseline = fitted(200)
     texts, labels = reviews(300, name="test")
     assert np.mean(baseline.probabilities(texts).argmax(1) == labels) > 0.7
@@ -52,8 +52,8 @@ def test_it_learns_and_says_what_it_chose():
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_first_candidate_is_the_plain_recipe(classes, monkeypatch):
-    """Parity: the same decisions as scikit-learn's parts joined by hand."""
+def test_the_first_candidate_matches_scikit_learn(classes, monkeypatch):
+    """Parity with a pipeline built from scikit-learn."""
     monkeypatch.setattr("headstock.experiments.tfidf.CANDIDATES", CANDIDATES[:1])
     train, test = reviews(90, classes=classes, name="train"), reviews(120, classes=classes, name="test")
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
@@ -64,12 +64,12 @@ def test_the_first_candidate_is_the_plain_recipe(classes, monkeypatch):
     baseline = fitted(90, classes=classes)
     assert baseline.chosen == "linear SVM, C=1"
     assert (baseline.probabilities(test[0]).argmax(1) == expected).all()
-    assert 0.02 < np.mean(expected != test[1]) < 0.5  # the control: the task is not so easy that all would agree
+    assert 0.02 < np.mean(expected != test[1]) < 0.5  # control: the task is not trivial
 
 
 @pytest.mark.parametrize("candidate", [CANDIDATES[0], CANDIDATES[3]])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_likeliest_class_is_the_classifiers_own_decision(candidate, classes, monkeypatch):
+def test_the_most_likely_class_is_the_prediction(candidate, classes, monkeypatch):
     monkeypatch.setattr("headstock.experiments.tfidf.CANDIDATES", (candidate,))
     baseline = fitted(60, classes=classes)
     texts, _ = reviews(150, classes=classes, name="test")
@@ -82,30 +82,30 @@ def test_probabilities_are_calibrated_on_the_validation_rows():
     baseline = fitted(200)
     texts, labels = reviews(1000, name="test")
     assert calibration(baseline.probabilities(texts), labels)["ece"] < 0.08
-    baseline._scale *= 8  # the control: decision values taken at another scale are not
+    baseline._scale *= 8  # control: another scale is not calibrated
     assert calibration(baseline.probabilities(texts), labels)["ece"] > 0.1
 
 
-def test_twenty_texts_suffice_and_a_class_they_lack_gets_nothing():
+def test_absent_classes_have_probability_zero():
     texts, labels = reviews(20, classes=2, name="few", clarity=0.5)
     valid_texts, valid_labels = reviews(60, classes=3, name="valid", clarity=0.5)
     baseline = TfidfClassifier(["bad", "good", "fair"]).fit(texts, labels, valid_texts, valid_labels, seed=1)
     shares = baseline.probabilities(valid_texts)
     assert shares.shape == (60, 3)
     assert (shares[:, 2] == 0).all() and shares.sum(1) == pytest.approx(1.0)
-    assert baseline.valid_accuracy <= 2 / 3  # a third of the validation rows are of the class it never saw
+    assert baseline.valid_accuracy <= 2 / 3  # a third of the validation rows have an unseen class
     assert baseline.probabilities([]).shape == (0, 3)
 
 
 def test_ties_go_to_the_first_listed():
     texts, labels = ["dull boring waste", "superb lovely gripping"] * 20, np.array([0, 1] * 20)
-    baseline = TfidfClassifier(["bad", "good"]).fit(texts, labels, texts, labels, seed=0)  # every candidate is right
+    baseline = TfidfClassifier(["bad", "good"]).fit(texts, labels, texts, labels, seed=0)  # every candidate is perfect
     assert baseline.valid_accuracy == 1.0
     assert baseline.chosen == "linear SVM, C=1"
-    assert baseline.probabilities(["superb lovely gripping"])[0, 1] < 1.0  # never certain
+    assert baseline.probabilities(["superb lovely gripping"])[0, 1] < 1.0  # not certain
 
 
-def test_texts_without_words_are_counted_by_characters():
+def test_texts_without_words_use_character_n_grams():
     texts, labels = ["a b a b", "x y x y"] * 10, np.array([0, 1] * 10)
     baseline = TfidfClassifier(["ab", "xy"]).fit(texts, labels, texts, labels, seed=0)
     assert baseline.valid_accuracy == 1.0
@@ -113,7 +113,7 @@ def test_texts_without_words_are_counted_by_characters():
         TfidfClassifier(["ab", "xy"]).fit(["", "x"], [0, 1], texts, labels, seed=0)
 
 
-def test_what_it_cannot_learn_is_said():
+def test_unsupported_data_is_refused():
     texts = ["one text", "two texts"]
     with pytest.raises(UserError, match="TF-IDF arm: several labels per text"):
         TfidfClassifier(["a", "b"]).fit(texts, [{0, 1}, {1}], texts, [{0}, {1}], seed=0)

@@ -1,4 +1,4 @@
-"""How tests look at a page: opened in a browser, or taken apart."""
+"""Helpers to inspect a page in a browser or by parsing it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +14,14 @@ COLOURS = """() => ['body', 'svg[data-chart] text', 'svg[data-chart] path[style*
 
 
 def look_at(browser, page: Path, *, width: int, scheme: str, javascript: bool = True) -> dict:
-    """Open the page as a reader would; everything in it is unfolded before it is measured."""
+    """Open a page with all details expanded."""
     with screen(browser, width=width, scheme=scheme, javascript=javascript) as tab:
         return look(tab, page)
 
 
 @contextmanager
 def screen(browser, *, width: int, scheme: str, javascript: bool = True) -> Iterator[Any]:
-    """A tab for several pages one after the other: a browser takes longer to open one than to show a page."""
+    """A browser tab, reused for several pages because opening one is slow."""
     context = browser.new_context(
         viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=javascript
     )
@@ -30,7 +30,7 @@ def screen(browser, *, width: int, scheme: str, javascript: bool = True) -> Iter
 
 
 def look(tab, page: Path) -> dict:
-    """What a page does and how large it is; the tab stays open on it."""
+    """Requests, errors and dimensions of a page; the tab stays open."""
     wrong, asked = [], []
     hear = {
         "console": lambda message: wrong.append(message.text),
@@ -56,7 +56,7 @@ def look(tab, page: Path) -> dict:
 
 
 class Outline(HTMLParser):
-    """What a page is made of: its tags with their attributes, its ids, its text, and whether all tags are closed."""
+    """The tags, attributes, ids and text of a page, and whether all tags are closed."""
 
     VOID = frozenset({"meta", "link", "br", "img", "input"})
 
@@ -83,7 +83,7 @@ class Outline(HTMLParser):
 
 
 def check_sound(page: Outline) -> None:
-    """Whatever links, labels and captions point at is there, and nothing of the page acts."""
+    """Check that all link targets and labels exist and that the page has no scripts."""
     assert page.open == []
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))

@@ -1,4 +1,4 @@
-"""The report as a reader meets it: in a browser, in both colour schemes, on a telephone, whatever the results hold."""
+"""The comparison report in a browser, in both colour schemes, on a phone, with unusual results."""
 
 import html
 import io
@@ -45,7 +45,7 @@ def review(pick: random.Random, words: int) -> str:
 
 
 def bpe(text: str, pick: random.Random) -> list:
-    """Weighted pieces as a byte-level tokenizer spells them."""
+    """Weighted tokens of a byte-level tokenizer."""
     return [[("Ġ" if i else "") + word, pick.gauss(0, 0.2)] for i, word in enumerate(text.split(" "))]
 
 
@@ -122,7 +122,7 @@ def some_cell(pick: random.Random, arm: dict, labels: int, seed: int) -> dict:
 
 
 def some_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVELS, seeds=3, classes=None, spell=bpe):
-    """A results.json of `headstock compare` as it comes out of a real comparison, with made-up numbers."""
+    """A results.json of `headstock compare` with synthetic numbers."""
     pick = random.Random(7)
     classes = classes or ["negative", "positive"]
     arms = some_arms(kinds)
@@ -199,7 +199,7 @@ ARABIC = "هذا الفيلم جميل جدا لكن النهاية سيئة"
 
 
 def awkward() -> dict[str, dict]:
-    """Results that are right but unusual; each must look right and none may crash."""
+    """Valid but unusual results."""
     one = some_results(kinds=("tfidf",), labels=(50,), seeds=1)
     one["notes"], one["leakage"], one["pairs"] = [], [], []
     one |= {"measured_on": "valid", "train_overlap": 0}
@@ -255,7 +255,7 @@ def some_run(folder: Path, results: dict, rows: list[dict]) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """Every kind of report, made once."""
+    """Every kind of report, written once."""
     home = tmp_path_factory.mktemp("reports")
     kinds = {"full": some_results(), **awkward()}
     with warnings.catch_warnings():
@@ -285,7 +285,7 @@ NAMES = ("full", "one", "bare", "many", "crowd", "hostile", "tuned", "thin", "gr
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_opens_from_disk_on_a_telephone_and_asks_nobody(pages, browser, name):
+def test_pages_open_on_a_phone_without_network_requests(pages, browser, name):
     found = look_at(browser, pages[name], width=390, scheme="light")
     assert found["wrong"] == []
     assert all(url.startswith(("file:", "data:")) for url in found["asked"])
@@ -300,8 +300,8 @@ FADES = """() => [...document.querySelectorAll('.scroll')].filter(e => e.offsetP
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
-def test_a_table_that_is_cut_shows_that_it_goes_on(pages, browser):
-    """At the end where something is scrolled away the table fades; one that fits does not."""
+def test_clipped_tables_fade_at_the_edge(pages, browser):
+    """A table fades at the side where it is clipped; one that fits does not."""
     with screen(browser, width=390, scheme="light") as tab:
         tab.goto(pages["full"].as_uri())
         tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
@@ -314,7 +314,7 @@ def test_a_table_that_is_cut_shows_that_it_goes_on(pages, browser):
         assert all((start > 0, end) == (wide, 0) for wide, start, end, _ in tab.evaluate(FADES))
 
 
-def test_every_chart_is_seen_and_follows_the_colour_scheme(pages, browser):
+def test_every_chart_is_visible_and_follows_the_colour_scheme(pages, browser):
     light, dark = (look_at(browser, pages["full"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
     slugs = [f"{kind}-reviews" for kind in ("pretrained", "scratch", "frozen")]
     expected = {"accuracy", *(f"training-{count}-{slug}" for count in LEVELS for slug in slugs)}
@@ -328,16 +328,16 @@ def test_every_chart_is_seen_and_follows_the_colour_scheme(pages, browser):
     assert len(set.union(*own)) == 4
 
 
-def test_charts_are_kept_as_files_for_papers(pages):
+def test_charts_are_saved_as_files(pages):
     kept = {path.name for path in (pages["full"].parent / "figures").iterdir()}
     for name in ("accuracy", "training-1600", "confusion-tfidf", "lengths-tfidf", "reliability-tfidf"):
         assert {f"{name}.svg", f"{name}.png"} <= kept
     svg = (pages["full"].parent / "figures" / "accuracy.svg").read_text()
-    assert "var(" not in svg  # a file has no page to take its colours from
-    assert "scratch (reviews)" in svg  # text stays text
+    assert "var(" not in svg  # a file has no page with CSS variables
+    assert "scratch (reviews)" in svg  # text is not converted to paths
 
 
-def test_the_same_results_make_the_same_page(tmp_path):
+def test_rendering_is_deterministic(tmp_path):
     results = some_results(kinds=("tfidf",), labels=(50,), seeds=2)
     results["details"]["arms"] = {}
     folders = [put(tmp_path / name, results) for name in ("a", "b")]
@@ -348,11 +348,11 @@ def test_the_same_results_make_the_same_page(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_is_sound_and_can_be_read_aloud(pages, name):
+def test_pages_are_valid_and_accessible(pages, name):
     check_sound(Outline(pages[name]))
 
 
-def test_what_was_found_is_said(pages):
+def test_the_page_contains_the_results(pages):
     text = Outline(pages["full"]).text
     results = some_results()
     for said in (
@@ -374,7 +374,7 @@ def test_what_was_found_is_said(pages):
     assert "scores are optimistic" in Outline(pages["one"]).text
 
 
-def test_text_of_others_stays_text(pages):
+def test_foreign_text_is_escaped(pages):
     source = pages["hostile"].read_text(encoding="utf-8")
     assert "<script" not in source
     assert "<img" not in source
@@ -384,7 +384,7 @@ def test_text_of_others_stays_text(pages):
     assert "more characters in the file" in source
 
 
-def test_a_run_tells_its_curve_and_its_voice(pages):
+def test_the_page_of_a_run_shows_its_loss_and_samples(pages):
     text = Outline(pages["grown"]).text
     assert "1.900" in text
     assert "And <b>so</b> on & on." in text
@@ -399,13 +399,13 @@ def test_the_samples_of_pretraining_are_shown(pages):
     assert '<mark class="said">Ben</mark> sees <mark class="said">home</mark>.' in source
 
 
-def test_tf_idf_has_one_spelling(pages):
+def test_tfidf_has_one_spelling(pages):
     results = some_results()
     assert "tfidf" in {arm["name"] for arm in results["arms"]}
     source = pages["full"].read_text(encoding="utf-8")
     assert "TF-IDF" in source
     for shown in re.findall(r">([^<>]*tfidf[^<>]*)<", source):
-        assert shown == ", ".join(results["settings"]["compare"]["arms"]), shown  # a setting, as it is typed
+        assert shown == ", ".join(results["settings"]["compare"]["arms"]), shown  # a setting as typed
     console = Console(width=120, file=io.StringIO())
     scored = [row | {"score": row["accuracy"]} for row in results["summary"]]
     console.print(
@@ -414,7 +414,7 @@ def test_tf_idf_has_one_spelling(pages):
     assert "TF-IDF" in console.file.getvalue() and "tfidf" not in console.file.getvalue()
 
 
-def test_ranges_and_signs_are_written_in_one_way(pages):
+def test_ranges_and_signs_have_one_format(pages):
     assert interval(0.008, 0.167) == "0.8 to 16.7"
     assert interval(-0.201, -0.127) == "−20.1 to −12.7"
     assert points(-0.031) == "−3.1"
@@ -423,7 +423,7 @@ def test_ranges_and_signs_are_written_in_one_way(pages):
         assert not re.search(r"\d–\d|[^\w.]-\d+\.\d", Outline(pages[name]).text)
 
 
-def test_evidence_is_whole_words():
+def test_attributions_are_merged_into_words():
     def joined(text, pieces):
         return merge_into_words(text, decode_tokens(pieces), word_spans(text))
 
@@ -436,7 +436,7 @@ def test_evidence_is_whole_words():
     assert joined("很好看", [["很", 1.0], ["好看", 2.0]]) == [("很", 1.0), ("好看", 2.0)]  # no spaces between words
 
 
-def test_a_fine_tuned_run_shows_what_the_comparison_shows_of_an_arm(pages):
+def test_the_page_of_a_fine_tuned_run_shows_its_errors(pages):
     page = pages["tuned"].read_text()
     for name in ("accuracy-wide", "lengths-tuned", "reliability-tuned"):
         assert f'data-chart="{name}"' in page
@@ -445,7 +445,7 @@ def test_a_fine_tuned_run_shows_what_the_comparison_shows_of_an_arm(pages):
     assert "Most confident errors" in page
 
 
-def test_the_verb_says_where_the_page_is(tmp_path, capsys):
+def test_the_command_prints_the_path_of_the_page(tmp_path, capsys):
     folder = put(tmp_path / "answer", awkward()["bare"])
     told = report(Common(), folder)
     assert told == {"report": str(folder / "report.html")}
@@ -453,7 +453,7 @@ def test_the_verb_says_where_the_page_is(tmp_path, capsys):
     assert (folder / "report.html").is_file()
 
 
-def test_a_folder_without_results_says_what_makes_them(tmp_path):
+def test_folders_without_results_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"no results\.json.*compare"):
         write_report(tmp_path)
     with pytest.raises(UserError, match="no such folder"):
@@ -466,7 +466,7 @@ def test_a_folder_without_results_says_what_makes_them(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
 @pytest.mark.parametrize("text", ["Le café, c'est bon ! It isn't good 😀 (at all).", "日本 is  far\n\naway…"])
-def test_pieces_of_every_tokenizer_become_the_text_again(kind, text):
+def test_tokens_of_every_tokenizer_align_with_the_text(kind, text):
     from headstock.data.tokenizer import train_tokenizer
     from headstock.data.tokenizer_training import TokenizerSettings
 
@@ -474,10 +474,10 @@ def test_pieces_of_every_tokenizer_become_the_text_again(kind, text):
     spans = align_weights(text, decode_tokens([[piece, 0.5] for piece in tokenizer.tokenize(text)]))
     assert "".join(span.text for span in spans) == text
     unweighted = "".join(span.text for span in spans if span.weight is None)
-    assert unweighted.strip() == ""  # every letter got its weight, whatever the pieces looked like
+    assert unweighted.strip() == ""  # every letter is covered by a token
 
 
-def test_pieces_are_shown_as_people_write_them():
+def test_tokens_are_decoded_to_plain_text():
     assert [word for word, _ in decode_tokens([["Ġgood", 1], ["ĠcafÃ", 1], ["©", 0.5]])] == [" good", " café"]
     assert decode_tokens([["Ġ", 1.0], ["Ã", 0.5], ["©", 0.25]])[1] == ("é", 0.75)
     assert [word for word, _ in decode_tokens([["▁bon", 1], ["<0xC3>", 1], ["<0xA9>", 1]])] == [" bon", "é"]
@@ -486,7 +486,7 @@ def test_pieces_are_shown_as_people_write_them():
     assert [(span.text, span.weight) for span in unknown] == [("a", 1.0), (" rare ", None), ("word", -1.0)]
 
 
-def test_the_strongest_words_are_summed_and_marked_by_side():
+def test_top_words_are_summed_and_highlighted():
     pieces = [("good", 0.4), (" good", 0.3), (" bad", -0.9), (" the", 0.0)]
     assert [(word, round(weight, 6), times) for word, weight, times in top_words(pieces)] == [
         ("bad", -0.9, 1),
@@ -504,7 +504,7 @@ def test_the_strongest_words_are_summed_and_marked_by_side():
     st.integers(0, 60),
     st.integers(0, 60),
 )
-def test_no_text_is_lost_and_none_breaks_out(text, pieces, first, more):
+def test_highlighting_preserves_and_escapes_text(text, pieces, first, more):
     spans = align_weights(text, pieces)
     covered = "".join(span.text for span in spans if span.weight is None)
     assert len(covered) <= len(text)
@@ -517,7 +517,7 @@ def test_no_text_is_lost_and_none_breaks_out(text, pieces, first, more):
 
 
 @pytest.mark.parametrize(("low", "decided"), [(0.0004, False), (0.0006, True), (-0.01, False)])
-def test_a_difference_is_clear_where_it_is_shown_to_be(low, decided):
-    """An edge that reads 0.0 is zero, on the page as in the verdict."""
+def test_a_difference_is_clear_as_displayed(low, decided):
+    """A bound displayed as 0.0 counts as zero, as in the verdict."""
     (pair,) = describe_pairs([{"a": "x", "b": "y", "labels": 1, "difference": 0.1, "low": low, "high": 0.2}])
     assert pair["decided"] is decided

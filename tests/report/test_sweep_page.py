@@ -1,4 +1,4 @@
-"""The report of a sweep as a reader meets it, whatever varies and whatever failed."""
+"""The sweep report for different grids, also with failed points."""
 
 import json
 import random
@@ -17,7 +17,7 @@ NASTY = '<script>alert("x")</script> & "quotes" {{ 7 * 7 }} $\\alpha$'
 
 
 def some_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int = 0) -> dict:
-    """Results as a sweep writes them, with made-up numbers."""
+    """A results.json of a sweep with synthetic numbers."""
     pick, points, cells = random.Random(0), [], []
     better = "lower" if metric in ("loss", "bits_per_byte") else "higher"
     chosen = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -108,7 +108,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_page_is_sound_and_says_what_was_found(pages, name):
+def test_sweep_pages_are_valid_and_contain_the_results(pages, name):
     page, results = Outline(pages[name]), KINDS[name]
     check_sound(page)
     assert results["verdict"] in page.text and results["notes"][0] in page.text
@@ -120,7 +120,7 @@ def test_the_page_is_sound_and_says_what_was_found(pages, name):
     assert page.text.count("● ") == len(clear) + (results["seeds"] > 1 and any(row["low"] for row in results["points"]))
 
 
-def test_two_settings_make_a_heat_map_with_intervals_to_point_at(pages):
+def test_two_settings_give_a_heat_map_with_tooltips(pages):
     page = Outline(pages["heat"])
     cells = [attributes for tag, attributes in page.tags if tag == "td" and "title" in attributes]
     assert len(cells) == 12
@@ -141,7 +141,7 @@ CHARTS = {
 }
 
 
-def test_it_opens_on_a_desk_and_on_a_telephone_and_asks_nobody(pages, browser):
+def test_sweep_pages_open_on_desktop_and_phone_without_network_requests(pages, browser):
     for name, page in pages.items():
         wide, narrow = (look_at(browser, page, width=width, scheme="light") for width in (1280, 390))
         for found in (wide, narrow):
@@ -152,27 +152,27 @@ def test_it_opens_on_a_desk_and_on_a_telephone_and_asks_nobody(pages, browser):
             assert {chart.replace("-wide", "-narrow") for chart in CHARTS[name]} == narrow["seen"]
 
 
-def test_it_follows_the_colour_scheme(pages, browser):
+def test_sweep_pages_follow_the_colour_scheme(pages, browser):
     light, dark = (look_at(browser, pages["heat"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
     assert all(one != other for one, other in zip(light["colours"], dark["colours"], strict=True))
 
 
-def test_values_far_apart_are_drawn_on_a_log_scale():
+def test_distant_values_use_a_log_scale():
     assert scale_of([1e-4, 1e-2]) == "log"
     assert scale_of([2, 4, 6]) == "linear"
     assert scale_of([0, 0.1]) == "linear"
-    assert scale_of([0, 0.01, 0.1]) == "even"  # a zero has no place on a log scale
+    assert scale_of([0, 0.01, 0.1]) == "even"  # a log scale has no zero
     assert scale_of(["pre", "post"]) == scale_of([True, False]) == "even"
 
 
-def test_one_curve_that_ran_away_does_not_flatten_the_others():
+def test_a_diverging_curve_does_not_flatten_the_others():
     good = [[(1, 5.0), (2, 4.0)], [(1, 5.1), (2, 4.2)]]
     low, high = limits([*good, [(1, 5.0), (2, 1e6)]])
     assert low < 4 and 5.1 < high < 10
     assert limits([[(1, 2.0), (2, 2.0)]]) == (1.5, 2.5)
 
 
-def test_results_that_lack_something_are_named(tmp_path):
+def test_incomplete_results_are_refused(tmp_path):
     (tmp_path / "results.json").write_text('{"kind": "sweep", "points": []}')
     with pytest.raises(UserError, match="lacks points, cells"):
         write_report(tmp_path)

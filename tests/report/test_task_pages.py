@@ -1,4 +1,4 @@
-"""The report of every task: in its own words, by its own metric, and as sound as that of texts."""
+"""The reports of all tasks, with their own nouns and metrics."""
 
 import copy
 import html
@@ -21,7 +21,7 @@ from headstock.train.run_folder import RunFolder
 from tests.experiments.small import SETTINGS, SMALL
 from tests.report.browsing import Outline, check_sound, look_at
 
-NAMES = ("pair", "tag", "answer", "layers", "tuned tag", "tuned answer")  # of texts see test_report
+NAMES = ("pair", "tag", "answer", "layers", "tuned tag", "tuned answer")  # for texts see test_compare_page
 NOUNS = {"pair": "pairs", "tag": "sentences", "answer": "questions"}
 
 
@@ -41,7 +41,7 @@ def reports(compared, stock, files, task_files, tmp_path_factory) -> dict[str, P
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_opens_wherever_it_is_read(reports, browser, name):
+def test_task_pages_open_in_both_widths_and_colour_schemes(reports, browser, name):
     for width, scheme in ((390, "light"), (1280, "dark")):
         found = look_at(browser, reports[name], width=width, scheme=scheme)
         assert found["wrong"] == []
@@ -50,14 +50,14 @@ def test_it_opens_wherever_it_is_read(reports, browser, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_is_sound(reports, name):
+def test_task_pages_are_valid(reports, name):
     page = Outline(reports[name])
     check_sound(page)
     assert "None" not in re.sub(r"None found", "", page.text)
 
 
 @pytest.mark.parametrize("task", NOUNS)
-def test_rows_are_called_what_they_are(reports, task):
+def test_pages_use_the_nouns_of_the_task(reports, task):
     text = " ".join(Outline(reports[task]).text.split())
     assert f"evaluated on 30 test {NOUNS[task]}" in text
     assert f"Leakage: are the test {NOUNS[task]} in the pretraining text?" in text
@@ -65,7 +65,7 @@ def test_rows_are_called_what_they_are(reports, task):
 
 
 @pytest.mark.parametrize("task", ["tag", "answer"])
-def test_the_metric_that_counts_is_shown_first_and_the_others_beside_it(reports, compared, task):
+def test_the_primary_metric_comes_first(reports, compared, task):
     results, _ = compared[task]
     page = Outline(reports[task])
     text = " ".join(page.text.split())
@@ -80,7 +80,7 @@ def test_the_metric_that_counts_is_shown_first_and_the_others_beside_it(reports,
     assert (reports[task].parent / "figures" / "f1.svg").is_file()
 
 
-def test_mistakes_are_shown_where_they_were_made(reports, compared):
+def test_errors_are_highlighted_in_their_text(reports, compared):
     for task in ("tag", "answer"):
         source = reports[task].read_text(encoding="utf-8")
         for told in compared[task][0]["details"]["arms"].values():
@@ -95,7 +95,7 @@ def test_mistakes_are_shown_where_they_were_made(reports, compared):
     assert "Confusions of tags" in Outline(reports["tag"]).text
 
 
-def test_a_fine_tuned_run_shows_the_metric_that_counts_first(reports):
+def test_pages_of_fine_tuned_runs_show_the_primary_metric_first(reports):
     for task, first in (("tag", "F1"), ("answer", "F1")):
         source = reports[f"tuned {task}"].read_text()
         assert re.findall(r"<dt>([^<]+)</dt>", source)[0] == first
@@ -104,7 +104,7 @@ def test_a_fine_tuned_run_shows_the_metric_that_counts_first(reports):
     assert "exact match" in Outline(reports["tuned answer"]).text
 
 
-def test_layers_stand_side_by_side(reports):
+def test_feature_arms_are_shown_together(reports):
     source = reports["layers"].read_text()
     page = Outline(reports["layers"])
     (label,) = {attributes["aria-label"] for tag, attributes in page.tags if attributes.get("data-chart") == "accuracy"}
@@ -114,9 +114,9 @@ def test_layers_stand_side_by_side(reports):
     assert source.count('class="panel"') == 3
 
 
-def test_results_made_before_there_were_other_metrics_still_render(done, tmp_path):
+def test_results_of_early_versions_render(done, tmp_path):
     old = copy.deepcopy(json.loads((done[1] / "results.json").read_text()))
-    old |= {"details": {}, "cells": [made | {"epochs": []} for made in old["cells"]]}  # charts that do not change
+    old |= {"details": {}, "cells": [made | {"epochs": []} for made in old["cells"]]}  # unaffected charts
     new = copy.deepcopy(old)
     del old["metric"]
     for row in old["summary"]:
@@ -135,7 +135,7 @@ def test_results_made_before_there_were_other_metrics_still_render(done, tmp_pat
     assert old["summary"][0]["score"] == old["summary"][0]["accuracy"]
 
 
-def test_what_is_pointed_out_stays_text():
+def test_marked_text_is_escaped():
     shown = make_passage("a <b> & c", marks=[[2, 5, "said"], [4, 7, "true"], [8, 9, "<i>"]]).shown
     assert shown == 'a <mark class="said">&lt;b&gt;</mark><mark class="true"> &amp;</mark> c'
     folded = make_passage("x" * 300 + "yes" + "z" * 900, marks=[[298, 304, "said"]], preview=300)
@@ -143,7 +143,7 @@ def test_what_is_pointed_out_stays_text():
     assert folded.rest.startswith('<mark class="said">yesz</mark>')
 
 
-def test_a_comparison_and_its_report_write_nothing_that_overwriting_would_refuse(compared):
+def test_a_comparison_folder_contains_only_known_files(compared):
     for _, folder in compared.values():
         write_report(folder)
         assert unknown_entries(folder, LAYOUT) == []

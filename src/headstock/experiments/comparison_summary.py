@@ -165,13 +165,13 @@ def title_of(context: ExperimentContext, arms: Sequence[Arm]) -> str:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:  # run from a source tree
             continue
-    return found
+    return result
 
 
 def stacked_probabilities(results: list[TrialResult]) -> np.ndarray:

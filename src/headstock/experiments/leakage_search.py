@@ -80,20 +80,20 @@ def find_leaked_texts(texts: Sequence[str], corpus: Iterable[Document]) -> Searc
             rows.setdefault(key, []).append(row)
     index = _index(list(rows))
     best: dict[int, LeakedText] = {}
-    documents = seen = 0
+    documents = characters = 0
     tail = np.zeros(0, np.int32)
     for parts in _batches(corpus):
         batch = _to_ids(index, parts, tail)
         _update_matches(index, batch, best)
         tail = tail[:0] if parts[-1].last else batch.numbers[batch.starts[-1] :][-index.reach :]
         documents += sum(part.last for part in parts)
-        before, seen = seen, seen + sum(len(part.text) for part in parts)
-        if seen // PROGRESS > before // PROGRESS:
+        before, characters = characters, characters + sum(len(part.text) for part in parts)
+        if characters // PROGRESS > before // PROGRESS:
             hits = f"{len(best):,} of {len(rows):,} texts found"
             logger.info("searched %s documents: %s", f"{documents:,}", hits)
     same = list(rows.values())
-    found = [LeakedText(row, hit.kind, hit.share, hit.where, hit.text) for i, hit in best.items() for row in same[i]]
-    return SearchResult(documents, sum(map(len, same)), sorted(found, key=lambda hit: hit.row))
+    leaked = [LeakedText(row, hit.kind, hit.share, hit.where, hit.text) for i, hit in best.items() for row in same[i]]
+    return SearchResult(documents, sum(map(len, same)), sorted(leaked, key=lambda hit: hit.row))
 
 
 def overlapping_rows(texts: Sequence[str], others: Sequence[str]) -> list[int]:
@@ -102,8 +102,8 @@ def overlapping_rows(texts: Sequence[str], others: Sequence[str]) -> list[int]:
     def key(text: str) -> tuple[str, ...]:
         return tuple(words(text)) or ("", text.strip())
 
-    known = {key(text) for text in others}
-    return [row for row, text in enumerate(texts) if key(text) in known]
+    other_keys = {key(text) for text in others}
+    return [row for row, text in enumerate(texts) if key(text) in other_keys]
 
 
 # Normalization
@@ -180,8 +180,9 @@ def _parts(document: Document) -> Iterator[_Part]:
 
 def _to_ids(index: "_Index", parts: list[_Part], tail: np.ndarray) -> _Batch:
     joined = f" {END} ".join(part.text.replace(END, " ") for part in parts)
-    found = WORD.findall(_folded(joined))
-    numbers = np.fromiter(map(index.vocabulary.get, found, repeat(NO_WORD)), np.int32, len(found))
+    batch_words = WORD.findall(_folded(joined))
+    ids = map(index.vocabulary.get, batch_words, repeat(NO_WORD))
+    numbers = np.fromiter(ids, np.int32, len(batch_words))
     numbers = np.concatenate([tail, numbers])
     ends = np.append(np.flatnonzero(numbers == END_NUMBER), len(numbers))
     numbers[ends[:-1]] = NO_WORD
@@ -297,8 +298,8 @@ def _update_matches(index: _Index, batch: _Batch, best: dict[int, LeakedText]) -
     for part, text in _candidates(index, parts, grams):
         mine = slice(*np.searchsorted(parts, [part, part + 1]))
         span = _match(index, text, batch, part, positions[mine], grams[mine])
-        known = best.get(text)
-        if span and (known is None or (span.kind, -span.share) < (known.kind, -known.share)):
+        previous = best.get(text)
+        if span and (previous is None or (span.kind, -span.share) < (previous.kind, -previous.share)):
             document = batch.parts[part].document
             word = span.start - int(batch.starts[part]) - (batch.carried if part == 0 else 0)
             excerpt = _excerpt(batch.parts[part].text, max(0, word))
@@ -311,9 +312,9 @@ def _find_hits(index: _Index, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """The positions and numbers of the batch's 5-grams that occur in some text."""
     hashes = _hashes(numbers, index.codes)
     hit = index.maybe[hashes >> np.uint64(64 - index.bits)]
-    known = numbers != NO_WORD
+    in_texts = numbers != NO_WORD
     for k in range(GRAM):
-        hit &= known[k : k + len(hit)]
+        hit &= in_texts[k : k + len(hit)]
     positions = np.flatnonzero(hit)
     if not len(positions):
         return positions, positions

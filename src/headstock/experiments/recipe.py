@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from headstock.config import Problems
@@ -54,9 +55,8 @@ def fixed_setting_problems(settings: Mapping[str, Any], fixed: Mapping[str, str]
 
 def given_options(**options: Any) -> dict[str, Any]:
     """The options that are not None, as a recipe would write them: paths as text, columns as `name=column`."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if "columns" in given:
-        given["columns"] = [f"{name}={column}" for name, column in given["columns"].items()]
-        if not given["columns"]:
-            del given["columns"]
-    return {name: str(value) if hasattr(value, "__fspath__") else value for name, value in given.items()}
+    if options.get("columns") is not None:
+        options["columns"] = [f"{name}={column}" for name, column in options["columns"].items()] or None
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in options.items() if value is not None
+    }

@@ -128,7 +128,7 @@ def _classifier(name: str, c: float, seed: int) -> Any:
     return OneVsRestClassifier(logistic)
 
 
-def _fit_scale(decisions: NDArray[np.float64], true: NDArray[np.integer], seen: NDArray[np.integer]) -> float:
+def _fit_scale(decisions: NDArray[np.float64], true: NDArray[np.integer], classes: NDArray[np.integer]) -> float:
     """The factor on decision values whose softmax has the highest likelihood on the validation rows.
 
     This is Platt scaling without the offset, which could change the predicted class. It keeps his smoothed targets:
@@ -136,12 +136,12 @@ def _fit_scale(decisions: NDArray[np.float64], true: NDArray[np.integer], seen: 
     """
     from scipy.optimize import minimize_scalar
 
-    in_training = np.isin(true, seen)
+    in_training = np.isin(true, classes)
     if not in_training.any():
         return 1.0
-    decisions, targets = decisions[in_training], (true[in_training][:, None] == seen).astype(float)
+    decisions, targets = decisions[in_training], (true[in_training][:, None] == classes).astype(float)
     smoothing = 1 / (len(targets) + 2)
-    targets = (1 - smoothing) * targets + smoothing / len(seen)
+    targets = (1 - smoothing) * targets + smoothing / len(classes)
 
     def loss(exponent: float) -> float:
         return -float((targets * np.log(_softmax(np.exp(exponent) * decisions) + 1e-300)).sum())

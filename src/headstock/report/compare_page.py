@@ -36,7 +36,7 @@ def write_compare_report(folder: Path) -> Path:
         "compare.html",
         results=results,
         styles=styles,
-        chosen=selected_classifiers(results["cells"]),
+        classifiers=selected_classifiers(results["cells"]),
         grid=score_grid(results),
         nouns=nouns_of(results.get("task")),
         metric=metric_name(results["metric"]),
@@ -203,7 +203,7 @@ def describe_pairs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         gap = Difference.of(pair) if known else None
         decided = gap is not None and (gap.above or gap.below)
         positions = {key: 50 + 46 * pair[key] / scale for key in ("difference", "low", "high") if is_finite(pair[key])}
-        described.append({**pair, "known": known, "decided": decided, "places": positions})
+        described.append({**pair, "known": known, "decided": decided, "positions": positions})
     return described
 
 

@@ -114,31 +114,31 @@ def merge_spaces(pieces: Iterable[tuple[str, float]]) -> WeightedPieces:
 
 def locate_tokens(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float, int | None]]:
     """Each non-blank token, its weight and its offset in the text; None if it is not found."""
-    known, at = fold(text), 0
+    folded_text, at = fold(text), 0
     for piece, weight in pieces:
         if not (core := piece.strip()):
             continue
-        found = known.find(fold(core), at, at + len(core) + SEARCH_WINDOW)
-        if found < 0:
+        offset = folded_text.find(fold(core), at, at + len(core) + SEARCH_WINDOW)
+        if offset < 0:
             yield core, weight, None
             continue
-        at = found + len(core)
-        yield core, weight, found
+        at = offset + len(core)
+        yield core, weight, offset
 
 
 def align_weights(text: str, pieces: WeightedPieces) -> list[HighlightedSpan]:
     """Split the text into spans with the weights of the tokens that cover them."""
     spans: list[HighlightedSpan] = []
     at = 0
-    for core, weight, found in locate_tokens(text, pieces):
-        if found is None:
+    for core, weight, offset in locate_tokens(text, pieces):
+        if offset is None:
             if not SPECIAL.fullmatch(core):
                 spans.append(HighlightedSpan(f" {core}", weight))
             continue
-        if found > at:
-            spans.append(HighlightedSpan(text[at:found]))
-        at = found + len(core)
-        spans.append(HighlightedSpan(text[found:at], weight))
+        if offset > at:
+            spans.append(HighlightedSpan(text[at:offset]))
+        at = offset + len(core)
+        spans.append(HighlightedSpan(text[offset:at], weight))
     return [*spans, HighlightedSpan(text[at:])] if at < len(text) else spans
 
 
@@ -153,16 +153,16 @@ def merge_into_words(
     begins = [begin for begin, _ in words]
     joined: WeightedPieces = []
     last = None  # the number of the word in the last entry of `joined`
-    for core, weight, found in locate_tokens(text, merge_spaces(pieces)):
-        number = -1 if found is None else bisect_right(begins, found) - 1
+    for core, weight, offset in locate_tokens(text, merge_spaces(pieces)):
+        number = -1 if offset is None else bisect_right(begins, offset) - 1
         begin, end = words[number] if number >= 0 else (0, 0)
-        if found is None or found >= end or UNSPACED.search(text, begin, end):
+        if offset is None or offset >= end or UNSPACED.search(text, begin, end):
             joined.append((core, weight))
             last = None
         elif number == last:
             joined[-1] = (joined[-1][0], joined[-1][1] + weight)
         else:
-            joined.append((text[begin : max(end, found + len(core))], weight))
+            joined.append((text[begin : max(end, offset + len(core))], weight))
             last = number
     return joined
 

@@ -8,7 +8,7 @@ import pytest
 
 import headstock
 from headstock.data.minimal_pairs import MinimalPair
-from headstock.inference.minimal_pairs import score_minimal_pairs
+from headstock.inference.score import score_minimal_pairs
 
 
 def by_letters(texts):

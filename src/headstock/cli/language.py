@@ -189,7 +189,8 @@ def embed(
 ) -> dict[str, Any]:
     """Embed texts: one vector per text, word or token."""
     from headstock.data.labelled_texts import stream_texts
-    from headstock.inference.embed import align_tokens, word_vectors, write_vectors
+    from headstock.inference.embed import align_tokens, word_vectors
+    from headstock.inference.vector_files import write_vectors
 
     check_text_source(text, file)
     if words and pool not in (None, "none"):

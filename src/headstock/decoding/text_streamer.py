@@ -1,4 +1,4 @@
-"""Turns the tokens that a model adds to a prompt into text."""
+"""Decodes generated tokens to text as they arrive, and finds stop strings."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,29 +6,33 @@ from headstock.data.tokenizer import Tokenizer
 
 
 class TextStreamer:
-    """Turns a growing row of tokens into text, watching for where it must stop."""
+    """The text of one growing continuation of a prompt."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str], stream: Callable[[str], None] | None
     ):
-        self.tokenizer, self.prompt, self.before = tokenizer, prompt, tokenizer.decode(prompt)
-        self.stop, self.stream = [s for s in stop if s], stream
-        self.emitted = 0  # characters already given to the stream
+        self.tokenizer, self.prompt, self.prompt_text = tokenizer, prompt, tokenizer.decode(prompt)
+        self.stop, self.stream = [string for string in stop if string], stream
+        self.emitted = 0  # characters already passed to the stream
 
     def text(self, tokens: list[int]) -> str:
-        """What the tokens add to the prompt. They are read together with it: many tokenizers drop a first space."""
+        """The text of the tokens, decoded together with the prompt, because many tokenizers drop a leading space."""
         whole = self.tokenizer.decode([*self.prompt, *tokens])
-        return whole[len(self.before) :] if whole.startswith(self.before) else self.tokenizer.decode(tokens)
+        if whole.startswith(self.prompt_text):
+            return whole[len(self.prompt_text) :]
+        return self.tokenizer.decode(tokens)
 
     def update(self, tokens: list[int]) -> bool:
+        """Stream what is new; True if a stop string was found."""
         text = self.text(tokens)
-        cut = self.find_stop(text)
-        # what may still change stays back: half a character, or the beginning of a stop string
-        settled = len(text.rstrip("\ufffd")) - max((len(s) - 1 for s in self.stop), default=0)
-        self.emit(text[: settled if cut is None else cut])
-        return cut is not None
+        stop = self.find_stop(text)
+        # hold back what may still change: an incomplete character, or the start of a stop string
+        final = len(text.rstrip("\ufffd")) - max((len(string) - 1 for string in self.stop), default=0)
+        self.emit(text[: final if stop is None else stop])
+        return stop is not None
 
     def finish(self, tokens: list[int]) -> str:
+        """Stream the rest and return the whole continuation, up to the first stop string."""
         text = self.text(tokens)
         text = text[: self.find_stop(text)]
         self.emit(text)
@@ -38,7 +42,7 @@ class TextStreamer:
         return self.find_stop(self.text(tokens)) is not None
 
     def find_stop(self, text: str) -> int | None:
-        return min((place for s in self.stop if (place := text.find(s)) >= 0), default=None)
+        return min((at for string in self.stop if (at := text.find(string)) >= 0), default=None)
 
     def emit(self, text: str) -> None:
         if self.stream is not None and len(text) > self.emitted:

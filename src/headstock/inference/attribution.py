@@ -1,8 +1,8 @@
-"""Which tokens weighed most in a prediction: gradient x input, averaged on the way from a blank text to this one.
+"""Attributes a prediction to input tokens by integrated gradients (Sundararajan et al. 2017).
 
-The plain product, taken at the text alone, has the wrong sign in a model that norms its residual stream: there a
-longer embedding counts for less beside what the layers add. Averaged along the way (integrated gradients) the weights
-add up to the difference that the text makes.
+Plain gradient x input often has the wrong sign in models that normalize the residual stream, where a longer embedding
+reduces the weight of what the layers add. Integrated from a baseline, the attributions add up to the difference
+between the scores of the text and of the baseline.
 
 T tokens, D width, C classes.
 """
@@ -22,28 +22,28 @@ from headstock.tasks.labelled import LabelledTask
 
 TokenAttributions = list[tuple[str, float]]
 Scores = Callable[[Model, Batch], Tensor]  # a score for each example of a batch, (N,)
-STEPS = 16  # on the way
+STEPS = 16  # of the integral
 
 
 def token_attributions(
     model: Model, task: LabelledTask, data: Any, row: int, *, target: int, length: int, averaged: bool = True
 ) -> TokenAttributions:
-    """Each token of the part of a text that was read, and how far it moved the score of class `target`.
+    """Each token that was read, and its contribution to the score of class `target` relative to the mean class.
 
-    Positive speaks for the class, against the mean of all. The weights add up to the score of the text less that of
-    a blank one, in which every token but the opening mark is blank; not `averaged`, they are the plain products.
+    The contributions add up to the score of the text minus that of a text in which every token but the first special
+    token is the baseline. Not `averaged`, they are plain gradient x input.
     """
     steps = STEPS if averaged else 1
     batch = task.examples(data, length=length).batch([row] * steps).to(model.device)
-    opening = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    opening[:, 0] = True
+    fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    fixed[:, 0] = True
     blank = baseline_embedding(model, task)
 
     def score(model: Model, batch: Batch) -> Tensor:
         scores = task.class_scores(model, batch)  # (steps, C)
         return scores[:, target] if task.multilabel else scores[:, target] - scores.mean(1)
 
-    weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=opening, averaged=averaged)
+    weights = integrated_gradients(model, batch, score, blank=blank, steps=steps, fixed=fixed, averaged=averaged)
     if len(weights) == 1:
         real = slice(1, None if batch.padding is None else int((~batch.padding[0]).sum()))
         ids, values = batch.tokens[0, real].tolist(), weights[0, real]
@@ -66,42 +66,41 @@ def integrated_gradients(
     fixed: Tensor | None = None,
     averaged: bool = True,
 ) -> Tensor:
-    """(parts, T) what each token of an example adds to its score; a batch holds it `steps` times, in all its parts.
+    """(windows, T) the contribution of each token of an example to its score.
 
-    The embeddings go from `blank` to what they are in equal steps, save those that are `fixed`, (rows, T). Not
-    `averaged`, the products are those of the text itself: its gradient by its own embeddings. Where a batch brings a
-    source, its tokens are the ones that are weighed.
+    The batch holds all windows of the example `steps` times. Their embeddings are interpolated between the baseline
+    `blank` and the actual ones, except where `fixed` (rows, T) is True. Not `averaged`, the result is gradient x input
+    at the text itself. If the batch has a source, its tokens are attributed.
     """
-    weighed = batch if batch.source is None else batch.source
-    rows = len(weighed.tokens)
+    rows = len((batch if batch.source is None else batch.source).tokens)
     step = torch.arange(rows, device=model.device) if batch.example_ids is None else batch.example_ids
-    share = (step + 0.5) / steps if averaged else torch.ones(rows, device=model.device)  # the middle of each step
-    seen: list[Tensor] = []
+    share = (step + 0.5) / steps if averaged else torch.ones(rows, device=model.device)  # midpoint rule
+    embedded: list[Tensor] = []  # difference to the baseline, and the interpolated embeddings
 
-    def on_the_way(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if seen:  # the target of a source, where both share one embedding
+    def interpolate(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if embedded:  # the target side of an encoder-decoder with one embedding
             return output
-        far = output.detach() - blank if averaged else output.detach()  # (rows, T, D)
+        difference = output.detach() - blank if averaged else output.detach()  # (rows, T, D)
         if fixed is not None and averaged:
-            far = far.masked_fill(fixed[..., None], 0)
-        start = output.detach() - far
-        seen.extend([far, (start + share[:, None, None] * far).requires_grad_()])
-        return seen[-1]
+            difference = difference.masked_fill(fixed[..., None], 0)
+        start = output.detach() - difference
+        embedded.extend([difference, (start + share[:, None, None] * difference).requires_grad_()])
+        return embedded[-1]
 
     model.eval()
     embedding = model.backbone.tokens if batch.source is None else cast(EncoderDecoder, model.backbone).encoder.tokens
-    hook = embedding.register_forward_hook(on_the_way)
+    hook = embedding.register_forward_hook(interpolate)
     try:
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(score(model, batch).sum(), seen[1])
+            (gradient,) = torch.autograd.grad(score(model, batch).sum(), embedded[1])
     finally:
         hook.remove()
-    products = (gradient * seen[0]).sum(-1)  # (rows, T)
+    products = (gradient * embedded[0]).sum(-1)  # (rows, T)
     return products.view(steps, rows // steps, -1).mean(0)
 
 
 def baseline_embedding(model: Model, task: Task, *, left_to_right: bool = False) -> Tensor:
-    """What stands for no word in particular: [MASK] where the model was taught it, else the mean of all words."""
+    """The embedding of [MASK] if the model was trained with it, otherwise the mean of all embeddings."""
     table = model.backbone.tokens.weight.detach()
     marked = getattr(task.config, "opening", task.bos_role) == "cls"
     if not (model.backbone.causal or left_to_right) and marked and task.tokenizer.mask is not None:

@@ -24,9 +24,8 @@ from headstock.decoding.text_streamer import TextStreamer
 from headstock.errors import UserError, WorkError
 from headstock.inference.embed import embed, resolve_pooling
 from headstock.inference.inputs import describe_value, iter_rows, iter_texts, list_texts
-from headstock.inference.likelihood import LikelihoodKind, TextScore, token_log_probabilities
-from headstock.inference.minimal_pairs import score_minimal_pairs
 from headstock.inference.predict import prepare_ahead
+from headstock.inference.score import LikelihoodKind, TextScore, score_minimal_pairs, token_log_probabilities
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
 from headstock.kernels.int8 import quantize_int8
 from headstock.logs import muted

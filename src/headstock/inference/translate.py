@@ -1,4 +1,4 @@
-"""What a finished model translates, and where it looked while it did.
+"""Translates texts and aligns translations with their sources by cross-attention.
 
 T target tokens, S source tokens.
 """
@@ -21,15 +21,15 @@ from headstock.train.outputs import model_outputs
 def translate_texts(
     model: Model, task: Translate, texts: Sequence[str], *, length: int, dtype: str = "auto"
 ) -> list[str]:
-    """The translation of each text; of what is blank, nothing."""
+    """The translation of each text; a blank text gives an empty string."""
     rows = [row for row, text in enumerate(texts) if text and not text.isspace()]
-    made = [""] * len(texts)
+    result = [""] * len(texts)
     if rows:
         data = prepare_texts(task, [texts[row] for row in rows])
-        found = model_outputs(model, task, data, length=length, dtype=dtype)
-        for row, prediction in zip(rows, task.predictions(data, found), strict=True):
-            made[row] = prediction["text"]
-    return made
+        outputs = model_outputs(model, task, data, length=length, dtype=dtype)
+        for row, prediction in zip(rows, task.predictions(data, outputs), strict=True):
+            result[row] = prediction["text"]
+    return result
 
 
 def prepare_texts(task: Translate, texts: Sequence[str]) -> EncodedPairs:
@@ -39,40 +39,39 @@ def prepare_texts(task: Translate, texts: Sequence[str]) -> EncodedPairs:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How much each token of a translation looked at each token of its source."""
+    """A translation and its cross-attention weights."""
 
     text: str
-    source: list[str]  # S, the end mark last
-    target: list[str]  # T, the end mark last unless the translation was cut off before it
+    source: list[str]  # S tokens, EOS last
+    target: list[str]  # T tokens, EOS last unless the translation was truncated
     weights: np.ndarray  # (T, S), each row sums to one
 
 
 @torch.no_grad()
 def align_translation(model: Model, task: Translate, text: str, *, length: int) -> Alignment:
-    """Translate one text and see what its tokens looked at: the mean over the heads of the decoder's last layer."""
+    """Translate one text and average the cross-attention of the decoder's last layer over its heads."""
     if not text.strip():
         raise UserError("no text to translate")
     data = prepare_texts(task, [text])
-    (found,) = model_outputs(model, task, data, length=length)
-    data.targets = [[int(token) for token in found]]
+    (output,) = model_outputs(model, task, data, length=length)
+    data.targets = [[int(token) for token in output]]
     batch = task.examples(data, length=length).batch([0]).to(model.device)
     assert batch.source is not None
     model.eval()
-    seen: list[AttentionRecord] = []
-    with record_attention(model, seen.append):
+    records: list[AttentionRecord] = []
+    with record_attention(model, records.append):
         model(batch)
-    last = [look for look in seen if look.kind == "cross"][-1]
-    written = batch.labels["token"][0].tolist()
+    last = [record for record in records if record.kind == "cross"][-1]
     return Alignment(
-        task.predictions(data, [found])[0]["text"],
+        task.predictions(data, [output])[0]["text"],
         display_tokens(task.source_tokenizer, batch.source.tokens[0].tolist()),
-        display_tokens(task.tokenizer, written),
+        display_tokens(task.tokenizer, batch.labels["token"][0].tolist()),
         last.weights[0].mean(0).cpu().numpy(),
     )
 
 
 def display_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Tokens as a person reads them; marks and parts of a character as the vocabulary spells them."""
+    """Readable tokens; special tokens and partial characters appear as in the vocabulary."""
     plain = [tokenizer.decode([token]) for token in tokens]
     return [
         tokenizer.id_to_token(token) if not text or "\ufffd" in text else text.strip() or "\u2423"

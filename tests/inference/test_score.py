@@ -6,7 +6,7 @@ import torch
 import headstock
 from headstock.data.windowing import SpecialTokens, windows
 from headstock.errors import UserError
-from headstock.inference.likelihood import token_log_probabilities
+from headstock.inference.score import token_log_probabilities
 from headstock.model.batch import Batch
 from tests.model.small import small_model
 

@@ -188,7 +188,7 @@ def test_wrong_options_for_a_classifier(classifier, pretrained, call, tmp_path):
         assert list(tmp_path.iterdir()) == []
         return err
 
-    assert "has no head to predict with" in error("predict", pretrained[0], "x", "--out", tmp_path / "out.jsonl")
+    assert "headstock finetune" in error("predict", pretrained[0], "x", "--out", tmp_path / "out.jsonl")
     assert "not both" in error("predict", folder / "run", "x", "--file", folder / "test.csv")
     line = error("predict", folder / "run", "--file", folder / "test.csv", "--out", tmp_path / "out.parquet")
     assert "out.parquet" in line and ".csv" in line

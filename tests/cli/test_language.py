@@ -72,7 +72,7 @@ def test_wrong_calls_of_fill(runs, refused):
 
 def test_fill_refuses_more_words_than_it_can_find(runs, result, refused):
     call = ["fill", runs / "masked", "Anne [MASK] Paris.", "--top", 1_000_000]
-    assert "top 1,000,000: of words of up to 3 pieces at most 55,924 can be found" in refused(*call)
+    assert "55,924" in refused(*call)
     assert result(*call, "--pieces", 1)["fills"][0]
     assert len(result(*call, "--among", "sees,likes")["fills"][0]) == 2
 
@@ -137,7 +137,7 @@ def test_embed_writes_vectors(runs, result, call, tmp_path):
 
 def test_wrong_calls_of_embed(runs, refused, tmp_path):
     assert "must end in .npy or .jsonl" in refused("embed", runs / "masked", "x", "--out", tmp_path / "v.txt")
-    assert "first mark sees no text" in refused("embed", runs / "causal", "x", "--pool", "cls")
+    assert "use last or mean" in refused("embed", runs / "causal", "x", "--pool", "cls")
     assert "--words gives one vector per word" in refused("embed", runs / "masked", "x", "--words", "--pool", "mean")
     line = refused("embed", runs / "masked", "x", "--layers", "concat4", "--out", tmp_path / "v.npy")
     assert "concat4 needs 4 layers, this model has 2" in line

@@ -71,7 +71,7 @@ def test_mistakes_are_named(call, run, corpus, tiny, tmp_path):
 
     headstock.pretrain(corpus, out=tmp_path / "gpt", settings=tiny | {"steps": 1})
     _, err = call("translate", tmp_path / "gpt", "anne", code=2)
-    assert "is a language model; to translate, make a run with headstock finetune --task translate" in err
+    assert "headstock finetune --task translate" in err
     _, err = call("translate", run, "anne", "--beams", 0, code=2)
     assert "beams: must be 1 or more, not 0" in err
     _, err = call("translate", run, "anne", "--file", "x.txt", code=2)

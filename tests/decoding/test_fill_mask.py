@@ -155,7 +155,7 @@ def test_a_long_text_is_read_around_its_mask():
 
 
 def test_a_word_that_cannot_be_written_is_refused():
-    with pytest.raises(UserError, match="'zzz': this tokenizer cannot write it"):
+    with pytest.raises(UserError, match="'zzz'"):
         filler("word").fill("Ana [MASK]", top=1, pieces=1, among=["sees", "zzz"])
 
 
@@ -201,5 +201,5 @@ def test_a_model_of_pairs_reads_a_text_that_is_closed(tmp_path, tiny):
 
 def test_a_causal_run_is_refused(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
-    with pytest.raises(UserError, match=r"cannot fill in words \(objectives that can: hybrid, masked\)"):
+    with pytest.raises(UserError, match=r"\(objectives that can: hybrid, masked\)"):
         headstock.load(tmp_path / "run").fill("Anne [MASK]")

@@ -105,7 +105,7 @@ def test_how_texts_can_be_pooled():
     causal, both = small_backbone(causal=True), small_backbone(causal=False)
     assert (resolve_pooling(None, causal), resolve_pooling(None, both)) == ("last", "mean")
     assert resolve_pooling("cls", both) == "cls"
-    with pytest.raises(UserError, match="first mark sees no text"):
+    with pytest.raises(UserError, match="use last or mean"):
         resolve_pooling("cls", causal)
     with pytest.raises(UserError, match="must be one of none, mean, cls, last, not 'maen'; did you mean 'mean'"):
         resolve_pooling("maen", both)

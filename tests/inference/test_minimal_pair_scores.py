@@ -91,7 +91,7 @@ def test_a_model_prefers_the_order_it_has_read(ordered, tmp_path, tiny, objectiv
     headstock.pretrain(ordered / "text.txt", out=tmp_path / "run", objective=objective, settings=tiny | quick)
     heard = []
     model = headstock.load(tmp_path / "run")
-    found = model.minimal_pairs([ordered / "pairs.jsonl"], pseudo=pseudo, watch=heard.append)
+    found = model.minimal_pairs([ordered / "pairs.jsonl"], pseudo=pseudo, progress=heard.append)
     assert found["accuracy"] >= 15 / 16
     assert found["kind"] == ("log-likelihood" if objective == "causal" else "pseudo-log-likelihood")
     assert heard == sorted(heard) and heard[-1] == 1.0

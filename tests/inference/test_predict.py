@@ -268,7 +268,7 @@ def test_what_cannot_be_measured_is_refused(folder, run, tmp_path):
     other = write(tmp_path / "other.jsonl", [("Anne", "long"), ("Ben", "shrot")])
     with pytest.raises(UserError, match=r"other.jsonl:2: label 'shrot' is new; .*did you mean 'short'"):
         model.evaluate(other)
-    with pytest.raises(UserError, match="one labelled file at a time, 2 came"):
+    with pytest.raises(UserError, match="not on 2"):
         model.evaluate([other, other])
 
 
@@ -279,14 +279,14 @@ def test_a_run_is_not_measured_on_rows_that_have_changed(folder, tmp_path):
     finetune(folder / "stock", out=tmp_path / "run", settings=QUICK | {"epochs": 1}, **files)
     shutil.copy(folder / "train.jsonl", tmp_path / "valid.jsonl")
     model = headstock.load(tmp_path / "run")
-    with pytest.raises(UserError, match="its labelled files are not what they were"):
+    with pytest.raises(UserError, match="labelled files have changed"):
         model.evaluate()
     assert model.evaluate(tmp_path / "valid.jsonl")["rows"] == 48
 
 
 def test_a_language_model_has_no_head_to_classify_with(folder, run):
     stock = headstock.load(folder / "stock")
-    with pytest.raises(UserError, match=r"stock: has no head to predict with; make one with headstock finetune"):
+    with pytest.raises(UserError, match=r"stock: .*headstock finetune"):
         stock.predict("Anne")
     with pytest.raises(UserError, match="is no left-to-right language model"):
         headstock.load(run).generate("Anne")
@@ -343,9 +343,9 @@ def test_a_data_frame_is_refused_with_the_column_to_pass(run, folder):
 def test_what_is_no_text_is_named_with_its_position_and_type(run, folder, wrong):
     model, stock = headstock.load(run), headstock.load(folder / "stock")
     for use in (model.predict, model.probabilities, model.embed, stock.score, stock.generate):
-        with pytest.raises(UserError, match=rf"\[2\] is .*{type(wrong).__name__.removesuffix('Type')}.*wanted"):
+        with pytest.raises(UserError, match=rf"\[2\] is .*{type(wrong).__name__.removesuffix('Type')}.*expected"):
             use(["Anne", "Ben", wrong])
-        with pytest.raises(UserError, match="wanted"):
+        with pytest.raises(UserError, match="expected"):
             use(7)
 
 

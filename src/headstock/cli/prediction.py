@@ -59,7 +59,7 @@ def evaluate(
         if value and data_kind not in kinds:
             raise UserError(f"{option} is for {' and '.join(kinds)}; here {run} is measured on {data_kind}")
     if minimal_pairs:
-        metrics = pipeline.minimal_pairs(file or (), rows=rows, pseudo=pseudo or None, watch=log_tenths())
+        metrics = pipeline.minimal_pairs(file or (), rows=rows, pseudo=pseudo or None, progress=log_tenths())
     elif is_labelled(pipeline.task):
         names = columns.names(main=pipeline.task.input_column)
         metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank)

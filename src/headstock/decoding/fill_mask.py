@@ -1,4 +1,4 @@
-"""Which words fit where a text has [MASK], with their probabilities; also words of several pieces.
+"""Fills [MASK] in texts with words of one or several tokens, by beam search over the tokens of a word.
 
 N rows, V vocabulary.
 """
@@ -19,50 +19,51 @@ from headstock.errors import UserError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 
-BEAMS = 16  # beginnings of a word that are followed at the least
-SCORES = 2**25  # that are held at once at the most, one for each entry of the vocabulary after each beginning
+BEAMS = 16  # hypotheses kept at least
+MAX_SCORES = 2**25  # held at once: vocabulary times hypotheses
 
 
 @dataclass(frozen=True)
 class FillCandidate:
-    """A word for a mask, as a person reads it."""
+    """A word for a mask."""
 
     token: str
     probability: float
-    pieces: int  # how many tokens it is
-    log_probability: float  # natural logarithm; of several tokens the sum, each given those before it
-    share: float | None = None  # probability relative to all candidates, where candidates were given
+    pieces: int  # number of tokens
+    log_probability: float  # natural logarithm; the sum over the tokens, each given those before it
+    share: float | None = None  # probability normalized over the given candidates
 
 
 @dataclass(frozen=True)
 class FilledText:
     text: str
-    fills: list[list[FillCandidate]]  # for each mask, the likeliest first
-    filled: str  # the text with the likeliest word at every mask
+    fills: list[list[FillCandidate]]  # per mask, likeliest first
+    filled: str  # the text with the likeliest word for every mask
 
 
 @dataclass(frozen=True)
 class WordPrefix:
-    """Some pieces of a word and the logarithm of their probability."""
+    """The first tokens of a word and their log-probability."""
 
     pieces: tuple[int, ...] = ()
     score: float = 0.0
 
 
 class MaskFiller:
-    """A model that tells hidden tokens from both sides, at work on texts with masks."""
+    """Predicts masked words with a bidirectional language model."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, *, special: SpecialTokens, length: int, shift: int):
         self.model, self.tokenizer, self.spelling = model, tokenizer, SurfaceForms(tokenizer)
         self.special, self.room, self.shift = special, special.capacity(length), shift
 
     def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> FilledText:
-        """The likeliest words for each mask, while all other masks stay masks."""
-        most = SCORES // self.tokenizer.vocabulary // 2
+        """The likeliest words for each mask; the other masks stay masked."""
+        most = MAX_SCORES // self.tokenizer.vocabulary // 2
         if top > most and pieces > 1 and not among:
-            hint = "with one piece, any number"
-            raise UserError(f"top {top:,}: of words of up to {pieces} pieces at most {most:,} can be found; {hint}")
-        self.tokenizer.encode_batch([text, *among])  # what is no text is refused as it was given, masks and all
+            raise UserError(
+                f"top {top:,}: at most {most:,} words of up to {pieces} pieces are available (or use pieces=1)"
+            )
+        self.tokenizer.encode_batch([text, *among])  # validates the original text
         ids, gaps = self.spelling.tokenize(text)
         fills = []
         for gap in gaps:
@@ -79,28 +80,28 @@ class MaskFiller:
         return FilledText(text, fills, self.spelling.fill(text, best))
 
     def search_words(self, ids: list[int], gap: MaskGap, count: int, *, beams: int) -> list[tuple[str, WordPrefix]]:
-        """The likeliest words of `count` pieces, found left to right with so many masks in the place of one."""
+        """The likeliest words of `count` tokens, predicted left to right at `count` masks."""
         spelling = self.spelling
         fits = spelling.spaced == gap.spaced  # (V,)
         fits &= spelling.whole if count == 1 else spelling.begins
-        goes_on = spelling.lettered & ~spelling.spaced
-        held = [WordPrefix()]
+        continues = spelling.lettered & ~spelling.spaced
+        beam = [WordPrefix()]
         for step in range(count):
             scores = self.mask_log_probabilities(
-                [self.masked_row(ids, gap, one.pieces, count) for one in held]
+                [self.masked_row(ids, gap, one.pieces, count) for one in beam]
             )  # (N, V)
-            scores[:, ~(goes_on if step else fits)] = -math.inf
-            longer = np.array([one.score for one in held])[:, None] + scores
-            best = np.argpartition(-longer, min(beams, longer.size) - 1, axis=None)[:beams]
-            held = [
-                WordPrefix((*held[row].pieces, int(piece)), float(longer[row, piece]))
-                for row, piece in zip(*np.unravel_index(np.sort(best), longer.shape), strict=True)
-                if longer[row, piece] > -math.inf
+            scores[:, ~(continues if step else fits)] = -math.inf
+            totals = np.array([one.score for one in beam])[:, None] + scores
+            best = np.argpartition(-totals, min(beams, totals.size) - 1, axis=None)[:beams]
+            beam = [
+                WordPrefix((*beam[row].pieces, int(piece)), float(totals[row, piece]))
+                for row, piece in zip(*np.unravel_index(np.sort(best), totals.shape), strict=True)
+                if totals[row, piece] > -math.inf
             ]
-            if not held:
+            if not beam:
                 return []
-        words = [(spelling.word(one.pieces), one) for one in held]
-        # other cuts of a word are not how the tokenizer writes it, and half a character is none
+        words = [(spelling.word(one.pieces), one) for one in beam]
+        # drop incomplete characters and tokenizations that the tokenizer itself does not produce
         return [
             (word, one)
             for word, one in words
@@ -108,63 +109,58 @@ class MaskFiller:
         ]
 
     def score_words(self, ids: list[int], gap: MaskGap, words: Sequence[str]) -> list[tuple[str, WordPrefix]]:
-        """How likely each of the given words is, of however many pieces."""
-        cut = [self.spelling.tokens_at(gap, word) for word in words]
-        for word, pieces in zip(words, cut, strict=True):
+        """The log-probability of each of the given words."""
+        tokenized = [self.spelling.tokens_at(gap, word) for word in words]
+        for word, pieces in zip(words, tokenized, strict=True):
             if not pieces or self.tokenizer.unk in pieces:
-                raise UserError(f"{word!r}: this tokenizer cannot write it, so it has no probability")
+                raise UserError(f"{word!r}: the tokenizer cannot represent it, so it has no probability")
             if len(pieces) > self.room:
                 raise UserError(f"{word!r}: is {len(pieces):,} tokens; this run reads rows of {self.room:,}")
-        rows = [self.masked_row(ids, gap, pieces[:step], len(pieces)) for pieces in cut for step in range(len(pieces))]
+        rows = [
+            self.masked_row(ids, gap, pieces[:step], len(pieces)) for pieces in tokenized for step in range(len(pieces))
+        ]
         scores = self.mask_log_probabilities(rows)  # (N, V)
-        found, at = [], 0
-        for word, pieces in zip(words, cut, strict=True):
+        result, at = [], 0
+        for word, pieces in zip(words, tokenized, strict=True):
             score = float(sum(scores[at + step, piece] for step, piece in enumerate(pieces)))
-            found.append((word, WordPrefix(tuple(pieces), score)))
+            result.append((word, WordPrefix(tuple(pieces), score)))
             at += len(pieces)
-        return found
+        return result
 
     def masked_row(self, ids: list[int], gap: MaskGap, pieces: Sequence[int], count: int) -> tuple[list[int], int]:
-        """What the model is shown, a word's first pieces being known and the others hidden, and where the next is."""
+        """The input with the first tokens of a word filled in and the others masked, and the next token's position."""
         hidden = [self.spelling.mask] * (count - len(pieces))
         text = [*ids[: gap.position], *pieces, *hidden, *ids[gap.position + 1 :]]
-        next_one = gap.position + len(pieces)
-        # a text too long for a row is read around the word
+        # of a long text the part around the word is read
         begin = max(0, min(gap.position + count // 2 - self.room // 2, len(text) - self.room))
-        shown = self.special.wrap(text[begin : begin + self.room])
-        return shown, next_one - begin + len(self.special.prefix)
+        row = self.special.wrap(text[begin : begin + self.room])
+        return row, gap.position + len(pieces) - begin + len(self.special.prefix)
 
     @torch.inference_mode()
     @fast_cpu_kernels()
     def mask_log_probabilities(self, rows: Sequence[tuple[list[int], int]]) -> np.ndarray:
-        """(N, V) the logarithm of each entry's probability at the hidden place of each row."""
-        device, found = self.model.device, []
+        """(N, V) the log-probabilities at the masked position of each row."""
+        device, parts = self.model.device, []
         for part in token_batches(rows, lambda row: len(row[0]), device):
-            batch = batch_from_rows([shown for shown, _ in part], self.special.pad, device, causal=False)
-            places = torch.tensor([place - self.shift for _, place in part], device=device)
-            scores = (
-                self.model.heads["token"](self.model(batch, query_positions=places).hidden.squeeze(1))
-                .float()
-                .log_softmax(-1)
-            )
+            batch = batch_from_rows([row for row, _ in part], self.special.pad, device, causal=False)
+            positions = torch.tensor([position - self.shift for _, position in part], device=device)
+            hidden = self.model(batch, query_positions=positions).hidden.squeeze(1)
+            scores = self.model.heads["token"](hidden).float().log_softmax(-1)
             check_scores(scores)
-            found.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
-        return np.concatenate(found)
+            parts.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
+        return np.concatenate(parts)
 
 
 def rank_candidates(words: Sequence[tuple[str, WordPrefix]]) -> list[FillCandidate]:
-    """The likeliest first, a word that can be written in several ways once."""
-    found: dict[str, FillCandidate] = {}
+    """Candidates by probability; a word with several tokenizations appears once."""
+    candidates: dict[str, FillCandidate] = {}
     for word, one in sorted(words, key=lambda pair: -pair[1].score):
-        found.setdefault(word, FillCandidate(word, math.exp(one.score), len(one.pieces), one.score))
-    return list(found.values())
+        candidates.setdefault(word, FillCandidate(word, math.exp(one.score), len(one.pieces), one.score))
+    return list(candidates.values())
 
 
 def normalize_candidates(fills: Sequence[FillCandidate]) -> list[FillCandidate]:
-    """The same candidates with their probabilities normalised over them: a softmax of the log-probabilities.
-
-    The probabilities themselves may all be too small for a float, as those of long words are.
-    """
+    """The candidates with shares: a softmax of their log-probabilities, since the probabilities may underflow."""
     most = max(fill.log_probability for fill in fills)
     weights = [math.exp(fill.log_probability - most) for fill in fills]
     return [replace(fill, share=weight / sum(weights)) for fill, weight in zip(fills, weights, strict=True)]

@@ -1,10 +1,16 @@
-"""Validates texts and rows passed to a pipeline; errors name the first invalid one."""
+"""Validates and reads the inputs of a pipeline: texts, rows and files."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from headstock.data import formats
+from headstock.data.formats import detect_format
+from headstock.data.labelled_texts import find_file, is_table, stream_texts
+from headstock.data.records import LABEL, Records, parse_columns
 from headstock.errors import UserError
 from headstock.tasks.labelled import LabelledTask
+from headstock.train.settings import LabelledSettings, RunConfig
 
 
 def iter_texts(texts: str | Iterable[Any], name: str = "texts") -> Iterator[str]:
@@ -48,3 +54,38 @@ def describe_value(value: Any) -> str:
         return f"a {kind} of {len(value)}"
     shown = repr(value)
     return f"{shown} ({kind})" if len(shown) <= 40 else f"a {kind}"
+
+
+# Files
+
+
+def resolve_columns(
+    config: RunConfig, file: str | Path, columns: dict[str, str] | None = None
+) -> dict[str, str] | None:
+    """The names of the run's columns in a file: `columns`, otherwise the names in the training file.
+
+    The training file's names apply to files of the same kind, and in a table only if it has such a column.
+    """
+    own = config.data.columns if isinstance(config.data, LabelledSettings) else ()
+    if not own or str(file) == "-" or is_table(file) != is_table(config.data.train):
+        return columns
+    names = parse_columns(",".join(own))
+    if is_table(file):
+        source = detect_format(*find_file(file))
+        existing = (formats.column_names(source) if source else None) or ()
+        names = {ours: theirs for ours, theirs in names.items() if theirs.isdigit() or theirs in existing}
+    return names | (columns or {}) or None
+
+
+def read_numbered_rows(
+    task: LabelledTask, file: str | Path, *, columns: dict[str, str] | None, skipped: list[int] | None
+) -> Iterator[tuple[int, str]] | Records:
+    """The rows of a file: texts with their line numbers, or records if a row is more than a text.
+
+    If `skipped` is a list, blank rows are skipped, and the line numbers of blank texts are added to it.
+    """
+    if task.row_is_text or str(file) == "-":
+        inputs = {name: column for name, column in (columns or {}).items() if name != LABEL}
+        return stream_texts(file, columns=inputs, skipped=skipped)
+    skip_blank = skipped is not None
+    return task.read_file(file, config=task.config, columns=columns, insist=False, skip_blank=skip_blank)

@@ -79,7 +79,7 @@ class InputColumns:
     def open_table(self, file: str) -> Iterator[tuple[int, Row]]:
         source = detect_format(*find_file(file))
         assert source is not None, "is_table checked the suffix"
-        existing = formats.columns(source)
+        existing = formats.column_names(source)
         for name in self.columns.values():
             if existing is not None and name not in existing:
                 raise formats.no_column(f"--with {name}: {file}", name, existing)
@@ -93,7 +93,7 @@ class InputColumns:
 
     def track_records(self, records: Records) -> Records:
         if self.names:
-            self.pending.extend(zip(records.lines, records.plain, strict=True))
+            self.pending.extend(zip(records.lines, records.display_texts, strict=True))
         return records
 
     def merge(self, prediction: Row) -> Row:

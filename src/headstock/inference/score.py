@@ -157,7 +157,7 @@ def score_minimal_pairs(
         "ties": int((outcomes == 0.5).sum()),
         "intervals": {"accuracy": [accuracy.low, accuracy.high]},
     }
-    if partial := [(i, pair.rest) for i, pair in enumerate(pairs) if pair.rest is not None]:
+    if partial := [(i, pair.continuation) for i, pair in enumerate(pairs) if pair.continuation is not None]:
         after = [
             log_likelihood_after(values[2 * i + side], offsets(texts[2 * i + side]), rest[side])
             for i, rest in partial
@@ -185,8 +185,8 @@ def accuracy_by_kind(pairs: Sequence[MinimalPair], outcomes: np.ndarray) -> dict
     for kind in GROUPS:
         members: dict[str, list[int]] = {}
         for i, pair in enumerate(pairs):
-            if kind in pair.kinds:
-                members.setdefault(pair.kinds[kind], []).append(i)
+            if kind in pair.groups:
+                members.setdefault(pair.groups[kind], []).append(i)
         groups: dict[str, dict[str, Any]] = {}
         for name, indices in members.items():
             share = item_interval(outcomes[indices])

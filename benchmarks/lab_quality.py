@@ -45,7 +45,7 @@ from headstock.tasks.causal import CausalConfig, CausalLM
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import BatchSums, evaluate
 from headstock.train.loop import Event, train
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, TrainSettings, make_config
 

@@ -26,7 +26,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.callbacks import log_metrics
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config, read_preset

@@ -47,8 +47,8 @@ from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData
 from headstock.train.loop import train
+from headstock.train.models import build_model
 from headstock.train.prefetch import Prefetcher
-from headstock.train.pretrain import build_model
 from headstock.train.settings import RunConfig, make_config
 
 NEVER = 10**9

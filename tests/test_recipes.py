@@ -9,8 +9,8 @@ import pytest
 from headstock.errors import ConfigError
 from headstock.experiments import compare_settings as settings
 from headstock.experiments import recipe, sweep_settings
-from headstock.train.finetune_config import resolve_finetune_config as transfer_config
-from headstock.train.pretrain import gather_config
+from headstock.train.resolve import resolve_finetune_config as transfer_config
+from headstock.train.resolve import resolve_pretrain_config
 from headstock.train.run_folder import open_run
 
 FOLDER = Path(__file__).parent.parent / "recipes"
@@ -22,19 +22,19 @@ def load(path: Path) -> None:
     if "sweep" in written:
         plan = sweep_settings.make_plan(path, {}, {}, {})
         given = {"data.corpus": list(plan.sweep.corpus), **plan.settings}
-        gather_config(plan.preset, None, given | {key: values[0] for key, values in plan.grid.items()})
+        resolve_pretrain_config(plan.preset, None, given | {key: values[0] for key, values in plan.grid.items()})
     elif "compare" in written:
         plan = settings.make_plan(path, {}, {})
         if plan.compare.task != "translate":  # for which no stock ships
             transfer_config(open_run("reviews-en"), plan.compare.task, None, dict(plan.settings))
         if plan.pretrain:
             asked = recipe.flatten_tables({key: value for key, value in plan.pretrain.items() if key != "preset"})
-            gather_config(plan.pretrain.get("preset"), None, asked)
+            resolve_pretrain_config(plan.pretrain.get("preset"), None, asked)
     elif (task := written.get("task", {}).get("name")) in ("classify", "pair", "tag", "answer", "translate"):
         source = None if "preset" in written.get("transfer", {}) else open_run("reviews-en")
         transfer_config(source, task, path, {})
     else:
-        gather_config(None, path, {})
+        resolve_pretrain_config(None, path, {})
 
 
 def test_there_are_recipes():

@@ -18,7 +18,7 @@ from headstock.experiments.bench.runner import (
 )
 from headstock.experiments.bench.synthetic_data import write_corpus, write_labelled_rows, write_token_stores
 from headstock.experiments.bench.training import QUICK, WORKLOADS, time_steps, workload_config, workloads_for
-from headstock.train.blueprint import placeholder_tokenizer
+from headstock.train.models import placeholder_tokenizer
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from typing import Any
 from headstock.data.corpus import read_corpus
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.inference.pipeline import Pipeline
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
 from tests.model.small import stir

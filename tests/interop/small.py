@@ -14,7 +14,7 @@ from headstock.inference.pipeline import Pipeline
 from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder
 from tests.model.small import stir
 

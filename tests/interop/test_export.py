@@ -348,7 +348,7 @@ def test_an_inexact_export_is_refused_with_every_reason(model, task, words, tmp_
 
 def recurrent(folder: Path):
     from headstock.interop.imported_run import imported_config, write_imported_run
-    from headstock.train.pretrain import build_model
+    from headstock.train.models import build_model
 
     tokenizer = tokenizer_of("char")
     model = {"family": "recurrent", "vocabulary": tokenizer.vocabulary, "depth": 1, "width": 8}

@@ -12,7 +12,7 @@ from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead, NextSentenceHead
 from headstock.model.model import Model
-from headstock.train.pretrain import gather_config
+from headstock.train.resolve import resolve_pretrain_config
 from headstock.train.settings import RunConfig
 from tests.model.small import small_backbone, some_tokens, stir
 
@@ -25,7 +25,7 @@ SEGMENTS = (torch.arange(9)[None] >= torch.tensor([4, 3, 1])[:, None]).long()
 
 
 def settings_of(preset: str, **settings: int) -> RunConfig:
-    return gather_config(preset, None, {"data.corpus": ["text.txt"], **settings})
+    return resolve_pretrain_config(preset, None, {"data.corpus": ["text.txt"], **settings})
 
 
 def make_model(chosen: RunConfig) -> Model:

@@ -31,8 +31,8 @@ from headstock.planner.machine import Machine, measure_machine
 from headstock.planner.planner import Planner, flatten, plan
 from headstock.planner.probe import ProbeResult, corrected_estimate
 from headstock.planner.summary import plan_notes
-from headstock.train.blueprint import blueprint
 from headstock.train.execution import LAUNCH_SECONDS
+from headstock.train.models import blueprint
 from headstock.train.optimizers import make_optimizers
 from headstock.train.settings import make_config
 

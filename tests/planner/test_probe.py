@@ -26,7 +26,7 @@ from headstock.planner.probe import (
 from headstock.train.budget import Budget, Milestones
 from headstock.train.callbacks import Event
 from headstock.train.execution import BY_SETTING
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config
 from headstock.train.state import TrainState

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headstock.planner import rules
 from headstock.planner.rules import TextStatistics
-from headstock.train.pretrain import with_direction
+from headstock.train.resolve import with_direction
 from headstock.train.settings import make_config
 
 SHORT = TextStatistics(bytes=10_000_000, documents=90_000, tokens=2.5e6, p90_length=60, median_length=25)

@@ -20,11 +20,11 @@ from headstock.errors import ConfigError, UserError
 from headstock.tasks.classify import Classify
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import finetune
-from headstock.train.finetune_config import resolve_finetune_config
 from headstock.train.fit import LabelledData
 from headstock.train.loop import train
 from headstock.train.metrics import majority_warning
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
+from headstock.train.resolve import resolve_finetune_config
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
 from tests.conftest import TINY

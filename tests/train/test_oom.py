@@ -14,6 +14,7 @@ from headstock.train import pretrain
 from headstock.train.distributed import DistributedContext
 from headstock.train.oom import MicroBatching, is_out_of_memory
 from headstock.train.run_folder import RunFolder
+from headstock.train.settings import make_config
 from headstock.train.state import TrainState
 
 ALONE = DistributedContext(torch.device("cpu"))
@@ -81,7 +82,8 @@ def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
     monkeypatch.setattr(pretrain, "train", lambda *given, **more: TrainState(step=1))
     run = RunFolder(tmp_path / "run")
     for distributed in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
-        pretrain.work(run, pretrain.reopen_stores(run, None), distributed, ())
+        setup = pretrain.open_setup(run, make_config(run.config()))
+        pretrain.train_and_evaluate(run, setup, distributed, ())
     assert seen == [2, 8, 4]
 
 

@@ -12,7 +12,8 @@ from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
-from headstock.train.pretrain import build_model, fits, gather_config, with_vocabulary
+from headstock.train.models import build_model
+from headstock.train.resolve import require_corpus, resolve_pretrain_config, supports, with_vocabulary
 from headstock.train.run_folder import open_run
 from headstock.train.settings import (
     TrainSettings,
@@ -42,7 +43,7 @@ def test_every_preset_makes_a_run(name):
 def test_a_recipe_with_something_else_in_place_of_settings_is_refused(tmp_path, content):
     (tmp_path / "recipe.toml").write_text(content)
     with pytest.raises(UserError, match=content.splitlines()[-1].partition(" ")[0].replace("name", "task")):
-        gather_config(None, tmp_path / "recipe.toml", {"data.corpus": ["c.txt"]})
+        resolve_pretrain_config(None, tmp_path / "recipe.toml", {"data.corpus": ["c.txt"]})
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +62,23 @@ def family_of(name):
 
 
 def test_every_preset_has_an_objective_and_every_objective_a_preset():
-    able = [pair for pair in PAIRS if fits(family_of(pair[0]), pair[1])]
+    able = [pair for pair in PAIRS if supports(family_of(pair[0]), pair[1])]
     assert {name for name, _ in able} == set(preset_names())
     assert {objective for _, objective in able} == set(OBJECTIVES)
 
 
-@pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if not fits(family_of(pair[0]), pair[1])])
+@pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if not supports(family_of(pair[0]), pair[1])])
 def test_an_objective_that_a_preset_cannot_learn_is_refused_and_the_others_named(name, objective):
     with pytest.raises(UserError, match=rf"cannot learn the objective '{objective}' \(families that can: \w+"):
-        gather_config(name, None, {"data.corpus": ["text.txt"], "task.name": objective})
+        resolve_pretrain_config(name, None, {"data.corpus": ["text.txt"], "task.name": objective})
 
 
-@pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if fits(family_of(pair[0]), pair[1])])
+@pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if supports(family_of(pair[0]), pair[1])])
 def test_every_preset_goes_with_every_objective_of_its_family(stores, name, objective):
     own = {part.name for part in fields(BACKBONES.get(family_of(name)).Config)}
     small = {key: value for key, value in REDUCED.items() if key.removeprefix("model.") in own}
     given = {"data.corpus": ["text.txt"], "task.name": objective, "vocabulary": 300, "length": 32, **small}
-    chosen = gather_config(name, None, given)
+    chosen = resolve_pretrain_config(name, None, given)
     assert chosen.objective == objective
     tokenizer, store = stores[chosen.tokenizer.kind]
     model, task = build_model(with_vocabulary(chosen, tokenizer), tokenizer)
@@ -94,7 +95,7 @@ def test_every_preset_goes_with_every_objective_of_its_family(stores, name, obje
 
 def test_presets_drop_out_inside_where_their_originals_do():
     """BERT and GPT-2 do not; torch's own layer, which the lab took, does."""
-    chosen = {name: gather_config(name, None, {"data.corpus": ["a.txt"]}) for name in preset_names()}
+    chosen = {name: resolve_pretrain_config(name, None, {"data.corpus": ["a.txt"]}) for name in preset_names()}
     drops = {name: one.model.inner_dropout for name, one in chosen.items() if one.family in ("transformer", "seq2seq")}
     assert drops == {name: not name.startswith(("gpt-", "bert-")) for name in drops}
     assert len(drops) == 17
@@ -102,7 +103,7 @@ def test_presets_drop_out_inside_where_their_originals_do():
 
 def test_a_run_that_was_made_before_the_setting_drops_out_inside_as_it_did():
     for name in ("bert-nano", "seq2seq-nano"):
-        tree = gather_config(name, None, {"data.corpus": ["a.txt"]}).plain()
+        tree = resolve_pretrain_config(name, None, {"data.corpus": ["a.txt"]}).plain()
         del tree["model"]["inner_dropout"]
         assert make_config(tree).model.inner_dropout
     old = open_run("reviews-en").config()
@@ -111,15 +112,15 @@ def test_a_run_that_was_made_before_the_setting_drops_out_inside_as_it_did():
 
 def test_another_objective_leaves_the_old_ones_settings_behind(tmp_path):
     given = {"data.corpus": ["text.txt"]}
-    assert gather_config("bert-nano", None, dict(given)).objective == "masked"
-    chosen = gather_config("bert-nano", None, given | {"task.name": "causal"})
+    assert resolve_pretrain_config("bert-nano", None, dict(given)).objective == "masked"
+    chosen = resolve_pretrain_config("bert-nano", None, given | {"task.name": "causal"})
     assert (chosen.objective, chosen.model.causal, chosen.model.norm) == ("causal", True, "post")
     file = tmp_path / "recipe.toml"
     file.write_text('preset = "bert-nano"\n[task]\nname = "causal"\n')
-    assert gather_config(None, file, dict(given)).objective == "causal"
+    assert resolve_pretrain_config(None, file, dict(given)).objective == "causal"
     file.write_text('[model]\ndepth = 2\n[task]\nname = "masked"\nfracton = 0.2\n')
     with pytest.raises(ConfigError, match=r"task\.fracton: unknown setting"):  # what nobody knows is still told
-        gather_config(None, file, given | {"task.name": "causal"})
+        resolve_pretrain_config(None, file, given | {"task.name": "causal"})
 
 
 def test_settings_find_their_section():
@@ -170,14 +171,14 @@ def test_an_unknown_preset_names_the_nearest():
 def test_file_over_preset_and_option_over_file(tmp_path):
     file = tmp_path / "recipe.toml"
     file.write_text('preset = "gpt-nano"\n[model]\ndepth = 7\nwidth = 64\n[data]\ncorpus = ["a.txt"]\n')
-    chosen = gather_config(None, file, {"width": 32})
+    chosen = resolve_pretrain_config(None, file, {"width": 32})
     assert (chosen.model.depth, chosen.model.width, chosen.model.heads) == (7, 32, 4)
     assert chosen.data.corpus == ("a.txt",)
 
 
 def test_without_text_there_is_nothing_to_do():
     with pytest.raises(UserError, match="no text to train on"):
-        gather_config("gpt-nano", None, {})
+        require_corpus(resolve_pretrain_config("gpt-nano", None, {}))
 
 
 def test_a_length_on_the_command_line_takes_the_place_of_the_file_s():
@@ -189,7 +190,9 @@ def test_a_length_on_the_command_line_takes_the_place_of_the_file_s():
 
 
 def test_another_family_leaves_the_preset_s_model_aside():
-    chosen = gather_config("gpt-nano", None, {"model.family": "recurrent", "model.hidden": 24, "data.corpus": ["x"]})
+    chosen = resolve_pretrain_config(
+        "gpt-nano", None, {"model.family": "recurrent", "model.hidden": 24, "data.corpus": ["x"]}
+    )
     assert chosen.family == "recurrent" and chosen.model.hidden == 24
     assert chosen.model.width == BACKBONES.get("recurrent").Config(vocabulary=5).width
 

@@ -8,7 +8,7 @@ import torch
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.train.finetune_config import resolve_finetune_config, resolve_with_data
+from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import STOCKS, RunFolder, bundled_run_names, open_run
 from headstock.train.stocks import pack
 

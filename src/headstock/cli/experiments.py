@@ -110,7 +110,7 @@ def compare(
     from headstock.experiments.tables import comparison_table, runs_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
-    from headstock.train.finetune_config import labelled_task
+    from headstock.train.resolve import labelled_task
 
     with status_line(quiet=common.quiet) as callbacks:
         results = experiment.compare(
@@ -185,7 +185,7 @@ def sweep(
     from headstock.experiments.tables import sweep_table
     from headstock.report.pages import write_report
     from headstock.train.callbacks import status_line
-    from headstock.train.finetune_config import labelled_task
+    from headstock.train.resolve import labelled_task
 
     names, column = parse_columns(columns.columns) if columns.columns else None, columns.column
     if options["run"] is not None:

@@ -57,7 +57,7 @@ def presets(common: Common) -> dict[str, Any]:
     from rich.table import Table
 
     from headstock.report.format import compact_number
-    from headstock.train.blueprint import describe_preset
+    from headstock.train.models import describe_preset
     from headstock.train.settings import preset_names
 
     rows = [describe_preset(name) for name in preset_names()]

@@ -179,8 +179,8 @@ def finetune(
     from headstock.report.pages import write_report
     from headstock.train import finetune as training
     from headstock.train.callbacks import terminal_progress
-    from headstock.train.finetune_config import labelled_task
     from headstock.train.model_card import measured_lines
+    from headstock.train.resolve import labelled_task
     from headstock.train.run_folder import RunFolder, check_resumable
 
     values = settings.to_dict() | ({"train.seed": common.seed} if common.seed is not None else {})

@@ -21,9 +21,9 @@ from headstock.io import FolderLayout
 from headstock.tasks.wording import format_score
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
-from headstock.train.finetune_config import labelled_task
 from headstock.train.labelled_data import read_splits, stratified_order
-from headstock.train.pretrain import check_same_settings, pretrain
+from headstock.train.pretrain import pretrain
+from headstock.train.resolve import check_same_settings, labelled_task
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import LabelledSettings

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from headstock import config
 from headstock.errors import ConfigError
 from headstock.experiments.recipe import fixed_setting_problems, section_problems, table_problems
-from headstock.train.finetune_config import labelled_task
+from headstock.train.resolve import labelled_task
 from headstock.train.settings import override_flat
 
 SECTIONS = ("compare", "finetune", "arms", "pretrain")

@@ -24,11 +24,11 @@ from headstock.tasks.error_analysis import reliability
 from headstock.tasks.labelled import LabelledTask, RowMetric, metric_value
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
-from headstock.train.finetune import save_fit, sizes
-from headstock.train.finetune_config import resolve_finetune_config, resolve_with_data
+from headstock.train.finetune import parameter_counts, save_fit
 from headstock.train.fit import FitResult, LabelledData, fit
 from headstock.train.labelled_data import LabelledSplits, subset
-from headstock.train.pretrain import source_weights
+from headstock.train.models import source_weights
+from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
@@ -250,7 +250,7 @@ def run_finetuning(
         "tokens_per_second": None if frozen else tokens_per_second(fitted),  # frozen features are computed once
         "chosen": None,
         "epochs": fitted.epochs,
-        "parameters": sizes(fitted.model, frozen=frozen),
+        "parameters": parameter_counts(fitted.model, frozen=frozen),
         "predicted": predicted,
     }
     if point.analyze_errors:

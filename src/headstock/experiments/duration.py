@@ -16,9 +16,9 @@ from headstock.logs import muted
 from headstock.planner.machine import synchronize
 from headstock.tasks.class_labels import label_numbers
 from headstock.train.callbacks import Event
-from headstock.train.finetune_config import CHARACTERS
 from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import subset
+from headstock.train.resolve import CHARACTERS_PER_TOKEN
 from headstock.train.settings import RunConfig
 
 STEPS, WARMUP_STEPS = 12, 2
@@ -113,7 +113,7 @@ def trial_seconds(
         steps_per_epoch = math.ceil(labels / settings.batch)
     else:
         characters = sum(map(len, train.documents)) * labels / max(1, len(train))
-        steps_per_epoch = math.ceil(characters / CHARACTERS / settings.batch_tokens)
+        steps_per_epoch = math.ceil(characters / CHARACTERS_PER_TOKEN / settings.batch_tokens)
     steps = settings.steps or math.ceil((settings.epochs or 1.0) * steps_per_epoch)
     analysis = speed.row * ERROR_ANALYSIS_ROWS if point.analyze_errors else 0.0
     if config.transfer.freeze:

@@ -21,14 +21,16 @@ from headstock.logs import muted
 from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
-from headstock.train import finetune_config as transfer
+from headstock.train import resolve
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
-from headstock.train.finetune import save_fit, sizes
+from headstock.train.finetune import parameter_counts, save_fit
 from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
-from headstock.train.pretrain import corpora, gather_config, pretrain, source_weights, with_vocabulary
+from headstock.train.models import source_weights
+from headstock.train.pretrain import pretrain, read_corpora
+from headstock.train.resolve import require_corpus, resolve_pretrain_config, with_vocabulary
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import RunConfig
 
@@ -170,7 +172,7 @@ class Pretraining:
 
     def configure(self, point: Point, seed: int) -> RunConfig:
         preset, settings = self.settings_of(point, seed)
-        return gather_config(preset, self.plan.file, settings)
+        return require_corpus(resolve_pretrain_config(preset, self.plan.file, settings))
 
     def read(self, configs: Sequence[RunConfig]) -> None:
         for config in configs:
@@ -194,7 +196,7 @@ class Pretraining:
         data = config.plain()["data"]
         key = json.dumps([data["corpus"], data["valid"], data["documents"], data["column"]])
         if key not in self.corpora:
-            corpus, valid = corpora(config)
+            corpus, valid = read_corpora(config)
             self.corpora[key] = corpus, corpus.fingerprint() + (valid.fingerprint() if valid else "")
         return self.corpora[key]
 
@@ -275,7 +277,7 @@ class Finetuning:
         self.plan, self.folder = plan, folder
         assert plan.sweep.run is not None
         self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
-        self.task_class = transfer.labelled_task(plan.sweep.task)
+        self.task_class = resolve.labelled_task(plan.sweep.task)
         self.metric = self.task_class.primary_metric
         self.tokenizer = self.source.tokenizer()
         self.overridden: set[str] = set()
@@ -294,7 +296,7 @@ class Finetuning:
         settings |= {"data.train": sweep.train} if sweep.train else {}
         settings |= {"data.valid": sweep.valid[0]} if sweep.valid else {}
         settings |= {"data.columns": list(sweep.columns)} if sweep.columns else {}
-        return transfer.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings)
+        return resolve.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings)
 
     def read(self, configs: Sequence[RunConfig]) -> None:
         first = configs[0]
@@ -309,7 +311,7 @@ class Finetuning:
             self.weights_hash = sha256(self.source.weights_file)
 
     def complete(self, config: RunConfig) -> RunConfig:
-        return transfer.resolve_with_data(config, self.splits.train)
+        return resolve.resolve_with_data(config, self.splits.train)
 
     def key(self, config: RunConfig) -> str:
         settings = config.plain()
@@ -331,7 +333,7 @@ class Finetuning:
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},
-            "parameters": sizes(fitted.model, frozen=config.transfer.freeze)["total"],
+            "parameters": parameter_counts(fitted.model, frozen=config.transfer.freeze)["total"],
             "steps": fitted.state.step,
             "tallies": {metric: serialize_metric(task.row_metrics(data.valid, outputs)[metric])},
         }

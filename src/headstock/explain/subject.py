@@ -9,9 +9,9 @@ from headstock.errors import UserError, did_you_mean
 from headstock.inference.pipeline import load
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Task
-from headstock.train import finetune_config, pretrain
-from headstock.train.blueprint import blueprint
+from headstock.train import finetune_config
 from headstock.train.distributed import choose_device
+from headstock.train.models import blueprint
 from headstock.train.run_folder import open_run
 from headstock.train.settings import RunConfig, preset_names
 
@@ -92,7 +92,7 @@ def preset_subject(
             None, task, None, settings | class_settings(task, classes), preset=preset
         )
     else:
-        config = pretrain.resolve_config(preset, None, settings | ({"task.name": task} if task else {}))
+        config = resolve.resolve_pretrain_config(preset, None, settings | ({"task.name": task} if task else {}))
     model, new_task = blueprint(config, weights=device is not None)
     if device is not None:
         model.to(choose_device(device)).eval()

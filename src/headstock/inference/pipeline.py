@@ -38,9 +38,9 @@ from headstock.tasks.translate import Translate
 from headstock.train.distributed import choose_device
 from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
+from headstock.train.models import load_run_model
 from headstock.train.outputs import ensemble_mean, model_outputs
 from headstock.train.prefetch import FIRST_CHUNK, MAX_CHUNK, growing_chunks, prefetch_map
-from headstock.train.pretrain import load_run_model
 from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
 

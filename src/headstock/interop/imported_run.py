@@ -16,7 +16,7 @@ from headstock.errors import UserError
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import is_labelled
 from headstock.train.model_card import write_card
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder, check_finite, tokenizer_fingerprints
 from headstock.train.settings import RunConfig, make_config
 

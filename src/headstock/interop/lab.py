@@ -24,7 +24,7 @@ from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.io import atomic_folder, sha256, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig, read_preset
 

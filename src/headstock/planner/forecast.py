@@ -12,8 +12,8 @@ from headstock.kernels.cross_entropy import MAX_LOGITS, MAX_LOGITS_CUDA, worth_c
 from headstock.model.model import Model
 from headstock.planner.machine import Machine
 from headstock.tasks.base import TASKS, Task
-from headstock.train.blueprint import blueprint
 from headstock.train.execution import LAUNCH_SECONDS, ExecutionMode
+from headstock.train.models import blueprint
 from headstock.train.settings import RunConfig
 from headstock.train.validation import VALIDATIONS
 

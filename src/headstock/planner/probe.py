@@ -38,8 +38,8 @@ from headstock.train.distributed import DistributedContext
 from headstock.train.execution import BY_SETTING, ExecutionMode, choose_execution_mode, uses_graphs
 from headstock.train.graphed_step import MAX_GRAPHS
 from headstock.train.loop import sequence_length, train
+from headstock.train.models import build_model
 from headstock.train.peak_memory import PeakMemory
-from headstock.train.pretrain import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler, StepLoader
 from headstock.train.settings import RunConfig, TrainSettings

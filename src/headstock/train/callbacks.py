@@ -4,14 +4,16 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstock.train.budget import Budget
+from headstock.train.distributed import DistributedContext
 from headstock.train.meters import LossMeter
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler
+from headstock.train.settings import TrainSettings
 from headstock.train.state import TrainState
 
 
@@ -63,6 +65,18 @@ Callback = Callable[[Event], None]
 def emit(callbacks: Sequence[Callback], event: Event) -> None:
     for callback in callbacks:
         callback(event)
+
+
+@contextmanager
+def run_callbacks(
+    run: RunFolder, callbacks: Sequence[Callback], settings: TrainSettings, distributed: DistributedContext
+) -> Iterator[list[Callback]]:
+    """The callbacks of a run in a folder: metrics.jsonl, the caller's, and TensorBoard if set; none but on rank 0."""
+    if not distributed.is_main:
+        yield []
+        return
+    with tensorboard(run) if settings.tensorboard else nullcontext() as events:
+        yield [log_metrics(run), *callbacks, *([events] if events else [])]
 
 
 def log_metrics(run: RunFolder) -> Callback:

@@ -1,7 +1,6 @@
-"""From a pretrained run and a few labels to a model of a task in a run folder of its own."""
+"""Fine-tunes a pretrained run for a labelled task, in a run folder of its own."""
 
 import logging
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,32 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from headstock import __version__, config
+from headstock import config
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import UserError
 from headstock.io import write_text
 from headstock.model.model import Model
-from headstock.tasks.labelled import is_labelled
-from headstock.train.callbacks import Callback
+from headstock.tasks.labelled import LabelledTask, is_labelled
+from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext, process_group
-from headstock.train.finetune_config import labelled_task, resolve_finetune_config, resolve_with_data
-from headstock.train.fit import FitResult, LabelledData, fit_run, load_weights
+from headstock.train.fit import FitResult, LabelledData, epochs_of, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.model_card import write_card
+from headstock.train.models import build_model, build_task, load_source_weights, source_weights
 from headstock.train.outputs import ensemble_mean
-from headstock.train.pretrain import (
-    build_model,
-    check_same_settings,
-    finished_results,
-    pretrain,
+from headstock.train.pretrain import environment_results, finished_results, pretrain
+from headstock.train.resolve import (
+    labelled_task,
+    resolve_finetune_config,
+    resolve_with_data,
+    resumed_config,
     save_data_paths,
     source_settings,
-    source_weights,
     with_vocabulary,
 )
 from headstock.train.run_folder import (
@@ -71,270 +69,268 @@ def finetune(
     device: str = "auto",
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Put a new head on a run's backbone and train both on labelled texts; returns the new run's results.
+    """Train a new head on a run's backbone, and the backbone with it, on labelled texts; returns the run's results.
 
-    `init="scratch"` takes the architecture without the weights, `freeze` trains the head alone. All else is a
-    setting, such as `{"pool": "mean", "lr": 2e-4, "layer_decay": 0.8, "ensemble": 3}`.
-
-    Without a run, `preset` says what a new model is made like, and its tokenizer is learned from the training texts.
+    `init="scratch"` uses the architecture without the weights; `freeze` trains the head alone. Everything else is a
+    setting, such as `{"pool": "mean", "lr": 2e-4, "layer_decay": 0.8, "ensemble": 3}`. Without a run, the model is
+    new and follows `preset`, and its tokenizer is trained on the training texts.
     """
     if run is not None and preset is not None:
-        raise UserError(f"--preset {preset}: the model is that of {run}; name a run or a preset")
+        raise UserError(f"--preset {preset}: conflicts with the run {run}; name one of them")
     target, source = RunFolder(Path(out)), None if run is None else open_run(run)
     files = {"data.train": train, "data.valid": valid, "data.test": test}
-    given = {key: str(value) for key, value in files.items() if value is not None} | (settings or {})
-    given |= {"data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
-    given |= {"data.skip_blank": True} if skip_blank else {}
-    given |= {"transfer.init": init} if init else {}
-    given |= {"transfer.freeze": freeze} if freeze is not None else {}
-    given |= {"transfer.preset": preset} if preset is not None else {}
+    options = {key: str(value) for key, value in files.items() if value is not None} | (settings or {})
+    options |= {"data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
+    options |= {"data.skip_blank": True} if skip_blank else {}
+    options |= {"transfer.init": init} if init else {}
+    options |= {"transfer.freeze": freeze} if freeze is not None else {}
+    options |= {"transfer.preset": preset} if preset is not None else {}
     if source is not None:
         check_not_source(target, source)
     with locked_run(target):
         check_output_folder(target, resume=resume, overwrite=overwrite)
-        going_on = resume and target.exists()
-        # joining waits for all processes: each has looked at the folder before one makes it
-        with process_group(device) as distributed:
-            if going_on:
-                asked = make_config(check_same_settings(target, given, moved=True))
-                source = source or (open_run(asked.transfer.run) if asked.transfer.run else None)
+        resuming = resume and target.exists()
+        with process_group(device) as distributed:  # waits until every process has checked the folder
+            if resuming:
+                run_config = resumed_config(target, options)
+                source = source or (open_run(run_config.transfer.run) if run_config.transfer.run else None)
             else:
-                asked = resolve_finetune_config(source, task, config_file, given, preset=preset)
-                data, tokenizer_file = asked.data, asked.tokenizer.file if asked.tokenizer else None
+                run_config = resolve_finetune_config(source, task, config_file, options, preset=preset)
+                data, tokenizer_file = run_config.data, run_config.tokenizer.file if run_config.tokenizer else None
                 check_inputs_outside(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
-            splits = read_splits(asked.data, labelled_task(asked.objective), asked.task, seed=asked.train.seed)
-            chosen = resolve_with_data(asked, splits.train)
+            task_class, train_settings = labelled_task(run_config.objective), run_config.train
+            splits = read_splits(run_config.data, task_class, run_config.task, seed=train_settings.seed)
+            if resuming:
+                check_same_data(target, splits)
+                if distributed.is_main:
+                    save_data_paths(target, run_config)
+            run_config = resolve_with_data(run_config, splits.train)
             if source is None:
-                tokenizer = target.tokenizer() if going_on else learn_tokenizers(chosen, splits.train)
-                chosen = with_vocabularies(chosen, tokenizer)
+                tokenizer = target.tokenizer() if resuming else train_tokenizers(run_config, splits.train)
+                run_config = with_vocabulary(run_config, tokenizer)
             else:
                 tokenizer = source.tokenizer()
-            weights = check(source, chosen, tokenizer, splits)
-            if going_on and target.data()["fingerprint"] != splits.fingerprint():
-                changed = "the labelled files are not what they were when the run began"
-                raise UserError(f"{target}: {changed}, so it cannot go on")
-            if going_on and distributed.is_main:
-                save_data_paths(target, asked)
-            if going_on and target.is_complete():
+            labelled = build_task(run_config, tokenizer)
+            assert is_labelled(labelled)
+            weights = check_inputs(source, run_config, labelled, splits)
+            if resuming and target.is_complete():
                 return finished_results(target, distributed)
-            if distributed.is_main and not going_on:
-                card = {"fingerprint": splits.fingerprint(), **tokenizer_fingerprints(tokenizer), **splits.describe()}
-                # the length as it was asked for: settled for these rows, it would contradict the same words at a resume
-                target.create(replace(chosen, train=asked.train).plain(), tokenizer, card)
+            if distributed.is_main and not resuming:
+                # the length as set: inferred from these rows, it would contradict the same options at a resume
+                create_run(target, replace(run_config, train=train_settings), tokenizer, splits)
             distributed.barrier()
-            if chosen.transfer.adapt_steps and source is not None:
-                weights = adapt(target, source, chosen, splits.train, device, callbacks)
-            return work(target, chosen, tokenizer, weights, splits, distributed, callbacks)
+            if run_config.transfer.adapt_steps and source is not None:
+                weights = adapt(target, source, run_config, splits.train, device, callbacks)
+            return train_and_evaluate(target, run_config, labelled, weights, splits, distributed, callbacks)
 
 
-def learn_tokenizers(chosen: RunConfig, records: Records) -> Tokenizer:
-    """A tokenizer of the training texts; where the two sides have their own, that of the sources is its `source`."""
-    settings = chosen.tokenizer
+def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:
+    if target.data()["fingerprint"] != splits.fingerprint():
+        raise UserError(f"{target}: the labelled files have changed since the run was created, so it cannot be resumed")
+
+
+def create_run(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer, splits: LabelledSplits) -> None:
+    data = {"fingerprint": splits.fingerprint(), **tokenizer_fingerprints(tokenizer), **splits.describe()}
+    run.create(run_config.plain(), tokenizer, data)
+
+
+def train_tokenizers(run_config: RunConfig, records: Records) -> Tokenizer:
+    """A tokenizer of the training texts; with two tokenizers, that of the sources is its `source_tokenizer`."""
+    settings = run_config.tokenizer
     if settings.file:
         return open_tokenizer(Path(settings.file))
     logger.info(f"training a {settings.kind} tokenizer of at most {settings.vocabulary:,} entries")
-    if not getattr(chosen.task, "two_tokenizers", False):
+    if not getattr(run_config.task, "two_tokenizers", False):
         return train_tokenizer(records.documents, settings)
-    found = train_tokenizer(records.columns["target"], settings)
-    found.source_tokenizer = train_tokenizer(records.columns["source"], settings)
-    return found
+    tokenizer = train_tokenizer(records.columns["target"], settings)
+    tokenizer.source_tokenizer = train_tokenizer(records.columns["source"], settings)
+    return tokenizer
 
 
-def with_vocabularies(chosen: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """A new model has the vocabulary of its tokenizer, and of its second one where there are two."""
-    chosen = with_vocabulary(chosen, tokenizer)
-    if tokenizer.source_tokenizer is None:
-        return chosen
-    return replace(chosen, model=replace(chosen.model, source_vocabulary=tokenizer.source_tokenizer.vocabulary))
-
-
-def check(
-    source: RunFolder | None, chosen: RunConfig, tokenizer: Tokenizer, splits: LabelledSplits
+def check_inputs(
+    source: RunFolder | None, run_config: RunConfig, task: LabelledTask, splits: LabelledSplits
 ) -> dict[str, Tensor] | None:
-    """The weights to begin with; what is wrong with the source or with a label is found before anything is made."""
-    task = labelled_task(chosen.objective)(chosen.task, tokenizer)
+    """The initial weights; rejects labels and sources that do not fit before anything is written."""
     for records in (splits.train, splits.valid, splits.test):
         if records is not None:
             task.check(records)
     if source is None:
         return None
-    if chosen.transfer.adapt_steps:
+    if run_config.transfer.adapt_steps:
         source_settings(source)
-    if chosen.transfer.init == "scratch":
+    if run_config.transfer.init == "scratch":
         return None
     weights = source_weights(source)
-    check_fit(source, chosen, tokenizer, weights)
+    check_weights_fit(source, run_config, task, weights)
     return weights
 
 
-def check_fit(source: RunFolder, chosen: RunConfig, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> None:
-    """Refuse settings of the model that the source's weights do not fit, before a folder is made."""
-    theirs = make_config(source.config()).model
-    own = config.to_dict(theirs)
-    changed = {name: value for name, value in config.to_dict(chosen.model).items() if own.get(name) != value}
-    if not changed:  # the sizes are the source's: there is no need to build a model for it
+def check_weights_fit(source: RunFolder, run_config: RunConfig, task: LabelledTask, weights: dict[str, Tensor]) -> None:
+    """Reject model settings that the source's weights do not fit."""
+    theirs = config.to_dict(make_config(source.config()).model)
+    changed = {name: value for name, value in config.to_dict(run_config.model).items() if theirs.get(name) != value}
+    if not changed:
         return
-    model, task = build_model(chosen, tokenizer)
-    assert is_labelled(task)
+    model, _ = build_model(run_config, task.tokenizer, task)
     try:
-        load_weights(model, task, weights, source=str(source))
+        load_source_weights(model, task, weights, source=str(source))
     except UserError:
-        told = ", ".join(f"model.{name}={value} (it has {own.get(name)})" for name, value in changed.items())
-        hint = "leave that out, or begin from new weights with --init scratch"
-        raise UserError(f"{source}: its weights do not fit {told}; {hint}") from None
+        changes = ", ".join(f"model.{name}={value} (it has {theirs.get(name)})" for name, value in changed.items())
+        hint = "leave that out, or train from new weights with --init scratch"
+        raise UserError(f"{source}: its weights do not fit {changes}; {hint}") from None
 
 
 def adapt(
     target: RunFolder,
     source: RunFolder,
-    chosen: RunConfig,
+    run_config: RunConfig,
     records: Records,
     device: str,
     callbacks: Sequence[Callback],
 ) -> dict[str, Tensor]:
-    """Go on pretraining on the task's own texts, in a run folder inside the new one; returns the new weights."""
-    inner = target.adapted
-    if not inner.is_complete():
-        logger.info(f"adapting to the {len(records):,} training texts for {chosen.transfer.adapt_steps:,} steps")
+    """Continue pretraining on the task's own texts, in a run folder inside the target; returns the adapted weights."""
+    adapted = target.adapted
+    if not adapted.is_complete():
+        steps, theirs = run_config.transfer.adapt_steps, source.config()
+        logger.info(f"adapting to the {len(records):,} training texts for {steps:,} steps")
         texts = target.path / "adapt.txt"
         write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
-        own = source.config()["train"]["lr"]
-        settings = {"train.steps": chosen.transfer.adapt_steps, "train.lr": chosen.transfer.adapt_lr or own / 3}
-        settings |= {"train.seed": chosen.train.seed, "data.documents": "line", "train.tensorboard": False}
-        if "nsp" in source.config()["task"]:  # a labelled text is often a single sentence, which has none to follow it
+        settings = {
+            "train.steps": steps,
+            "train.lr": run_config.transfer.adapt_lr or theirs["train"]["lr"] / 3,
+            "train.seed": run_config.train.seed,
+            "train.tensorboard": False,
+            "data.documents": "line",
+        }
+        if "nsp" in theirs["task"]:  # a labelled text is often a single sentence, which has no next one
             settings |= {"task.nsp": False}
         pretrain(
             texts,
-            out=inner.path,
+            out=adapted.path,
             start=source.path,
             settings=settings,
             resume=True,
             device=device,
             callbacks=callbacks,
         )
-    return inner.weights()
+    return adapted.weights()
 
 
-def work(
+def train_and_evaluate(
     target: RunFolder,
-    chosen: RunConfig,
-    tokenizer: Tokenizer,
+    run_config: RunConfig,
+    task: LabelledTask,
     weights: dict[str, Tensor] | None,
     splits: LabelledSplits,
     distributed: DistributedContext,
     callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
-    """Train one model, or several from as many seeds, measure them together, and write down what came out."""
+    """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card."""
     began = time.monotonic()
-    task = labelled_task(chosen.objective)(chosen.task, tokenizer)
     data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
-    if length := chosen.train.length or getattr(chosen.model, "context", None):
-        for line in [
-            *task.reading_warnings(data.train, length=length),
-            *task.reading_warnings(data.valid, length=length),
-        ]:
-            logger.info(line)
-    count = chosen.transfer.ensemble
-    fitted: list[FitResult] = []
-    for number in range(count):
-        run, member = target, chosen
+    if length := run_config.train.length or getattr(run_config.model, "context", None):
+        for part in (data.train, data.valid):
+            for line in task.reading_warnings(part, length=length):
+                logger.info(line)
+    count = run_config.transfer.ensemble
+    fits: list[FitResult] = []
+    for index in range(count):
+        run, member = target, run_config
         if count > 1:
-            run = target.member(number)
-            member = replace(chosen, train=replace(chosen.train, seed=chosen.train.seed + number))
-            member = replace(member, transfer=replace(chosen.transfer, ensemble=1))
-            logger.info(f"model {number + 1} of {count}, seed {member.train.seed}")
+            run = target.member(index)
+            train_settings = replace(run_config.train, seed=run_config.train.seed + index)
+            member = replace(run_config, train=train_settings, transfer=replace(run_config.transfer, ensemble=1))
+            logger.info(f"model {index + 1} of {count}, seed {train_settings.seed}")
             if distributed.is_main and not run.exists():
-                run.create(member.plain(), tokenizer, target.data())
+                run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
-        fitted.append(fit_run(run, member, tokenizer, weights, data, distributed, callbacks))
-    seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fitted))  # also before an interruption
-    results = describe(target, chosen, fitted, data, splits, distributed, seconds)
+        with run_callbacks(run, callbacks, member.train, distributed) as active:
+            result = fit(member, task.tokenizer, weights, data, run=run, distributed=distributed, callbacks=active)
+        result.epochs = epochs_of(run)  # also those before an interruption
+        fits.append(result)
+    seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
+    results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
     if distributed.is_main:
         target.write_results(results)
         write_card(target)
     return results
 
 
-def describe(
+def finetune_results(
     target: RunFolder,
-    chosen: RunConfig,
-    fitted: list[FitResult],
+    run_config: RunConfig,
+    fits: list[FitResult],
     data: LabelledData,
     splits: LabelledSplits,
     distributed: DistributedContext,
     seconds: float,
 ) -> dict[str, Any]:
-    """Metrics on the validation and test rows, of all models together; unlabelled test rows are predicted."""
-    first, task = fitted[0], fitted[0].task
-    valid = metrics_with_intervals(task, data.valid, all_outputs(fitted, data.valid, chosen))
-    measured = {"valid": valid}
+    """The content of results.json: metrics on validation and test rows; unlabelled test rows are predicted."""
+    first, task = fits[0], fits[0].task
+    metrics = {"valid": metrics_with_intervals(task, data.valid, ensemble_outputs(fits, data.valid, run_config))}
     if splits.test is not None:
         test = task.prepare(splits.test)
-        found = all_outputs(fitted, test, chosen)
+        outputs = ensemble_outputs(fits, test, run_config)
         if distributed.is_main:
-            target.write_predictions(task.predictions(test, found))
+            target.write_predictions(task.predictions(test, outputs))
         if test.labels is not None:
-            measured["test"] = metrics_with_intervals(task, test, found)
-    on = "test" if "test" in measured else "valid"
-    frozen, speed = chosen.transfer.freeze, None
-    if frozen:  # the backbone read each text once, and what the head learned from are not tokens
+            metrics["test"] = metrics_with_intervals(task, test, outputs)
+    measured_on = "test" if "test" in metrics else "valid"
+    frozen, speed = run_config.transfer.freeze, None
+    if frozen:  # the backbone reads each text once, and the head is trained on features rather than tokens
         tokens = int(np.sum(task.examples(data.train, length=first.length).lengths))  # type: ignore[attr-defined]
     else:
-        tokens = sum(f.state.tokens for f in fitted)
-        speed = round(tokens / max(1e-9, sum(f.state.seconds - f.state.overhead_seconds for f in fitted)), 1)
+        tokens = sum(f.state.tokens for f in fits)
+        speed = round(tokens / max(1e-9, sum(f.state.seconds - f.state.overhead_seconds for f in fits)), 1)
     return {
         "kind": "finetune",
         "run": str(target),
         "task": task.name,
-        "from": chosen.transfer.run or chosen.transfer.preset,
-        "steps": sum(f.state.step for f in fitted),
+        "from": run_config.transfer.run or run_config.transfer.preset,
+        "steps": sum(f.state.step for f in fits),
         "best_step": first.state.best_step,
         "best_epoch": first.best_epoch,
         "tokens": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": speed,
         "train_loss": first.epochs[-1]["train_loss"] if first.epochs else None,
-        "valid_loss": valid.get("loss", first.state.valid.get("loss")),
-        "perplexity": None,  # not defined where no text is predicted
+        "valid_loss": metrics["valid"].get("loss", first.state.valid.get("loss")),
+        "perplexity": None,  # undefined where no text is predicted
         "bits_per_byte": None,
-        "measured_on": on,
-        "metrics": measured[on],
-        **measured,
+        "measured_on": measured_on,
+        "metrics": metrics[measured_on],
+        **metrics,
         "headline": task.primary_metric,
         "classes": list(getattr(task.config, "classes", ())),
         "epochs": first.epochs,
         "warnings": list(splits.warnings),
-        "parameters": sizes(first.model, frozen=frozen),
-        "device": str(distributed.device),
-        "processes": distributed.size,
-        "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "parameters": parameter_counts(first.model, frozen=frozen),
+        **environment_results(distributed),
     }
 
 
 def save_fit(
     run: RunFolder,
-    chosen: RunConfig,
+    run_config: RunConfig,
     tokenizer: Tokenizer,
-    fitted: FitResult,
+    result: FitResult,
     splits: LabelledSplits,
     distributed: DistributedContext,
 ) -> None:
-    """Make a run folder of a model that was trained without one."""
-    card = {"fingerprint": splits.fingerprint(), **tokenizer_fingerprints(tokenizer), **splits.describe()}
-    run.create(chosen.plain(), tokenizer, card)
-    run.save_weights(fitted.model.tensors())
-    data = LabelledData(fitted.task.prepare(splits.train), fitted.task.prepare(splits.valid))
-    run.write_results(describe(run, chosen, [fitted], data, splits, distributed, fitted.state.seconds))
+    """Write a model that was trained without a run folder to one."""
+    create_run(run, run_config, tokenizer, splits)
+    run.save_weights(result.model.tensors())
+    data = LabelledData(result.task.prepare(splits.train), result.task.prepare(splits.valid))
+    run.write_results(finetune_results(run, run_config, [result], data, splits, distributed, result.state.seconds))
     write_card(run)
 
 
-def all_outputs(fitted: list[FitResult], data: Any, chosen: RunConfig) -> list[np.ndarray]:
-    """What all models together give."""
-    return ensemble_mean([f.outputs(data, dtype=chosen.train.dtype) for f in fitted])
+def ensemble_outputs(fits: list[FitResult], data: Any, run_config: RunConfig) -> list[np.ndarray]:
+    return ensemble_mean([result.outputs(data, dtype=run_config.train.dtype) for result in fits])
 
 
-def sizes(model: Model, *, frozen: bool) -> dict[str, int]:
-    """Parameters by part, and how many of them learn."""
-    counted = model.parameter_counts()
-    still = counted["base"] if frozen else 0
-    return counted | {"trainable": counted["total"] - still, "frozen": still}
+def parameter_counts(model: Model, *, frozen: bool) -> dict[str, int]:
+    """Parameters by part, with the numbers of trainable and frozen ones."""
+    counts = model.parameter_counts()
+    fixed = counts["base"] if frozen else 0
+    return counts | {"trainable": counts["total"] - fixed, "frozen": fixed}

@@ -19,8 +19,8 @@ from headstock.model.model import Model
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import format_metrics
-from headstock.train.finetune_config import labelled_task
 from headstock.train.metrics import majority_warning
+from headstock.train.resolve import labelled_task
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import make_config
 

@@ -68,7 +68,7 @@ class TransferSettings:
             raise ConfigError(problems)
 
 
-LENGTHS = ("steps", "epochs", "minutes")  # how long a run is may be said in one of these
+RUN_LENGTHS = ("steps", "epochs", "minutes")  # at most one of these is set
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         problems = []
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        given = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
         if len(given) > 1:
             problems.append((given[1], f"cannot be set together with {given[0]}: a run has one length"))
         for name in (
@@ -253,8 +253,8 @@ def override_settings(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, 
 
 def override_flat(settings: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Settings, bare or such as `train.lr`, with others above them: a run has one length, and the later one it is."""
-    lengths = [key for key in settings if key.rpartition(".")[2] in LENGTHS]
-    if any(key.rpartition(".")[2] in LENGTHS for key in above):
+    lengths = [key for key in settings if key.rpartition(".")[2] in RUN_LENGTHS]
+    if any(key.rpartition(".")[2] in RUN_LENGTHS for key in above):
         settings = {key: value for key, value in settings.items() if key not in lengths}
     return {**settings, **above}
 

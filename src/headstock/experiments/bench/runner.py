@@ -37,9 +37,9 @@ from headstock.inference.pipeline import load
 from headstock.io import write_json
 from headstock.logs import muted
 from headstock.planner.machine import device_name, synchronize
-from headstock.train.blueprint import blueprint
 from headstock.train.distributed import choose_device
 from headstock.train.finetune import finetune
+from headstock.train.models import blueprint
 
 logger = logging.getLogger(__name__)
 

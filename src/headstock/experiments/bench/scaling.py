@@ -16,8 +16,8 @@ from headstock.experiments.bench.runner import environment_info
 from headstock.experiments.bench.synthetic_data import write_token_stores
 from headstock.experiments.bench.training import Workload, time_steps, workload_config
 from headstock.io import write_json
-from headstock.train.blueprint import blueprint
 from headstock.train.distributed import choose_device
+from headstock.train.models import blueprint
 from headstock.train.settings import RunConfig
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from headstock.data.token_shards import FORMAT, INDEX, LOCATION, SHARD_TOKENS, S
 from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.io import write_json
 from headstock.rng import generator
-from headstock.train.blueprint import placeholder_tokenizer
+from headstock.train.models import placeholder_tokenizer
 
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 WORDS, LINE = 20_000, 18  # distinct words, and words per line

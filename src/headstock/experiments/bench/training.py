@@ -12,12 +12,12 @@ from headstock import config
 from headstock.data.token_store import SplitStores
 from headstock.kernels.fp8 import supports_fp8
 from headstock.planner.machine import synchronize
-from headstock.train.blueprint import blueprint
 from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
+from headstock.train.models import blueprint
 from headstock.train.peak_memory import PeakMemory
-from headstock.train.pretrain import with_direction
+from headstock.train.resolve import with_direction
 from headstock.train.settings import RunConfig, make_config, read_preset
 
 WARMUP_STEPS = 3  # not timed; a compiled model is compiled in the first

@@ -18,7 +18,7 @@ from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, from_hu
 from headstock.interop.huggingface.tokenizer import read_tokenizer
 from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.tasks.base import TASKS
-from headstock.train.pretrain import build_model
+from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 from headstock.train.tensors import read_tensors

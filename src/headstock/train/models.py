@@ -1,0 +1,137 @@
+"""Builds models and tasks from a run's configuration, and loads weights into them."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
+from headstock.errors import UserError
+from headstock.model.allocation import AllocationLimit, AllocationTooLarge
+from headstock.model.backbone import BACKBONES
+from headstock.model.model import Model
+from headstock.rng import derive_seed
+from headstock.tasks.base import TASKS, Task
+from headstock.tasks.labelled import LabelledTask
+from headstock.train.resolve import resolve_pretrain_config
+from headstock.train.run_folder import RunFolder
+from headstock.train.settings import RunConfig, make_config, preset_file
+
+SPARE_BYTES = 1 << 30  # for buffers that the weights file does not contain
+
+
+def build_task(run_config: RunConfig, tokenizer: Tokenizer) -> Task:
+    return TASKS.get(run_config.objective)(run_config.task, tokenizer)
+
+
+def build_model(run_config: RunConfig, tokenizer: Tokenizer, task: Task | None = None) -> tuple[Model, Task]:
+    """A newly initialized model and its task. The seed determines the weights; the global generator is unchanged."""
+    task = task or build_task(run_config, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would also seed every GPU's generator
+        torch.default_generator.manual_seed(derive_seed(run_config.train.seed, "weights"))
+        backbone = BACKBONES.get(run_config.family)(run_config.model)
+        model = Model(backbone, task.heads(backbone))
+    task.needs_prefix = backbone.carries_state
+    return model, task
+
+
+def build_checked_model(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
+    """A model with the shapes of the run's weights.
+
+    Sizes in config.json that the weights do not have are rejected before memory is allocated for them.
+    """
+    shapes = run.shapes()
+    values = check_config_sizes(run, run_config, shapes)
+    try:
+        with AllocationLimit(8 * values + SPARE_BYTES):
+            model, task = build_model(run_config, tokenizer)
+    except AllocationTooLarge:
+        sizes = ", ".join(
+            f"model.{name} {getattr(run_config.model, name)}" for name in ("context", "width", "vocabulary")
+        )
+        raise UserError(
+            f"{run}: the sizes in config.json ({sizes}) need more memory than its {values} weights"
+        ) from None
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise UserError(f"{run}: no model has the sizes in config.json ({str(error).splitlines()[0]})") from None
+    model.check_shapes(shapes, source=str(run))
+    return model, task
+
+
+def check_config_sizes(run: RunFolder, run_config: RunConfig, shapes: Mapping[str, Size]) -> int:
+    """The number of values in the weights; rejects a size in config.json that exceeds it."""
+    values = sum(shape.numel() for shape in shapes.values())
+    for part in fields(run_config.model):
+        size, most = getattr(run_config.model, part.name), len(shapes) if part.name.endswith("depth") else values
+        if part.name != "context" and isinstance(size, int) and size > most:
+            raise UserError(f"{run}: config.json says model.{part.name} {size}, but its weights have {values} values")
+    return values
+
+
+def load_run_model(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
+    """A run's model with its weights, and its task."""
+    model, task = build_checked_model(run, run_config, tokenizer)
+    model.load_tensors(run.weights(checked=True), source=str(run))
+    return model, task
+
+
+def source_weights(run: RunFolder) -> dict[str, Tensor]:
+    """The weights of a run that another one starts from."""
+    build_checked_model(run, make_config(run.config()), run.tokenizer())
+    return run.weights(checked=True)
+
+
+def transferred_tensors(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A source's backbone and the heads that both models have, with the model's own tensors for its other heads."""
+    own = model.tensors()
+
+    def heads(names: Iterable[str]) -> set[str]:
+        return {name.split(".")[1] for name in names if name.startswith("heads.")}
+
+    shared = heads(own) & heads(weights)
+
+    def is_shared(name: str) -> bool:
+        return not name.startswith("heads.") or name.split(".")[1] in shared
+
+    new = {name: tensor for name, tensor in own.items() if not is_shared(name)}
+    return new | {name: tensor for name, tensor in weights.items() if is_shared(name)}
+
+
+def load_source_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
+    """Load a source's backbone, and its head if the task reuses one."""
+    if task.reuses_head:
+        model.load_tensors(transferred_tensors(model, weights), source=source)
+    else:
+        model.load_backbone(weights, source=source)
+
+
+def blueprint(run_config: RunConfig, *, weights: bool = False) -> tuple[Model, Task]:
+    """The model and task of a configuration without data; on the meta device unless `weights`."""
+    with nullcontext() if weights else torch.device("meta"):
+        return build_model(run_config, placeholder_tokenizer())
+
+
+def describe_preset(name: str) -> dict[str, Any]:
+    """A preset's family, objective and sizes, with the number of parameters after pretraining."""
+    run_config = resolve_pretrain_config(name, None, {})
+    model, _ = blueprint(run_config)
+    return {
+        "preset": name,
+        "family": run_config.family,
+        "objective": run_config.objective,
+        "parameters": model.parameter_counts()["total"],
+        "context": run_config.train.length or getattr(run_config.model, "context", None) or model.backbone.context,
+        "vocabulary": run_config.model.vocabulary,
+        "about": preset_file(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "),
+    }
+
+
+@cache
+def placeholder_tokenizer() -> Tokenizer:
+    """A tokenizer of one letter, for tasks that need special tokens before there is any text."""
+    return train_tokenizer(["a"], TokenizerSettings(kind="char", vocabulary=16, min_frequency=1))

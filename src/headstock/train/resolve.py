@@ -1,0 +1,392 @@
+"""Resolves the configuration of a run from presets, settings files, options and source runs."""
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from headstock import config
+from headstock.data.records import Records
+from headstock.data.tokenizer import Tokenizer, open_tokenizer
+from headstock.errors import UserError, did_you_mean
+from headstock.model.backbone import BACKBONES
+from headstock.model.layer_features import check_layers
+from headstock.tasks.base import TASKS
+from headstock.tasks.labelled import LabelledTask
+from headstock.train.run_folder import RunFolder, open_run
+from headstock.train.settings import (
+    RUN_LENGTHS,
+    RunConfig,
+    TrainSettings,
+    TransferSettings,
+    assign_sections,
+    is_causal,
+    make_config,
+    override_settings,
+    read_preset,
+)
+
+Tree = dict[str, Any]  # settings by section, before they are checked
+
+DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of the data section that are paths
+DEFAULT_PRESET, DEFAULT_FAMILY, DEFAULT_OBJECTIVE = "gpt-nano", "transformer", "causal"
+DEFAULT_VOCABULARY = 8000
+
+# Training defaults of fine-tuning, tuned on the validation rows of short film quotes
+FINETUNE_DEFAULTS: Tree = {
+    "batch": 16,
+    "schedule": "linear",
+    "warmup": 0.1,
+    "beta2": 0.999,
+    "weight_decay": 0.01,
+    "valid_tokens": 10**12,
+    "log_every": 10**9,
+    "keep": 1,
+    "tensorboard": False,
+}
+DEFAULTS_BY_INIT: dict[str, Tree] = {
+    "pretrained": {"lr": 3e-4, "epochs": 4.0},
+    "scratch": {"lr": 1e-3, "epochs": 6.0},
+    "frozen": {"lr": 1e-3, "epochs": 40.0, "weight_decay": 0.0},
+}
+CHARACTERS_PER_TOKEN = 4  # roughly
+
+
+# Pretraining
+
+
+def resolve_pretrain_config(
+    preset: str | None, file: str | Path | None, options: Tree, *, start: str | Path | None = None
+) -> RunConfig:
+    """The configuration of a pretraining run: preset, then file, then options; the later wins.
+
+    `start` is a run whose model, tokenizer and training settings come before the file.
+    """
+    options, settings = dict(options), read_file(file)
+    if start is not None:
+        if preset or options.get("tokenizer.file"):
+            raise UserError(f"{start}: the run to start from has its own model and tokenizer; name no other")
+        settings = merge_objective(source_settings(open_run(start)), settings)
+    preset = preset or settings.pop("preset", None)
+    base = read_preset(preset or DEFAULT_PRESET) if preset or "model" not in settings else {}
+    tree = merge_objective(base, settings)
+    if objective := options.pop("task.name", None):
+        tree = merge_objective(tree, {"task": {"name": objective}})
+    family = options.pop("model.family", None)
+    if family and family != tree.get("model", {}).get("family", DEFAULT_FAMILY):
+        tree = tree | {"model": {"family": family}}  # the sizes of another family do not apply
+    tree = with_direction(override_settings(tree, without_nsp(options, tree)))
+    vocabulary = tree.get("tokenizer", {}).get("vocabulary", DEFAULT_VOCABULARY)
+    tree = config.merge({"model": {"vocabulary": vocabulary}}, tree)  # final once the tokenizer exists
+    run_config = with_segments(make_config(tree), tree)
+    check_length(run_config)
+    return run_config
+
+
+def require_corpus(run_config: RunConfig) -> RunConfig:
+    if not run_config.data.corpus:
+        raise UserError("no text to train on: name a file, folder or glob, or - for standard input")
+    return run_config
+
+
+def merge_objective(tree: Tree, above: Tree) -> Tree:
+    """Merge two trees, the later wins. Settings of a replaced objective are dropped unless the new one has them."""
+    task = dict(tree.get("task", {}))
+    before = task.get("name", DEFAULT_OBJECTIVE)
+    after = above.get("task", {}).get("name", before)
+    old, new = (setting_names(TASKS.get(name).Config) for name in (before, after))
+    kept = {key: value for key, value in task.items() if key not in old - new}
+    return config.merge(tree | {"task": kept}, above)
+
+
+def source_settings(source: RunFolder) -> Tree:
+    """The settings that a run takes over from the run it starts from: all but its text and its length."""
+    tree = source.config()
+    if "transfer" in tree:
+        raise UserError(f"{source}: is a fine-tuned run and cannot be pretrained further")
+    source.check_weights_exist()
+    del tree["data"]
+    for length in RUN_LENGTHS:
+        tree["train"].pop(length)
+    tree["tokenizer"] |= {"file": str(source.tokenizer_file)}
+    return tree
+
+
+def with_direction(tree: Tree) -> Tree:
+    """Set the model's attention direction to what the objective needs, and check that the family supports it."""
+    name = tree.get("task", {}).get("name", DEFAULT_OBJECTIVE)
+    family, task = tree.get("model", {}).get("family", DEFAULT_FAMILY), TASKS.get(name)
+    objectives = [other for other in TASKS.names() if not TASKS.get(other).is_labelled]
+    if not task.trainable:
+        trainable = ", ".join(other for other in objectives if TASKS.get(other).trainable)
+        raise UserError(f"--objective {name}: predicts nothing, so it cannot be trained (objectives: {trainable})")
+    if not supports(family, name):
+        families = ", ".join(other for other in BACKBONES.names() if supports(other, name))
+        others = ", ".join(other for other in objectives if supports(family, other))
+        raise UserError(
+            f"model.family: {family!r} cannot learn the objective {name!r} (families that can: {families}; "
+            f"objectives for {family!r}: {others})"
+        )
+    if task.causal is None or hasattr(BACKBONES.get(family), "causal"):
+        return tree
+    causal = tree.get("model", {}).get("causal", task.causal)
+    if causal != task.causal:
+        raise UserError(f"model.causal: must be {str(task.causal).lower()} for the objective {name!r}, not {causal}")
+    return config.merge(tree, {"model": {"causal": causal}})
+
+
+def supports(family: str, objective: str) -> bool:
+    """Whether models of a family can learn an objective."""
+    backbone, task = BACKBONES.get(family), TASKS.get(objective)
+    direction = getattr(backbone, "causal", None)  # None where a setting decides it
+    return (
+        task.trainable
+        and backbone.bidirectional == task.needs_bidirectional
+        and backbone.is_encoder_decoder == task.needs_encoder_decoder
+        and (None in (direction, task.causal) or direction == task.causal)
+    )
+
+
+def with_segments(run_config: RunConfig, tree: Tree) -> RunConfig:
+    """Give the model enough segment embeddings for an objective whose rows join several texts."""
+    needed = TASKS.get(run_config.objective).segments(run_config.task)
+    if not needed or run_config.model.segments >= needed:
+        return run_config
+    if "segments" in tree["model"]:
+        segments = tree["model"]["segments"]
+        raise UserError(f"model.segments: must be {needed} or more, not {segments}: rows have {needed} texts")
+    return replace(run_config, model=replace(run_config.model, segments=needed))
+
+
+def without_nsp(options: Tree, tree: Tree) -> Tree:
+    """Drop `nsp=false` for an objective without next-sentence prediction; reject `nsp=true` there."""
+    name = tree.get("task", {}).get("name", DEFAULT_OBJECTIVE)
+    if "task.nsp" not in options or "nsp" in setting_names(TASKS.get(name).Config):
+        return options
+    if options["task.nsp"]:
+        raise UserError(f"--nsp: next-sentence prediction needs the objective 'masked', not {name!r}")
+    return {key: value for key, value in options.items() if key != "task.nsp"}
+
+
+# Fine-tuning
+
+
+def labelled_task(name: str) -> type[LabelledTask]:
+    """A task class by name, which must be one that is trained on labelled rows."""
+    names = [other for other in TASKS.names() if TASKS.get(other).is_labelled]
+    if name in names:
+        return cast(type[LabelledTask], TASKS.get(name))
+    if name in TASKS.names():
+        raise UserError(f"--task {name}: is a pretraining objective (tasks for fine-tuning: {', '.join(names)})")
+    raise UserError(f"--task {name}: no such task{did_you_mean(name, names)} (have: {', '.join(names)})")
+
+
+def resolve_finetune_config(
+    source: RunFolder | None, task: str, file: str | Path | None, options: Tree, *, preset: str | None = None
+) -> RunConfig:
+    """The configuration of a fine-tuning run: the source's model, the task's defaults, a file, then options.
+
+    Without a source, the model and the tokenizer are new and follow a preset.
+    """
+    settings = read_file(file)
+    tree = preset_tree(preset, task, settings, options) if source is None else source_tree(source, task)
+    tree = override_settings(config.merge(tree, settings, {"transfer": tree["transfer"]}), options)
+    if source is None:
+        vocabulary = tree["tokenizer"].get("vocabulary", DEFAULT_VOCABULARY)
+        tree = config.merge({"model": {"vocabulary": vocabulary}}, tree)  # final once the tokenizer exists
+    return complete_finetune_config(tree)
+
+
+def source_tree(source: RunFolder, task: str) -> Tree:
+    """Settings that a fine-tuned run takes over from its source."""
+    theirs = source.config()
+    bos_role = theirs["task"].get("opening") or TASKS.get(theirs["task"]["name"]).bos_role
+    special = {"opening": bos_role, "closed": theirs["task"].get("closed", False)}
+    names = setting_names(labelled_task(task).Config)
+    return {
+        "model": theirs["model"],
+        "task": {"name": task} | {name: value for name, value in special.items() if name in names},
+        "data": {},
+        "transfer": {"run": str(source)},
+        "train": {} if theirs["model"].get("context") else {"length": theirs["train"].get("length")},
+    }
+
+
+def preset_tree(preset: str | None, task: str, settings: Tree, options: Tree) -> Tree:
+    """Settings of a model trained from scratch: the preset's model and tokenizer, without its pretraining."""
+    labelled_task(task)
+    preset = preset or settings.get("transfer", {}).get("preset")
+    if preset is None:
+        raise UserError("no model to train: name a run, or a --preset for a new model")
+    if options.get("transfer.init", "scratch") != "scratch":
+        raise UserError(f"--init {options['transfer.init']}: a preset has no weights; name a run")
+    base = read_preset(preset)
+    model = base["model"]
+    causal = TASKS.get(base.get("task", {}).get("name", DEFAULT_OBJECTIVE)).causal
+    if causal is not None and not hasattr(BACKBONES.get(model.get("family", DEFAULT_FAMILY)), "causal"):
+        model = {"causal": causal} | model  # the direction of the preset's objective
+    return {
+        "model": model,
+        "tokenizer": base.get("tokenizer", {}),
+        "task": {"name": task},
+        "data": {},
+        "transfer": {"run": "", "init": "scratch", "preset": preset},
+        "train": {},
+    }
+
+
+def complete_finetune_config(tree: Tree) -> RunConfig:
+    """Add the defaults of the task and initialization, and check that the parts fit together."""
+    transfer, train = tree["transfer"], tree["train"]
+    config.from_dict(TransferSettings, transfer, at="transfer")  # checks the types of what is used below
+    init = "frozen" if transfer.get("freeze") else transfer.get("init", "pretrained")
+    task = labelled_task(tree["task"]["name"])
+    check_task(tree, task, init)
+    defaults = FINETUNE_DEFAULTS | DEFAULTS_BY_INIT.get(init, {}) | task.training_defaults
+    if train.get("batch"):
+        defaults.pop("batch_tokens", None)
+    if train.get("steps") or train.get("minutes"):
+        defaults.pop("epochs", None)
+    if train.get("epochs"):  # an explicit number of epochs is not extended
+        tree = config.merge({"transfer": {"least_steps": 0}}, tree)
+    tree = config.merge(tree, {"train": defaults | train})
+    if transfer.get("bidirectional") is not None:
+        tree = override_direction(tree, causal=not transfer["bidirectional"])
+    causal, names = is_causal(tree["model"]), setting_names(task.Config)
+    if "pool" in names:
+        tree["task"] = {"pool": "last" if causal else "mean"} | tree["task"]
+    run_config = make_config(tree)
+    settings = run_config.train
+    if "layers" in names:
+        check_layers(run_config.task.layers, run_config.model.depth)
+    if transfer.get("freeze") and (settings.unfreeze or settings.layer_decay != 1):
+        name = "unfreeze" if settings.unfreeze else "layer_decay"
+        raise UserError(f"train.{name}: has no effect with --freeze, which trains the head alone")
+    if "pool" in names and run_config.task.pool == "cls" and causal:
+        raise UserError("task.pool: the first token of a causal model sees no text; use last, mean or bidirectional")
+    check_length(run_config)
+    return run_config
+
+
+def check_task(tree: Tree, task: type[LabelledTask], init: str) -> None:
+    """Reject models and initializations that a task does not support."""
+    family = tree["model"].get("family", DEFAULT_FAMILY)
+    needed = task.needs_encoder_decoder
+    if BACKBONES.get(family).is_encoder_decoder != needed:
+        families = [name for name in BACKBONES.names() if BACKBONES.get(name).is_encoder_decoder == needed]
+        tasks = [
+            name
+            for name in TASKS.names()
+            if TASKS.get(name).is_labelled and TASKS.get(name).needs_encoder_decoder != needed
+        ]
+        raise UserError(
+            f"--task {task.name}: a model of the family {family!r} cannot learn it (families that can: "
+            f"{', '.join(families)}; tasks for {family!r}: {', '.join(tasks)})"
+        )
+    if init == "frozen" and not task.can_freeze_backbone:
+        raise UserError(f"--freeze: {task.name} has no head that could be trained alone")
+    if tree["transfer"].get("ensemble", 1) > 1 and not task.can_ensemble:
+        raise UserError(f"transfer.ensemble: the outputs of {task.name} models cannot be averaged")
+
+
+def override_direction(tree: Tree, *, causal: bool) -> Tree:
+    """Set whether attention is causal, where the family leaves that to a setting."""
+    family = tree["model"]["family"]
+    fixed = getattr(BACKBONES.get(family), "causal", None)
+    if fixed is None:
+        return config.merge(tree, {"model": {"causal": causal}})
+    if fixed != causal:
+        direction = "causal" if fixed else "bidirectional"
+        raise UserError(f"transfer.bidirectional: models of the family {family!r} are always {direction}")
+    return tree
+
+
+def resolve_with_data(run_config: RunConfig, records: Records) -> RunConfig:
+    """Add what depends on the labelled rows: the classes, their weights, and the length of an epoch."""
+    task = labelled_task(run_config.objective).infer_settings(run_config.task, records)
+    return replace(run_config, task=task, train=with_epochs(run_config, records))
+
+
+def with_epochs(run_config: RunConfig, records: Records) -> TrainSettings:
+    """Enough epochs for the minimum number of steps, and a validation after each.
+
+    With `batch_tokens` the steps per epoch are only estimated here, and validations are a tenth of the run apart.
+    """
+    settings = run_config.train
+    if settings.batch_tokens is None:
+        steps = math.ceil(len(records) / settings.batch)
+    else:
+        steps = math.ceil(sum(map(len, records.documents)) / CHARACTERS_PER_TOKEN / settings.batch_tokens)
+    if settings.steps is None and settings.minutes is None:
+        epochs = max(settings.epochs or 1.0, math.ceil(run_config.transfer.least_steps / steps))
+        settings = replace(settings, epochs=float(epochs))
+    every = settings.validate_every or (steps if settings.batch_tokens is None else None)
+    return replace(settings, validate_every=every)
+
+
+# Both
+
+
+def read_file(file: str | Path | None) -> Tree:
+    return config.read_settings(Path(file), tables=config.SECTIONS) if file else {}
+
+
+def setting_names(section: type) -> set[str]:
+    return {part.name for part in fields(section)}
+
+
+def check_length(run_config: RunConfig) -> None:
+    length, context = run_config.train.length, getattr(run_config.model, "context", None)
+    if length and context and length > context:
+        raise UserError(f"train.length: {length} is longer than model.context {context}")
+
+
+def with_vocabulary(run_config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """The model's vocabulary is the tokenizer's, padded as set, unless a larger one was set."""
+    vocabulary, tokens = run_config.model.vocabulary, tokenizer.vocabulary
+    explicit = vocabulary != run_config.tokenizer.vocabulary
+    if explicit and vocabulary < tokens:
+        raise UserError(f"model.vocabulary: {vocabulary} is smaller than the tokenizer's {tokens}")
+    multiple = run_config.train.vocabulary_multiple
+    model = run_config.model if explicit else replace(run_config.model, vocabulary=-(-tokens // multiple) * multiple)
+    if tokenizer.source_tokenizer is not None:
+        model = replace(model, source_vocabulary=tokenizer.source_tokenizer.vocabulary)
+    return replace(run_config, model=model)
+
+
+def resumed_config(run: RunFolder, options: Tree) -> RunConfig:
+    """A run's own configuration, with the data paths of the options: the caller compares the contents."""
+    return make_config(check_same_settings(run, options, moved=True))
+
+
+def check_same_settings(run: RunFolder, options: Tree, *, moved: bool = False) -> Tree:
+    """The run's settings, which the options must not contradict. With `moved`, data paths may differ."""
+    tree, options = run.config(), dict(options)
+    objective = options.pop("task.name", tree["task"]["name"])
+    sections = config.merge({"task": {"name": objective}}, assign_sections(options, tree))
+    if moved:
+        for name in DATA_PATHS & sections.get("data", {}).keys():
+            if tree["data"][name] and sections["data"][name]:
+                tree["data"][name] = config.to_dict(sections["data"].pop(name))
+        file = sections.get("tokenizer", {}).get("file")
+        if file and tree["tokenizer"]["file"] and open_tokenizer(Path(file)).fingerprint == run.data()["tokenizer"]:
+            del sections["tokenizer"]["file"]
+    conflicts = [
+        f"{section}.{key} is {json.dumps(tree[section].get(key))}, not {json.dumps(value)}"
+        for section, values in sections.items()
+        for key, value in values.items()
+        if config.to_dict(value) != tree[section].get(key)
+    ]
+    if conflicts:
+        raise UserError(f"{run}: a resumed run keeps its own settings; {'; '.join(conflicts)}")
+    return tree
+
+
+def save_data_paths(run: RunFolder, run_config: RunConfig) -> None:
+    """Update the data paths of a resumed run whose files were moved."""
+    tree = run.config()
+    data = run_config.plain()["data"]
+    updated = config.merge(tree, {"data": {name: data[name] for name in DATA_PATHS & tree["data"].keys()}})
+    if updated != tree:
+        run.write("config.json", updated)

@@ -237,7 +237,7 @@ def test_wrong_finetuning_input_is_refused_in_one_line(pretrained, classifier, c
     assert "does not go with init scratch" in error("--init", "scratch", "--adapt-steps", 5)
     assert "must be auto, cpu, cuda or mps" in error("--device", "gpu")
     fine = classifier[0] / "run"
-    assert "cannot go on as a language model" in error("--adapt-steps", 5, source=fine)
+    assert "is a fine-tuned run" in error("--adapt-steps", 5, source=fine)
     (stock / "tokenizer.json").rename(stock / "elsewhere.json")
     assert error().startswith("stock: its tokenizer.json is missing")
     (stock / "elsewhere.json").rename(stock / "tokenizer.json")

@@ -121,7 +121,7 @@ def test_a_language_model_has_the_outputs_of_the_labs_modules(pieces, vocabulary
     assert (ours - other).abs().max() > 0.1  # other weights give something else
     assert loaded.generate("le livre", max_tokens=3, temperature=0)[0].text.startswith("le livre")
     card = (run.path / "README.md").read_text(encoding="utf-8")
-    assert "made elsewhere" in card
+    assert "imported with Headstock" in card
     assert "4 D² + 2 D F" in card
     export_lab(run, tmp_path / "back")
     assert same(tmp_path / "back", state)

@@ -301,7 +301,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_begun(corpus, library, t
     fails(single, "documents of two sentences", **{"task.nsp": True, "data.documents": "line"})
     fails(corpus, r"model.segments: must be 2 or more, not 1", **{"task.nsp": True, "model.segments": 1})
     fails(corpus, "train.length: 4 is too short", **{"task.nsp": True, "train.length": 4})
-    with pytest.raises(UserError, match=r"--nsp: .* goes with the objective 'masked', not with 'causal'"):
+    with pytest.raises(UserError, match=r"--nsp: .*'masked', not 'causal'"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"task.nsp": True})
 
 

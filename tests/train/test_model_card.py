@@ -89,7 +89,7 @@ def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
     assert "36 rows (even 18, odd 18)" in card
     assert "pretrained on" in card
     assert "it reads the end" in card
-    assert "not measured on test rows" not in card
+    assert "not evaluated on test rows" not in card
     assert counted(card)["heads.label"] == 2 * 16 + 2
     assert sum(counted(card).values()) == done["parameters"]["total"]
     assert render_card(RunFolder(tmp_path / "run")) == card

@@ -171,7 +171,7 @@ def test_resuming_with_other_settings_or_other_text_is_refused(corpus, tmp_path,
     with pytest.raises(UserError, match=r"train.lr is 0.002, not 0.5; model.depth is 2, not 3"):
         headstock.pretrain(own, out=tmp_path / "run", settings={"lr": 0.5, "depth": 3}, resume=True)
     own.write_text(own.read_text() + "\n\nOne more story")
-    with pytest.raises(UserError, match="the corpus is not what it was"):
+    with pytest.raises(UserError, match="the corpus has changed"):
         headstock.pretrain(own, out=tmp_path / "run", resume=True)
 
 
@@ -329,7 +329,7 @@ def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, t
     assert RunFolder(tmp_path / "run").config()["data"]["corpus"] == ["moved/d.txt"]
     assert headstock.load("run").evaluate()["documents"] > 0  # the held-out part is found there too
     (tmp_path / "other.txt").write_text(corpus.read_text() + "\n\nAnother story")
-    with pytest.raises(UserError, match="the corpus is not what it was"):
+    with pytest.raises(UserError, match="the corpus has changed"):
         headstock.pretrain("other.txt", out="run", resume=True)
 
 

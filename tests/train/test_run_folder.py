@@ -20,7 +20,7 @@ from tests.conftest import TINY
 
 SETTINGS = TINY | {"depth": 1, "steps": 4}
 QUICK = {"least_steps": 0, "epochs": 2}
-BUSY = "another process is at work in this folder"
+BUSY = "another process is using this folder"
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def evaluate(
     Reports perplexity on text, the task's metrics on labelled rows, and accuracy on minimal pairs.
     """
     from headstock.tasks.labelled import is_labelled
-    from headstock.train.model_card import TOLD, measured_lines
+    from headstock.train.model_card import SHOWN_METRICS, measured_lines
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is only for --minimal-pairs")
@@ -67,7 +67,7 @@ def evaluate(
             log_skipped(metrics["file"], skipped)
         for line in measured_lines(metrics["file"], metrics):
             common.show(line)
-        shown = (*TOLD, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
+        shown = (*SHOWN_METRICS, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
         for line in metric_lines({name: value for name, value in metrics.items() if name not in shown}):
             common.show(line)
         return {"metrics": metrics}

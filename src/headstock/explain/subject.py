@@ -9,7 +9,7 @@ from headstock.errors import UserError, did_you_mean
 from headstock.inference.pipeline import load
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Task
-from headstock.train import finetune_config
+from headstock.train import resolve
 from headstock.train.distributed import choose_device
 from headstock.train.models import blueprint
 from headstock.train.run_folder import open_run
@@ -65,9 +65,7 @@ def run_subject(
         if settings:
             raise UserError(f"{run}: --set goes with --preset, or with --task for a new head")
         return ExplainSubject(pipeline.model, pipeline.tokenizer, pipeline.task, pipeline.config, str(pipeline.run))
-    config = finetune_config.resolve_finetune_config(
-        open_run(run), task, None, settings | class_settings(task, classes)
-    )
+    config = resolve.resolve_finetune_config(open_run(run), task, None, settings | class_settings(task, classes))
     if to_dict(config.model) != to_dict(pipeline.config.model):
         raise UserError(f"{run}: with --task, --set changes settings of the task only, not those of the model")
     new_task = TASKS.get(task)(config.task, pipeline.tokenizer)
@@ -88,7 +86,7 @@ def preset_subject(
 ) -> ExplainSubject:
     """On `device`, or on the meta device."""
     if task is not None and TASKS.get(task).is_labelled:
-        config = finetune_config.resolve_finetune_config(
+        config = resolve.resolve_finetune_config(
             None, task, None, settings | class_settings(task, classes), preset=preset
         )
     else:

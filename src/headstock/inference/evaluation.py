@@ -62,7 +62,7 @@ def evaluation_store(
     """A corpus as tokens; by default the run's validation split."""
     if not corpus:
         with muted():
-            return reopen_stores(run, config).valid
+            return reopen_stores(run, config, tokenizer, task).valid
     text = read_corpus(corpus, documents=documents, column=column or config.data.column)  # type: ignore[arg-type]
     return build_store(text, tokenizer, sentences=task.needs_sentences)
 

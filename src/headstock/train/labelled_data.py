@@ -1,4 +1,4 @@
-"""The labelled rows of a fine-tuned run: read, split, and cut to so many labels, the same way every time."""
+"""The labelled rows of a run: reading, splitting, and nested subsets by seed."""
 
 import hashlib
 import json
@@ -26,10 +26,10 @@ class LabelledSplits:
     train: Records
     valid: Records
     test: Records | None
-    warnings: tuple[str, ...] = ()  # what is probably wrong with the rows
+    warnings: tuple[str, ...] = ()  # probable problems with the rows
 
     def fingerprint(self) -> str:
-        """What changes when any text or label does."""
+        """Changes with any text or label."""
         digest = hashlib.sha256()
         for records in (self.train, self.valid, self.test):
             columns = {} if records is None else records.columns
@@ -51,7 +51,7 @@ def describe_records(records: Records) -> dict[str, Any]:
 
 
 def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int) -> LabelledSplits:
-    """The files of a run; where no validation file is given, some training rows are held out."""
+    """Read the files of a run; without a validation file, some training rows are held out."""
     if not settings.train:
         raise UserError("no labelled texts to train on: name a file with --train")
     columns = parse_columns(",".join(settings.columns)) if settings.columns else None
@@ -69,7 +69,7 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     warnings += task.check_training_labels(config, train)  # of the whole file, before rows are held out
     test = read(settings.test, insist=False) if settings.test else None
     if test is not None and not test.has_labels:
-        logger.info(f"{test.source} has no labels: it is predicted, not measured")
+        logger.info(f"{test.source} has no labels: it is predicted, not evaluated")
     valid = require_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None
     for line in warnings:
         logger.info(f"warning: {line}")
@@ -78,38 +78,38 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     held = hold_out(train, settings.valid_fraction, seed=seed, separator=separator)
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
-    logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out to validate")
+    logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out for validation")
     kept = train.select(row for row in range(len(train)) if row not in held)
     return LabelledSplits(kept, train.select(sorted(held)), test, tuple(warnings))
 
 
 def skipped_rows(records: Records) -> str:
-    return f"{records.source}: {records.skipped:,} blank {'row' if records.skipped == 1 else 'rows'} left out"
+    return f"{records.source}: {records.skipped:,} blank {'row' if records.skipped == 1 else 'rows'} skipped"
 
 
 def hold_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
-    """A fair sample of the rows; questions on the same text stay together, as a model would know it from the others."""
-    wanted = max(1, round(fraction * len(records)))
+    """A stratified sample of rows. Questions on the same text stay together, because the others would reveal it."""
+    count = max(1, round(fraction * len(records)))
     if "context" not in records.columns:
-        return stratified_sample(records.strata, wanted, seed=seed, separator=separator)
+        return stratified_sample(records.strata, count, seed=seed, separator=separator)
     of_context: dict[str, list[int]] = {}
     for row, context in enumerate(records.columns["context"]):
         of_context.setdefault(context, []).append(row)
     groups, held = list(of_context.values()), set[int]()
     for number in generator(seed, "subset").permutation(len(groups)).tolist():
-        if len(held) >= wanted:
+        if len(held) >= count:
             break
         held |= set(groups[number])
     return held
 
 
-def stratified_sample(labels: Sequence[str], wanted: int, *, seed: int, separator: str | None) -> set[int]:
-    """A fair sample that takes no class's last row, as what is left could then not teach it."""
+def stratified_sample(labels: Sequence[str], count: int, *, seed: int, separator: str | None) -> set[int]:
+    """A stratified sample that leaves at least one row of every class."""
     classes = [[label] if separator is None else label.split(separator) for label in labels]
-    left, held = Counter(name for names in classes for name in names), set[int]()
+    remaining, held = Counter(name for names in classes for name in names), set[int]()
     for row in stratified_order(labels, seed=seed):
-        if len(held) < wanted and all(left[name] > 1 for name in classes[row]):
-            left.subtract(classes[row])
+        if len(held) < count and all(remaining[name] > 1 for name in classes[row]):
+            remaining.subtract(classes[row])
             held.add(row)
     return held
 
@@ -122,23 +122,23 @@ def require_labels(records: Records, target: str, why: str) -> Records:
         and known.format == PLAIN
     ):
         beside = Path(records.source).with_suffix(LABELS).name
-        wanted = f"a table with the columns text and label, such as .csv, or {beside} beside it"
-        raise UserError(f"{records.source}: plain text, one a line, so there are no labels {why} (wanted {wanted})")
+        expected = f"a table with the columns text and label, such as .csv, or {beside} beside it"
+        raise UserError(f"{records.source}: plain text without labels {why} (expected {expected})")
     if not records.has_labels:
-        named = f"add a column {target!r}, or name it with --columns {target}=NAME"
-        raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {named}")
+        hint = f"add a column {target!r}, or name it with --columns {target}=NAME"
+        raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {hint}")
     return records
 
 
 def stratified_order(labels: Sequence[str], *, seed: int) -> list[int]:
-    """All rows in a random order in which the classes come in their shares: any beginning of it is a fair sample."""
-    drawn: dict[str, deque[int]] = {}
+    """All rows in a random order of which every prefix is a stratified sample."""
+    rows_by_class: dict[str, deque[int]] = {}
     for row in generator(seed, "subset").permutation(len(labels)).tolist():
-        drawn.setdefault(labels[row], deque()).append(row)
-    total, classes = len(labels), list(drawn.values())  # in the order in which they were drawn, which decides ties
+        rows_by_class.setdefault(labels[row], deque()).append(row)
+    total, classes = len(labels), list(rows_by_class.values())  # in order of first occurrence, which breaks ties
     sizes = [len(rows) for rows in classes]
-    # A class's n-th row may come once more than n - 1 rows are its share, and is due before more than n are. The one
-    # due first comes first: that keeps every class within one row of its share, however many classes there are.
+    # Earliest deadline first: the n-th row of a class is released when the class's share exceeds n - 1 rows and due
+    # before it exceeds n. This keeps every class within one row of its share.
     coming = [(0, number) for number in range(len(classes))]
     ready: list[tuple[int, int]] = []
     order: list[int] = []
@@ -156,9 +156,9 @@ def stratified_order(labels: Sequence[str], *, seed: int) -> list[int]:
 
 
 def subset(records: Records, count: int | None, *, seed: int) -> Records:
-    """So many labelled rows, drawn by the seed alone: a larger subset holds the smaller ones of the same seed."""
+    """`count` rows chosen by the seed; a larger subset contains the smaller ones of the same seed."""
     if count is None:
         return records
     if count > len(records):
-        raise UserError(f"{records.source}: {count:,} labels were asked for, there are {len(records):,}")
+        raise UserError(f"{records.source}: {count:,} labels requested, but there are only {len(records):,}")
     return records.select(sorted(stratified_order(records.strata, seed=seed)[:count]))

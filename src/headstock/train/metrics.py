@@ -1,4 +1,4 @@
-"""How good a model's predictions are, with the interval that the number of rows allows."""
+"""Metrics of a model's predictions with 95% intervals over the rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from headstock.tasks.labelled import LabelledTask
 
 
 def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The task's metrics, each with its 95% interval over the rows where one can be had."""
+    """The task's metrics, each with its 95% interval over the rows where there is one."""
     metrics: dict[str, Any] = {}
     intervals: dict[str, list[float | None]] = {}
     for name, tally in task.row_metrics(data, outputs).items():
@@ -32,21 +32,21 @@ def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.n
 
 
 def majority_class(classes: Iterable[Any]) -> tuple[Any, float]:
-    """The commonest class, and the accuracy of always answering it."""
+    """The most frequent class, and the accuracy of always predicting it."""
     counts = Counter(classes)
     name, count = counts.most_common(1)[0]
     return name, count / counts.total()
 
 
 def majority_warning(metrics: Mapping[str, Any]) -> str | None:
-    """A sentence where a model is no better, or not clearly better, than always answering the commonest class."""
+    """A sentence if a model is not clearly better than always predicting the most frequent class."""
     majority = metrics.get("majority")
     if majority is None or "accuracy" not in metrics:
         return None
     accuracy, (low, _) = metrics["accuracy"], (metrics.get("intervals") or {}).get("accuracy") or (None, None)
-    always = f"always answering {metrics['majority_class']!r} ({100 * majority:.1f}%)"
+    always = f"always predicting {metrics['majority_class']!r} ({100 * majority:.1f}%)"
     if accuracy < majority:
-        return f"With an accuracy of {100 * accuracy:.1f}% it is below {always}."
+        return f"With an accuracy of {100 * accuracy:.1f}% the model is below {always}."
     if accuracy == majority or (low is not None and low <= majority):
-        return f"With an accuracy of {100 * accuracy:.1f}% it is not clearly above {always}."
+        return f"With an accuracy of {100 * accuracy:.1f}% the model is not clearly above {always}."
     return None

@@ -1,4 +1,4 @@
-"""How weights move: AdamW, Muon for matrices, the learning-rate schedule and averaged weights."""
+"""AdamW, Muon, the learning-rate schedule, and the exponential moving average of the weights."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from headstock.train.settings import TrainSettings
 
 
 class Muon(Optimizer):
-    """Momentum whose every matrix is made orthogonal before it is applied, so that all directions move alike.
+    """Momentum SGD whose updates are orthogonalized (Jordan et al. 2024).
 
-    torch has a Muon too, but it orthogonalises in bfloat16 everywhere, which a CPU without such units does
-    hundreds of times slower; here the precision follows the device. The update's size is that of AdamW's,
-    so both share one learning rate.
+    torch.optim.Muon orthogonalizes in bfloat16 on every device, which is hundreds of times slower on CPUs without
+    bfloat16 units; here the precision follows the device. Updates are scaled to those of AdamW, so that both share
+    one learning rate.
     """
 
     def __init__(self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float):
@@ -26,24 +26,28 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Matrices of one shape are orthogonalised together, of whatever group; a stack of `parts`, part by part."""
+        """Orthogonalize matrices of one shape together, and the `parts` of a stacked matrix separately."""
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        alike: dict[torch.Size, dict[nn.Parameter, Tensor]] = {}
+        by_shape: dict[torch.Size, dict[nn.Parameter, Tensor]] = {}
         for group, matrices in groups:
-            for matrix, update in zip(matrices, self.updates(matrices, group["momentum"]), strict=True):
+            for matrix, update in zip(matrices, self.momentum_updates(matrices, group["momentum"]), strict=True):
                 stack = update.unflatten(0, (group["parts"], -1))  # (parts, rows, columns)
-                alike.setdefault(stack.shape[1:], {})[matrix] = stack
-        ways: dict[nn.Parameter, Tensor] = {}
-        for (rows, columns), stacks in alike.items():
-            size = 0.2 * math.sqrt(max(rows, columns))  # the usual root mean square of an AdamW update
-            moved = (orthogonal(torch.cat([*stacks.values()])).to(next(iter(stacks)).dtype) * size).contiguous()
-            for matrix, way in zip(stacks, moved.split([len(stack) for stack in stacks.values()]), strict=True):
-                ways[matrix] = way.flatten(0, 1)
+                by_shape.setdefault(stack.shape[1:], {})[matrix] = stack
+        updates: dict[nn.Parameter, Tensor] = {}
+        for (rows, columns), stacks in by_shape.items():
+            size = 0.2 * math.sqrt(max(rows, columns))  # the typical root mean square of an AdamW update
+            orthogonalized = (
+                orthogonal(torch.cat([*stacks.values()])).to(next(iter(stacks)).dtype) * size
+            ).contiguous()
+            for matrix, update in zip(
+                stacks, orthogonalized.split([len(stack) for stack in stacks.values()]), strict=True
+            ):
+                updates[matrix] = update.flatten(0, 1)
         for group, matrices in groups:
             if matrices:
-                apply([*matrices], [ways[matrix] for matrix in matrices], group["lr"], group["weight_decay"])
+                apply([*matrices], [updates[matrix] for matrix in matrices], group["lr"], group["weight_decay"])
 
-    def updates(self, matrices: list[nn.Parameter], momentum: float) -> Sequence[Tensor]:
+    def momentum_updates(self, matrices: list[nn.Parameter], momentum: float) -> Sequence[Tensor]:
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum"] = torch.zeros_like(matrix)
@@ -52,20 +56,20 @@ class Muon(Optimizer):
         momenta = [self.state[matrix]["momentum"] for matrix in matrices]
         gradients: list[Tensor] = [matrix.grad for matrix in matrices if matrix.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - momentum)
-        return torch._foreach_lerp(gradients, momenta, momentum)  # Nesterov's look ahead
+        return torch._foreach_lerp(gradients, momenta, momentum)  # Nesterov momentum
 
 
-def apply(matrices: list[Tensor], ways: list[Tensor], rate: float | Tensor, decay: float) -> None:
+def apply(matrices: list[Tensor], updates: list[Tensor], rate: float | Tensor, decay: float) -> None:
     torch._foreach_mul_(matrices, 1 - rate * decay)
-    if isinstance(rate, Tensor):  # a recorded step looks up the rate on the device
-        torch._foreach_mul_(ways, rate)
-        torch._foreach_sub_(matrices, ways)
+    if isinstance(rate, Tensor):  # CUDA graphs read the learning rate from the device
+        torch._foreach_mul_(updates, rate)
+        torch._foreach_sub_(matrices, updates)
     else:
-        torch._foreach_add_(matrices, ways, alpha=-rate)
+        torch._foreach_add_(matrices, updates, alpha=-rate)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest matrices with all singular values near one, by Newton-Schulz iteration. (N, rows, columns)."""
+    """The nearest matrices with singular values near one, by Newton-Schulz iteration. (N, rows, columns)."""
     x = matrices.to(torch.bfloat16 if matrices.is_cuda else torch.float32)
     tall = x.size(-2) > x.size(-1)
     if tall:
@@ -81,11 +85,11 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 def update_weights(optimizers: Sequence[Optimizer], clip: float | None, *, to_none: bool) -> Tensor:
     """Clip the gradients, update the weights, clear the gradients; returns the gradient norm before clipping.
 
-    On a CPU, where reading the norm costs nothing, gradients that are not finite leave weights and optimizer states as
-    they were. A GPU would have to be waited for: there the loop notices one step later, before anything is saved.
+    On a CPU, gradients that are not finite leave weights and optimizer states unchanged. On a GPU that would need a
+    synchronization: there the loop notices one step later, before anything is saved.
     """
-    moving = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    gradient = nn.utils.clip_grad_norm_(moving, clip or math.inf)
+    parameters = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    gradient = nn.utils.clip_grad_norm_(parameters, clip or math.inf)
     if gradient.device.type == "cpu" and not math.isfinite(gradient):
         return gradient
     for optimizer in optimizers:
@@ -95,9 +99,9 @@ def update_weights(optimizers: Sequence[Optimizer], clip: float | None, *, to_no
 
 
 def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
-    """Every trainable weight in exactly one of them; only matrices decay.
+    """The optimizers of a model, with every trainable parameter in exactly one; only matrices have weight decay.
 
-    Each group has a `scale`: its share of the learning rate, smaller the deeper it lies if `layer_decay` says so.
+    The `scale` of a parameter group multiplies the learning rate; `layer_decay` makes it smaller for lower layers.
     """
     trainable = {id(p): p for p in model.parameters() if p.requires_grad}
     optimizers: list[Optimizer] = []
@@ -127,7 +131,7 @@ def make_optimizers(model: Model, settings: TrainSettings) -> list[Optimizer]:
 
 
 def parts_of(model: Model) -> dict[int, int]:
-    """How many matrices lie on top of each other in one: queries, keys and values, or the gates of cells."""
+    """The number of matrices stacked in a parameter: query, key and value, or the gates of a recurrent cell."""
     parts = {id(m.inputs.weight): 3 for m in model.modules() if isinstance(m, Attention)}
     cells = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
     return parts | {id(p): len(p) // m.hidden_size for m in cells for p in m.parameters() if p.dim() == 2}
@@ -136,7 +140,7 @@ def parts_of(model: Model) -> dict[int, int]:
 def by_depth(
     parameters: list[nn.Parameter], model: Model, settings: TrainSettings, **options: float
 ) -> list[dict[str, Any]]:
-    """The parameters in groups of one learning rate: that of the heads, times the decay for each layer below them."""
+    """Parameter groups by learning rate: that of the heads, times the decay for each layer below them."""
     stages = model.backbone.parameters_by_layer()
     depth = {id(p): len(stages) - place for place, stage in enumerate(stages) for p in stage}
     groups: dict[float, list[nn.Parameter]] = {}
@@ -146,31 +150,31 @@ def by_depth(
 
 
 def lr_factor(done: float, settings: TrainSettings) -> float:
-    """The share of the learning rate when a share `done` of the run lies behind."""
+    """The factor on the learning rate when the fraction `done` of the run is complete."""
     if done < settings.warmup:
         return done / settings.warmup
-    left = 1 - (done - settings.warmup) / max(1e-9, 1 - settings.warmup)
+    remaining = 1 - (done - settings.warmup) / max(1e-9, 1 - settings.warmup)
     fall = {
         "constant": 1.0,
-        "linear": left,
-        "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left))),
+        "linear": remaining,
+        "cosine": 0.5 * (1 + math.cos(math.pi * (1 - remaining))),
         "trapezoid": min(1.0, (1 - done) / max(1e-9, settings.cooldown)),
     }[settings.schedule]
     return settings.lr_floor + (1 - settings.lr_floor) * max(0.0, fall)
 
 
 class EMA:
-    """Weights averaged over the steps (EMA); early steps are forgotten sooner, since they are far off."""
+    """Exponential moving average of the weights, with a smaller decay in early steps."""
 
     def __init__(self, model: Model, decay: float):
         self.decay, self.steps = decay, 0
-        self.moving = model.tensors()  # the model's own, which move as it learns
-        self.tensors = {name: tensor.clone() for name, tensor in self.moving.items()}
+        self.source = model.tensors()
+        self.tensors = {name: tensor.clone() for name, tensor in self.source.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         self.steps += 1
         decay = min(self.decay, self.steps / (10 + self.steps))
-        names = [name for name, tensor in self.moving.items() if tensor.is_floating_point()]
-        averages, moving = ([tensors[name] for name in names] for tensors in (self.tensors, self.moving))
-        torch._foreach_lerp_(averages, moving, 1 - decay)
+        names = [name for name, tensor in self.source.items() if tensor.is_floating_point()]
+        averages, weights = ([tensors[name] for name in names] for tensors in (self.tensors, self.source))
+        torch._foreach_lerp_(averages, weights, 1 - decay)

@@ -1,4 +1,4 @@
-"""How much memory work took at its highest: of a GPU what torch asked for, of a CPU what the process held."""
+"""Peak and free memory: PyTorch's allocations on a GPU, the resident set of the process on a CPU."""
 
 import os
 import sys
@@ -7,28 +7,27 @@ from pathlib import Path
 
 import torch
 
-STATUS, FORGET, GROUP = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/sys/fs/cgroup")
-UNTOLD = 4 << 30  # bytes that are taken to be free where the system does not say, as on Windows
+STATUS, CLEAR_REFS, CGROUP = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/sys/fs/cgroup")
+ASSUMED_FREE = 4 << 30  # bytes, where the system does not report it, as on Windows
 
 
 class PeakMemory:
-    """The highest since this was made; where the system cannot forget what was before, of the process so far.
+    """The peak since construction, or of the whole process where the system cannot reset it.
 
-    Pages of files that are mapped while it looks, such as those of a token store, do not count: they are the system's
-    copy of what is on disk, which it takes back when it needs the room.
+    Pages of memory-mapped files, such as token stores, do not count: the system reclaims them when needed.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        elif FORGET.exists():
-            with suppress(OSError):  # where it is not allowed, the peak is that of the process so far
-                FORGET.write_text("5")
+        elif CLEAR_REFS.exists():
+            with suppress(OSError):  # not permitted: the peak is that of the process so far
+                CLEAR_REFS.write_text("5")
         self.mapped = status("RssFile") or 0
 
     def bytes(self) -> int:
-        """0 where the system does not tell, as on Windows."""
+        """0 where the system does not report it, as on Windows."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         if (found := status("VmHWM")) is not None:
@@ -41,14 +40,14 @@ class PeakMemory:
 
 
 def process_bytes(device: torch.device) -> int:
-    """What is held now."""
+    """Memory in use now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return status("VmRSS") or PeakMemory(device).bytes()
 
 
 def free_bytes(device: torch.device) -> int:
-    """What could still be taken without pushing others out."""
+    """Memory available without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     found = dict(map(parse, lines(Path("/proc/meminfo"))))
@@ -56,19 +55,21 @@ def free_bytes(device: torch.device) -> int:
         return min(found["MemAvailable"], cgroup_free_bytes())
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return UNTOLD
+    return ASSUMED_FREE
 
 
 def cgroup_free_bytes() -> int:
-    """The limit that a container sets for this process, less what is used in it; very large if there is none.
+    """The memory limit of the control group less its use; very large if there is no limit.
 
-    Files that were read and are not in use count as used there, but their pages are given back when room is needed.
+    Inactive file pages count as used there, but can be reclaimed.
     """
-    most, used = (GROUP / name for name in ("memory.max", "memory.current"))
-    kept = next((int(line.split()[1]) for line in lines(GROUP / "memory.stat") if line.startswith("inactive_file ")), 0)
+    most, used = (CGROUP / name for name in ("memory.max", "memory.current"))
+    kept = next(
+        (int(line.split()[1]) for line in lines(CGROUP / "memory.stat") if line.startswith("inactive_file ")), 0
+    )
     try:
         return max(0, int(most.read_text()) - int(used.read_text()) + kept)
-    except (OSError, ValueError):  # there is no such file, or it says "max"
+    except (OSError, ValueError):  # no such file, or "max"
         return sys.maxsize
 
 
@@ -86,5 +87,5 @@ def parse(line: str) -> tuple[str, int]:
 def lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         return []

@@ -1,4 +1,4 @@
-"""Everything a run is made from: the sections of config.json, and how presets, files and --set are joined."""
+"""The settings of a run: the sections of config.json, and how options are assigned to them."""
 
 import math
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from headstock.tasks.base import TASKS
 @dataclass(frozen=True)
 class DataSettings:
     corpus: tuple[str, ...] = ()  # files, folders, globs, or - for standard input
-    valid: tuple[str, ...] = ()  # held-out text; without it a share of the corpus is held out
+    valid: tuple[str, ...] = ()  # held-out text; a fraction of the corpus unless given
     documents: Literal["auto", "line", "block", "file"] = "auto"
-    column: str = "text"  # where the text is in .csv, .tsv, .jsonl and .parquet
+    column: str = "text"  # of .csv, .tsv, .jsonl and .parquet files
     valid_fraction: float = 0.05
-    split_seed: int = 0  # which documents those are; not the run's own seed, so that runs are measured on the same text
+    split_seed: int = 0  # of the held-out documents; not the run's seed, so that runs are evaluated on the same text
     deduplicate: bool = True
 
     def __post_init__(self) -> None:
@@ -32,12 +32,12 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class LabelledSettings:
-    train: str = ""  # a table of texts and labels, or the first of two files
-    valid: str | None = None  # without it a share of the training rows is held out
-    test: str | None = None  # measured at the end if it has labels, predicted if not
-    columns: tuple[str, ...] = ()  # what the columns are called there, such as text=review
+    train: str = ""  # table of texts and labels, or the first of two files
+    valid: str | None = None  # a fraction of the training rows unless given
+    test: str | None = None  # evaluated at the end if it has labels, predicted if not
+    columns: tuple[str, ...] = ()  # column names of the files, such as text=review
     valid_fraction: float = 0.1
-    skip_blank: bool = False  # leave out rows with a blank text or label, which are refused otherwise
+    skip_blank: bool = False  # skip rows with a blank text or label instead of rejecting them
 
     def __post_init__(self) -> None:
         if not 0 < self.valid_fraction < 1:
@@ -46,15 +46,15 @@ class LabelledSettings:
 
 @dataclass(frozen=True)
 class TransferSettings:
-    run: str = ""  # whose backbone it is,
-    preset: str | None = None  # or what it is made like, where nothing was pretrained
-    init: Literal["pretrained", "scratch"] = "pretrained"  # its weights, or only its architecture
-    freeze: bool = False  # train the head alone, on features that are computed once
-    bidirectional: bool | None = None  # read a causal backbone with (false) or without (true) its mask
-    adapt_steps: int = 0  # first go on pretraining on the task's own texts for so many steps,
-    adapt_lr: float | None = None  # at this learning rate; a third of the run's own unless given
-    ensemble: int = 1  # so many models, from as many seeds; their probabilities are averaged
-    least_steps: int = 100  # a small file is read more often, until there are so many steps; 0 where `epochs` is given
+    run: str = ""  # source of the backbone,
+    preset: str | None = None  # or the preset of a new model
+    init: Literal["pretrained", "scratch"] = "pretrained"  # the source's weights, or only its architecture
+    freeze: bool = False  # train the head alone, on cached features
+    bidirectional: bool | None = None  # use a causal backbone with (false) or without (true) its causal mask
+    adapt_steps: int = 0  # steps of further pretraining on the task's own texts,
+    adapt_lr: float | None = None  # at this learning rate; a third of the source's unless given
+    ensemble: int = 1  # number of models with different seeds, whose probabilities are averaged
+    least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
 
     def __post_init__(self) -> None:
         problems = [
@@ -63,7 +63,7 @@ class TransferSettings:
             if getattr(self, name) < least
         ]
         if self.init == "scratch" and self.adapt_steps:
-            problems.append(("adapt_steps", "goes on from pretrained weights, so it does not go with init scratch"))
+            problems.append(("adapt_steps", "needs pretrained weights, so it conflicts with init scratch"))
         if problems:
             raise ConfigError(problems)
 
@@ -76,38 +76,40 @@ class TrainSettings:
     steps: int | None = None
     epochs: float | None = None
     minutes: float | None = None
-    batch: int = 32  # rows in one step, over all processes;
-    batch_tokens: int | None = None  # or as many rows as have about so many tokens, which are then not counted
-    micro_batch: int | None = None  # rows a process reads at once; the rest is accumulated
-    length: int | None = None  # tokens in a row; the model's context unless given
+    batch: int = 32  # rows per step, over all processes;
+    batch_tokens: int | None = None  # or the number of tokens per step
+    micro_batch: int | None = None  # rows per forward pass and process; gradients are accumulated
+    length: int | None = None  # tokens per row; the model's context unless given
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 1e-3
     schedule: Literal["cosine", "linear", "trapezoid", "constant"] = "cosine"
-    warmup: float = 0.05  # share of the run over which the learning rate rises
-    cooldown: float = 0.3  # share of the run over which a trapezoid falls
-    lr_floor: float = 0.0  # share of the learning rate that is left at the end
+    warmup: float = 0.05  # fraction of the run in which the learning rate rises
+    cooldown: float = 0.3  # fraction of the run in which a trapezoid falls
+    lr_floor: float = 0.0  # final learning rate, as a fraction of lr
     weight_decay: float = 0.1  # on matrices only
     beta1: float = 0.9
     beta2: float = 0.95
     momentum: float = 0.95  # muon's
-    clip: float = 1.0  # longest gradient; 0 leaves it as it is
+    clip: float = 1.0  # maximum gradient norm; 0: no clipping
     label_smoothing: float = 0.0
-    layer_decay: float = 1.0  # each layer's learning rate is this share of that of the one above it
+    layer_decay: float = 1.0  # ratio of a layer's learning rate to that of the layer above
     unfreeze: float | None = (
-        None  # epochs after which the next layer from the top starts to move; all at once unless given
+        None  # epochs between unfreezing one layer and the next, from the top; all at once unless given
     )
-    patience: int | None = None  # validations without a better one after which training stops
-    ema: float = 0.0  # decay of the averaged weights that are kept in the end; 0 keeps the last ones
-    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"  # float8: bfloat16, but large products in 8 bits
-    # auto: on a GPU as it pays; true: by torch.compile; replay: steps recorded as CUDA graphs, for small models; both
+    patience: int | None = None  # stop after this many validations without improvement
+    ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no averaging
+    dtype: Literal["auto", "float32", "bfloat16", "float8"] = (
+        "auto"  # float8: bfloat16 with large matrix products in 8 bits
+    )
+    # true: torch.compile; replay: CUDA graphs, for small models; both; auto: whichever is faster on a GPU
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
-    vocabulary_multiple: int = 1  # a new model's vocabulary is rounded up to one, which GPUs may read faster
+    vocabulary_multiple: int = 1  # a new model's vocabulary is padded to a multiple of this, for GPU speed
     validate_every: int | None = None  # steps; a tenth of the run unless given
-    # at most so many are read by a validation on the way; unless given, as many as take about 5% of the run's time
+    # maximum tokens per validation; unless given, validations take about 5% of the run's time
     valid_tokens: int | None = None
     checkpoint_every: int | None = None  # steps; with every validation unless given
-    keep: int = 2  # newest checkpoints that stay, beside the best
-    weights: Literal["best", "last"] = "best"  # which are the run's in the end
+    keep: int = 2  # newest checkpoints to keep, beside the best
+    weights: Literal["best", "last"] = "best"  # the run's final weights
     log_every: int | None = None  # steps; a fiftieth of the run unless given
     tensorboard: bool = True
     seed: int = 0
@@ -154,10 +156,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of a run. `model` and `task` are of the class that their family or name asks for.
-
-    A pretraining run has the sections of PRETRAINING, a fine-tuned one those of TRANSFER or GROWN.
-    """
+    """All settings of a run. The classes of `model` and `task` follow from the family and the objective."""
 
     family: str
     objective: str
@@ -165,7 +164,7 @@ class RunConfig:
     task: Any
     train: TrainSettings
     data: Any  # DataSettings or LabelledSettings
-    tokenizer: Any = None  # TokenizerSettings; none where the tokenizer is another run's
+    tokenizer: Any = None  # TokenizerSettings, unless the tokenizer is the source run's
     transfer: Any = None  # TransferSettings, of a fine-tuned run
 
     def plain(self) -> dict[str, Any]:
@@ -176,20 +175,20 @@ class RunConfig:
         }
 
     def sections(self) -> dict[str, type]:
-        return PRETRAINING if self.transfer is None else GROWN if self.tokenizer else TRANSFER
+        return PRETRAINING if self.transfer is None else FROM_SCRATCH if self.tokenizer else FINETUNING
 
 
 PRETRAINING: dict[str, type] = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}
-TRANSFER: dict[str, type] = {"data": LabelledSettings, "transfer": TransferSettings, "train": TrainSettings}
-GROWN: dict[str, type] = {"tokenizer": TokenizerSettings, **TRANSFER}  # of a fine-tuned run that began from nothing
+FINETUNING: dict[str, type] = {"data": LabelledSettings, "transfer": TransferSettings, "train": TrainSettings}
+FROM_SCRATCH: dict[str, type] = {"tokenizer": TokenizerSettings, **FINETUNING}  # a labelled task without a source run
 
 
 def sections_of(tree: dict[str, Any]) -> dict[str, type]:
-    return PRETRAINING if "transfer" not in tree else GROWN if "tokenizer" in tree else TRANSFER
+    return PRETRAINING if "transfer" not in tree else FROM_SCRATCH if "tokenizer" in tree else FINETUNING
 
 
 def make_config(tree: dict[str, Any]) -> RunConfig:
-    """A run's settings from the tree that files and options were merged into; every problem is named at once."""
+    """A run's settings from a tree of sections; all problems are reported together."""
     problems: config.Problems = []
     sections = sections_of(tree)
     known = [*sections, "model", "task"]
@@ -208,28 +207,35 @@ def make_config(tree: dict[str, Any]) -> RunConfig:
 
 
 def is_causal(model: dict[str, Any]) -> bool:
-    """Whether a model of these settings never sees what follows a token, by its family or by its own setting."""
+    """Whether a model of these settings is causal, by its family or by its own setting."""
     family = BACKBONES.get(model.get("family", "transformer"))
     return getattr(family, "causal", model.get("causal", True))
 
 
 def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
-    """Put `depth=4` or `model.depth=4` where it belongs.
+    """Assign options such as `depth=4` or `model.depth=4` to sections.
 
-    `vocabulary` alone is the tokenizer's: the model follows it.
+    A bare `vocabulary` is the tokenizer's, which the model follows.
     """
     family = tree.get("model", {}).get("family", "transformer")
     objective = tree.get("task", {}).get("name", "causal")
     own = sections_of(tree)
     parts = {"model": BACKBONES.get(family).Config, "task": TASKS.get(objective).Config}
-    if "transfer" in own:  # the model is given, so its settings come last: `dropout` alone is the head's
-        grown = {name: own[name] for name in ("tokenizer",) if name in own}
-        sections = {**grown, "transfer": own["transfer"], "task": parts["task"], "train": own["train"], **own, **parts}
+    if "transfer" in own:  # the model exists already, so a bare `dropout` is the head's
+        tokenizer = {name: own[name] for name in ("tokenizer",) if name in own}
+        sections = {
+            **tokenizer,
+            "transfer": own["transfer"],
+            "task": parts["task"],
+            "train": own["train"],
+            **own,
+            **parts,
+        }
     else:
         sections = {"tokenizer": own["tokenizer"], **parts, "train": own["train"], **own}
     names = {name: {part.name for part in fields(section)} for name, section in sections.items()}
     names["model"].add("family")
-    placed: dict[str, Any] = {}
+    assigned: dict[str, Any] = {}
     problems = []
     for key, value in settings.items():
         section, dot, name = key.partition(".")
@@ -239,20 +245,20 @@ def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str,
             everything = [*set().union(*names.values()), *(f"{s}.{n}" for s in names for n in names[s])]
             problems.append((key, "unknown setting" + did_you_mean(key, everything)))
         else:
-            placed.setdefault(section, {})[name] = value
+            assigned.setdefault(section, {})[name] = value
     if problems:
         raise ConfigError(problems)
-    return placed
+    return assigned
 
 
-def override_settings(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of files with those of options above them: a length in steps takes the place of one in epochs."""
-    placed = assign_sections(given, tree)
-    return config.merge(tree, placed) | {"train": override_flat(tree.get("train", {}), placed.get("train", {}))}
+def override_settings(tree: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Merge options over a tree; a new run length replaces the old one, whatever its unit."""
+    sections = assign_sections(options, tree)
+    return config.merge(tree, sections) | {"train": override_flat(tree.get("train", {}), sections.get("train", {}))}
 
 
 def override_flat(settings: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings, bare or such as `train.lr`, with others above them: a run has one length, and the later one it is."""
+    """Merge flat settings (`lr` or `train.lr`); a new run length replaces the old one, whatever its unit."""
     lengths = [key for key in settings if key.rpartition(".")[2] in RUN_LENGTHS]
     if any(key.rpartition(".")[2] in RUN_LENGTHS for key in above):
         settings = {key: value for key, value in settings.items() if key not in lengths}

@@ -1,6 +1,6 @@
-"""Stocks: pretrained runs that ship with the package, in half precision and without what only training needs.
+"""Bundled runs: pretrained runs that ship with the package, in half precision.
 
-python -m headstock.train.stocks RUN FOLDER     # makes one
+python -m headstock.train.stocks RUN FOLDER     # packs one
 """
 
 import shutil
@@ -13,22 +13,22 @@ from headstock.io import atomic_folder
 from headstock.train.model_card import write_card
 from headstock.train.run_folder import RunFolder, open_run
 
-KEPT = ("config.json", "data.json", "tokenizer.json")
+COPIED = ("config.json", "data.json", "tokenizer.json")
 
 
 def pack(run: RunFolder, folder: Path) -> None:
-    """A finished run as a stock: its weights rounded to half precision, and the files that say what it is."""
-    with atomic_folder(folder) as beside:
-        for name in KEPT:
-            shutil.copyfile(run.path / name, beside / name)
-        stock = RunFolder(beside)
+    """Copy a finished run with its weights in half precision, without checkpoints and metrics."""
+    with atomic_folder(folder) as new:
+        for name in COPIED:
+            shutil.copyfile(run.path / name, new / name)
+        stock = RunFolder(new)
         stock.write_results(run.results() | {"run": folder.name})
         halves = {
             name: tensor.to(torch.float16) if tensor.is_floating_point() else tensor
             for name, tensor in run.weights().items()
         }
         stock.save_weights(halves)
-        stock.add_to_manifest(*KEPT)
+        stock.add_to_manifest(*COPIED)
     write_card(RunFolder(folder))
 
 

@@ -1,4 +1,4 @@
-# One command does everything it needs: `make demo` and `make test` build .venv by themselves.
+# `make demo` and `make test` create .venv themselves.
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -25,7 +25,7 @@ types: $(VENV)/.all
 tests: $(VENV)/.all
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# torch goes first and alone, at the version in constraints.txt, so that no other requirement can pull another build of it
+# Install torch first, at the version in constraints.txt, so that no other requirement selects another build.
 $(VENV)/.torch: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) (several minutes the first time)"

@@ -1,6 +1,6 @@
-"""Grow a language model from raw text, graft task heads onto it, and say with numbers whether that paid.
+"""Pretrain small language models on your own text, fine-tune them, and measure whether pretraining was worth it.
 
-The words of the command line are here too: `headstock.pretrain(...)`, `headstock.load(run).generate(...)`.
+The Python API has the verbs of the command line: `headstock.pretrain(...)`, `headstock.load(run).generate(...)`.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# found on first use: `import headstock` must not cost the seconds that torch takes
+# imported on first use, because importing torch takes seconds
 _HOMES = {
     "plan": "headstock.planner.planner",
     "pretrain": "headstock.train.pretrain",

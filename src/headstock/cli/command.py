@@ -29,7 +29,6 @@ from typer.core import TyperCommand, TyperGroup
 from headstock.cli.files import check_outputs
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
 from headstock.errors import HeadstockError
-from headstock.io import rank_and_size
 from headstock.logs import messages_to
 
 # verbs per section of `headstock --help`, filled by the decorator
@@ -108,6 +107,8 @@ class Common:
 
 def is_printing(verb: str) -> bool:
     """Whether this process prints: under torchrun, only rank 0 of a distributed verb does."""
+    from headstock.io import rank_and_size
+
     return verb not in DISTRIBUTED or rank_and_size()[0] == 0
 
 

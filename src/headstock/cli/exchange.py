@@ -17,10 +17,10 @@ def export(
     common: Common,
     run: RunPath,
     folder: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="huggingface, onnx or lab.")] = "huggingface",
+    to: Annotated[str, typer.Option(help="huggingface, onnx or lab.")] = "huggingface",
     int8: Annotated[bool, typer.Option("--int8", help="With onnx: also write an int8 model.")] = False,
     measure: Annotated[
-        Path | None, typer.Option("--measure", help="With --int8: labelled file on which to measure its accuracy.")
+        Path | None, typer.Option(help="With --int8: labelled file on which to measure its accuracy.")
     ] = None,
     embedding: Annotated[
         bool, typer.Option("--embedding", help="With onnx: export text embeddings instead of the run's head.")
@@ -47,10 +47,10 @@ def import_(
     path: Annotated[Path, typer.Argument(help="A Hugging Face folder, or the lab's .pt file.", show_default=False)],
     out: RunOut,
     dictionary: Annotated[
-        Path | None, typer.Option("--dictionary", help="Lab checkpoint: its dict.txt, if not in the same folder.")
+        Path | None, typer.Option(help="Lab checkpoint: its dict.txt, if not in the same folder.")
     ] = None,
     sentencepiece: Annotated[
-        Path | None, typer.Option("--sentencepiece", help="Lab checkpoint: its .model, if not in the same folder.")
+        Path | None, typer.Option(help="Lab checkpoint: its .model, if not in the same folder.")
     ] = None,
     overwrite: Overwrite = False,
 ) -> dict[str, Any]:

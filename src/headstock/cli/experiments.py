@@ -12,7 +12,7 @@ from headstock.cli.options import (
     ConfigOptions,
     Corpus,
     ExperimentOut,
-    LabelledFiles,
+    LabelledFileOptions,
     ModelOptions,
     PretrainSettings,
     SettingOptions,
@@ -55,8 +55,8 @@ RESULT_TYPES: dict[str, type] = dict.fromkeys(OBJECTS, dict) | dict.fromkeys(LIS
 def demo(
     common: Common,
     sentences: Annotated[list[str] | None, typer.Argument(help="Your own sentences to classify at the end.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for all results.")] = Path("runs/demo"),
-    minutes: Annotated[float, typer.Option("--minutes", help="Approximate duration.")] = 5.5,
+    out: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
+    minutes: Annotated[float, typer.Option(help="Approximate duration.")] = 5.5,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again if the folder exists.")] = False,
 ) -> dict[str, Any]:
     """See what pretraining is worth, on film reviews, in minutes."""
@@ -76,13 +76,13 @@ def demo(
     )
 
 
-class CompareOptions(LabelledFiles, ConfigOptions):
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Repetitions of every cell, each with its own seed; 5.")]
+class CompareOptions(LabelledFileOptions, ConfigOptions):
+    seeds: Annotated[int | None, typer.Option(help="Repetitions of every cell, each with its own seed; 5.")]
     skip_blank: Annotated[bool | None, typer.Option("--skip-blank", help="Skip rows with a blank text or label.")]
     leakage: Annotated[
-        str | None, typer.Option("--leakage", help="Test texts found in the pretraining text: exclude, keep or skip.")
+        str | None, typer.Option(help="Test texts found in the pretraining text: exclude, keep or skip.")
     ]
-    rows: Annotated[int | None, typer.Option("--rows", help="Measure on at most this many test rows.")]
+    rows: Annotated[int | None, typer.Option(help="Measure on at most this many test rows.")]
 
 
 @command("Compare and measure", distributed=True)
@@ -93,11 +93,11 @@ def compare(
     columns: Columns,
     runs: Annotated[list[Path] | None, typer.Argument(help="Pretrained runs, or the bundled reviews-en.")] = None,
     task: Task = None,
-    arms: Annotated[str | None, typer.Option("--arms", help="Default: scratch,pretrained,frozen,tfidf.")] = None,
+    arms: Annotated[str | None, typer.Option(help="Default: scratch,pretrained,frozen,tfidf.")] = None,
     features: Annotated[
-        str | None, typer.Option("--features", help="Frozen arms by layers: last,sum4,concat4,mix or layer numbers.")
+        str | None, typer.Option(help="Frozen arms by layers: last,sum4,concat4,mix or layer numbers.")
     ] = None,
-    labels: Annotated[str | None, typer.Option("--labels", help="Training set sizes, such as 100,400,1600.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Training set sizes, such as 100,400,1600.")] = None,
     **options: Unpack[CompareOptions],
 ) -> dict[str, Any]:
     """Compare pretraining with training from scratch and TF-IDF.
@@ -149,15 +149,13 @@ def split_counts(text: str | None) -> list[int] | None:
 
 
 class SweepOptions(ModelOptions):
-    run: Annotated[str | None, typer.Option("--run", help="Fine-tune this run instead of pretraining.")]
-    task: Annotated[str | None, typer.Option("--task", help="With --run: classify, pair, tag, answer or translate.")]
-    train: Annotated[Path | None, typer.Option("--train", help="With --run: labelled texts.")]
-    valid: Annotated[list[str] | None, typer.Option("--valid", help="Rows or text by which points are ranked.")]
-    sample: Annotated[
-        int | None, typer.Option("--sample", help="Draw this many random points; lr=1e-4..1e-2 is then a range.")
-    ]
-    seeds: Annotated[int | None, typer.Option("--seeds", help="Repetitions of each point, each with its own seed; 3.")]
-    by: Annotated[str | None, typer.Option("--by", help="Rank pretraining by loss or bits_per_byte.")]
+    run: Annotated[str | None, typer.Option(help="Fine-tune this run instead of pretraining.")]
+    task: Annotated[str | None, typer.Option(help="With --run: classify, pair, tag, answer or translate.")]
+    train: Annotated[Path | None, typer.Option(help="With --run: labelled texts.")]
+    valid: Annotated[list[str] | None, typer.Option(help="Rows or text by which points are ranked.")]
+    sample: Annotated[int | None, typer.Option(help="Draw this many random points; lr=1e-4..1e-2 is then a range.")]
+    seeds: Annotated[int | None, typer.Option(help="Repetitions of each point, each with its own seed; 3.")]
+    by: Annotated[str | None, typer.Option(help="Rank pretraining by loss or bits_per_byte.")]
     keep: Annotated[bool | None, typer.Option("--keep", help="Keep every run, not only the best.")]
 
 
@@ -168,9 +166,7 @@ def sweep(
     settings: PretrainSettings,
     columns: Columns,
     corpus: Corpus = None,
-    grid: Annotated[
-        list[str] | None, typer.Option("--grid", help="A setting and its values: lr=1e-3,3e-3; repeatable.")
-    ] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="A setting and its values: lr=1e-3,3e-3; repeatable.")] = None,
     **options: Unpack[SweepOptions],
 ) -> dict[str, Any]:
     """Search a grid of settings and rank the points.
@@ -230,7 +226,7 @@ def report(
     common: Common,
     folder: Annotated[Path, typer.Argument(help="A run, a comparison or a sweep.", show_default=False)],
     samples: Annotated[
-        int | None, typer.Option("--samples", help="Texts to generate for the page; default 3 if the run has none.")
+        int | None, typer.Option(help="Texts to generate for the page; default 3 if the run has none.")
     ] = None,
 ) -> dict[str, Any]:
     """Write report.html: results and charts on one page."""
@@ -288,13 +284,13 @@ def bench(
     common: Common,
     quick: Annotated[bool, typer.Option("--quick", help="Take seconds: a check that everything runs.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="start, store, train, decode, read or peers; repeatable.")
+        list[str] | None, typer.Option(help="start, store, train, decode, read or peers; repeatable.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the results to this .json file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results to this .json file.")] = None,
     growth: Annotated[bool, typer.Option("--growth", help="Measure how cost grows with size, as a chart.")] = False,
-    megabytes: Annotated[float, typer.Option("--megabytes", help="With --growth: size of the largest store.")] = 300,
-    peers: Annotated[Path | None, typer.Option("--peers", help="Folder of peer scripts; default benchmarks/.")] = None,
-    nanogpt: Annotated[Path | None, typer.Option("--nanogpt", help="Folder with nanoGPT's model.py.")] = None,
+    megabytes: Annotated[float, typer.Option(help="With --growth: size of the largest store.")] = 300,
+    peers: Annotated[Path | None, typer.Option(help="Folder of peer scripts; default benchmarks/.")] = None,
+    nanogpt: Annotated[Path | None, typer.Option(help="Folder with nanoGPT's model.py.")] = None,
 ) -> dict[str, Any]:
     """Measure the speed of this machine.
 

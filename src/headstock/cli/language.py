@@ -22,12 +22,12 @@ TextFile = Annotated[Path | None, typer.Option("--file", help="Texts, one per li
 
 
 class SamplingOptions(TypedDict):
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Sample from the k most likely tokens.")]
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Sample from the smallest set with probability p.")]
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")]
+    top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with probability p.")]
     min_p: Annotated[
-        float | None, typer.Option("--min-p", help="Drop tokens less likely than this fraction of the most likely one.")
+        float | None, typer.Option(help="Drop tokens less likely than this fraction of the most likely one.")
     ]
-    beams: Annotated[int | None, typer.Option("--beams", help="Beam search with this many beams.")]
+    beams: Annotated[int | None, typer.Option(help="Beam search with this many beams.")]
 
 
 @command("Use a run")
@@ -36,16 +36,16 @@ def generate(
     run: RunPath,
     columns: Columns,
     prompt: Annotated[list[str] | None, typer.Argument(help="One or more prompts; without one, a new text.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Prompts from a file: one per line, or a table.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Maximum number of new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1: fewer repeats.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop before this text; repeatable.")] = None,
-    samples: Annotated[int, typer.Option("--samples", help="Continuations per prompt.")] = 1,
+    file: Annotated[Path | None, typer.Option(help="Prompts from a file: one per line, or a table.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer repeats.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
+    samples: Annotated[int, typer.Option(help="Continuations per prompt.")] = 1,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the key-value cache.")] = True,
     stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
-    length_penalty: Annotated[float, typer.Option("--length-penalty", help="Beams: above 1 favours long texts.")] = 1.0,
-    no_repeat: Annotated[int, typer.Option("--no-repeat", help="Beams: no repeated n-grams of this size.")] = 0,
+    length_penalty: Annotated[float, typer.Option(help="Beams: above 1 favours long texts.")] = 1.0,
+    no_repeat: Annotated[int, typer.Option(help="Beams: no repeated n-grams of this size.")] = 0,
     int8: Int8 = False,
     **sampling: Unpack[SamplingOptions],
 ) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def fill(
     columns: Columns,
     text: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK] for each missing word.")] = None,
     file: TextFile = None,
-    top: Annotated[int, typer.Option("--top", help="Candidates per mask.")] = 5,
-    pieces: Annotated[int, typer.Option("--pieces", help="Maximum number of tokens in a word.")] = 3,
-    among: Annotated[str | None, typer.Option("--among", help="Rank only these words: good,bad.")] = None,
+    top: Annotated[int, typer.Option(help="Candidates per mask.")] = 5,
+    pieces: Annotated[int, typer.Option(help="Maximum number of tokens in a word.")] = 3,
+    among: Annotated[str | None, typer.Option(help="Rank only these words: good,bad.")] = None,
 ) -> dict[str, Any]:
     """Fill in each [MASK] with the most likely words.
 
@@ -175,15 +175,11 @@ def embed(
     run: RunPath,
     columns: Columns,
     text: Texts = None,
-    file: Annotated[
-        str | None, typer.Option("--file", help="Texts from a file: one per line, or a table; - is stdin.")
-    ] = None,
-    layers: Annotated[str, typer.Option("--layers", help="last, sum4, concat4, mix, or a layer's number.")] = "last",
-    pool: Annotated[
-        str | None, typer.Option("--pool", help="mean, cls, last, or none for one vector per token.")
-    ] = None,
+    file: Annotated[str | None, typer.Option(help="Texts from a file: one per line, or a table; - is stdin.")] = None,
+    layers: Annotated[str, typer.Option(help="last, sum4, concat4, mix, or a layer's number.")] = "last",
+    pool: Annotated[str | None, typer.Option(help="mean, cls, last, or none for one vector per token.")] = None,
     words: Annotated[bool, typer.Option("--words", help="One vector per word: the mean of its tokens.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the vectors to this .npy or .jsonl file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the vectors to this .npy or .jsonl file.")] = None,
     skip_blank: SkipBlank = False,
     int8: Int8 = False,
 ) -> dict[str, Any]:

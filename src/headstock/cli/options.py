@@ -33,12 +33,10 @@ Task = Annotated[str | None, typer.Option("--task", help=TASK_HELP)]
 class Columns:
     """Names of the columns in tables, by --columns and --column together."""
 
-    columns: Annotated[str | None, typer.Option("--columns", help="Column names, such as text=review,label=stars.")] = (
+    columns: Annotated[str | None, typer.Option(help="Column names, such as text=review,label=stars.")] = None
+    column: Annotated[str | None, typer.Option(help="Column that holds the text; short for --columns text=NAME.")] = (
         None
     )
-    column: Annotated[
-        str | None, typer.Option("--column", help="Column that holds the text; short for --columns text=NAME.")
-    ] = None
 
     def names(self, *, main: str = "text") -> dict[str, str] | None:
         """Our column names to those of the table; `main` is the column that --column names."""
@@ -108,9 +106,9 @@ class ConfigOptions(TypedDict):
 class ModelOptions(ConfigOptions):
     """Options of verbs that create a model."""
 
-    preset: Annotated[str | None, typer.Option("--preset", help="Preset to start from, such as gpt-nano.")]
-    objective: Annotated[str | None, typer.Option("--objective", help="causal, masked, hybrid, both-ways or denoise.")]
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Use this tokenizer instead of training one.")]
+    preset: Annotated[str | None, typer.Option(help="Preset to start from, such as gpt-nano.")]
+    objective: Annotated[str | None, typer.Option(help="causal, masked, hybrid, both-ways or denoise.")]
+    tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer instead of training one.")]
 
 
 class FolderOptions(TypedDict):
@@ -120,7 +118,7 @@ class FolderOptions(TypedDict):
     overwrite: Overwrite
 
 
-class LabelledFiles(TypedDict):
-    train: Annotated[Path | None, typer.Option("--train", help="Labelled texts: .csv, .tsv, .jsonl or .parquet.")]
-    valid: Annotated[Path | None, typer.Option("--valid", help="Validation rows, to select the best epoch.")]
-    test: Annotated[Path | None, typer.Option("--test", help="Test rows: measured at the end, or predicted.")]
+class LabelledFileOptions(TypedDict):
+    train: Annotated[Path | None, typer.Option(help="Labelled texts: .csv, .tsv, .jsonl or .parquet.")]
+    valid: Annotated[Path | None, typer.Option(help="Validation rows, to select the best epoch.")]
+    test: Annotated[Path | None, typer.Option(help="Test rows: measured at the end, or predicted.")]

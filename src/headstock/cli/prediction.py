@@ -34,7 +34,7 @@ def evaluate(
     minimal_pairs: Annotated[
         bool, typer.Option("--minimal-pairs", help="The files are minimal pairs (BLiMP, Winograd).")
     ] = False,
-    rows: Annotated[int | None, typer.Option("--rows", help="Minimal pairs: at most this many per file.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Minimal pairs: at most this many per file.")] = None,
     pseudo: Annotated[bool, typer.Option("--pseudo", help="Minimal pairs: score each token given all others.")] = False,
     int8: Int8 = False,
 ) -> dict[str, Any]:
@@ -120,10 +120,10 @@ def predict(
     columns: Columns,
     text: Annotated[list[str] | None, typer.Argument(help="Texts to classify or tag.")] = None,
     file: Annotated[
-        str | None, typer.Option("--file", help="Rows as in the training data, or one text per line; - is stdin.")
+        str | None, typer.Option(help="Rows as in the training data, or one text per line; - is stdin.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write one prediction per row to this .jsonl, .csv or .tsv file.")
+        Path | None, typer.Option(help="Write one prediction per row to this .jsonl, .csv or .tsv file.")
     ] = None,
     with_: Annotated[
         str | None, typer.Option("--with", help="Columns of the file to copy to each prediction, such as id,text.")
@@ -180,9 +180,9 @@ def answer(
     common: Common,
     run: RunPath,
     question: Annotated[list[str], typer.Argument(help="One or more questions about the context.")],
-    context: Annotated[str, typer.Option("--context", help="A text that contains the answers, or a file with it.")],
+    context: Annotated[str, typer.Option(help="A text that contains the answers, or a file with it.")],
     threshold: Annotated[
-        float | None, typer.Option("--threshold", help="Margin by which `no answer` must win to be returned.")
+        float | None, typer.Option(help="Margin by which `no answer` must win to be returned.")
     ] = None,
 ) -> dict[str, Any]:
     """Answer questions with spans of a text.
@@ -224,12 +224,10 @@ def excerpt(text: str, start: int, end: int) -> str:
 
 
 class BeamOptions(TypedDict):
-    beams: Annotated[int | None, typer.Option("--beams", help="Beam size; 1 is greedy.")]
-    length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="Above 1 favours long translations, below 1 short ones.")
-    ]
-    no_repeat: Annotated[int | None, typer.Option("--no-repeat", help="No repeated n-grams of this size.")]
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Maximum number of tokens in a translation.")]
+    beams: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.")]
+    length_penalty: Annotated[float | None, typer.Option(help="Above 1 favours long translations, below 1 short ones.")]
+    no_repeat: Annotated[int | None, typer.Option(help="No repeated n-grams of this size.")]
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in a translation.")]
 
 
 @command("Use a run", writes=lambda options: [options["out"], options["alignment"]])
@@ -239,12 +237,12 @@ def translate(
     columns: Columns,
     text: Annotated[list[str] | None, typer.Argument(help="One or more sentences.")] = None,
     file: Annotated[
-        str | None, typer.Option("--file", help="Sentences from a file: one per line, or a table; - is stdin.")
+        str | None, typer.Option(help="Sentences from a file: one per line, or a table; - is stdin.")
     ] = None,
     alignment: Annotated[
-        Path | None, typer.Option("--alignment", help="Draw the cross-attention of one translation: .svg or .html.")
+        Path | None, typer.Option(help="Draw the cross-attention of one translation: .svg or .html.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write one translation per line to this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write one translation per line to this file.")] = None,
     int8: Int8 = False,
     **options: Unpack[BeamOptions],
 ) -> dict[str, Any]:

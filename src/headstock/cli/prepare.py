@@ -36,7 +36,7 @@ def list_(common: Common) -> dict[str, Any]:
 def get(
     common: Common,
     name: Annotated[str, typer.Argument(help="A name from `headstock data list`.")],
-    to: Annotated[Path | None, typer.Option("--to", help="Copy the dataset to this folder.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Copy the dataset to this folder.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="Files or archive that you already have.")] = None,
 ) -> dict[str, Any]:
     """Download a dataset, verify it, and print its folder."""
@@ -80,13 +80,13 @@ def plan(
     common: Common,
     corpus: Annotated[list[str], typer.Argument(help="Files, folders or globs.")],
     columns: Columns,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Time budget for training.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time budget for training.")] = None,
     objective: Annotated[
-        str | None, typer.Option("--objective", help="causal, masked, hybrid, both-ways or denoise; default: proposed.")
+        str | None, typer.Option(help="causal, masked, hybrid, both-ways or denoise; default: proposed.")
     ] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Measure real steps here to correct the estimate.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the settings to this .toml file.")] = None,
-    documents: Annotated[str | None, typer.Option("--documents", help=DOCUMENTS_HELP)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the settings to this .toml file.")] = None,
+    documents: Annotated[str | None, typer.Option(help=DOCUMENTS_HELP)] = None,
 ) -> dict[str, Any]:
     """Propose a model for a text; estimate time and memory.
 
@@ -129,10 +129,10 @@ tokenizer = command_group("tokenizer", "Train", "Train a tokenizer, or show how 
 def train(
     common: Common,
     corpus: Annotated[list[str], typer.Argument(help="Files, folders, globs, or - for stdin.")],
-    out: Annotated[Path, typer.Option("--out", help="The tokenizer.json to write.")],
+    out: Annotated[Path, typer.Option(help="The tokenizer.json to write.")],
     columns: Columns,
-    kind: Annotated[str, typer.Option("--kind", help="bpe, unigram, wordpiece, word or char.")] = "bpe",
-    vocab: Annotated[int, typer.Option("--vocab", help="Maximum vocabulary size, with special tokens.")] = 8000,
+    kind: Annotated[str, typer.Option(help="bpe, unigram, wordpiece, word or char.")] = "bpe",
+    vocab: Annotated[int, typer.Option(help="Maximum vocabulary size, with special tokens.")] = 8000,
     documents: Documents = "auto",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lowercase the text.")] = False,
     strip_accents: Annotated[bool, typer.Option("--strip-accents", help="Remove accents.")] = False,

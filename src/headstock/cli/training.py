@@ -14,7 +14,7 @@ from headstock.cli.options import (
     ConfigOptions,
     Corpus,
     FolderOptions,
-    LabelledFiles,
+    LabelledFileOptions,
     ModelOptions,
     PretrainSettings,
     RunOut,
@@ -39,7 +39,7 @@ class PretrainRunSettings(PretrainSettings):
 
 
 class PretrainOptions(ModelOptions, FolderOptions):
-    start: Annotated[str | None, typer.Option("--start", help="Continue from the model and weights of this run.")]
+    start: Annotated[str | None, typer.Option(help="Continue from the model and weights of this run.")]
 
 
 @command("Train", distributed=True)
@@ -151,11 +151,9 @@ class FinetuneSettings(SettingOptions):
     ] = None
 
 
-class FinetuneOptions(LabelledFiles, ConfigOptions, FolderOptions):
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="Without a run: preset of a new model, such as seq2seq-mini.")
-    ]
-    init: Annotated[str | None, typer.Option("--init", help="Start from pretrained weights or from scratch.")]
+class FinetuneOptions(LabelledFileOptions, ConfigOptions, FolderOptions):
+    preset: Annotated[str | None, typer.Option(help="Without a run: preset of a new model, such as seq2seq-mini.")]
+    init: Annotated[str | None, typer.Option(help="Start from pretrained weights or from scratch.")]
     freeze: Annotated[bool | None, typer.Option("--freeze", help="Train only the head.")]
     skip_blank: SkipBlank
 
@@ -167,7 +165,7 @@ def finetune(
     settings: FinetuneSettings,
     columns: Columns,
     run: Annotated[Path | None, typer.Argument(help="Pretrained run, or the bundled reviews-en.")] = None,
-    task: Annotated[str, typer.Option("--task", help=TASK_HELP)] = "classify",
+    task: Annotated[str, typer.Option(help=TASK_HELP)] = "classify",
     **options: Unpack[FinetuneOptions],
 ) -> dict[str, Any]:
     """Fine-tune a pretrained run on labelled texts.

@@ -2,15 +2,22 @@
 
 import json
 import re
+from dataclasses import dataclass, replace
 from functools import cache
 from xml.etree import ElementTree
 
 import pytest
+from torch import nn
 
 from headstock.explain.diagram import ModelDiagram, model_document, model_svg
 from headstock.explain.parameters import explain_parameters
-from headstock.explain.render_document import page
+from headstock.explain.parameters_document import parameter_document
+from headstock.explain.render_document import page, terminal
 from headstock.explain.subject import open_subject
+from headstock.model.backbone import Backbone
+from headstock.model.batch import Output
+from headstock.model.heads import LMHead
+from headstock.model.model import Model
 from tests.report.browsing import Outline, check_sound, look, screen
 
 CASES = {
@@ -98,6 +105,47 @@ def test_mask_thumbnails():
     seen = {case: model_svg(*drawn(case)) for case in ("gpt", "bert", "hybrid")}
     count = {case: (svg.count('class="allowed"'), svg.count('class="masked"')) for case, svg in seen.items()}
     assert count == {"gpt": (10, 6), "bert": (16, 0), "hybrid": (26, 6)}
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    vocabulary: int = 300
+    width: int = 16
+    tied: bool = False
+
+
+class ToyBackbone(Backbone):
+    """A causal convolution, without closed forms or a diagram of its own."""
+
+    name, Config, causal, context, width, depth = "toy", ToyConfig, True, 32, 16, 1
+
+    def __init__(self):
+        super().__init__()
+        self.config = ToyConfig()
+        self.tokens = nn.Embedding(300, 16)
+        self.conv = nn.Conv1d(16, 16, 3)
+
+    def forward(self, batch, state=None, *, keep_layers=False):
+        x = self.tokens(batch.tokens)
+        return Output(x + self.conv(nn.functional.pad(x.mT, (2, 0))).mT, None, None)
+
+    def parameters_by_layer(self):
+        return [list(self.parameters())]
+
+    def new_state(self, rows, capacity):
+        raise NotImplementedError
+
+
+def test_backbone_without_formulas_or_diagram():
+    backbone = ToyBackbone()
+    subject = replace(drawn("gpt")[0], model=Model(backbone, {"token": LMHead(backbone)}), name="toy")
+    params = explain_parameters(subject, length=16)
+    assert params.total == sum(parameter.numel() for parameter in subject.model.parameters())
+    assert any("no closed form" in note for note in params.notes)
+    texts = {text for _, _, text in words_of(model_svg(subject, params))}
+    assert "conv: 784" in texts and "Language model head" in texts
+    for document in (model_document(subject, params), parameter_document(params)):
+        assert "no closed form" in page(document) and "There is no closed form" in "".join(map(str, terminal(document)))
 
 
 def test_model_command(call, tmp_path):

@@ -30,7 +30,7 @@ LOG_EVERY = 16  # batches between two progress messages
 TOLERANCE = 1e-5  # for the sum of a row of single-precision weights
 
 MEASURES = {
-    "entropy": "bits; 0 for a single position, 1 more for twice as many",
+    "entropy": "of the weights in bits, 0 for a single position",
     "distance": "mean distance of the attended positions",
     "first": "share on the first position",
     "itself": "share on the position itself",

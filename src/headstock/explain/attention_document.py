@@ -109,7 +109,7 @@ def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFa
         for layer in dict.fromkeys(head.layer for head in heads)
     ]
     columns = [str(number) for number in dict.fromkeys(head.head for head in heads)]
-    caption = f"{MEASURES[name]}, by layer and head; {measure_text(name, reference)} for uniform weights"
+    caption = f"{MEASURES[name]} (uniform weights: {measure_text(name, reference)})"
     return HeatTable(f"{title}, {name}", columns, rows, caption)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstock.cost.model import model_dimensions
-from headstock.explain.document import Column, ExplainDocument, Section, Svg, Table, Text
+from headstock.explain.document import Column, ExplainDocument, Section, Svg, Table, Text, notes
 from headstock.explain.parameters import ParameterFacts
 from headstock.explain.parameters_document import module_table
 from headstock.explain.subject import ExplainSubject
@@ -310,12 +310,13 @@ def model_document(subject: ExplainSubject, params: ParameterFacts) -> ExplainDo
     return ExplainDocument(
         subject="architecture",
         title=f"{params.name}: {params.total:,} parameters",
-        summary=" · ".join([f"family {params.family}", f"{params.base:,} in the backbone", *params.notes]),
+        summary=f"family {params.family} · {params.base:,} in the backbone",
         page_title=f"Architecture of {params.name}",
         sections=[
             Section(
                 "",
                 [
+                    *notes(params.notes),
                     Text(introduction, only="page"),
                     Svg(lambda: model_svg(subject, params, page=True)),
                     Table("Symbols", [Column("symbol"), Column("meaning")], list(symbols.items()), only="page"),

@@ -16,6 +16,7 @@ from headstock.explain.document import (
     Section,
     Table,
     Text,
+    notes,
 )
 from headstock.explain.parameters import ModuleCount, ParameterFacts
 from headstock.explain.render_document import picture_of
@@ -72,10 +73,10 @@ def parameter_document(params: ParameterFacts) -> ExplainDocument:
     return ExplainDocument(
         subject="parameters",
         title=f"{params.name}: {params.total:,} parameters",
-        summary=" · ".join([f"family {params.family}", *params.notes]),
+        summary=f"family {params.family}",
         page_title=f"Parameters of {params.name}",
         sections=[
-            Section("", [headline(params), chart, symbols_table(params)]),
+            Section("", [*notes(params.notes), headline(params), chart, symbols_table(params)]),
             Section("Module by module", [module_table(params), *remarks(params)], "parts"),
             Section("Heads and what is trained", [totals_table(params)], "totals"),
             Section("Cost", cost_blocks(params), "costs"),

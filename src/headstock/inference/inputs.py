@@ -88,4 +88,4 @@ def read_numbered_rows(
         inputs = {name: column for name, column in (columns or {}).items() if name != LABEL}
         return stream_texts(file, columns=inputs, skipped=skipped)
     skip_blank = skipped is not None
-    return task.read_file(file, config=task.config, columns=columns, insist=False, skip_blank=skip_blank)
+    return task.read_file(file, config=task.config, columns=columns, strict=False, skip_blank=skip_blank)

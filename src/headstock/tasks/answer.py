@@ -160,16 +160,8 @@ class Answer(LabelledTask):
     # From records to batches
 
     @classmethod
-    def read_file(
-        cls,
-        path: str | Path,
-        *,
-        config: Any,
-        columns: Mapping[str, str] | None = None,
-        insist: bool = True,
-        skip_blank: bool = False,
-    ) -> Records:
-        return read_questions(path, columns=columns, strict=insist, skip_blank=skip_blank)
+    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+        return read_questions(path, **options)
 
     @staticmethod
     def is_row(row: Any) -> bool:

@@ -95,16 +95,8 @@ class Classify(LabelledTask):
     # From records to batches
 
     @classmethod
-    def read_file(
-        cls,
-        path: str | Path,
-        *,
-        config: Any,
-        columns: Mapping[str, str] | None = None,
-        insist: bool = True,
-        skip_blank: bool = False,
-    ) -> Records:
-        return read_records(path, columns=columns, separator=config.separator, strict=insist, skip_blank=skip_blank)
+    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+        return read_records(path, separator=config.separator, **options)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {"text": list(rows)}

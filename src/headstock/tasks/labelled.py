@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
@@ -85,17 +86,22 @@ class LabelledTask(Task):
     # From files to batches
 
     @classmethod
-    @abstractmethod
     def read_file(
         cls,
         path: str | Path,
         *,
         config: Any,
         columns: Mapping[str, str] | None = None,
-        insist: bool = True,
+        strict: bool = True,
         skip_blank: bool = False,
     ) -> Records:
-        """The rows of a file, with the columns that this task wants; with `skip_blank`, blank ones are left out."""
+        """The rows of a file, with the columns of this task; `strict` requires the target column."""
+        return cls.read_rows(path, config, columns=columns, strict=strict, skip_blank=skip_blank)
+
+    @classmethod
+    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+        """Read a file with the reader of this task, by default one for texts with a label."""
+        return read_records(path, **options)
 
     @staticmethod
     def is_row(row: Any) -> bool:

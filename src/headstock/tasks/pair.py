@@ -1,6 +1,6 @@
 """How two texts stand to each other: entailment, paraphrase, answer or not.  Read as [CLS] A [SEP] B [SEP]."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,8 @@ class Pair(Classify):
             self.separator = separator_id(tokenizer)
 
     @classmethod
-    def read_file(
-        cls,
-        path: str | Path,
-        *,
-        config: Any,
-        columns: Mapping[str, str] | None = None,
-        insist: bool = True,
-        skip_blank: bool = False,
-    ) -> Records:
-        return read_records(path, columns=columns, required=("text", "text_b"), strict=insist, skip_blank=skip_blank)
+    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+        return read_records(path, required=("text", "text_b"), **options)
 
     def graph_spec(self) -> GraphSpec:
         return replace(

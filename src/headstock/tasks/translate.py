@@ -123,16 +123,8 @@ class Translate(LabelledTask):
     # From files to batches
 
     @classmethod
-    def read_file(
-        cls,
-        path: str | Path,
-        *,
-        config: Any,
-        columns: Mapping[str, str] | None = None,
-        insist: bool = True,
-        skip_blank: bool = False,
-    ) -> Records:
-        return read_parallel(path, columns=columns, strict=insist, skip_blank=skip_blank)
+    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+        return read_parallel(path, **options)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {SOURCE: list(rows)}

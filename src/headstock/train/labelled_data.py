@@ -59,15 +59,15 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     separator = getattr(config, "separator", None)
     warnings: list[str] = []
 
-    def read(path: str, *, insist: bool = True) -> Records:
-        rows = task.read_file(path, config=config, columns=columns, insist=insist, skip_blank=settings.skip_blank)
+    def read(path: str, *, strict: bool = True) -> Records:
+        rows = task.read_file(path, config=config, columns=columns, strict=strict, skip_blank=settings.skip_blank)
         if rows.skipped:
             warnings.append(skipped_rows(rows))
         return rows
 
     train = require_labels(read(settings.train), task.target, "to train on")
     warnings += task.check_training_labels(config, train)  # of the whole file, before rows are held out
-    test = read(settings.test, insist=False) if settings.test else None
+    test = read(settings.test, strict=False) if settings.test else None
     if test is not None and not test.has_labels:
         logger.info(f"{test.source} has no labels: it is predicted, not evaluated")
     valid = require_labels(read(settings.valid), task.target, "to validate on") if settings.valid else None

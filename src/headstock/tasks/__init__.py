@@ -1,1 +1,1 @@
-"""One file per objective or task; each registers itself. An objective is a task whose labels come free."""
+"""Objectives and tasks, one file each. An objective is a task whose labels come from the text itself."""

@@ -1,7 +1,7 @@
-"""Where in a text the answer to a question stands: a start and an end among its tokens.
+"""Extractive question answering: the start and end of an answer in a context.
 
-B rows, N questions (several rows each where the context is long), R rows of one question, T tokens, D width.
-W context tokens in a row. A row is [CLS] question [SEP] a window of the context [SEP].
+B sequences, N questions (several sequences each where the context is long), R sequences of one question, T tokens,
+W context tokens in a sequence. A sequence is [CLS] question [SEP] window of the context [SEP].
 """
 
 import math
@@ -34,22 +34,22 @@ from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, 
 from headstock.tasks.squad_metrics import exact_match, f1
 from headstock.tasks.wording import Nouns
 
-MARKS = 3  # the opening, and a separator after the question and after the context
+MARKS = 3  # the first token, and a separator after question and context
 EXCERPT = 240  # characters of a context that a report shows on either side of an answer
 NO_ANSWER = "(no answer)"
-LEAST_ROOM = 8  # context tokens in a row below which a long context is not worth reading
+LEAST_ROOM = 8  # fewest context tokens in a sequence
 
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    layers: str = "last"  # whose vectors are scored: last, sum4, concat4, mix, or a layer's number
+    layers: str = "last"  # features to score: last, sum4, concat4, mix, or a layer's number
     dropout: float = 0.1  # before the head
-    opening: Literal["start", "cls"] = "start"  # the mark before a row, which is the pretraining's
-    longest_question: int = 64  # tokens; of a longer question the beginning is read
+    opening: Literal["start", "cls"] = "start"  # the first special token, as in pretraining
+    longest_question: int = 64  # tokens; longer questions are truncated
     longest_answer: int = 30  # tokens
-    stride: int | None = None  # how far apart the windows of a long context begin; half a window unless given
-    unanswerable: bool = False  # some questions have no answer; switched on where training rows are like that
-    threshold: float = 0.0  # by how much "no answer" must outdo the best answer to be said, in log-probability
+    stride: int | None = None  # between the windows of a long context; half a window unless given
+    unanswerable: bool = False  # some questions have no answer; inferred from the training rows
+    threshold: float = 0.0  # margin in log-probability by which "no answer" must exceed the best answer
 
     def __post_init__(self) -> None:
         problems = []
@@ -65,7 +65,7 @@ class AnswerConfig:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text that questions are about, with the characters that each of its tokens stands for."""
+    """A context with the characters of each of its tokens."""
 
     text: str
     tokens: list[int]
@@ -73,16 +73,16 @@ class Passage:
 
     @cached_property
     def blank(self) -> np.ndarray:
-        """(T,) True for tokens that stand for white space alone: an answer neither begins nor ends with one."""
+        """(T,) True for tokens that are only white space, which an answer cannot start or end with."""
         return np.array([not self.text[begin:end].strip() for begin, end in self.spans.tolist()], dtype=bool)
 
     def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
-        """The first and the last token that have a part of these characters."""
+        """The first and last token that overlap these characters."""
         found = np.flatnonzero((self.spans[:, 0] < end) & (self.spans[:, 1] > begin))
         return (int(found[0]), int(found[-1])) if len(found) else None
 
     def characters(self, first: int, last: int) -> tuple[int, int]:
-        """The characters from one token to another, without the spaces around them."""
+        """The characters from one token to another, stripped of white space."""
         begin, end = int(self.spans[first : last + 1, 0].min()), int(self.spans[first : last + 1, 1].max())
         text = self.text[begin:end]
         return begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())
@@ -90,12 +90,12 @@ class Passage:
 
 @dataclass
 class EncodedQuestions:
-    """Questions as tokens; those about the same text share it."""
+    """Tokenized questions; those about the same context share its Passage."""
 
     tokens: list[list[int]]
-    passages: list[Passage]  # one a question
-    gold: list[tuple[int, int] | None]  # first and last token of the first answer; None where there is none
-    labels: list[list[str]] | None  # all that people answered; an empty list where there is no answer
+    passages: list[Passage]  # one per question
+    gold: list[tuple[int, int] | None]  # first and last token of the first answer; None for none
+    labels: list[list[str]] | None  # all reference answers; empty where there is none
     ids: list[str]
     places: list[str]
 
@@ -117,12 +117,10 @@ class EncodedQuestions:
 
 @TASKS.add("answer")
 class Answer(LabelledTask):
-    """The words of a text that answer a question, or none of them.
+    """Predicts the span of a context that answers a question, or that there is none.
 
-    Every context token has a score as the start and one as the end of the answer; the opening mark's scores stand for
-    "not in this window". A model that reads left to right sees the question from every token of the context, but not
-    what follows the token; its opening mark sees nothing at all, so that "no answer" is a fixed bar which an answer
-    must pass. A bidirectional model weighs the whole window for both.
+    Every context token is scored as start and as end of the answer; the scores of the first token mean "not in this
+    window". In a causal model the first token sees nothing, so that "no answer" is a fixed threshold.
     """
 
     Config: ClassVar[type] = AnswerConfig
@@ -155,7 +153,7 @@ class Answer(LabelledTask):
         return {"span": SpanHead(width, dropout=self.config.dropout, mixed=mixed)}
 
     def weight(self, head: str) -> float:
-        return 0.5  # the start and the end share one loss
+        return 0.5  # start and end share one loss
 
     # From records to batches
 
@@ -185,7 +183,7 @@ class Answer(LabelledTask):
         return replace(config, unanswerable=config.unanswerable or some_without)
 
     def check(self, records: Records) -> None:
-        """Nothing to refuse: an answer stands in its text, or the reader has refused it."""
+        """The reader has already checked that answers occur in their contexts."""
 
     def prepare(self, records: Records, *, labelled: bool = True) -> EncodedQuestions:
         contexts, answers = records.columns["context"], records.columns.get("answers") if labelled else None
@@ -212,13 +210,13 @@ class Answer(LabelledTask):
         return QuestionExamples(self, data, length)
 
     def windows(self, count: int, room: int) -> list[tuple[int, int]]:
-        """Which of `count` context tokens each row reads, where a row has room for so many."""
+        """The windows over `count` context tokens for sequences with room for `room` of them."""
         return [(window.start, window.end) for window in windows(count, room, stride=self.config.stride)]
 
     # From batches to numbers
 
     def scores(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(B, T, 2) log-probability of starting and of ending at a token, and (B, T) True for context tokens."""
+        """(B, T, 2) log-probabilities of start and end at each token, and (B, T) True at context tokens."""
         assert batch.segments is not None
         context = (batch.segments == 1) & (batch.tokens != self.separator)
         if batch.padding is not None:
@@ -238,7 +236,7 @@ class Answer(LabelledTask):
         return {"start": start, "end": end, "correct": hits, "questions": questions}
 
     def hits(self, scores: Tensor, context: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """How many questions get the first answer's very tokens, chosen as a prediction is, and of how many."""
+        """The number of questions whose predicted span is exactly the first answer, and the number of questions."""
         start, end = batch.labels["start"], batch.labels["end"]
         owners = torch.arange(len(start), device=start.device) if batch.example_ids is None else batch.example_ids
         nobody = scores.new_zeros(len(start))  # (B,): no fewer places than questions
@@ -258,7 +256,7 @@ class Answer(LabelledTask):
         return {"loss": loss, "accuracy": sums["correct"] / max(1.0, sums["questions"])}
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Exactly found answers first; among equals, the smaller loss."""
+        """Exact spans first; the loss breaks ties."""
         return -metrics["accuracy"] + 1e-7 * metrics["loss"] / (1 + metrics["loss"])
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
@@ -283,7 +281,7 @@ class Answer(LabelledTask):
         return made
 
     def predictions(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """The likeliest words with their characters in the context, and how likely their start and end are together."""
+        """The most likely span, its characters in the context, and its probability."""
         return [
             {"id": name, **self.predicted(passage, torch.from_numpy(scores))}
             for name, passage, scores in zip(data.ids, data.passages, outputs, strict=True)
@@ -296,8 +294,8 @@ class Answer(LabelledTask):
         return {"answer": passage.text[begin:end], "start": begin, "end": end, "score": probability(best)}
 
     def found(self, passage: Passage, scores: Tensor) -> tuple[float, float, tuple[int, int]]:
-        """How likely no answer is, how likely the best one, in logarithms, and its characters."""
-        nothing = float(scores[:, 0].sum(-1).min())  # that one window lacks the answer is no news: all must
+        """The log-probabilities of no answer and of the best one, and the characters of the latter."""
+        nothing = float(scores[:, 0].sum(-1).min())  # every window must lack the answer
         if passage.blank.all():
             return nothing, -math.inf, (0, 0)
         likely = scores[:, 1:].clone()  # (R, W, 2)
@@ -370,7 +368,7 @@ class Answer(LabelledTask):
         }
 
     def extra_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
-        """Where there may be no answer: the threshold that would have been best for F1 on these rows, and that F1."""
+        """For unanswerable questions, the best F1 on these rows and the threshold that gives it."""
         if not self.config.unanswerable or data.labels is None:
             return {}
         every = [self.found(*row) for row in zip(data.passages, map(torch.from_numpy, outputs), strict=True)]
@@ -378,7 +376,7 @@ class Answer(LabelledTask):
         said = [passage.text[slice(*where)] for passage, (_, _, where) in zip(data.passages, every, strict=True)]
         answered = np.array([f1(*row) for row in zip(said, data.labels, strict=True)])
         silent = np.array([f1("", gold) for gold in data.labels])
-        order = np.argsort(margins, kind="stable")  # those below the threshold are answered
+        order = np.argsort(margins, kind="stable")  # questions below the threshold are answered
         totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
         best = int(totals.argmax())
         edges = np.concatenate([[margins.min() - 1], margins[order]])
@@ -395,7 +393,7 @@ class Answer(LabelledTask):
 
 
 class QuestionExamples:
-    """Questions as rows of tokens, one for each window of their context."""
+    """Questions as sequences of tokens, one per window of the context."""
 
     def __init__(self, task: Answer, data: EncodedQuestions, length: int):
         self.task, self.data = task, data
@@ -411,7 +409,7 @@ class QuestionExamples:
         return len(self.data)
 
     def rows(self, index: int) -> list[tuple[int, int, int]]:
-        """The question, and from which context token to which each of its rows reads."""
+        """The windows of a question: its index, and the first and last context token."""
         count = len(self.data.passages[index].tokens)
         return [(index, begin, end) for begin, end in self.task.windows(count, self.rooms[index])]
 
@@ -424,7 +422,7 @@ class QuestionExamples:
         return [self.task.bos, *question, self.task.separator, *context, self.task.separator]
 
     def label(self, index: int, begin: int, end: int) -> tuple[int, int]:
-        """Where in a row the answer starts and ends: at the opening mark unless the row has all of it."""
+        """The positions of start and end: 0 unless the window contains the whole answer."""
         gold, before = self.data.gold[index], len(self.data.tokens[index]) + 2 - begin
         if gold is None or gold[0] < begin or gold[1] >= end:
             return 0, 0
@@ -473,7 +471,7 @@ def gold_tokens(passage: Passage, answers: Sequence[Mapping[str, Any]]) -> tuple
 
 
 def best_spans(scores: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B,) first token, last token and score of the likeliest span of at most `longest` tokens in each (T, 2)."""
+    """(B,) start, end and score of the most likely span of at most `longest` tokens, from scores (B, T, 2)."""
     starts, ends = scores[..., 0], scores[..., 1]
     within_reach = F.pad(ends, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # (B, T) -> (B, T, longest)
     end, more = within_reach.max(-1)  # the best end for every start
@@ -482,10 +480,10 @@ def best_spans(scores: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def span_loss(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Cross entropy over (B, T) log-probabilities, summed over the rows that count; what cannot be chosen is -inf."""
+    """Cross-entropy of (B, T) log-probabilities, summed over labelled rows; impossible positions are -inf."""
     counts = (labels != IGNORE_INDEX).float()
     loss = -scores.gather(1, labels.clamp(min=0)[:, None]).squeeze(1)
-    if smoothing:  # some of the weight is spread over all places that can be chosen, and only over those
+    if smoothing:  # smoothing spreads over possible positions only
         allowed = scores.isfinite()
         spread = -scores.masked_fill(~allowed, 0).sum(1) / allowed.sum(1)
         loss = (1 - smoothing) * loss + smoothing * spread
@@ -493,4 +491,4 @@ def span_loss(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def probability(logarithm: float) -> float:
-    return float(np.clip(np.exp(logarithm), np.finfo(np.float32).tiny, 1.0))  # never 0, however unlikely
+    return float(np.clip(np.exp(logarithm), np.finfo(np.float32).tiny, 1.0))  # never 0

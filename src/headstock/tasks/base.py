@@ -1,4 +1,7 @@
-"""What every objective and task promises, so that one loop trains them all."""
+"""The interface of objectives and tasks, and the losses they share.
+
+B rows, T tokens, D width, V vocabulary.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -35,40 +38,41 @@ Lens = Literal["token", "class", "tag", "none"]
 
 
 class Examples(Protocol):
-    """What one pass over the data is made of; example i of a pass is the same whoever asks for it.
+    """The examples of one epoch. Example i depends on the seed and the epoch alone.
 
-    Where they differ in length they also have `lengths`, so that like can be read with like.
+    Examples of different lengths also have `lengths`, by which they are batched.
     """
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """These examples as the model reads them."""
+        """Collate some examples."""
         ...
 
     def name(self, index: int) -> str:
-        """Where an example comes from, in words a user can look up."""
+        """Where an example comes from, such as `train.csv:17`."""
         ...
 
 
 class Task(ABC):
-    """How examples become a batch, which heads it needs, what it loses and how it is scored."""
+    """How data becomes batches, which heads a model needs, the loss, the metrics, and how results are shown.
+
+    Everything specific to a task is here, so that no other package asks which task it has.
+    """
 
     name: ClassVar[str]
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
-    bos_role: ClassVar[str] = "start"  # the role of the mark before every text
-    is_language_model: bool = False  # the loss is that of tokens, so that its exponential is a perplexity
-    bits_per_byte_head: ClassVar[str | None] = (
-        None  # the head that reads all text in order: bits per byte are of its loss
-    )
-    generates: ClassVar[bool] = False  # its token head gives the next token
-    is_labelled: ClassVar[bool] = False  # it learns from labelled rows, so that a run of it predicts
-    title: ClassVar[str] = "language model"  # what a model trained for it is
-    predicts_classes: ClassVar[bool] = False  # its outputs are the probabilities of `config.classes` for each row
-    translates: ClassVar[bool] = False  # a run of it has `translate`
-    answers_questions: ClassVar[bool] = False  # a run of it has `answer`
-    texts_per_row: ClassVar[int] = 1  # how many texts a row joins,
-    row_description: ClassVar[str] = "one text"  # and what they are
+    bos_role: ClassVar[str] = "start"  # the special token that starts every text: start or cls
+    is_language_model: bool = False  # the loss is per token, so that its exponential is a perplexity
+    bits_per_byte_head: ClassVar[str | None] = None  # whose loss gives bits per byte
+    generates: ClassVar[bool] = False  # the token head predicts the next token
+    is_labelled: ClassVar[bool] = False  # it learns from labelled rows
+    title: ClassVar[str] = "language model"  # what messages call a model of this task
+    predicts_classes: ClassVar[bool] = False  # outputs are the probabilities of `config.classes` for each row
+    translates: ClassVar[bool] = False  # runs can `translate`
+    answers_questions: ClassVar[bool] = False  # runs can `answer`
+    texts_per_row: ClassVar[int] = 1  # texts that a row joins
+    row_description: ClassVar[str] = "one text"  # what these texts are
     lens: ClassVar[Lens] = "token"  # what the logit lens reads at each layer
     mixes_masks: ClassVar[bool] = False  # some rows are read with a causal mask and others without
     default_family: ClassVar[str] = "transformer"  # the family a plan uses
@@ -79,42 +83,40 @@ class Task(ABC):
     repeated_dropout: ClassVar[float] = 0.0  # dropout of a plan with more than three epochs
     trainable: ClassVar[bool] = True  # a model can be trained for it
     huggingface_head: ClassVar[str | None] = None  # the ending of the transformers class with the same head
-    fills_masks: ClassVar[bool] = False  # its token head gives hidden tokens
-    mask_shift: ClassVar[int] = 0  # how many places before a hidden token the state stands that gives it
-    needs_sentences: bool = False  # it reads text whose sentences are marked apart
-    progress: float = 0.0  # the share of the run that is over, told by the loop before it asks for batches
-    causal: ClassVar[bool | None] = None  # whether the backbone must look back only; None leaves it as it is
-    needs_encoder_decoder: ClassVar[bool] = False  # its rows bring a source, so the backbone must be one that reads it
-    needs_bidirectional: ClassVar[bool] = False  # the backbone must read forward and backward apart
-    needs_prefix: bool = (
-        False  # batches bring what stands before a row in its document, told when a model is made for it
-    )
+    fills_masks: ClassVar[bool] = False  # the token head predicts masked tokens
+    mask_shift: ClassVar[int] = 0  # positions between a masked token and the state that predicts it
+    needs_sentences: bool = False  # the token store must mark sentence boundaries
+    progress: float = 0.0  # share of training that is done, set by the loop
+    causal: ClassVar[bool | None] = None  # required attention direction of the backbone; None for either
+    needs_encoder_decoder: ClassVar[bool] = False  # batches have a source
+    needs_bidirectional: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
+    needs_prefix: bool = False  # batches include the tokens before a row, set from the backbone
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer
 
     @abstractmethod
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """New heads for this task, by the names that its labels have."""
+        """New heads, keyed like the labels of a batch."""
 
     @abstractmethod
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        """One pass over the data in rows of at most `length`; without a seed, the same plain pass every time."""
+        """One epoch of the data in rows of at most `length` tokens; without a seed, the fixed order of validation."""
 
     @abstractmethod
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        """For each head the loss summed over everything it predicts; the mean is made once, by the loop.
+        """The loss of each head, summed over its predictions; the loop takes the mean once.
 
-        Beside them may stand tallies under other names, such as `hits`: summed alike, followed by no gradient.
+        Other entries, such as `correct`, are counts that are summed alike and have no gradient.
         """
 
     @abstractmethod
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
-        """The metrics of a whole data set from its summed losses and tallies; `size` is its text in bytes, or 0."""
+        """The metrics of a data set from its summed losses and counts; `size` is its text in bytes, or 0."""
 
     @classmethod
     def segments(cls, config: Any) -> int:
-        """How many kinds of text a row joins, which the model must tell apart; 0 if there is but one."""
+        """The number of segment embeddings the model needs; 0 for none."""
         return 0
 
     def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
@@ -122,28 +124,28 @@ class Task(ABC):
         return []
 
     def weight(self, head: str) -> float:
-        """What a head's mean loss weighs in the total."""
+        """The weight of a head's mean loss in the total loss."""
         return 1.0
 
     def head_passes(self, head: str, length: Any) -> Any:
-        """How often a token passes through a head, on average over rows of `length`: what the head costs follows."""
+        """The mean number of times a token of a row of `length` passes through a head, for cost estimates."""
         return 1
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """By what the best weights are chosen on validation data; less is better."""
+        """The validation score by which the best checkpoint is selected; lower is better."""
         return metrics["loss"]
 
     def tokens(self, batch: Batch) -> int:
-        """How many tokens a batch stands for when speed is told."""
+        """The number of tokens in a batch, for throughput."""
         return max(self.counts(batch).values())
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """For each head how many predictions the batch asks for."""
+        """The number of predictions of each head."""
         return {head: int((labels != IGNORE_INDEX).sum()) for head, labels in batch.labels.items()}
 
 
 def bos_id(tokenizer: Tokenizer, role: str) -> int:
-    """The mark before every text: its own, or else the next best that the tokenizer has (GPT-2 has one for all)."""
+    """The first token of every text: the one of this role, or else the nearest that the tokenizer has."""
     marks = {"start": (tokenizer.bos, tokenizer.cls), "cls": (tokenizer.cls, tokenizer.bos)}[role]
     found = next((mark for mark in (*marks, tokenizer.eos) if mark is not None), None)
     if found is None:
@@ -152,7 +154,7 @@ def bos_id(tokenizer: Tokenizer, role: str) -> int:
 
 
 def closing_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The mark after every text, where there is to be one."""
+    """The token after every text: the separator, or else the EOS token."""
     found = tokenizer.eos if tokenizer.sep is None else tokenizer.sep
     if found is None:
         raise UserError("this tokenizer has no mark to close a text with ([SEP] or an end mark)")
@@ -162,10 +164,9 @@ def closing_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 def pad_with_special_tokens(
     texts: Sequence[Sequence[int]], before: Sequence[int], after: Sequence[int], filler: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Texts with marks around each as one tensor (B, T), and where it is padding (None if nowhere).
+    """Texts between special tokens as one tensor (B, T), and its padding mask (None without padding).
 
-    What `pad` makes of rows that have their marks, but sooner: no list is made for each text, which would also be one
-    more for the collector of garbage to look at.
+    Equivalent to `pad`, without building a list per text.
     """
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     ends = (lengths + len(before))[:, None]  # (B, 1)
@@ -184,7 +185,7 @@ TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Summed over the positions that have a label, in single precision whatever the model computes in."""
+    """Cross-entropy summed over labelled positions, in float32."""
     return nn.functional.cross_entropy(
         logits.float().flatten(0, -2),
         labels.flatten(),
@@ -194,15 +195,15 @@ def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
     )
 
 
-def correct_count(logits: Tensor, wanted: Tensor) -> Tensor:
-    """How many of the best guesses are right; IGNORE_INDEX is never one."""
-    return (logits.detach().argmax(-1) == wanted).sum()
+def correct_count(logits: Tensor, labels: Tensor) -> Tensor:
+    """The number of correct top-1 predictions; positions without a label never count."""
+    return (logits.detach().argmax(-1) == labels).sum()
 
 
 def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """What a head over the vocabulary loses at vectors (..., D), and how many of its best guesses are right.
+    """The summed loss of a token head at vectors (..., D), and the number of correct top-1 predictions.
 
-    Where there are many scores they are not held all at once: see kernels.
+    Large logits are never materialized: see kernels.
     """
     if isinstance(head, LMHead) and worth_chunking(labels.numel(), len(head.weight)):
         flat = head.transformed(hidden).flatten(0, -2), head.weight, head.bias, labels.flatten()
@@ -212,7 +213,7 @@ def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: fl
 
 
 def padded_batch(examples: Examples, indices: Sequence[int], rows: int, *, filler: int = 0) -> Batch:
-    """A batch of these examples and, up to `rows`, of rows that are read like any other but count for nothing."""
+    """A batch of these examples, filled up to `rows` with rows that have no labels."""
     real = len(indices)
     batch = examples.batch([*indices, *[filler] * (rows - real)])
     for labels in batch.labels.values():

@@ -1,4 +1,4 @@
-"""Two language models in one: what follows a token, told by what was read up to it, and what precedes it, from the end.
+"""Bidirectional language modelling (ELMo): a forward and a backward language model.
 
 B rows, T tokens, W width of each direction.
 """
@@ -21,12 +21,12 @@ from headstock.tasks.packing import PackedWindows, StreamTask
 
 @dataclass(frozen=True)
 class BidirectionalConfig:
-    """Nothing to set."""
+    """No settings."""
 
 
 @TASKS.add("both-ways")
 class BidirectionalLM(StreamTask):
-    """ELMo's objective: the losses of a forward and a backward language model, added up."""
+    """The sum of a forward and a backward language modelling loss."""
 
     Config = BidirectionalConfig
     causal = False
@@ -36,7 +36,7 @@ class BidirectionalLM(StreamTask):
     bits_per_byte_head = "forward"
 
     def head_passes(self, head: str, length: Any) -> Any:
-        return 2  # once for each direction
+        return 2  # once per direction
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         return BidirectionalExamples(self.windows(data, length, seed=seed, epoch=epoch))
@@ -49,7 +49,7 @@ class BidirectionalLM(StreamTask):
         return found
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
-        """`loss` is that of both added up; `perplexity` that of the text read forward, the usual one."""
+        """`loss` is the sum of both directions, `perplexity` that of the forward one."""
         loss = {way: sums[way] / max(1, counts[way]) for way in ("forward", "backward")}
         ppl = {f"{way}_perplexity": math.exp(min(value, 700.0)) for way, value in loss.items()}
         bits = {"bits_per_byte": sums["forward"] / math.log(2) / size} if size else {}
@@ -57,7 +57,7 @@ class BidirectionalLM(StreamTask):
 
 
 class BidirectionalExamples:
-    """Windows of the stream, each position of which must give both its neighbours."""
+    """Packed windows, labelled with the next and the previous token."""
 
     def __init__(self, windows: PackedWindows):
         self.windows, self.name = windows, windows.name
@@ -67,13 +67,13 @@ class BidirectionalExamples:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = self.windows.rows(indices)
-        same = rows.documents[:, 1:] == rows.documents[:, :-1]  # the token before is of the same document
+        same = rows.documents[:, 1:] == rows.documents[:, :-1]  # the previous token is of the same document
         preceding = np.full_like(rows.shown, IGNORE_INDEX)
         preceding[:, 1:] = np.where(same & ~rows.padding[:, 1:], rows.shown[:, :-1], IGNORE_INDEX)
         following = np.where(rows.padding, IGNORE_INDEX, rows.wanted)
         return Batch(
             torch.from_numpy(rows.shown),
-            document_ids=torch.from_numpy(rows.documents),  # padding is of none
+            document_ids=torch.from_numpy(rows.documents),  # -1 at padding
             positions=torch.from_numpy(rows.positions),
             labels={"forward": torch.from_numpy(following), "backward": torch.from_numpy(preceding)},
         )

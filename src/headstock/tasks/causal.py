@@ -1,4 +1,4 @@
-"""Next-token prediction with teacher forcing: a document A B C is read as <sos> A B C and must give A B C <eos>."""
+"""Causal language modelling: a document A B C is read as <bos> A B C, with the labels A B C <eos>."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,14 @@ from headstock.tasks.samples import sample_continuations
 
 @dataclass(frozen=True)
 class CausalConfig:
-    rows: Literal["packed", "padded"] = "packed"  # documents end to end in full rows, or one document a row
+    rows: Literal["packed", "padded"] = (
+        "packed"  # full rows of documents, or one document per row
+    )
 
 
 @TASKS.add("causal")
 class CausalLM(StreamTask):
-    """A language model that never sees what it must predict."""
+    """Next-token prediction with teacher forcing."""
 
     Config = CausalConfig
     causal = True
@@ -41,13 +43,13 @@ class CausalLM(StreamTask):
         return PackedExamples(self, self.windows(data, length, seed=seed, epoch=epoch))
 
     def collate(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
-        """What is shown and what is wanted at each position, one text a row; wanted may be IGNORE_INDEX."""
+        """A batch from pairs of input ids and labels, one text per row."""
         tokens, padding = pad([shown for shown, _ in pairs], self.pad_id)
         labels, _ = pad([wanted for _, wanted in pairs], IGNORE_INDEX)
         return Batch(tokens, padding, labels={"token": labels}, label_positions={"token": find_label_positions(labels)})
 
     def before(self, texts: Sequence[Sequence[int]]) -> Batch | None:
-        """What was shown before rows that go on in the middle of a document; None where all begin with one."""
+        """The tokens before rows that continue a document; None where every row starts one."""
         return Batch(*pad(texts, self.pad_id)) if any(texts) else None
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
@@ -66,7 +68,7 @@ class CausalLM(StreamTask):
 
 
 class PackedExamples:
-    """Windows of the stream, each position of which must give the token that follows."""
+    """Packed windows whose labels are the next tokens."""
 
     def __init__(self, task: CausalLM, windows: PackedWindows):
         self.task, self.windows, self.name = task, windows, windows.name
@@ -93,7 +95,7 @@ class PackedExamples:
 
 
 class DocumentExamples:
-    """One document a row; a document longer than a row is cut into several."""
+    """One document per row; longer documents are split into several rows."""
 
     def __init__(self, task: CausalLM, store: TokenStore, length: int):
         self.task, self.store, self.length = task, store, length
@@ -104,7 +106,7 @@ class DocumentExamples:
         return int(self.ends[-1])
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The document and which piece of it."""
+        """The document of a row, and which part of it the row is."""
         document = int(np.searchsorted(self.ends, index, side="right"))
         return document, index - int(self.ends[document] - self.pieces[document])
 

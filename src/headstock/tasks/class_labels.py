@@ -1,4 +1,4 @@
-"""The classes that rows are of: which there are, their numbers, what each weighs, and what a head is told of them.
+"""Class labels: settings of classification heads, class ids and class weights.
 
 N examples, C classes.
 """
@@ -20,19 +20,19 @@ NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")  # a label such as -1, 10 or 4.5
 
 @dataclass(frozen=True)
 class ClassConfig:
-    """What a head that chooses among classes can be told, whatever it reads."""
+    """Settings of a classification head."""
 
-    classes: tuple[str, ...] = ()  # those of the training labels unless given
-    many_classes: bool = False  # take labels for classes even if they look like numbers to predict or the wrong column
+    classes: tuple[str, ...] = ()  # from the training labels unless given
+    many_classes: bool = False  # accept labels that look like a regression target or the wrong column
     pool: Pooling = "last"
-    layers: str = "last"  # whose vectors are pooled: last, sum4, concat4, mix, or a layer's number
+    layers: str = "last"  # features to pool: last, sum4, concat4, mix, or a layer's number
     dropout: float = 0.1  # before the head
-    balance: bool = False  # rare classes weigh more, as much as they are rarer
-    class_weights: tuple[float, ...] = ()  # of each class, in the order of `classes`
-    opening: Literal["start", "cls"] = "start"  # the mark before a text, which is the pretraining's
-    closed: bool = False  # a separator stands after the text, as it did in the pretraining
+    balance: bool = False  # weight classes by their inverse frequency
+    class_weights: tuple[float, ...] = ()  # in the order of `classes`
+    opening: Literal["start", "cls"] = "start"  # the first special token, as in pretraining
+    closed: bool = False  # a separator ends the text, as in pretraining
     dense: HeadActivation = "none"  # one more layer in the head, bent so; BERT's classifiers have tanh
-    head_bias: bool = True  # the head has a bias for each class; Hugging Face's classifiers of causal models have none
+    head_bias: bool = True  # Hugging Face's classifiers of causal models have no bias
 
     def __post_init__(self) -> None:
         problems = self.problems()
@@ -58,7 +58,7 @@ def split_label(label: str, separator: str | None) -> list[str]:
 
 
 def label_numbers(records: Records, config: ClassConfig) -> np.ndarray:
-    """(N,) class numbers, or (N, C) of 0 and 1; a label that is no class is named with its place."""
+    """(N,) class ids, or (N, C) of 0 and 1; unknown labels are refused with their locations."""
     number = {name: i for i, name in enumerate(config.classes)}
     separator = getattr(config, "separator", None)
     split = [split_label(label, separator) for label in records.labels or []]
@@ -81,9 +81,9 @@ def label_numbers(records: Records, config: ClassConfig) -> np.ndarray:
 
 
 def find_classes(records: Records, separator: str | None, *, many: bool = False) -> tuple[str, ...]:
-    """The classes of the labels, in their natural order: numbers by size, words by letter.
+    """The distinct classes, numbers in numerical and words in alphabetical order.
 
-    Labels that look like no classes are refused unless `many`.
+    Labels that do not look like classes are refused unless `many`.
     """
     every = [name for label in records.labels or [] for name in split_label(label, separator)]
     names = set(every)
@@ -98,7 +98,7 @@ def find_classes(records: Records, separator: str | None, *, many: bool = False)
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """What each class weighs so that all count alike; for yes-or-no classes, how much a yes weighs."""
+    """Inverse-frequency class weights; for multi-label classes, the weight of positives."""
     if labels.ndim == 2:
         yes = labels.sum(0)
         return tuple(float(w) for w in (len(labels) - yes) / np.maximum(1, yes))

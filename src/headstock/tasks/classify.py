@@ -1,6 +1,6 @@
-"""Which class a text is of: its vectors pooled into one, and a linear layer on it.
+"""Text classification: pooled features and a linear layer.
 
-B rows, N examples (one row each unless a long text is read in several), C classes, L layers.
+B sequences, N examples (one sequence each unless a long text is split), C classes, L layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ Long = Literal["head", "tail", "head+tail", "windows"]
 
 @dataclass(frozen=True)
 class ClassifyConfig(ClassConfig):
-    separator: str | None = None  # splits a label into several; then each class is a yes or no of its own
-    long: Long = "head"  # what is read of a text longer than a row; windows overlap by half and are averaged
+    separator: str | None = None  # splits a label into several classes (multi-label classification)
+    long: Long = "head"  # what is read of a long text; windows overlap by half and are averaged
 
     def problems(self) -> list[tuple[str, str]]:
         blank = [("separator", "must be at least one character")] if self.separator == "" else []
@@ -48,10 +48,10 @@ class ClassifyConfig(ClassConfig):
 
 @dataclass
 class EncodedTexts:
-    """Texts as tokens, with their labels as numbers where they have any."""
+    """Tokenized texts, with their labels as class ids where they have any."""
 
-    tokens: list[Any]  # of each text; of each of two where they come in pairs
-    labels: np.ndarray | None  # (N,) the class, or (N, C) yes or no
+    tokens: list[Any]  # ids of each text, or a pair of them
+    labels: np.ndarray | None  # (N,) class ids, or (N, C) 0 or 1 for multi-label
     places: list[str]
     bytes: int
 
@@ -65,7 +65,7 @@ class EncodedTexts:
 
 @TASKS.add("classify")
 class Classify(LabelledTask):
-    """One of several classes, or with a separator any of them."""
+    """Predicts one class, or with a separator any number of them."""
 
     Config: ClassVar[type] = ClassifyConfig
     target = "label"
@@ -80,7 +80,7 @@ class Classify(LabelledTask):
         super().__init__(config, tokenizer)
         self.multilabel = getattr(config, "separator", None) is not None
         if tokenizer is not None:
-            self.marks = 1 + len(self.suffix)  # places of a row that are not the text's
+            self.marks = 1 + len(self.suffix)  # special tokens of a sequence
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         width = pooled_width(feature_width(backbone.width, self.config.layers), self.config.pool)
@@ -140,12 +140,12 @@ class Classify(LabelledTask):
         return TextExamples(self, data, length)
 
     def length_of(self, tokens: Sequence[int], length: int) -> int:
-        """How many tokens of a text are read."""
+        """The number of tokens that are read of a text."""
         whole = len(tokens) + self.marks
         return whole if self.config.long == "windows" else min(whole, length)
 
     def rows(self, tokens: Sequence[int], length: int) -> list[list[int]]:
-        """A text as one row of at most `length` tokens, or as several that overlap."""
+        """A text as one sequence of at most `length` tokens, or as overlapping windows."""
         room = max(1, length - self.marks)
         if len(tokens) <= room:
             parts = [tokens]
@@ -160,15 +160,15 @@ class Classify(LabelledTask):
         return [[self.bos, *part, *self.suffix] for part in parts]
 
     def which_text(self, tokens: Tensor) -> Tensor | None:
-        """Which of two texts each token is of; None where there is one."""
+        """Segment ids of paired texts; None for single ones."""
         return None
 
     # From batches to numbers
 
     def read(self, model: Model, batch: Batch, *, finished: bool = False) -> Tensor:
-        """(N, D) one vector an example, pooled over its tokens and averaged over its rows; (N, L + 1, D) for a mix.
+        """(N, D) pooled features, averaged over the windows of an example; (N, L + 1, D) for a layer mix.
 
-        Of a model that is `finished`, no more is computed than that takes.
+        With `finished` (inference), only the positions that are pooled are computed in the last layer.
         """
         if batch.features is not None:
             return batch.features
@@ -179,14 +179,14 @@ class Classify(LabelledTask):
             vectors = model(batch, query_positions=places).hidden.squeeze(1)
         if batch.example_ids is None:
             return vectors
-        # how many examples there are is asked of the labels first: the owners may be on a GPU that is still at work
+        # reading the count from the labels avoids a GPU synchronization
         count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
         sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.example_ids, vectors)
         rows = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
         return sums / rows.view(-1, *[1] * (vectors.dim() - 1))
 
     def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
-        """The pooled vector alone: that is all the head ever sees."""
+        """Pooled features alone."""
         return [[vector[None]] for vector in self.read(model, batch, finished=True).float().cpu()]
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class Classify(LabelledTask):
     def losses_of_several(
         self, scores: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float
     ) -> dict[str, Tensor]:
-        """Each class by itself; the loss of an example is the mean over them, so it does not grow with their number."""
+        """Binary cross-entropy, averaged over the classes."""
         kept = labels[:, :1] != IGNORE_INDEX  # (N, 1)
         yes = (labels == 1) & kept
         wanted = yes.float() * (1 - smoothing) + smoothing / 2
@@ -229,12 +229,12 @@ class Classify(LabelledTask):
         return metrics
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Accuracy first; among equals, the smaller loss."""
+        """Accuracy first; the loss breaks ties."""
         best = metrics["micro_f1" if self.multilabel else "accuracy"]
-        return -best + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # less than one text in a million
+        return -best + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # below the weight of one text in a million
 
     def probabilities(self, model: Model, batch: Batch) -> Tensor:
-        """(N, C) how likely each class is; they sum to one unless several may be true."""
+        """(N, C) class probabilities; they sum to one unless multi-label."""
         scores = model.heads["label"](self.read(model, batch, finished=True)).float()
         return scores.sigmoid() if self.multilabel else scores.softmax(-1)
 
@@ -251,7 +251,7 @@ class Classify(LabelledTask):
         assert data.labels is not None
         found, labels = np.stack(outputs), data.labels
         tallies = {"accuracy": (right(found, labels).astype(float), np.ones(len(found)))}
-        if self.multilabel:  # F1 over all yes-or-no answers together
+        if self.multilabel:  # micro F1
             chosen, wanted = found > 0.5, labels.astype(bool)
             hits, either = 2 * (chosen & wanted).sum(1), chosen.sum(1) + wanted.sum(1)
             tallies["micro_f1"] = (hits.astype(float), either.astype(float))
@@ -337,24 +337,26 @@ class Classify(LabelledTask):
 
 @lru_cache(maxsize=8)
 def weights_on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
-    """Brought to a device once: a copy in every step would wait for it."""
+    """Cached on the device: a copy in every step would synchronize."""
     return torch.tensor(weights, device=device)
 
 
 def right(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(..., N) whether each row's answer is right; where there are several, all of it."""
+    """(..., N) whether each row is predicted correctly; multi-label, whether all classes are."""
     if labels.ndim == 1:
         return probabilities.argmax(-1) == labels
     return ((probabilities > 0.5) == labels.astype(bool)).all(-1)
 
 
 def as_predictions(config: ClassConfig, probabilities: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-    """What `predict` says of each text: the class, and the probability of every class."""
+    """The predicted class and the probability of every class, for each text."""
     if not len(probabilities):
         return []
     classes, separator = config.classes, getattr(config, "separator", None)
-    found = np.array(probabilities)  # (N, C): rounded and compared for all texts at once
-    rounded = np.round(found.astype(np.float64), 6)  # as round() does one by one: a million times a float32 is exact
+    found = np.array(probabilities)  # (N, C)
+    rounded = np.round(
+        found.astype(np.float64), 6
+    )  # the same as round() of each
     told = [dict(zip(classes, row, strict=True)) for row in rounded.tolist()]
     if separator is None:
         best = [classes[number] for number in found.argmax(1).tolist()]
@@ -367,7 +369,7 @@ def as_predictions(config: ClassConfig, probabilities: Sequence[np.ndarray]) -> 
 
 
 class TextExamples:
-    """Texts as rows of tokens."""
+    """Texts as sequences of tokens."""
 
     def __init__(self, task: Classify, data: EncodedTexts, length: int):
         self.task, self.data, self.length = task, data, length
@@ -379,7 +381,7 @@ class TextExamples:
     def batch(self, indices: Sequence[int]) -> Batch:
         task, labels, owners = self.task, chosen_labels(self.data.labels, indices), None
         chosen = [self.data.tokens[i] for i in indices]
-        if task.row_is_text and max(map(len, chosen)) + task.marks <= self.length:  # each is one row, and whole
+        if task.row_is_text and max(map(len, chosen)) + task.marks <= self.length:  # every text fits into one sequence
             tokens, padding = pad_with_special_tokens(chosen, (task.bos,), task.suffix, task.pad_id)
         else:
             texts = [task.rows(each, self.length) for each in chosen]
@@ -393,7 +395,7 @@ class TextExamples:
 
 
 class PooledExamples:
-    """Texts as what a frozen backbone made of them: one pooled vector each."""
+    """Pooled features of a frozen backbone, one vector per text."""
 
     def __init__(self, kept: CachedFeatures):
         self.kept = kept

@@ -1,6 +1,6 @@
-"""Denoising: spans of a text are taken out, one [MASK] is left in the place of each, and the whole text is written.
+"""Denoising (span infilling): the encoder reads a text with spans replaced by [MASK], the decoder writes it whole.
 
-B rows, T tokens. Any number of languages may be read: each text is repaired in its own.
+B rows, T tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,23 +33,23 @@ DENOISED_TOKENS = 40  # of a sample
 
 @dataclass(frozen=True)
 class DenoiseConfig:
-    fraction: float = 0.3  # share of the tokens that are taken out;
-    fraction_start: float | None = None  # in training it may begin here and go to `fraction` in a line over the run
-    unit: Literal["token", "word", "span"] = "span"  # what is taken out together; neighbours leave one [MASK]
-    span_mean: float = 3.0  # tokens in a span,
-    span_most: int = 10  # and the most there may be
+    fraction: float = 0.3  # share of the tokens that are removed
+    fraction_start: float | None = None  # initial share in training, which changes linearly to `fraction`
+    unit: Literal["token", "word", "span"] = "span"  # what is removed together; adjacent units share one [MASK]
+    span_mean: float = 3.0  # mean tokens per span
+    span_most: int = 10  # most tokens per span
 
     def __post_init__(self) -> None:
-        self.masking_config()  # which refuses what makes no sense
+        self.masking_config()  # validates the settings
 
     def masking_config(self) -> MaskingConfig:
-        """The same draws as masked language modelling has, of which every one is shown as [MASK]."""
+        """The settings of a TokenMasker that replaces every drawn token by [MASK]."""
         return MaskingConfig(**vars(self), masked=1.0, random=0.0)
 
 
 @TASKS.add("denoise")
 class Denoise(Task):
-    """An encoder-decoder that learns from raw text to understand what is left of it and to write whole sentences."""
+    """Reconstructs texts from which spans were removed."""
 
     Config = DenoiseConfig
     needs_encoder_decoder = True
@@ -115,14 +115,14 @@ class Denoise(Task):
 
 
 class DenoisingExamples:
-    """Pieces of documents, and the same with spans taken out, anew in every pass."""
+    """Chunks of documents and corrupted versions of them, drawn anew in every epoch."""
 
     def __init__(self, task: Denoise, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         self.task, self.store, self.length = task, store, length
         self.key, self.training = epoch_key(seed, epoch), seed is not None
         self.cuts = DocumentChunks(
             store.lengths - 1, length - 1, seed=seed, epoch=epoch
-        )  # each side has a mark besides
+        )  # each side has one special token
         self.lengths = self.cuts.lengths + 1
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class DenoisingExamples:
         source = Batch(*ending(left[kept], kept.sum(1), task.eos, task.pad_id))
         labels, padding = ending(shown[there], there.sum(1), task.eos, IGNORE_INDEX)
         tokens = torch.full_like(labels, task.bos)
-        tokens[:, 1:] = labels[:, :-1]  # each position is shown the token before
+        tokens[:, 1:] = labels[:, :-1]  # shifted right
         if padding is not None:
             tokens[padding] = task.pad_id
         return Batch(
@@ -147,20 +147,20 @@ class DenoisingExamples:
         )
 
     def pieces(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """(B, T) the pieces, and True where they have a token."""
+        """(B, T) the tokens of chunks, and True at tokens."""
         at = np.asarray(indices)
         there = np.arange(self.cuts.lengths[at].max()) < self.cuts.lengths[at][:, None]
         first = self.store.offsets[self.cuts.documents[at]] + self.cuts.begins[at]
         return self.store.windows(first, there.shape[1]), there
 
     def broken(self, shown: np.ndarray, there: np.ndarray, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """(B, T) the pieces with a [MASK] in the place of what is taken out, and True where one of them stays."""
+        """(B, T) chunks with removed tokens replaced by [MASK], and True at tokens that remain."""
         task = self.task
         fraction = task.masker.fraction(task.progress if self.training else 1.0)
-        one = np.zeros(there.shape, np.int64)  # a piece is of one document
+        one = np.zeros(there.shape, np.int64)  # a chunk is of one document
         _, was = task.masker.mask_tokens(shown, there, one, key=self.key, rows=indices, fraction=fraction)
         gone = was != IGNORE_INDEX
-        again = np.zeros(there.shape, bool)  # not the first of its span
+        again = np.zeros(there.shape, bool)  # True after the first token of a span
         again[:, 1:] = gone[:, 1:] & gone[:, :-1]
         return np.where(gone, task.mask, shown), there & ~again
 
@@ -169,7 +169,7 @@ class DenoisingExamples:
 
 
 def ending(flat: np.ndarray, counts: np.ndarray, end: int, filler: int) -> tuple[Tensor, Tensor | None]:
-    """Rows that lie end to end, so many tokens of each, as one tensor with the end mark after each; and its padding."""
+    """Concatenated rows of the given lengths as one tensor with an EOS token after each, and its padding mask."""
     place = np.arange(counts.max() + 1)
     rows = np.full((len(counts), len(place)), filler, np.int64)
     rows[place < counts[:, None]] = flat

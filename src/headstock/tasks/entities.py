@@ -1,4 +1,4 @@
-"""Knows which words a sequence of tags joins into named entities, and how many of them a prediction found.
+"""Named entities in tag sequences, and the counts of their F1.
 
 B-X begins an entity of the kind X and I-X goes on with it (BIO, also called IOB2); in IOB1 I-X also begins one, and B-X
 only parts it from another of the same kind just before. E-X (or L-X) ends one, S-X (or U-X) is one of a single word

@@ -1,4 +1,4 @@
-"""A backbone without a head: it makes vectors of text and is what tasks are learned on, but predicts nothing itself."""
+"""Feature extraction: a backbone without a head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from headstock.tasks.base import TASKS, Task
 
 @dataclass(frozen=True)
 class FeatureExtractionConfig:
-    opening: Literal["start", "cls"] = "cls"  # the mark before a text, as where the weights come from
-    closed: bool = False  # a separator stands after it
+    opening: Literal["start", "cls"] = "cls"  # the first special token
+    closed: bool = False  # a separator ends the text
 
 
 @TASKS.add("headless")
 class FeatureExtraction(Task):
-    """What a run is whose weights came without a head, such as a sentence encoder of Hugging Face."""
+    """The task of a run without a head, such as a sentence encoder from Hugging Face."""
 
     Config = FeatureExtractionConfig
     trainable = False

@@ -1,6 +1,6 @@
-"""One Transformer that learns to fill and to go on: some rows are masked, the others read left to right.
+"""Hybrid language modelling: one Transformer trained on masked rows and on causal rows (GPT-BERT).
 
-Both ways the state before a token gives it, so that one head serves both (GPT-BERT's masked next-token prediction).
+In both, the state before a token predicts it, so that they share one head.
 """
 
 import math
@@ -29,8 +29,8 @@ from headstock.tasks.samples import sample_continuations, sample_fills
 
 @dataclass(frozen=True)
 class HybridConfig(MaskingConfig):
-    causal_share: float = 0.25  # share of the rows that are read left to right; their loss weighs as much
-    transform: bool = False  # BERT's layer between the backbone and the scores of tokens
+    causal_share: float = 0.25  # share of causal rows, and weight of their loss
+    transform: bool = False  # BERT's dense layer before the token logits
 
     def problems(self) -> list[tuple[str, str]]:
         wrong = f"must be above 0 and below 1, not {self.causal_share} (the objectives masked and causal are the ends)"
@@ -39,11 +39,11 @@ class HybridConfig(MaskingConfig):
 
 @TASKS.add("hybrid")
 class HybridLM(Task):
-    """A model that can read both sides of a token, or only what stands before it."""
+    """Masked and causal language modelling in one model."""
 
     Config = HybridConfig
     bos_role = "cls"
-    causal = False  # the backbone looks both ways, unless a row asks for less
+    causal = False  # bidirectional unless a row asks for a causal mask
     bits_per_byte_head = "causal"
     generates = True
     huggingface_head = "ForCausalLM"
@@ -78,7 +78,7 @@ class HybridLM(Task):
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden, head = model(batch).hidden, model.heads["token"]
-        # of masked rows only what is guessed passes through the head
+        # only labelled positions pass through the head
         masked, right = token_loss(head, *batch.gather_labelled("masked", hidden), smoothing=smoothing)
         causal, _ = token_loss(head, *batch.gather_labelled("causal", hidden), smoothing=smoothing)
         return {"masked": masked, "causal": causal, "correct": right}
@@ -91,7 +91,7 @@ class HybridLM(Task):
         return continued + sample_fills(model, self, store, length=length, seed=seed)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
-        """`perplexity` is that of the text read left to right, the usual one; `accuracy` that of the hidden tokens."""
+        """`perplexity` is that of causal rows, `accuracy` that of masked tokens."""
         loss = {head: sums[head] / max(1, counts[head]) for head in ("masked", "causal")}
         ppl = {head: math.exp(min(value, 700.0)) for head, value in loss.items()}
         return {
@@ -105,7 +105,7 @@ class HybridLM(Task):
 
 
 class HybridExamples:
-    """Windows of the stream, some masked and some causal, drawn anew in every pass; held-out text is read both ways."""
+    """Packed windows, masked or causal at random; validation reads each window both ways."""
 
     def __init__(self, task: HybridLM, windows: PackedWindows, *, seed: int | None, epoch: int):
         self.task, self.windows = task, windows
@@ -118,7 +118,7 @@ class HybridExamples:
         return self.windows.name(index % len(self.windows))
 
     def ways(self, indices: Sequence[int]) -> np.ndarray:
-        """(B,) True for examples that are read left to right."""
+        """(B,) True for causal examples."""
         if not self.training:
             return np.asarray(indices) >= len(self.windows)
         return uniforms(*self.key, "way", rows=indices, count=1)[:, 0] < self.task.config.causal_share
@@ -129,12 +129,14 @@ class HybridExamples:
         openings = rows.shown == task.bos
         shown = np.where(openings & ~causal[:, None], task.cls, rows.shown)
         allowed = ~(rows.padding | openings | causal[:, None])
-        allowed[:, 0] = False  # no state stands before a row's first token to give it
+        allowed[:, 0] = False  # no state precedes the first token of a row
         fraction = task.masker.fraction(task.progress if self.training else 1.0)
         tokens, were = task.masker.mask_tokens(
             shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction
         )
-        masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1)  # given one place before
+        masked = np.concatenate(
+            [were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1
+        )  # one position earlier
         following = np.where(rows.padding | ~causal[:, None], IGNORE_INDEX, rows.wanted)
         labels = {"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)}
         return Batch(

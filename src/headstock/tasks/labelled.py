@@ -1,6 +1,6 @@
-"""What all tasks learned from labelled rows share, so that one fine-tuning, comparison and report serve them all.
+"""The interface of tasks that learn from labelled rows.
 
-B rows read, N examples (one row each unless a long one is read in several), T tokens, D width, L layers.
+B sequences, N examples (one sequence each unless a long one is split), T tokens, D width, L layers, C classes.
 """
 
 import json
@@ -32,19 +32,19 @@ RowMetrics = Mapping[str, RowMetric]
 Attribution = Callable[[int, int], list[tuple[str, float]]]  # row and class -> tokens and their weights
 
 
-def metric_value(tally: RowMetric) -> float:
+def metric_value(metric: RowMetric) -> float:
     """A metric over all rows."""
-    if isinstance(tally, SufficientStatistics):
-        return float(tally.total())
-    hits, of = tally
-    return float(hits.sum() / max(of.sum(), 1e-9))
+    if isinstance(metric, SufficientStatistics):
+        return float(metric.total())
+    numerator, denominator = metric
+    return float(numerator.sum() / max(denominator.sum(), 1e-9))
 
 
 UNLIMITED = 1 << 30  # a sequence length that cuts no row
 
 
 class EncodedRows(Protocol):
-    """Rows as a task reads them: cut into tokens, their labels as numbers where they have any."""
+    """Tokenized rows, with their labels as numbers where they have any."""
 
     labels: Any  # None where the rows have none
     places: list[str]
@@ -54,29 +54,29 @@ class EncodedRows(Protocol):
 
 
 class LabelledTask(Task):
-    """A task whose labels come from people: its rows have a column for them, and a run of it predicts."""
+    """A task that learns from rows with a target column and predicts it for others."""
 
     is_labelled = True
     lens: ClassVar[Lens] = "none"
-    target: ClassVar[str]  # the column with what people said
+    target: ClassVar[str]  # the column that is predicted
     input_column: ClassVar[str] = "text"  # the column that --column names
-    nouns: ClassVar[Nouns] = Nouns()  # how reports speak of its rows
+    nouns: ClassVar[Nouns] = Nouns()  # the words of reports
     multilabel: bool = False  # a row may have several classes
-    primary_metric: str = "accuracy"  # the metric by which models are compared
-    verb: ClassVar[str] = "predict"  # the verb that a run of it is for,
-    example: ClassVar[str] = '"..."'  # and what `headstock predict RUN` is given
-    row_form: ClassVar[str] = "a text (str)"  # what a program hands over as one row
-    row_is_text: ClassVar[bool] = False  # a row is one text, so that files of any size can be read as they come
-    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of metrics that are no ratio of sums
-    can_ensemble: ClassVar[bool] = True  # the outputs of several models have a mean, so that there can be an ensemble
-    can_freeze_backbone: ClassVar[bool] = True  # there is a head to be trained alone
-    reuses_head: ClassVar[bool] = False  # the run it begins from has a head of the same use, which is taken over
-    training_defaults: ClassVar[
-        dict[str, Any]
-    ] = {}  # settings of training that suit it, where those of all others do not
+    primary_metric: str = "accuracy"  # the metric that comparisons use
+    verb: ClassVar[str] = "predict"  # the command that uses a run,
+    example: ClassVar[str] = '"..."'  # and its example argument
+    row_form: ClassVar[str] = "a text (str)"  # a row in Python, for messages
+    row_is_text: ClassVar[bool] = False  # a row is one text, so that files can be streamed
+    formulas: ClassVar[
+        dict[str, Callable[[np.ndarray], np.ndarray]]
+    ] = {}  # of corpus-level metrics
+    can_ensemble: ClassVar[bool] = True  # outputs of several models can be averaged
+    can_freeze_backbone: ClassVar[bool] = True  # the head can be trained alone
+    reuses_head: ClassVar[bool] = False  # the head of the pretrained run is reused
+    training_defaults: ClassVar[dict[str, Any]] = {}  # overrides of the training settings
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
-        """Without a tokenizer it can read nothing, but still judge what others predict."""
+        """Without a tokenizer, only predictions can be scored."""
         super().__init__(config, tokenizer)  # type: ignore[arg-type]
         if tokenizer is not None:
             self.bos = bos_id(tokenizer, getattr(config, "opening", self.bos_role))
@@ -105,7 +105,7 @@ class LabelledTask(Task):
 
     @staticmethod
     def is_row(row: Any) -> bool:
-        """Whether a program handed over a row as this task reads it, of the form that `row_form` names."""
+        """Whether a Python value has the form that `row_form` describes."""
         return isinstance(row, str)
 
     def row_from_texts(self, texts: Sequence[str]) -> Any:
@@ -118,11 +118,11 @@ class LabelledTask(Task):
 
     @abstractmethod
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        """Rows as a program hands them over, such as bare texts, column by column."""
+        """Rows given in Python as columns."""
 
     @classmethod
     def infer_settings(cls, config: Any, records: Records) -> Any:
-        """The settings with what only the training rows can tell, such as the classes."""
+        """Fill in the settings that the training rows determine, such as the classes."""
         return config
 
     @classmethod
@@ -136,42 +136,42 @@ class LabelledTask(Task):
 
     @abstractmethod
     def check(self, records: Records) -> None:
-        """Refuse labels that this task does not know, each named with its place."""
+        """Refuse unknown labels, naming the location of each."""
 
     @abstractmethod
     def prepare(self, records: Records, *, labelled: bool = True) -> Any:
-        """Rows as this task reads them."""
+        """Tokenize rows."""
 
     # From batches to answers
 
     @abstractmethod
     def outputs(self, model: Model, batch: Batch) -> Tensor | list[Tensor]:
-        """For each example the numbers its prediction is made from; those of several models may be averaged.
+        """The numbers from which each example is predicted; an ensemble averages them.
 
-        Where they are as many for each example, one tensor (N, ...) has them all.
+        One tensor (N, ...) where all examples have the same shape, otherwise a list of N.
         """
 
     @abstractmethod
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """What `predict` says of each row."""
+        """The results of `predict`, one per row."""
 
     def as_text(self, prediction: dict[str, Any]) -> str:
-        """A prediction as a person reads it."""
+        """A prediction for the terminal."""
         return json.dumps(prediction, ensure_ascii=False)
 
     @abstractmethod
     def row_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> RowMetrics:
-        """By metric a numerator and a denominator for each row: the metric is the one sum over the other.
+        """For each metric the numerator and denominator of every row; the metric is the ratio of their sums.
 
-        A metric of `formulas` has Statistics instead.
+        A metric of `formulas` has SufficientStatistics instead.
         """
 
     def true_and_predicted(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """(N,) what is true, (N,) what is predicted, and how many classes there are, where a row is of one class."""
+        """True and predicted class ids, (N,) both, and the number of classes, where each row has one class."""
         return None
 
     def true_class_ids(self, data: Any) -> np.ndarray | None:
-        """The class numbers that accuracy is counted over, of texts or of words; None where there are none."""
+        """The class ids over which accuracy is computed, of rows or words; None for other tasks."""
         return None
 
     def class_scores(self, model: Model, batch: Batch) -> Tensor:
@@ -236,19 +236,19 @@ class LabelledTask(Task):
         }
 
     def extra_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Metrics that are no ratio of sums over the rows, such as the mean loss."""
+        """Metrics without an interval, such as the mean loss."""
         return {}
 
     def metric_signatures(self) -> dict[str, str]:
-        """By metric, how it was counted, where a name alone does not say it."""
+        """How metrics were computed, such as sacreBLEU signatures."""
         return {}
 
     def reading_warnings(self, data: Any, *, length: int) -> list[str]:
-        """What a user should know of how rows are read, such as that some were cut."""
+        """Warnings about how rows are read, such as truncation."""
         return []
 
     def token_features(self, model: Model, batch: Batch) -> Tensor:
-        """(B, T, D) of the layers that the settings ask for; (B, T, L + 1, D) where the head mixes them."""
+        """(B, T, D) features of the configured layers; (B, T, L + 1, D) where the head mixes layers."""
         if batch.features is not None:
             return batch.features
         if self.config.layers == "last":
@@ -256,7 +256,7 @@ class LabelledTask(Task):
         return select_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
 
     def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
-        """What a frozen backbone makes of each example, to be kept off a GPU: one tensor a row of it, (T, ...)."""
+        """The features of a frozen backbone on the CPU: for each example one (T, ...) tensor per sequence."""
         found = self.token_features(model, batch).float().cpu()
         real = [found.size(1)] * len(found) if batch.padding is None else (~batch.padding).sum(1).tolist()
         rows = [row[:count] for row, count in zip(found, real, strict=True)]
@@ -268,7 +268,7 @@ class LabelledTask(Task):
         return kept
 
     def with_features(self, examples: Examples, kept: "CachedFeatures") -> Examples:
-        """The examples with what the frozen backbone made of them in the place of what it would read."""
+        """The examples with cached features instead of tokens."""
         return ExamplesWithFeatures(examples, kept)
 
     def tokens(self, batch: Batch) -> int:
@@ -288,11 +288,11 @@ def nouns_of(task: str | None) -> Nouns:
 
 @dataclass
 class CachedFeatures:
-    """Rows together with what a frozen backbone made of them, computed once."""
+    """Rows with the features of a frozen backbone, computed once."""
 
-    data: Any  # the rows as the task reads them
-    vectors: Tensor  # all that was kept, end to end
-    parts: list[list[tuple[int, int]]]  # where in it the rows of each example begin and end
+    data: Any  # EncodedRows
+    vectors: Tensor  # all features, concatenated
+    parts: list[list[tuple[int, int]]]  # for each example, the spans of its sequences
 
     @property
     def bytes(self) -> int:
@@ -311,11 +311,11 @@ class CachedFeatures:
 
 
 class ExamplesWithFeatures:
-    """Examples whose batches bring the features of their tokens with them."""
+    """Examples whose batches carry cached features."""
 
     def __init__(self, examples: Examples, kept: CachedFeatures):
         self.examples, self.kept, self.name = examples, kept, examples.name
-        if hasattr(examples, "lengths"):  # the same order of reading as without a memory
+        if hasattr(examples, "lengths"):  # the same batches as without a cache
             self.lengths = examples.lengths
 
     def __len__(self) -> int:
@@ -333,20 +333,20 @@ class ExamplesWithFeatures:
 
 
 def texts_in(row: Any) -> list[str] | None:
-    """The texts that a row is a list, tuple or array of; None where it is something else."""
+    """The texts of a list, tuple or array; None for anything else."""
     several = (isinstance(row, Sequence) and not isinstance(row, str | bytes)) or getattr(row, "ndim", 0) == 1
     return list(row) if several and all(isinstance(text, str) for text in row) else None
 
 
 def segment_ids(tokens: Tensor, separator: int) -> Tensor:
-    """(B, T) 0 up to and with a row's first separator, 1 after it: which of two texts a token is of."""
+    """(B, T) segment ids: 0 up to and including the first separator, then 1."""
     marks = (tokens == separator).long()
     marks[:, 0] = 0  # the opening mark, which in some tokenizers (GPT-2's) is the same one
     return ((marks.cumsum(1) - marks) > 0).long()
 
 
 def separator_id(tokenizer: Tokenizer) -> int:
-    """The mark between two texts: its own, or else the end mark."""
+    """The token between two texts: the separator, or else the EOS token."""
     found = tokenizer.sep if tokenizer.sep is not None else tokenizer.eos
     if found is None:
         raise UserError("this tokenizer has no mark to put between two texts ([SEP] or an end mark)")

@@ -1,7 +1,4 @@
-"""Masked language modelling: some tokens are hidden, and what they were is read from both sides.
-
-With `nsp`, rows are pairs of texts, and whether the second follows the first must be told too.
-"""
+"""Masked language modelling, with next-sentence prediction as an option."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,14 +24,14 @@ from headstock.tasks.samples import sample_fills
 
 @dataclass(frozen=True)
 class MaskedConfig(MaskingConfig):
-    nsp: bool = False  # next-sentence prediction: rows are two texts, half of them taken from different documents
-    transform: bool = False  # BERT's layer between the backbone and the scores of tokens
-    closed: bool = False  # a text that is read alone is closed by a separator, as where the weights come from
+    nsp: bool = False  # next-sentence prediction: rows are pairs of texts, half of them from different documents
+    transform: bool = False  # BERT's dense layer before the token logits
+    closed: bool = False  # a single text ends with a separator, as in BERT
 
 
 @TASKS.add("masked")
 class MaskedLM(Task):
-    """A model that reads both sides of what it must guess."""
+    """Predicts masked tokens from the context on both sides; with `nsp`, also whether text B follows text A."""
 
     Config = MaskedConfig
     bos_role = "cls"
@@ -80,7 +77,7 @@ class MaskedLM(Task):
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden = model(batch).hidden
-        # the head is by far the widest layer, so only what is guessed passes through it
+        # the token head is the widest layer, so only masked positions pass through it
         loss, right = token_loss(model.heads["token"], *batch.gather_labelled("token", hidden), smoothing=smoothing)
         sums = {"token": loss, "correct": right}
         if self.config.nsp:
@@ -105,18 +102,18 @@ class MaskedLM(Task):
             "accuracy": sums["correct"] / max(1, counts["token"]),
         }
         if pairs := counts.get("next"):
-            metrics["loss"] += sums["next"] / pairs  # what is trained: both tasks, each by its mean
+            metrics["loss"] += sums["next"] / pairs  # the training loss: the sum of both means
             metrics |= {"next_loss": sums["next"] / pairs, "next_accuracy": sums["next_correct"] / pairs}
         return metrics
 
 
 def epoch_key(seed: int | None, epoch: int) -> tuple[int | str, ...]:
-    """The key of a pass: held-out text is asked the same every time."""
+    """The random key of an epoch; validation always has the same one."""
     return ("valid",) if seed is None else (seed, epoch)
 
 
 class MaskedExamples:
-    """Windows of the stream with some of their tokens hidden, anew in every pass."""
+    """Packed windows with masked tokens, drawn anew in every epoch."""
 
     def __init__(self, task: MaskedLM, windows: PackedWindows, *, seed: int | None, epoch: int):
         self.task, self.windows, self.name = task, windows, windows.name
@@ -134,7 +131,7 @@ class MaskedExamples:
         )
         return Batch(
             torch.from_numpy(tokens),
-            document_ids=torch.from_numpy(rows.documents),  # the padding is a document of its own
+            document_ids=torch.from_numpy(rows.documents),  # padding has its own document id
             cu_seqlens=make_cu_seqlens(torch.from_numpy(rows.documents)),
             positions=torch.from_numpy(rows.positions),
             labels={"token": torch.from_numpy(labels)},
@@ -143,7 +140,7 @@ class MaskedExamples:
 
 
 class NextSentenceExamples:
-    """Rows [CLS] A [SEP] B [SEP] with some of their tokens hidden, and whether B follows A."""
+    """Rows [CLS] A [SEP] B [SEP] with masked tokens, labelled with whether B follows A."""
 
     def __init__(self, task: MaskedLM, following: NextSentencePairs, *, seed: int | None, epoch: int):
         self.task, self.following, self.name = task, following, following.name

@@ -1,6 +1,6 @@
-"""Which tokens are hidden and what is shown instead: the draws that masked and hybrid language modelling share.
+"""Random masking of tokens, whole words or spans.
 
-B rows, T places in a row. A run is a stretch of tokens that may be hidden, of one document, with no mark inside.
+B rows, T positions. A run is a sequence of maskable tokens of one document without special tokens in between.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ from headstock.rng import uniforms
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    fraction: float = 0.15  # share of the tokens that must be guessed;
-    fraction_start: float | None = None  # in training it may begin here and go to `fraction` in a line over the run
-    masked: float = 0.8  # of those, the share shown as [MASK],
-    random: float = 0.1  # and the share shown as any other token; the rest is shown as it is
-    unit: Literal["token", "word", "span"] = "token"  # what is hidden together
-    span_mean: float = 3.0  # tokens in a span,
-    span_most: int = 10  # and the most there may be
+    fraction: float = 0.15  # share of the tokens that are predicted
+    fraction_start: float | None = None  # initial share in training, which changes linearly to `fraction`
+    masked: float = 0.8  # of those, the share replaced by [MASK]
+    random: float = 0.1  # and by a random token; the rest is unchanged
+    unit: Literal["token", "word", "span"] = "token"  # what is masked together
+    span_mean: float = 3.0  # mean tokens per span
+    span_most: int = 10  # most tokens per span
 
     def __post_init__(self) -> None:
         if problems := self.problems():
@@ -46,7 +46,7 @@ class MaskingConfig:
 
 
 class TokenMasker:
-    """Hides tokens; what becomes of one is a pure function of (key, row, place), whatever else is in the batch."""
+    """Masks tokens at random. The result is a pure function of (key, row, position), independent of the batch."""
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer):
         if tokenizer.mask is None:
@@ -57,7 +57,7 @@ class TokenMasker:
             self.starts, self.marks = tokenizer.word_starts, tokenizer.punctuation
 
     def fraction(self, done: float) -> float:
-        """The share to hide when `done` of the run is over."""
+        """The share to mask when the share `done` of training is over."""
         first, last = self.config.fraction_start, self.config.fraction
         return last if first is None else first + (last - first) * min(1.0, done)
 
@@ -71,12 +71,12 @@ class TokenMasker:
         rows: Sequence[int],
         fraction: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(B, T) rows with some of the `allowed` tokens hidden, and what these were (IGNORE_INDEX at all others).
+        """(B, T) rows with some of the `allowed` tokens masked, and the labels, which are ignored elsewhere.
 
-        The draws do not depend on the fraction: what is hidden at a small one is hidden at a larger one too.
+        Draws do not depend on the fraction: what is masked at a small one is also masked at a larger one.
         """
         count, length = shown.shape
-        # a token's three numbers stand together, so that they are the same however long the row is
+        # the three draws of a token are adjacent, so that they do not depend on the row's length
         draws = uniforms(*key, "mask", rows=rows, count=3 * length).reshape(count, length, 3)
         chance, kind, other = draws[..., 0], draws[..., 1], draws[..., 2]
         if self.config.unit == "span":
@@ -93,34 +93,34 @@ class TokenMasker:
         return np.where(hidden, seen, shown), np.where(hidden, shown, IGNORE_INDEX)
 
     def begins(self, shown: np.ndarray, allowed: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """(B, T) True where a word begins: by its spelling, after a mark, and at the start of every run."""
+        """(B, T) True where a word starts: by its spelling, after a special token, and at the start of a run."""
         after = np.zeros(shown.shape, dtype=bool)
         after[:, 1:] = self.marks[shown[:, :-1]]
         return self.starts[shown] | after | runs(allowed, documents)
 
     @staticmethod
     def by_words(chance: np.ndarray, begins: np.ndarray) -> np.ndarray:
-        """Every piece takes the draw of its word's first."""
+        """All tokens of a word share the draw of its first."""
         first = np.maximum.accumulate(np.where(begins, np.arange(chance.shape[1]), 0), 1)
         return np.take_along_axis(chance, first, 1)
 
     def in_spans(
         self, fresh: np.ndarray, allowed: np.ndarray, chance: np.ndarray, more: np.ndarray, fraction: float
     ) -> np.ndarray:
-        """(B, T) True inside a span. Spans begin anywhere, may overlap, and end at the latest with their run."""
+        """(B, T) True inside a span. Spans start anywhere, may overlap, and end with their run at the latest."""
         spans = Spans.of(fraction, self.config.span_mean, self.config.span_most)
         length = chance.shape[1]
         place = np.arange(length)
         reach = np.where(allowed & (chance < spans.rate), place + spans.lengths(more[..., 0]), 0)
-        # a run's first tokens have no span begun before them to lie in: what one would have left over is drawn
+        # no span starts before a run, so the rest of one that would reach into it is drawn
         left = np.where(allowed & fresh, place + spans.left_over(more[..., 1]), 0)
         following = np.minimum.accumulate(np.where(fresh, place, length)[:, ::-1], 1)[:, ::-1]
-        ends = np.concatenate([following[:, 1:], np.full((len(chance), 1), length)], 1)  # where the next run begins
+        ends = np.concatenate([following[:, 1:], np.full((len(chance), 1), length)], 1)  # start of the next run
         return np.maximum.accumulate(np.minimum(np.maximum(reach, left), ends), 1) > place
 
 
 def runs(allowed: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """(B, T) True where a run may begin: first in the row, after what may not be hidden, with another document."""
+    """(B, T) True where a run may start: at the start of a row or document, or after a token that stays."""
     fresh = np.ones(allowed.shape, dtype=bool)
     fresh[:, 1:] = ~allowed[:, :-1] | (documents[:, 1:] != documents[:, :-1])
     return fresh
@@ -128,17 +128,17 @@ def runs(allowed: np.ndarray, documents: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Spans:
-    """How often spans begin and how long they are, so that in the mean just the wanted share lies in one."""
+    """The rate and lengths of spans that cover a given share of the tokens on average."""
 
-    rate: float  # the chance that one begins at a place
-    tails: np.ndarray  # (most,) the chance that one is longer than 0, 1, 2, ... tokens
-    remains: np.ndarray  # (most,) the chance that at most 0, 1, 2, ... tokens are left of those begun before a place
+    rate: float  # probability that a span starts at a position
+    tails: np.ndarray  # (most,) probability that a span is longer than 0, 1, 2, ... tokens
+    remains: np.ndarray  # (most,) probability that at most 0, 1, 2, ... tokens remain of earlier spans
 
     @staticmethod
     @lru_cache(maxsize=256)
     def of(fraction: float, mean: float, most: int) -> "Spans":
         powers = np.arange(most)
-        tails = bisect(lambda ratio: float((ratio**powers).sum()), mean) ** powers  # geometric, cut at the most
+        tails = bisect(lambda ratio: float((ratio**powers).sum()), mean) ** powers  # truncated geometric distribution
         rate = bisect(lambda rate: 1.0 - float(np.prod(1.0 - rate * tails)), fraction)
         remains = np.array([np.prod(1.0 - rate * tails[1 + left :]) for left in range(most)])
         return Spans(rate, tails, remains)
@@ -150,10 +150,10 @@ class Spans:
         return np.searchsorted(self.remains[:-1], draws, side="right")
 
 
-def bisect(rising: Callable[[float], float], wanted: float) -> float:
-    """The number from 0 to 1 at which a rising function has the wanted value."""
+def bisect(increasing: Callable[[float], float], value: float) -> float:
+    """The argument in [0, 1] at which an increasing function has a given value."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+        low, high = (middle, high) if increasing(middle) < value else (low, middle)
     return (low + high) / 2

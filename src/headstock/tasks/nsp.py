@@ -1,6 +1,6 @@
 """Sentence pairs for next-sentence prediction: in half of them B follows A, in half B comes from another document.
 
-B rows, T places in a row. The store marks where sentences end; these marks choose where texts begin and are not shown.
+B rows, T positions. Sentence boundaries in the token store decide where texts start; they are not part of the input.
 
 A negative must not differ from a positive in anything but its content, or a model learns the difference instead. So
 both kinds of B are whole sentences up to the last boundary in a piece of a document, and the B of a negative is about
@@ -19,9 +19,9 @@ from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
 from headstock.tasks.chunking import DocumentChunks
 
-MARKS = 3  # the opening, one after each text
-TRIES = 24  # pieces of other documents that are looked at for a B of about the right length
-TOLERANCE = 0.1  # relative difference in length at which the first of them is taken
+MARKS = 3  # the first token, and a separator after each text
+TRIES = 24  # chunks of other documents that are tried for a B of similar length
+TOLERANCE = 0.1  # relative difference in length that is accepted at once
 
 SentencePiece = tuple[np.ndarray, np.ndarray, bool]  # tokens, boundaries between sentences, cut off behind the only one
 
@@ -32,13 +32,13 @@ class PairRows:
 
     shown: np.ndarray  # (B, T)
     text: np.ndarray  # (B, T) True at tokens of A and B
-    segments: np.ndarray  # (B, T) 0 up to and with the first [SEP], then 1
+    segments: np.ndarray  # (B, T) 0 up to and including the first [SEP], then 1
     padding: np.ndarray  # (B, T) True where there is no token
-    follows: np.ndarray  # (B,) 1 where B follows A, 0 where it is from elsewhere, IGNORE_INDEX where there is none
+    follows: np.ndarray  # (B,) 1 where B follows A, 0 where it does not, IGNORE_INDEX without a B
 
 
 def check_pairs(store: TokenStore, length: int) -> None:
-    """Refuse text from which no pairs can be made."""
+    """Refuse a store that yields no pairs."""
     if store.sep is None:
         raise ValueError("next-sentence prediction needs a store that was built with sentences=True")
     if length < MARKS + 2:
@@ -57,7 +57,7 @@ def check_pairs(store: TokenStore, length: int) -> None:
 
 
 class NextSentencePairs:
-    """Pieces of documents, each of at most a row less its marks; example i of a pass is the same whoever asks."""
+    """Sentence pairs from chunks of documents."""
 
     def __init__(self, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         assert store.sep is not None
@@ -98,7 +98,7 @@ class NextSentencePairs:
         return (a, b, IGNORE_INDEX) if other is None else (a, self.plain(other), 0)
 
     def elsewhere(self, document: int, draws: np.ndarray) -> Iterator[int]:
-        """Pieces of other documents."""
+        """Chunks of other documents."""
         begin, stop = int(self.firsts[document]), int(self.firsts[document + 1])
         for draw in draws:
             index = int(draw * (len(self.documents) - (stop - begin)))
@@ -147,7 +147,7 @@ def best_match(candidates: Iterable[SentencePiece], target: int, *, limit: int) 
 
 
 def cut_short(candidates: Iterable[SentencePiece], length: int) -> np.ndarray | None:
-    """The first `length` tokens of a sentence that is longer than that; None if no candidate has one."""
+    """The first `length` tokens of a longer sentence; None if no candidate has one."""
     for piece, breaks, _ in candidates:
         begins, ends = breaks + 1, np.append(breaks, len(piece))[1:]
         if len(longer := begins[ends - begins > length]):

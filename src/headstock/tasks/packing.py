@@ -1,6 +1,6 @@
-"""Cuts the stream of all documents into equal windows, which is how language models read a corpus.
+"""Packing: all documents are concatenated and cut into rows of equal length.
 
-B rows, T positions in a row, S the stream: all documents end to end, each closed by its end mark.
+B rows, T positions, S the stream of all documents, each followed by its EOS token.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,17 @@ from headstock.tasks.base import Task, bos_id
 
 @dataclass
 class PackedRows:
-    """Some windows. Each document is shown as <start> A B C, and A B C <end> follows at its positions."""
+    """Some windows. A document is read as <bos> A B C, and its next tokens are A B C <eos>."""
 
-    shown: np.ndarray  # (B, T) the tokens, a start mark before each document
-    wanted: np.ndarray  # (B, T) the token that follows each of them
-    documents: np.ndarray  # (B, T) which document of the row; -1 where there is none
-    positions: np.ndarray  # (B, T) place in the part of the document that is in the row
-    padding: np.ndarray  # (B, T) True where there is no token
+    shown: np.ndarray  # (B, T) input ids, with a BOS token before each document
+    wanted: np.ndarray  # (B, T) next tokens
+    documents: np.ndarray  # (B, T) document id within the row; -1 at padding
+    positions: np.ndarray  # (B, T) position within the part of the document in this row
+    padding: np.ndarray  # (B, T) True at padding positions
 
 
 class PackedWindows:
-    """Equal windows of the stream. Each position of it is in exactly one of them.
-
-    Where the windows begin is drawn anew for every pass, so that documents are cut at other places.
-    """
+    """Windows of equal length that partition the stream. Their offset is drawn anew in every epoch."""
 
     def __init__(
         self, store: TokenStore, length: int, *, start: int, end: int, filler: int, seed: int | None, epoch: int
@@ -49,14 +46,14 @@ class PackedWindows:
         return self.count
 
     def begin(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """(B,) the position of the stream where each window begins."""
+        """(B,) the stream position at which each window starts."""
         return np.maximum(np.asarray(indices, dtype=np.int64) * self.length - self.shift, 0)
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> PackedRows:
         at = np.asarray(indices, dtype=np.int64)
         begin = self.begin(at)
         sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
-        # position p is shown S[p-1], and S[p] follows; before the stream's first document there is an end mark too
+        # position p reads S[p-1] and predicts S[p]; an EOS token is assumed before the first document
         stream = self.store.windows(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
         stream[begin == 0, 0] = self.end
         before, wanted = stream[:, :-1], stream[:, 1:]
@@ -64,14 +61,14 @@ class PackedWindows:
         shown = np.where(starts, self.start, before)
         documents = starts.cumsum(1)
         place = np.arange(self.length)
-        newest = np.maximum.accumulate(np.where(starts, place, 0), 1)  # where the document at each position began
+        newest = np.maximum.accumulate(np.where(starts, place, 0), 1)  # start of the document at each position
         padding = place >= sizes[:, None]
         documents[padding] = -1
         shown[padding] = self.filler
         return PackedRows(shown, wanted, documents, place - newest, padding)
 
     def before(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
-        """For each window what was shown before it of the document it begins in, up to a window's length of it."""
+        """The tokens before each window that belong to its first document, at most a window of them."""
         stream = self.store.windows(self.begin(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
         found = []
         for row in stream:
@@ -89,7 +86,7 @@ class PackedWindows:
 
 
 class StreamTask(Task):
-    """A language model that reads the stream in windows and gives the tokens beside those it sees."""
+    """A language model trained on packed windows."""
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)

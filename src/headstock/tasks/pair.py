@@ -1,4 +1,4 @@
-"""How two texts stand to each other: entailment, paraphrase, answer or not.  Read as [CLS] A [SEP] B [SEP]."""
+"""Classification of text pairs, such as entailment or paraphrase, read as [CLS] A [SEP] B [SEP]."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +17,17 @@ from headstock.tasks.graph_spec import PAIR, SOFTMAX, GraphSpec
 from headstock.tasks.labelled import segment_ids, separator_id, texts_in
 from headstock.tasks.wording import Nouns
 
-MARKS = 3  # the opening, and a separator after each text
+MARKS = 3  # the first token, and a separator after each text
 
 
 @dataclass(frozen=True)
 class PairConfig(ClassConfig):
-    """A pair that is too long for a row loses the end of its longer text."""
+    """The longer text of a pair is truncated first."""
 
 
 @TASKS.add("pair")
 class Pair(Classify):
-    """One of several classes for two texts that are read together."""
+    """Predicts a class for two texts."""
 
     Config = PairConfig
     title = "classifier of pairs"
@@ -81,7 +81,7 @@ class Pair(Classify):
 
 
 def shortened(first: Sequence[int], second: Sequence[int], *, room: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Both texts, the longer one cut until they fit, so that a short one is kept whole."""
+    """Both texts, the longer one truncated until they fit."""
     if len(first) + len(second) <= room:
         return first, second
     half = room // 2

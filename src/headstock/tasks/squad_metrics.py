@@ -1,4 +1,4 @@
-"""Knows how right an answer's text is, by the rules of the official SQuAD evaluation.
+"""Exact match and F1 of answers, as the official SQuAD evaluation computes them.
 
 Two texts are compared without case, ASCII punctuation, the English articles a, an and the, and differences of white
 space. The articles are those of the official script, whatever the language: a French `a` (has) is dropped as well, from
@@ -25,12 +25,12 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the prediction is one of the answers, else 0; of no answers, "" is the right one."""
+    """1 if the prediction equals an answer, else 0; without answers, "" is correct."""
     return _best(prediction, answers, lambda ours, theirs: float(ours == theirs))
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """The overlap of words with the nearest of the answers, from 0 to 1; of no answers, "" is the right one."""
+    """The word overlap with the best-matching answer; without answers, "" is correct."""
     return _best(prediction, answers, _overlap)
 
 
@@ -42,7 +42,7 @@ def _best(prediction: str, answers: Sequence[str], score: Callable[[str, str], f
 
 
 def _overlap(ours: str, theirs: str) -> float:
-    """The harmonic mean of precision and recall over words, each counted as often as it is there."""
+    """The harmonic mean of precision and recall over a bag of words."""
     our_words, their_words = ours.split(), theirs.split()
     if not our_words or not their_words:
         return float(our_words == their_words)

@@ -1,7 +1,6 @@
-"""Which tag each word of a sentence has: its part of speech, or the entity it is part of.
+"""Token classification: part-of-speech tags or named entities. A word is tagged at its first token.
 
-B rows, N sentences (one row each unless a long one is read in several), T tokens, W words, K words in a whole batch,
-C classes, D width, L layers.  A word is read where its first piece is.
+B sequences, N sentences (one sequence each unless a long one is split), T tokens, W words, C classes, D width.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,18 +32,18 @@ from headstock.tasks.graph_spec import TAG, GraphSpec
 from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics, texts_in
 from headstock.tasks.wording import Nouns
 
-LEAST = 1e-12  # no probability is taken for smaller, so that its logarithm is a number
+LEAST = 1e-12  # lower bound of probabilities in logarithms
 
 
 @dataclass(frozen=True)
 class TagConfig:
-    """A sentence longer than a row is read in rows that overlap by half, each word where most is around it."""
+    """Long sentences are split into windows that overlap by half; a word is tagged where it has most context."""
 
-    classes: tuple[str, ...] = ()  # those of the training words unless given
-    layers: str = "last"  # whose vectors are read: last, sum4, concat4, mix, or a layer's number
+    classes: tuple[str, ...] = ()  # from the training rows unless given
+    layers: str = "last"  # features to read: last, sum4, concat4, mix, or a layer's number
     dropout: float = 0.1  # before the head
-    opening: Literal["start", "cls"] = "start"  # the mark before a sentence, which is the pretraining's
-    closed: bool = False  # a separator stands after the sentence, as it did in the pretraining
+    opening: Literal["start", "cls"] = "start"  # the first special token, as in pretraining
+    closed: bool = False  # a separator ends the sentence, as in pretraining
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
@@ -53,11 +52,11 @@ class TagConfig:
 
 @dataclass
 class EncodedSentences:
-    """Sentences as words and as the pieces they are read in, with their tags as numbers where they have any."""
+    """Sentences as words and tokens, with their tags as class ids where they have any."""
 
     words: list[list[str]]
     pieces: list[list[int]]
-    starts: list[list[int]]  # of each word the place of its first piece
+    starts: list[list[int]]  # the index of each word's first token
     labels: list[np.ndarray] | None  # (W,) each
     places: list[str]
     bytes: int
@@ -74,7 +73,7 @@ class EncodedSentences:
 
 @TASKS.add("tag")
 class Tag(LabelledTask):
-    """One of several classes for every word."""
+    """Predicts a class for every word."""
 
     Config: ClassVar[type] = TagConfig
     target = "tags"
@@ -113,7 +112,7 @@ class Tag(LabelledTask):
         return isinstance(row, str) or texts_in(row) is not None
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        """A row is a list of words, taken as it is, or a text, whose words are found."""
+        """A row is a list of words, or a text that is split into words."""
         self.check_rows(rows)
         words = [[row[a:b] for a, b in word_spans(row)] if isinstance(row, str) else list(row) for row in rows]
         return {"tokens": words, "running": [row if isinstance(row, str) else None for row in rows]}
@@ -146,7 +145,7 @@ class Tag(LabelledTask):
 
     @property
     def missing(self) -> int:
-        """What stands for a word of which the tokenizer leaves nothing."""
+        """The token for a word that the tokenizer drops."""
         return self.bos if self.tokenizer.unk is None else self.tokenizer.unk
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
@@ -157,7 +156,7 @@ class Tag(LabelledTask):
     # From batches to numbers
 
     def read(self, model: Model, batch: Batch) -> Tensor:
-        """(B, W, C) the scores of every word; where a row has no more words, of its first token."""
+        """(B, W, C) the logits of every word; at padding, of the first token."""
         places = batch.labels["places"].clamp(min=0)  # (B, W)
         rows = torch.arange(len(places), device=places.device)[:, None]
         return model.heads["tag"](self.token_features(model, batch)[rows, places]).float()  # (B, T, D) -> (B, W, D)
@@ -166,7 +165,7 @@ class Tag(LabelledTask):
         labels, scores = batch.labels["tag"], self.read(model, batch)
         chosen = scores.argmax(-1)
         sums = {"tag": cross_entropy(scores, labels, smoothing=smoothing), "correct": (chosen == labels).sum()}
-        if self.entities and not model.training:  # not a matter of tensors, so only where it decides something
+        if self.entities and not model.training:  # computed on the CPU, so only in validation
             wanted = labels != IGNORE_INDEX
             sizes = words_of_each(batch, wanted)
             hits, either = self.entity_counts(by_sentence(labels[wanted], sizes), by_sentence(chosen[wanted], sizes))
@@ -176,7 +175,7 @@ class Tag(LabelledTask):
     def entity_counts(
         self, labels: Sequence[np.ndarray], chosen: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) twice the entities that were found, (N,) those there are and those that were chosen."""
+        """(N,) twice the correct entities, and (N,) the sum of true and predicted ones."""
         names = self.config.classes
         true, said = ([[names[i] for i in row] for row in rows] for rows in (labels, chosen))
         return entity_tallies(said, true)
@@ -192,19 +191,19 @@ class Tag(LabelledTask):
         return metrics
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """The metric that counts first; among equals, the smaller loss."""
+        """The primary metric first; the loss breaks ties."""
         return -metrics[self.primary_metric] + 1e-7 * metrics["loss"] / (
             1 + metrics["loss"]
-        )  # less than a word in a million
+        )  # below the weight of one word in a million
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
-        """(W, C) for each sentence how likely each tag is for each word."""
+        """(W, C) tag probabilities of each sentence."""
         wanted = batch.labels["places"] != IGNORE_INDEX
         likely = self.read(model, batch)[wanted].softmax(-1)
         return list(likely.split(words_of_each(batch, wanted)))
 
     def predictions(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        """The words, their tags, and how likely each of these is."""
+        """Words, tags and the probability of each tag."""
         return [
             {
                 "tokens": words,
@@ -215,7 +214,7 @@ class Tag(LabelledTask):
         ]
 
     def as_text(self, prediction: dict[str, Any]) -> str:
-        """As CoNLL has it: a word and its tag a line, and a blank line after the sentence."""
+        """CoNLL format: one word and tag per line."""
         return "".join(f"{word}\t{tag}\n" for word, tag in zip(prediction["tokens"], prediction["tags"], strict=True))
 
     def row_metrics(self, data: EncodedSentences, outputs: Sequence[np.ndarray]) -> RowMetrics:
@@ -295,7 +294,7 @@ class Tag(LabelledTask):
 
 
 class SentenceExamples:
-    """Sentences as rows of tokens, with the place of each word and, where it is known, its tag."""
+    """Sentences as sequences of tokens, with the position and tag of each word."""
 
     def __init__(self, task: Tag, data: EncodedSentences, length: int):
         self.task, self.data = task, data
@@ -336,7 +335,7 @@ def pad_labels(rows: list[list[int]]) -> Tensor:
 
 
 def words_of_each(batch: Batch, wanted: Tensor) -> list[int]:
-    """How many words each sentence of a batch has, over all of its rows."""
+    """The number of words of each sentence in a batch."""
     by_row = wanted.sum(1)
     if batch.example_ids is None:
         return by_row.tolist()
@@ -350,9 +349,9 @@ def by_sentence(values: Tensor, sizes: list[int]) -> list[np.ndarray]:
 def with_starts(
     ids: list[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], *, missing: int
 ) -> tuple[list[int], list[int]]:
-    """A text's pieces, and of each word the place of the piece that holds its first character.
+    """A text's tokens, and for each word the index of the token with its first character.
 
-    Two words may share one piece. A word of which the tokenizer leaves nothing gets the piece `missing`.
+    Two words may share a token. A word that the tokenizer drops gets the token `missing`.
     """
     ends = np.maximum.accumulate(np.array([end for _, end in offsets], dtype=np.int64)) if offsets else np.zeros(0)
     first = np.searchsorted(ends, [begin for begin, _ in spans], side="right").tolist()
@@ -371,7 +370,7 @@ def with_starts(
 
 
 def find_tags(records: Records) -> tuple[str, ...]:
-    """The tags of all words, in their order by letter."""
+    """The distinct tags in alphabetical order."""
     names = sorted({tag for tags in records.columns["tags"] for tag in tags})
     if len(names) < 2:
         raise UserError(f"{records.source}: one tag only, {names[0]!r}; there must be at least two to tell apart")
@@ -379,7 +378,7 @@ def find_tags(records: Records) -> tuple[str, ...]:
 
 
 def tag_numbers(records: Records, classes: Sequence[str]) -> list[np.ndarray]:
-    """(W,) for each sentence the numbers of its tags; every tag that is no class is named with its first place."""
+    """(W,) tag ids of each sentence; unknown tags are refused with their first locations."""
     number = {name: i for i, name in enumerate(classes)}
     new: dict[str, str] = {}
     found = []

@@ -1,7 +1,4 @@
-"""How an encoder-decoder learns: it reads a source, and each token of the target must follow from the true ones before.
-
-B rows, T target tokens, N predicted tokens, V vocabulary.
-"""
+"""Teacher forcing: each target token is predicted from the source and the true tokens before it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,15 +9,15 @@ from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, pad
 from headstock.model.model import Model
 from headstock.tasks.base import token_loss
 
-Row = tuple[Sequence[int], Sequence[int] | None]  # a source and, where it is known, its target
+Row = tuple[Sequence[int], Sequence[int] | None]  # source and target ids
 
 
 def teacher_forcing_batch(
     rows: Sequence[Row], *, start: int, end: int, source_end: int, filler: int, length: int
 ) -> Batch:
-    """Sources S <end> beside targets <start> A B C, which must give A B C <end>.
+    """Sources S <eos> with decoder inputs <bos> A B C and labels A B C <eos>.
 
-    What does not fit into `length` tokens is cut; a target that was cut is not taught to end there.
+    Both sides are truncated to `length` tokens; a truncated target has no EOS label.
     """
     sources = Batch(*pad([[*source[: length - 1], source_end] for source, _ in rows], filler))
     if any(target is None for _, target in rows):
@@ -39,8 +36,8 @@ def teacher_forcing_batch(
 
 
 def token_losses(model: Model, batch: Batch, *, smoothing: float) -> dict[str, Tensor]:
-    """The loss of all target tokens, and how many of the best guesses are right."""
-    # the head is by far the widest layer, so padding does not pass through it
+    """The summed loss of the target tokens, and the number of correct top-1 predictions."""
+    # the token head is the widest layer, so padding does not pass through it
     loss, right = token_loss(
         model.heads["token"], *batch.gather_labelled("token", model(batch).hidden), smoothing=smoothing
     )

@@ -1,7 +1,4 @@
-"""From a sentence to its translation: an encoder reads the one, a decoder writes the other, token by token.
-
-N sentences, K counts of each.
-"""
+"""Translation with an encoder-decoder and beam search."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,18 +26,18 @@ from headstock.tasks.teacher_forcing import teacher_forcing_batch, token_losses,
 from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
 from headstock.tasks.wording import Nouns
 
-SHORTEST_LIMIT = 32  # tokens; a translation may be so long, or twice as long as its source and some
+SHORTEST_LIMIT = 32  # tokens that any translation may have
 
 
 @dataclass(frozen=True)
 class TranslateConfig:
-    beams: int = 4  # rows side by side in the search for a translation; 1 is greedy
-    length_penalty: float = 1.0  # the log-probability of a translation is divided by its length to this power
-    no_repeat: int = 0  # no so many tokens come twice in the same order; 0 lets them
-    max_tokens: int | None = None  # in a translation; about twice those of its source unless given
-    long: Literal["cut", "refuse"] = "cut"  # what becomes of a sentence that is longer than a row
-    two_tokenizers: bool = False  # each side has its own, where a model is made from a preset
-    validate_bleu: bool = False  # choose the best weights by the BLEU of greedy translations, not by the loss
+    beams: int = 4  # beams of the search; 1 is greedy
+    length_penalty: float = 1.0  # log-probabilities are divided by length ** length_penalty
+    no_repeat: int = 0  # n-grams of this size do not repeat; 0 for no limit
+    max_tokens: int | None = None  # of a translation; about twice the source unless given
+    long: Literal["cut", "refuse"] = "cut"  # sentences that are longer than a row
+    two_tokenizers: bool = False  # separate source and target tokenizers for a model from a preset
+    validate_bleu: bool = False  # select the best checkpoint by the BLEU of greedy translations instead of the loss
 
     def __post_init__(self) -> None:
         problems = []
@@ -56,11 +53,11 @@ class TranslateConfig:
 
 @dataclass
 class EncodedPairs:
-    """Sentences as tokens, and what people made of them."""
+    """Tokenized sources and targets."""
 
     sources: list[list[int]]
     targets: list[list[int]] | None
-    labels: list[str] | None  # the translations as they were written
+    labels: list[str] | None  # the reference translations
     places: list[str]
     bytes: int
 
@@ -77,7 +74,7 @@ class EncodedPairs:
 
 @TASKS.add("translate")
 class Translate(LabelledTask):
-    """The likeliest translation that a search with some beams finds."""
+    """Translates by beam search."""
 
     Config: ClassVar[type] = TranslateConfig
     target = TARGET
@@ -130,7 +127,7 @@ class Translate(LabelledTask):
         return {SOURCE: list(rows)}
 
     def check(self, records: Records) -> None:
-        """Nothing to refuse: any text may be a translation."""
+        """Any text may be a translation."""
 
     def prepare(self, records: Records, *, labelled: bool = True) -> EncodedPairs:
         sources, wanted = records.columns[SOURCE], records.columns.get(TARGET) if labelled else None
@@ -163,10 +160,10 @@ class Translate(LabelledTask):
         return sums | self.bleu_of(model, batch) if self.config.validate_bleu and not model.training else sums
 
     def bleu_of(self, model: Model, batch: Batch) -> dict[str, Tensor]:
-        """The counts that BLEU is made from, of greedy translations of these sentences: `bleu 0`, `bleu 1`, ..."""
+        """The BLEU statistics of greedy translations: `bleu 0`, `bleu 1`, ..."""
         real = [row for row in batch.labels["token"].tolist() if any(token != IGNORE_INDEX for token in row)]
         wanted = [self.tokenizer.decode(token for token in row if token != IGNORE_INDEX) for row in real]
-        found = self.search(model, batch, beams=1)[: len(wanted)]  # rows that count for nothing are the last
+        found = self.search(model, batch, beams=1)[: len(wanted)]  # padding rows come last
         counts = bleu_counts([self.tokenizer.decode(tokens) for tokens in found], wanted).sum(0)
         return {f"bleu {place}": torch.tensor(float(count)) for place, count in enumerate(counts)}
 
@@ -179,10 +176,7 @@ class Translate(LabelledTask):
         return -metrics["bleu"] if self.config.validate_bleu else metrics["loss"]
 
     def search(self, model: Model, batch: Batch, *, beams: int) -> list[list[int]]:
-        """The tokens of each row's translation.
-
-        How long one may be depends on its own source alone, so that a batch gives what its rows alone would.
-        """
+        """The tokens of each translation. Length limits depend on the source alone, so batching changes nothing."""
         assert batch.source is not None
         padding = batch.source.padding
         counts = [batch.source.tokens.size(1)] * len(batch.source.tokens)
@@ -209,18 +203,18 @@ class Translate(LabelledTask):
         return found
 
     def limit(self, count: int) -> int:
-        """How many tokens the translation of so many may have: a power of two, so that like ones go together."""
+        """The token limit of a translation: a power of two, so that similar lengths share a batch."""
         if self.config.max_tokens is not None:
             return self.config.max_tokens
         return 1 << (max(SHORTEST_LIMIT, 2 * count + 8) - 1).bit_length()
 
     def unspoken(self, vocabulary: int) -> list[int]:
-        """Entries that are no part of a text."""
+        """Token ids that are never generated."""
         special = (number for number in self.tokenizer.all_special_ids if number != self.eos)
         return [*special, *range(self.tokenizer.vocabulary, vocabulary)]
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
-        """The tokens of each translation, which several models cannot average."""
+        """The tokens of each translation."""
         return [torch.tensor(tokens, dtype=torch.long) for tokens in self.search(model, batch, beams=self.config.beams)]
 
     def predictions(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
@@ -272,19 +266,18 @@ class Translate(LabelledTask):
 
 
 def too_long(data: EncodedPairs, length: int) -> list[tuple[int, int]]:
-    """The sentences of which a side and its mark do not fit into a row, with how many tokens it has."""
+    """The rows in which a side does not fit into `length` tokens, with the tokens of the longer side."""
     sides = zip(data.sources, data.targets or data.sources, strict=True)
     longest = (max(len(source), len(target)) for source, target in sides)
     return [(row, count) for row, count in enumerate(longest) if count >= length]
 
 
 class TranslationExamples:
-    """Sentences beside their translations."""
+    """Sources with their translations."""
 
     def __init__(self, task: Translate, data: EncodedPairs, length: int):
         self.task, self.data, self.length = task, data, length
         sides = [data.sources] if data.targets is None else [data.sources, data.targets]
-        # as many as are read, marks with them
         self.lengths = np.sum([[min(len(row) + 1, length) for row in side] for side in sides], axis=0)
 
     def __len__(self) -> int:

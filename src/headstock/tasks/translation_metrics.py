@@ -1,6 +1,6 @@
-"""BLEU and chrF as sacrebleu counts them, kept apart by sentence so that any sample of sentences can be scored.
+"""BLEU and chrF as sacreBLEU computes them, from per-sentence statistics so that any sample can be scored.
 
-N sentences, K counts of each; the score of several is made from the sums of their counts, never from their scores.
+N sentences. The score of a sample comes from the sum of its statistics.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-ORDERS = 4  # BLEU looks at words in rows of up to so many,
-CHARACTERS = 6  # and chrF at characters
-BETA = 2  # chrF weighs recall so many times as much as precision
+ORDERS = 4  # largest word n-gram of BLEU
+CHARACTERS = 6  # largest character n-gram of chrF
+BETA = 2  # weight of recall in chrF
 
 
 def bleu_counts(texts: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
-    """(N, 10) words said, words wanted, then rows of 1 to 4 words that are right, and all of them."""
+    """(N, 10) hypothesis length, reference length, then matching and total n-grams of orders 1 to 4."""
     metric = _metrics()["bleu"]
     counts = np.zeros((len(texts), 2 + 2 * ORDERS), dtype=np.int64)
     for row, (text, reference) in enumerate(zip(texts, wanted, strict=True)):
@@ -24,7 +24,7 @@ def bleu_counts(texts: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
 
 
 def chrf_counts(texts: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
-    """(N, 18) for rows of 1 to 6 characters: those said, those wanted, those that are right."""
+    """(N, 18) for n-grams of 1 to 6 characters: hypothesis, reference and matching ones."""
     from sacrebleu.metrics.helpers import extract_all_char_ngrams
 
     counts = np.zeros((len(texts), CHARACTERS, 3), dtype=np.int64)
@@ -63,7 +63,7 @@ def chrf(counts: np.ndarray) -> np.ndarray:
 
 
 def signatures() -> dict[str, str]:
-    """How the scores were counted, in sacrebleu's own shorthand, by metric."""
+    """The sacreBLEU signature of each metric."""
     told = {}
     for name, metric in _metrics().items():
         metric.corpus_score(["a"], [["a"]])  # a signature names how many references there are

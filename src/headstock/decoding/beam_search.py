@@ -1,6 +1,6 @@
-"""Beam search: the likeliest continuations that a few rows side by side can find.
+"""Beam search for every model family: the backbone's decoding state is opaque.
 
-The backbone's state is opaque here too, so one search serves every family. R open rows, V vocabulary.
+R open hypotheses, V vocabulary.
 """
 
 import math
@@ -22,20 +22,20 @@ from headstock.model.model import Model
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A continuation, without the end mark, and how likely the model finds it."""
+    """A finished continuation without its EOS token."""
 
     tokens: list[int]
-    score: float  # log-probability / length ** length_penalty; the end mark, where it came, counts in both
+    score: float  # log-probability / length ** length_penalty, with the EOS token where there is one
     ended: Literal["length", "end"] = "length"
 
 
 @dataclass(frozen=True)
 class _Open:
-    """A continuation that may still grow."""
+    """An unfinished hypothesis."""
 
     tokens: list[int] = field(default_factory=list)
     total: float = 0.0  # log-probability
-    greedy: bool = True  # each of its tokens was the likeliest after those before it
+    greedy: bool = True  # each token is the most likely one
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Rules:
     beams: int
     end: int | None
     length_penalty: float
-    no_repeat: int  # no sequence of so many tokens comes twice; 0 if it may
+    no_repeat: int  # size of n-grams that may not repeat; 0 for no limit
 
     def __post_init__(self) -> None:
         problems = []
@@ -74,10 +74,10 @@ def beam_search(
     forbidden: Sequence[int] = (),
     sources: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Up to `beams` continuations of every prompt by up to `max_tokens` tokens, the best first.
+    """Up to `beams` continuations of every prompt, of up to `max_tokens` tokens each, best first.
 
-    One beam is the greedy continuation; with more of them it stays in the search, so that no result is worse. All that
-    the model reads must be in its context, so a continuation ends there at the latest.
+    The greedy continuation always stays in the search, so that no result is worse. Continuations end with the model's
+    context at the latest.
     """
     rules = _Rules(beams, end, length_penalty, no_repeat)
     model.eval()
@@ -87,7 +87,7 @@ def beam_search(
         return [[Hypothesis([], 0.0)] for _ in searches]
     backbone, head, device = strip_modules(model.backbone), strip_modules(model.heads["token"]), model.device
     banned = torch.tensor(list(forbidden), dtype=torch.long, device=device)
-    room = max(len(search.prompt) + search.limit for search in searches) - 1  # the last token is not read
+    room = max(len(search.prompt) + search.limit for search in searches) - 1  # the last token is never an input
     output = backbone(whole(prompts, sources).to(device), model.backbone.new_state(len(prompts), room))
     last, active = ends_of(output.hidden, prompts), searches
     while True:
@@ -96,8 +96,8 @@ def beam_search(
         scores[:, banned] = -torch.inf
         if no_repeat:
             scores[repeats(active, device)] = -torch.inf
-        parents, first = [], 0  # of all rows that go on: the row each comes from
-        # one more than there are beams: one of them may be the end mark
+        parents, first = [], 0  # for each hypothesis that continues, the row it extends
+        # one more than beams, since one may be the EOS token
         found = scores.topk(min(beams + 1, scores.size(1)))
         values, tokens = found.values.tolist(), found.indices.tolist()
         for search in active:
@@ -116,7 +116,7 @@ def beam_search(
 
 
 class _Search:
-    """What was found for one prompt, and what may still grow into something better."""
+    """The finished and open hypotheses of one prompt."""
 
     def __init__(self, rules: _Rules, prompt: list[int], limit: int):
         self.rules, self.prompt, self.limit = rules, prompt, limit
@@ -124,9 +124,9 @@ class _Search:
         self.done: list[Hypothesis] = []
 
     def grow(self, values: list[list[float]], tokens: list[list[int]]) -> list[int]:
-        """Give the open rows their next tokens, of which each has its likeliest; says which row each one open now was.
+        """Extend the open hypotheses by their most likely tokens; returns the parent of each new one.
 
-        What ends among the best `beams` is done; the best `beams` of the others go on, and the greedy one in any case.
+        Those that end among the best `beams` are finished; the best `beams` of the others continue, and the greedy one.
         """
         rules, old, full = self.rules, self.open, len(self.done) >= self.rules.beams
         candidates = [
@@ -144,14 +144,14 @@ class _Search:
                     self.done.append(Hypothesis(before, rules.score(total, len(before) + 1), "end"))
             elif len(kept) < rules.beams or greedy:
                 kept.append((place, _Open([*before, token], total, greedy)))
-        stuck = [row for row, own in zip(old, values, strict=True) if not own[0] > -math.inf]  # no token may follow
+        stuck = [row for row, own in zip(old, values, strict=True) if not own[0] > -math.inf]  # no token is allowed
         self.cut(stuck)
         kept = self.hopeful(kept)
         self.open = [row for _, row in kept]
         return [place for place, _ in kept]
 
     def hopeful(self, kept: list[tuple[int, _Open]]) -> list[tuple[int, _Open]]:
-        """Those that go on: none if they are as long as they may be, or if none of them can still be the best."""
+        """The hypotheses that continue: none at the length limit, or if none can still become the best."""
         if kept and len(kept[0][1].tokens) == self.limit:
             self.cut([row for _, row in kept])
             return []
@@ -161,7 +161,7 @@ class _Search:
         return kept if any(self.ceiling(row) > best for _, row in kept) else []
 
     def ceiling(self, row: _Open) -> float:
-        """What its score would be if all that is to come were certain, at the length that suits it best."""
+        """An upper bound of its final score, as if all further tokens had probability one."""
         lengths = (len(row.tokens) + 1, self.limit)
         return max(self.rules.score(row.total, length) for length in lengths)
 
@@ -173,7 +173,7 @@ class _Search:
 
 
 def limit_of(model: Model, prompt: Sequence[int], max_tokens: int) -> int:
-    """How many tokens may follow a prompt: the model must have room to read all but the last."""
+    """The number of tokens that may follow a prompt within the context."""
     context = model.backbone.context
     if context is None:
         return max_tokens
@@ -184,7 +184,7 @@ def limit_of(model: Model, prompt: Sequence[int], max_tokens: int) -> int:
 
 
 def repeats(searches: list[_Search], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows and tokens: what would complete a sequence that the row has already, in its prompt or since."""
+    """Row and token ids of tokens that would repeat an n-gram of the row."""
     found: tuple[list[int], list[int]] = ([], [])
     texts = [(search, [*search.prompt, *row.tokens]) for search in searches for row in search.open]
     for place, (search, text) in enumerate(texts):
@@ -199,13 +199,13 @@ def repeats(searches: list[_Search], device: torch.device) -> tuple[Tensor, Tens
 
 
 def check_beams(sampling: Sampling, *, samples: int, stream: Any, cache: bool) -> None:
-    """Refuse what does not go with a search for the likeliest text."""
+    """Refuse options that beam search does not support."""
     drawing = [part.name for part in fields(sampling) if getattr(sampling, part.name) != part.default]
     drawing += ["samples"] if samples != 1 else []
     if drawing:
-        why = "beams look for the likeliest text, so none is drawn"
+        why = "beam search does not sample"
         raise UserError(f"{why}: {', '.join(drawing)} cannot be set together with beams")
     if stream is not None:
-        raise UserError("beams know their text only in the end, so it cannot be shown as it grows")
+        raise UserError("beam search cannot stream: the text is known only at the end")
     if not cache:
-        raise UserError("beams go on from what they have read, so they cannot do without the cache")
+        raise UserError("beam search needs the cache")

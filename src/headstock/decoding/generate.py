@@ -1,6 +1,6 @@
-"""Continues rows of tokens, one token at a time, with any backbone that can read without looking ahead.
+"""Autoregressive generation for every model family: the backbone's decoding state is opaque.
 
-The backbone's state is opaque here, so one function serves every family. B rows, V vocabulary.
+B rows, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,31 +17,30 @@ from headstock.kernels.cuda_graphs import DecodeStep, can_capture, capture_step
 from headstock.model.batch import Batch, DecodingState, pad
 from headstock.model.model import Model
 
-STRETCH = {"cpu": 1}  # tokens that are made before anyone looks whether a text has ended,
-GPU = 16  # and where to look is to wait
+STRETCH = {"cpu": 1}  # tokens between checks for the EOS token
+GPU = 16  # on a GPU, where a check synchronizes
 
 
 @dataclass
 class Continuation:
-    """What was added to one prompt, and why it ended there."""
+    """The generated tokens of one prompt, and why generation stopped."""
 
     tokens: list[int] = field(default_factory=list)
     ended: Literal["length", "end", "stop"] = "length"
-    slid: bool = False  # the text outgrew the model's context, so its beginning was forgotten
+    slid: bool = False  # the text exceeded the context, so its beginning was dropped
 
 
 @dataclass
 class _Row:
     text: list[int]  # prompt and continuation
     made: Continuation
-    source: Sequence[int] | None = None  # what an encoder-decoder reads beside it
+    source: Sequence[int] | None = None  # input of an encoder
     done: bool = False
 
     def window(self, context: int | None) -> list[int]:
-        """What the model is shown: all of it, or after that the end, moved on by half a context at a time.
+        """The tokens the model reads: all of them, or a suffix that moves by half a context at a time.
 
-        It depends on the row's own length alone, so a batch, a single row, and a run with or without the
-        cache all show the model the same tokens.
+        It depends on the row's length alone, so that batching and caching do not change results.
         """
         if context is None or len(self.text) <= context:
             return self.text
@@ -68,9 +67,8 @@ def generate(
 ) -> list[Continuation]:
     """Continue every prompt by up to `max_tokens` tokens.
 
-    `seeds` are one a prompt, so that a prompt's continuation does not depend on its neighbours. So are `sources`, which
-    an encoder-decoder reads and no other does. `stop(row, tokens)` says whether a row is done, `watch(row, token)`
-    hears each token as it comes.
+    `seeds` has one entry per prompt, so that results do not depend on the batch; so has `sources`, the inputs of an
+    encoder-decoder. `stop(row, tokens)` ends a row, `watch(row, token)` is called with each new token.
     """
     model.eval()
     check_rows(model, prompts, sources)
@@ -88,7 +86,7 @@ def generate(
             if not row.done:
                 _append(row, new, end)
         for i, row in enumerate(rows) if stop or watch else ():
-            if row.made.tokens and len(row.made.tokens) == reader.step:  # it has just grown
+            if row.made.tokens and len(row.made.tokens) == reader.step:  # has a new token
                 if watch is not None:
                     watch(i, row.made.tokens[-1])
                 if stop is not None and stop(i, row.made.tokens):
@@ -97,7 +95,7 @@ def generate(
 
 
 def _append(row: _Row, new: list[int], end: int | None) -> None:
-    """Give a row its new tokens, up to where it ends: what was made after that is nobody's."""
+    """Append new tokens to a row, up to its EOS token."""
     if end in new:
         new = new[: new.index(end)]
         row.made.ended, row.done = "end", True
@@ -106,10 +104,10 @@ def _append(row: _Row, new: list[int], end: int | None) -> None:
 
 
 class _Reader:
-    """Shows rows to the model and chooses their next tokens, reading again no more than it must.
+    """Runs the model on rows and samples their next tokens.
 
-    All of it happens where the model is: nobody waits for a GPU until the tokens of a stretch are looked at. Rows that
-    are done go along for a while, because to leave them out means to copy the memory of all others.
+    The device is synchronized once per stretch of tokens. Finished rows stay for a while, since removing them copies
+    the cache of all others.
     """
 
     def __init__(
@@ -120,16 +118,16 @@ class _Reader:
         self.device, self.context = model.device, model.backbone.context
         self.banned = torch.tensor(list(forbidden), dtype=torch.long, device=self.device)
         self.rows, self.step, self.steps = rows, 0, luck.size(1)
-        self.luck = None if sampling.greedy else luck.to(self.device)  # (B, steps) what decides each choice
+        self.luck = None if sampling.greedy else luck.to(self.device)  # (B, steps) uniform draws
         self.seen = _seen(rows, model) if sampling.repetition_penalty != 1.0 else None  # (B, V)
         self.state: DecodingState | None = None
-        self.read: list[int] = []  # how many tokens of each row the state has read
-        self.latest = torch.empty(0)  # (B,) the token of each row that it has not
+        self.read: list[int] = []  # tokens of each row in the state
+        self.latest = torch.empty(0)  # (B,) the last token of each row, not yet in the state
         self.replay: DecodeStep | None = None
         self.records = self.warm = False
 
     def stretch(self, most: int) -> tuple[list[_Row], list[list[int]]]:
-        """The rows that were read, and the next tokens of each: `most`, or fewer if then a window has to slide."""
+        """The rows and up to `most` next tokens of each; fewer where a window has to slide."""
         done = sum(row.done for row in self.rows)
         if done and (not self.goes_on() or (4 * done >= len(self.rows) and not self.records)):
             self.keep([place for place, row in enumerate(self.rows) if not row.done])
@@ -146,11 +144,11 @@ class _Reader:
         return self.rows, torch.stack(made, 1).tolist()
 
     def goes_on(self) -> bool:
-        """Whether one more token can be read; otherwise windows slide, and are read again from their new beginning."""
+        """Whether the state can take one more token; otherwise windows slide and are read again."""
         return self.state is not None and (self.context is None or max(self.read) < self.context)
 
     def begin(self, windows: list[list[int]]) -> Tensor:
-        """(B, V) the scores of what follows rows that are read from their beginning."""
+        """(B, V) next-token logits of rows that are read from their start."""
         for row, window in zip(self.rows, windows, strict=True):
             row.made.slid = window is not row.text
         batch = whole(windows, [row.source for row in self.rows if row.source is not None]).to(self.device)
@@ -163,7 +161,7 @@ class _Reader:
         return scores
 
     def onward(self) -> Tensor:
-        """(B, V) the scores of what follows the latest tokens."""
+        """(B, V) next-token logits after the latest tokens."""
         tokens = self.latest[:, None]
         if self.records and self.warm and self.replay is None:
             self.replay = capture_step(self.one_more, tokens)
@@ -188,12 +186,12 @@ class _Reader:
         return self.latest
 
     def room(self) -> int:
-        """Tokens a row may grow to before its window slides or its continuation ends."""
+        """The number of tokens a row may reach before its window slides or it ends."""
         most = max(len(row.text) for row in self.rows) + self.steps - self.step
         return most if self.context is None else min(most, self.context)
 
     def keep(self, places: list[int]) -> None:
-        """Go on with some of the rows only."""
+        """Continue with some of the rows only."""
         self.rows, self.read = [self.rows[i] for i in places], [self.read[i] for i in places]
         rows = torch.tensor(places, device=self.device)
         self.latest = self.latest[rows]
@@ -204,7 +202,7 @@ class _Reader:
 
 
 def check_rows(model: Model, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None) -> None:
-    """Refuse rows that cannot be continued."""
+    """Refuse invalid prompts and sources."""
     if not all(prompts):
         raise ValueError("a prompt needs at least one token to continue from")
     if model.backbone.is_encoder_decoder != (sources is not None):
@@ -214,14 +212,14 @@ def check_rows(model: Model, prompts: Sequence[Sequence[int]], sources: Sequence
 
 
 def whole(rows: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None) -> Batch:
-    """Rows to be read from their beginning and then continued, with their sources if they have some."""
+    """A causal batch of prompts, with their sources where there are any."""
     tokens, padding = pad([list(row) for row in rows], filler=0)
     source = Batch(*pad([list(row) for row in sources], filler=0)) if sources else None
-    return Batch(tokens, padding, source=source, causal=True)  # left to right, whatever else the backbone can do
+    return Batch(tokens, padding, source=source, causal=True)
 
 
 def ends_of(hidden: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
-    """(B, D) out of (B, T, D): the vector of each row's last token."""
+    """(B, T, D) -> (B, D): the vector of each row's last token."""
     last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
     return hidden[torch.arange(len(rows), device=hidden.device), last]
 

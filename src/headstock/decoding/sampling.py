@@ -1,4 +1,4 @@
-"""From scores to the next token.  B rows, V vocabulary."""
+"""Sampling of the next token. B rows, V vocabulary."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from headstock.errors import ConfigError, WorkError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen; temperature 0 is greedy."""
+    """Sampling settings; temperature 0 is greedy decoding."""
 
     temperature: float = 1.0
-    top_k: int | None = None  # only the k likeliest
-    top_p: float | None = None  # only the likeliest that together reach probability p
-    min_p: float | None = None  # only those at least this share as likely as the likeliest
-    repetition_penalty: float = 1.0  # above 1, tokens already in the text are made less likely
+    top_k: int | None = None  # only the k most likely tokens
+    top_p: float | None = None  # only the most likely tokens with total probability p
+    min_p: float | None = None  # only tokens with this share of the highest probability
+    repetition_penalty: float = 1.0  # above 1, tokens of the text become less likely
 
     def __post_init__(self) -> None:
         problems = []
@@ -39,42 +39,42 @@ class Sampling:
 
 
 def check_scores(scores: Tensor) -> None:
-    """Refuse (B, V) scores of which none can be chosen, or one is not a number: nothing follows from them."""
+    """Refuse logits (B, V) that are not finite."""
     if not scores.amax(-1).isfinite().all():
         raise WorkError("the model gives values that are not finite numbers")
 
 
 def choose(scores: Tensor, how: Sampling, *, seen: Tensor | None = None, luck: Tensor | None = None) -> Tensor:
-    """(B, V) -> (B,): one token a row. `luck` (B,) from [0, 1) decides where `how` leaves a choice."""
+    """(B, V) -> (B,): one token per row, sampled with the uniform draws `luck` (B,)."""
     if seen is not None:
         scores = penalise(scores, seen, how.repetition_penalty)
     if how.greedy:
-        return scores.max(-1).indices  # what argmax gives, in two thirds of its time on a CPU
+        return scores.max(-1).indices  # faster than argmax on a CPU
     assert luck is not None
     probabilities, order = candidates(scores.float(), how)
     reached = probabilities.cumsum(-1)
-    # inverse of the distribution: each row has its own number, so rows do not disturb each other's choice
+    # inverse transform sampling with one draw per row, so that rows are independent
     wanted = luck[:, None].to(reached) * reached[:, -1:]
-    possible = (reached > wanted) & (probabilities > 0)  # what was ruled out is not chosen, however the sum is rounded
+    possible = (reached > wanted) & (probabilities > 0)  # excluded tokens stay excluded despite rounding
     place = possible.byte().argmax(-1, keepdim=True)  # the first of them
     return place.squeeze(-1) if order is None else order.gather(-1, place).squeeze(-1)
 
 
 def candidates(scores: Tensor, how: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Probabilities (those ruled out are zero) and the tokens they are of: None if the whole vocabulary in its order.
+    """Probabilities, zero for excluded tokens, and their token ids; None for the vocabulary in its own order.
 
-    Otherwise they fall. To sort a vocabulary costs as much as a small model does, so it is done only where it must be.
+    The vocabulary is sorted only where it must be, since that costs as much as a small model.
     """
     order = None
     if how.top_k is not None and how.top_k < scores.size(-1):
         scores, order = scores.topk(how.top_k, -1)
     elif how.top_p is not None:
         scores, order = scores.sort(stable=True, dim=-1, descending=True)
-    # less the highest, so that the smallest temperature cannot make a score infinite
+    # relative to the highest, so that no temperature overflows
     probabilities = ((scores - scores.amax(-1, keepdim=True)) / how.temperature).softmax(-1)
     if how.top_p is not None:
         before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= how.top_p, 0.0)  # the likeliest always stays
+        probabilities = probabilities.masked_fill(before >= how.top_p, 0.0)  # the most likely token always stays
     if how.min_p is not None:
         least = how.min_p * probabilities.amax(-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
@@ -82,6 +82,6 @@ def candidates(scores: Tensor, how: Sampling) -> tuple[Tensor, Tensor | None]:
 
 
 def penalise(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Make what the row already holds less likely, whatever the sign of its score. `seen` is (B, V)."""
+    """Make tokens of the text less likely; `seen` (B, V) is True for them."""
     weaker = torch.where(scores > 0, scores / penalty, scores * penalty)
     return torch.where(seen, weaker, scores)

@@ -19,9 +19,7 @@ from headstock.tasks.samples import sample_continuations
 
 @dataclass(frozen=True)
 class CausalConfig:
-    rows: Literal["packed", "padded"] = (
-        "packed"  # full rows of documents, or one document per row
-    )
+    rows: Literal["packed", "padded"] = "packed"  # full rows of documents, or one document per row
 
 
 @TASKS.add("causal")

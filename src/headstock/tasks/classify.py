@@ -354,9 +354,7 @@ def as_predictions(config: ClassConfig, probabilities: Sequence[np.ndarray]) -> 
         return []
     classes, separator = config.classes, getattr(config, "separator", None)
     found = np.array(probabilities)  # (N, C)
-    rounded = np.round(
-        found.astype(np.float64), 6
-    )  # the same as round() of each
+    rounded = np.round(found.astype(np.float64), 6)  # the same as round() of each
     told = [dict(zip(classes, row, strict=True)) for row in rounded.tolist()]
     if separator is None:
         best = [classes[number] for number in found.argmax(1).tolist()]

@@ -134,9 +134,7 @@ class HybridExamples:
         tokens, were = task.masker.mask_tokens(
             shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction
         )
-        masked = np.concatenate(
-            [were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1
-        )  # one position earlier
+        masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1)  # one position earlier
         following = np.where(rows.padding | ~causal[:, None], IGNORE_INDEX, rows.wanted)
         labels = {"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)}
         return Batch(

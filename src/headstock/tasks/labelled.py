@@ -67,9 +67,7 @@ class LabelledTask(Task):
     example: ClassVar[str] = '"..."'  # and its example argument
     row_form: ClassVar[str] = "a text (str)"  # a row in Python, for messages
     row_is_text: ClassVar[bool] = False  # a row is one text, so that files can be streamed
-    formulas: ClassVar[
-        dict[str, Callable[[np.ndarray], np.ndarray]]
-    ] = {}  # of corpus-level metrics
+    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of corpus-level metrics
     can_ensemble: ClassVar[bool] = True  # outputs of several models can be averaged
     can_freeze_backbone: ClassVar[bool] = True  # the head can be trained alone
     reuses_head: ClassVar[bool] = False  # the head of the pretrained run is reused

@@ -33,9 +33,9 @@ def made(tokenizer, **given):
 def neighbours(batch):
     """Every token of a batch with what it must give forward and backward, document by document."""
     for row in range(len(batch.tokens)):
-        for document in batch.documents[row].unique():
+        for document in batch.document_ids[row].unique():
             if document >= 0:
-                here = batch.documents[row] == document
+                here = batch.document_ids[row] == document
                 yield tuple(x[row][here].tolist() for x in (batch.tokens, *batch.labels.values()))
 
 

@@ -228,7 +228,7 @@ def to_html(spans: list[HighlightedSpan], max_weight: float) -> "Markup":
 
 
 @dataclass(frozen=True)
-class Passage:
+class HighlightedText:
     """A text as HTML: its beginning, the rest, and how much was cut."""
 
     shown: "Markup"
@@ -244,7 +244,7 @@ def make_passage(
     marks: Sequence = (),
     preview: int = 600,
     max_length: int = 4000,
-) -> Passage:
+) -> HighlightedText:
     """Highlight a text by its `marks` if there are any, otherwise by the weights of its pieces."""
     if preview < len(text) <= preview + 100:
         preview = len(text)  # the rest is not worth folding away
@@ -252,4 +252,4 @@ def make_passage(
     shown, rest, left_out = split_preview(spans, preview, max(preview, max_length))
     max_weight = max((abs(weight) for _, weight in pieces), default=0.0)
     rest_size = sum(len(span.text) for span in rest)
-    return Passage(to_html(shown, max_weight), to_html(rest, max_weight), rest_size, left_out)
+    return HighlightedText(to_html(shown, max_weight), to_html(rest, max_weight), rest_size, left_out)

@@ -35,9 +35,8 @@ def batch_from_rows(rows: Sequence[Sequence[int]], pad_id: int, device: torch.de
     return to_device(Batch(tokens, padding, **fields), device)
 
 
-def token_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:
-    """Consecutive rows in batches of as many padded tokens as the device handles well; sort rows by length first."""
-    limit = max_batch_tokens(device)
+def batch_by_tokens(rows: Iterable[Row], length: Callable[[Row], int], limit: int) -> Iterator[list[Row]]:
+    """Consecutive rows in batches as large as `limit` tokens including padding allow; sort rows by length first."""
     batch: list[Row] = []
     longest = 0
     for row in rows:
@@ -50,11 +49,11 @@ def token_batches(rows: Iterable[Row], length: Callable[[Row], int], device: tor
         yield batch
 
 
+def token_batches(rows: Iterable[Row], length: Callable[[Row], int], device: torch.device) -> Iterator[list[Row]]:
+    """Consecutive rows in batches of as many padded tokens as the device handles well."""
+    return batch_by_tokens(rows, length, max_batch_tokens(device))
+
+
 def length_batches(lengths: np.ndarray, limit: int) -> Iterator[list[int]]:
     """All indices in batches of similar length and up to `limit` tokens, longest first so that memory peaks early."""
-    order = np.argsort(-lengths, kind="stable").tolist()
-    at = 0
-    while at < len(order):
-        rows = max(1, limit // int(lengths[order[at]]))
-        yield order[at : at + rows]
-        at += rows
+    return batch_by_tokens(np.argsort(-lengths, kind="stable").tolist(), lengths.tolist().__getitem__, limit)

@@ -1,6 +1,7 @@
 """The training loop, shared by every objective and task."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ def train(
     *,
     run: RunFolder | None,
     distributed: DistributedContext,
-    callbacks: "list[Callback] | tuple[Callback, ...]" = (),
+    callbacks: Sequence[Callback] = (),
 ) -> TrainState:
     """Train until the budget is spent, resuming from the run's newest valid checkpoint if there is one.
 

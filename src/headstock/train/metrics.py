@@ -16,11 +16,11 @@ def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.n
     intervals: dict[str, list[float | None]] = {}
     for name, tally in task.row_metrics(data, outputs).items():
         if isinstance(tally, SufficientStatistics):
-            found = item_interval(tally)
+            interval = item_interval(tally)
         else:
             hits, of = tally
-            found = item_interval(hits, None if (of == 1).all() else of)
-        metrics[name], intervals[name] = found.mean, [found.low, found.high]
+            interval = item_interval(hits, None if (of == 1).all() else of)
+        metrics[name], intervals[name] = interval.mean, [interval.low, interval.high]
     if (numbers := task.true_and_predicted(data, outputs)) is not None:
         f1 = macro_f1_item_interval(*numbers)
         metrics["macro_f1"], intervals["macro_f1"] = f1.mean, [f1.low, f1.high]

@@ -30,8 +30,8 @@ class PeakMemory:
         """0 where the system does not report it, as on Windows."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        if (found := status("VmHWM")) is not None:
-            return found - max(0, (status("RssFile") or 0) - self.mapped)
+        if (peak := status("VmHWM")) is not None:
+            return peak - max(0, (status("RssFile") or 0) - self.mapped)
         try:
             import resource
         except ImportError:
@@ -50,9 +50,9 @@ def free_bytes(device: torch.device) -> int:
     """Memory available without swapping."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    found = dict(map(parse, lines(Path("/proc/meminfo"))))
-    if "MemAvailable" in found:
-        return min(found["MemAvailable"], cgroup_free_bytes())
+    memory = dict(map(parse, lines(Path("/proc/meminfo"))))
+    if "MemAvailable" in memory:
+        return min(memory["MemAvailable"], cgroup_free_bytes())
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return ASSUMED_FREE
@@ -74,7 +74,7 @@ def cgroup_free_bytes() -> int:
 
 
 def status(name: str) -> int | None:
-    return next((size for found, size in map(parse, lines(STATUS)) if found == name), None)
+    return next((size for key, size in map(parse, lines(STATUS)) if key == name), None)
 
 
 def parse(line: str) -> tuple[str, int]:

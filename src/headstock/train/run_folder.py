@@ -433,10 +433,12 @@ def tokenizer_fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
 def check_tokenizers(run: RunFolder, tokenizer: Tokenizer) -> None:
     """Reject a tokenizer that the model was not trained with."""
     known, own = run.data(), tokenizer_fingerprints(tokenizer)
-    for name, found in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source_tokenizer)):
+    for name, own_tokenizer in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source_tokenizer)):
         if known.get(name) != own.get(name):
-            there = f"({found.vocabulary} entries) does not belong to this run" if found else "is missing"
-            raise UserError(f"{run}: its {name}.json {there}: it is not the one the model was trained with")
+            entries = (
+                f"({own_tokenizer.vocabulary} entries) does not belong to this run" if own_tokenizer else "is missing"
+            )
+            raise UserError(f"{run}: its {name}.json {entries}: it is not the one the model was trained with")
 
 
 def bundled_run_names() -> list[str]:

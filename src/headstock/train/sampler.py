@@ -3,11 +3,12 @@
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
+from headstock.decoding.batching import batch_by_tokens
 from headstock.model.batch import Batch, pad_to_multiple
 from headstock.rng import RandomPermutation, generator
 from headstock.tasks.base import Examples, Task, padded_batch
@@ -17,8 +18,6 @@ from headstock.train.state import TrainState
 
 POOL = 64  # steps whose examples are sorted by length together
 MAX_IN_MEMORY = 1 << 22  # examples; the permutation of more is computed on demand
-
-Row = TypeVar("Row")
 
 
 class BatchSampler:
@@ -172,23 +171,6 @@ def steps_by_tokens(
     parts = np.split(ordered, boundaries[1:-1])
     turn = random.permutation(len(parts))
     return np.concatenate([parts[i] for i in turn]), np.concatenate([[0], np.cumsum([len(parts[i]) for i in turn])])
-
-
-def batch_by_tokens(rows: Iterable[Row], length: Callable[[Row], int], max_tokens: int) -> Iterator[list[Row]]:
-    """Batches of rows in the order given, each as large as `max_tokens` including padding allows.
-
-    Sorted by length, the rows of a batch need little padding.
-    """
-    batch: list[Row] = []
-    longest = 0
-    for row in rows:
-        longest = max(longest, length(row))
-        if batch and longest * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch, longest = [], length(row)
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def token_boundaries(sizes: np.ndarray, tokens: int) -> np.ndarray:

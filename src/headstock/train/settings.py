@@ -116,9 +116,9 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         problems = []
-        given = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
-        if len(given) > 1:
-            problems.append((given[1], f"cannot be set together with {given[0]}: a run has one length"))
+        lengths = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))
         for name in (
             "steps",
             "epochs",

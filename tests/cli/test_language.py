@@ -79,7 +79,7 @@ def test_fill_refuses_more_words_than_it_can_find(runs, result, refused):
 
 def test_fill_shows_the_text_as_it_was_given_where_it_is_no_text(runs, refused):
     line = refused("fill", runs / "masked", "Anne [MASK] \udcff")
-    assert r"'Anne [MASK] \udcff': character 13 is half a character" in line
+    assert r"'Anne [MASK] \udcff': character 13 is half of a surrogate pair" in line
     assert r"headstock: '\udcff': character 1 is" in refused(
         "fill", runs / "masked", "[MASK] [MASK]", "--among", "a,\udcff"
     )

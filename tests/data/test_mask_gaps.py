@@ -44,7 +44,7 @@ def test_the_text_around_a_mask_is_cut_as_if_the_word_were_there(kind, text, wor
     for gap, word in zip(gaps, words, strict=True):
         pieces = spelling.tokens_at(gap, word)
         assert spelling.word(pieces) == word
-        assert spelling.spaced[pieces[0]] == gap.spaced  # so that the word is among those proposed
+        assert spelling.has_space[pieces[0]] == gap.expects_space  # so that the word is among those proposed
         whole += [*ids[at : gap.position], *pieces]
         at = gap.position + 1
     assert [*whole, *ids[at:]] == spelling.tokenizer.encode(spelling.fill(text, words))
@@ -54,17 +54,17 @@ def test_inside_a_word_only_what_continues_it_fits():
     for kind in ("bpe", "wordpiece", "unigram", "char"):
         spelling = spelling_of(kind)
         _, (gap,) = spelling.tokenize("Paris[MASK]")
-        assert not gap.spaced
+        assert not gap.expects_space
         pieces = spelling.tokens_at(gap, "kind")
         assert spelling.tokenizer.encode("Paris") + pieces == spelling.tokenizer.encode("Pariskind")
-        assert not spelling.spaced[pieces].any() and spelling.lettered[pieces].all()
+        assert not spelling.has_space[pieces].any() and spelling.is_word_part[pieces].all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_entries_are_never_words(kind):
     spelling = spelling_of(kind)
     for number in spelling.tokenizer.all_special_ids:
-        assert not spelling.whole[number] and not spelling.lettered[number]
+        assert not spelling.is_complete[number] and not spelling.is_word_part[number]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,5 +108,5 @@ def test_a_tokenizer_that_calls_its_mask_otherwise(tmp_path):
 
 
 def test_a_text_without_a_mask_is_told_what_to_write():
-    with pytest.raises(UserError, match=r"no \[MASK\] in 'It was good': write it where a word is wanted"):
+    with pytest.raises(UserError, match=r"no \[MASK\] in 'It was good'"):
         spelling_of("bpe").tokenize("It was good")

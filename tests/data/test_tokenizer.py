@@ -217,11 +217,11 @@ def test_a_text_that_is_spelled_as_it_should_be_is_cut_the_same_without_spelling
 
 
 def test_only_a_normalizer_that_leaves_latin_letters_alone_is_passed_by(trained):
-    passed = {kind: trained[kind].backend._bare is not None for kind in KINDS}
+    passed = {kind: trained[kind].backend._without_normalizer is not None for kind in KINDS}
     assert passed == {"bpe": True, "unigram": False, "wordpiece": True, "word": True, "char": True}
     for change in ("lowercase", "strip_accents"):
         asked = TokenizerSettings(kind="wordpiece", vocabulary=200, **{change: True})
-        assert train_tokenizer(TEXTS, asked).backend._bare is None
+        assert train_tokenizer(TEXTS, asked).backend._without_normalizer is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -438,15 +438,15 @@ def test_describe_counts(trained):
 
 
 def test_mistakes_in_settings():
-    with pytest.raises(ConfigError, match=r"vocabulary: 100 is too small .* least is 263"):
+    with pytest.raises(ConfigError, match=r"vocabulary: 100 is too small .* at least 263"):
         TokenizerSettings("bpe", 100)
     with pytest.raises(ConfigError, match="min_frequency"):
         TokenizerSettings("word", 100, min_frequency=0)
-    with pytest.raises(UserError, match=r"30 is too small for a wordpiece tokenizer: the least is \d+"):
+    with pytest.raises(UserError, match=r"30 is too small for a wordpiece tokenizer, which needs at least \d+"):
         train_tokenizer(TEXTS, TokenizerSettings("wordpiece", 30))
-    with pytest.raises(UserError, match=r"270 is too small for a unigram tokenizer: the least is (\d+)") as wrong:
+    with pytest.raises(UserError, match=r"270 is too small for a unigram tokenizer, .* at least (\d+)") as wrong:
         train_tokenizer(TEXTS, TokenizerSettings("unigram", 270))
-    least = int(str(wrong.value).split("the least is ")[1].split()[0])
+    least = int(str(wrong.value).split("at least ")[1].split()[0])
     assert train_tokenizer(TEXTS, TokenizerSettings("unigram", least)).vocabulary == least
 
 
@@ -459,9 +459,9 @@ def test_no_text_is_said(kind):
 
 def test_half_characters_are_said(trained, model_file):
     for tokenizer in (trained["bpe"], open_tokenizer(model_file)):
-        with pytest.raises(UserError, match="character 3 is half a character"):
+        with pytest.raises(UserError, match="character 3 is half"):
             tokenizer.encode("ab\udce9")
-        with pytest.raises(UserError, match="half a character"):
+        with pytest.raises(UserError, match="half of"):
             tokenizer.offsets("ab\udce9")
 
 
@@ -473,19 +473,19 @@ def test_files_that_are_no_tokenizers(tmp_path, model_file):
             open_tokenizer(tmp_path / name)
         assert "\n" not in str(wrong.value)
 
-    refuse("tokenizer.json", b"{ not json", r"tokenizer\.json: not JSON")
+    refuse("tokenizer.json", b"{ not json", r"tokenizer\.json: invalid JSON")
     refuse("tokeniser.json", None, r"no such tokenizer file; did you mean 'tokenizer\.json'")
-    refuse("list.json", b"[1]", "no tokenizer")
-    refuse("config.json", b'{"width": 4}', "no tokenizer: it has no `model`")
-    refuse("odd.json", b'{"model": {"type": "BPE", "vocab": 3}}', "no tokenizer")
+    refuse("list.json", b"[1]", "not a tokenizer")
+    refuse("config.json", b'{"width": 4}', "the JSON has no `model`")
+    refuse("odd.json", b'{"model": {"type": "BPE", "vocab": 3}}', "not a tokenizer")
     refuse("binary.json", b"\xff\xfe\x00", "cannot be read")
     refuse("damaged.model", model_file.read_bytes()[:500], "damaged")
     refuse("empty.model", b"", "damaged")
-    refuse("dict.txt", "▁le 3\n▁chat\n".encode(), r"dict\.txt:2: wanted `piece count`")
+    refuse("dict.txt", "▁le 3\n▁chat\n".encode(), r"dict\.txt:2: expected `piece count`")
     refuse("dict.txt", "▁le 3\n\n▁a 1\n".encode(), r"dict\.txt:2: ")
     refuse("ours.json", json.dumps({"format": "headstock-sentencepiece-1"}).encode(), "damaged tokenizer")
     (tmp_path / "empty").mkdir()
-    refuse("empty", None, "wanted tokenizer.json, dict.txt or one .model")
+    refuse("empty", None, "expected tokenizer.json, dict.txt or one .model")
 
 
 STRIP = {"type": "Strip", "content": "a", "start": 10**9, "stop": 10**9}
@@ -519,7 +519,7 @@ def test_what_the_library_fails_on_is_said(trained, tmp_path, part, value):
 
 def test_json_that_is_nested_too_deeply_is_no_tokenizer(tmp_path):
     (tmp_path / "t.json").write_text('{"model": ' + "[" * 100_000)
-    with pytest.raises(UserError, match=r"t\.json: not JSON"):
+    with pytest.raises(UserError, match=r"t\.json: invalid JSON"):
         open_tokenizer(tmp_path / "t.json")
 
 

@@ -66,8 +66,8 @@ def test_words_of_several_pieces_are_found_as_by_trying_all():
     spelling, mask = one.spelling, one.tokenizer.mask
     ids, (gap,) = spelling.tokenize("Ben saw [MASK].")
     assert ids == [*one.tokenizer.encode("Ben saw"), mask, *one.tokenizer.encode(".")]
-    begin = [i for i in range(one.tokenizer.vocabulary) if spelling.spaced[i] and spelling.lettered[i]]
-    go_on = [i for i in range(one.tokenizer.vocabulary) if not spelling.spaced[i] and spelling.lettered[i]]
+    begin = [i for i in range(one.tokenizer.vocabulary) if spelling.has_space[i] and spelling.is_word_part[i]]
+    go_on = [i for i in range(one.tokenizer.vocabulary) if not spelling.has_space[i] and spelling.is_word_part[i]]
     every = {}
     for pieces in itertools.product(begin, go_on):
         word = one.tokenizer.decode(pieces)

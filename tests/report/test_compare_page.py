@@ -16,7 +16,7 @@ from rich.console import Console
 
 from headstock.cli.command import Common
 from headstock.cli.experiments import report
-from headstock.data.word_joining import word_spans
+from headstock.data.words import word_spans
 from headstock.errors import UserError
 from headstock.experiments.tables import comparison_table
 from headstock.report.compare_page import describe_pairs, write_compare_report

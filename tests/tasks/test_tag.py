@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.data.word_joining import join_words
+from headstock.data.words import join_words
 from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import CachedBackbone
 from headstock.model.batch import IGNORE_INDEX, Batch

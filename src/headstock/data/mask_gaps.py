@@ -1,4 +1,4 @@
-"""Where a text has [MASK], and which entries of a vocabulary can stand there as a word.  V vocabulary."""
+"""Locates [MASK] in a text and determines which tokens can fill it as a word.  V vocabulary."""
 
 import re
 from collections.abc import Sequence
@@ -10,107 +10,107 @@ import numpy as np
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 
-MASK = "[MASK]"  # how a person writes it, whatever the tokenizer calls its own
-HOLE = "\u2042"  # stands for the mask while the text around it is cut: a rare punctuation mark, which joins no word
-BEFORE = 40  # characters before a mask that can matter for how a word there is cut
-JOINING = "-'’\ufffd"  # what may stand inside a word beside letters and digits; the last is a part of a character
+MASK = "[MASK]"  # as users write it, whatever the tokenizer's own mask token is
+PLACEHOLDER = "\u2042"  # replaces the mask while the text around it is tokenized: rare punctuation, which joins no word
+CONTEXT_CHARACTERS = 40  # before a mask that can influence how a word there is tokenized
+WORD_CHARACTERS = "-'’\ufffd"  # allowed in a word besides letters and digits; the last is a partial character
 
 
 @dataclass(frozen=True)
 class MaskGap:
     """One mask of a text."""
 
-    before: str  # what stands to its left, without the space that belongs to the word
+    before: str  # the text to its left, without the space that belongs to the word
     space: str  # that space, or ""
     position: int  # of the mask among the text's tokens
-    spaced: bool  # the entries that fit here are those which bring a space with them
+    expects_space: bool  # tokens that fit here are those that include a space
 
 
 class SurfaceForms:
-    """What each entry of a vocabulary writes inside a text, with the space before it where it brings one."""
+    """The text that each token of a vocabulary contributes inside a text, including a preceding space."""
 
     def __init__(self, tokenizer: Tokenizer):
         if tokenizer.mask is None:
             raise UserError(f"this tokenizer has no {MASK}, so nothing can be filled in")
         self.tokenizer, self.mask = tokenizer, tokenizer.mask
-        self.masks = "|".join(map(re.escape, {MASK, tokenizer.id_to_token(tokenizer.mask)}))  # a pattern
-        entries = range(tokenizer.vocabulary)
-        ordinary = [i for i in entries if i not in tokenizer.all_special_ids]
+        self.mask_pattern = "|".join(map(re.escape, {MASK, tokenizer.id_to_token(tokenizer.mask)}))
+        ordinary = [i for i in range(tokenizer.vocabulary) if i not in tokenizer.all_special_ids]
+        # A token decoded alone may lose its space, so each is decoded after an ordinary word.
         anchor = next((i for i in ordinary if tokenizer.decode([i]).strip().isalpha()), ordinary[0])
         self.anchor = tokenizer.decode([anchor])
-        self.written = [""] * len(entries)
+        self.texts = [""] * tokenizer.vocabulary
         for i in ordinary:
             whole = tokenizer.decode([anchor, i])
-            self.written[i] = whole[len(self.anchor) :] if whole.startswith(self.anchor) else tokenizer.decode([i])
-        self.spaced = np.array([text.startswith(" ") for text in self.written])  # (V,)
-        self.lettered = np.array([joins(text.strip()) for text in self.written])
-        self.begins = self.lettered | np.array([text == " " for text in self.written])
-        self.whole = np.array([bool(text.strip()) and "\ufffd" not in text for text in self.written])
+            self.texts[i] = whole[len(self.anchor) :] if whole.startswith(self.anchor) else tokenizer.decode([i])
+        self.has_space = np.array([text.startswith(" ") for text in self.texts])  # (V,)
+        self.is_word_part = np.array([is_word_part(text.strip()) for text in self.texts])
+        self.can_begin_word = self.is_word_part | np.array([text == " " for text in self.texts])
+        self.is_complete = np.array([bool(text.strip()) and "\ufffd" not in text for text in self.texts])
 
     @cached_property
-    def brings_spaces(self) -> bool:
-        """Whether a word's first entry stands for the space before it too; for single characters it does not."""
-        return bool((self.spaced & self.lettered).any())
+    def words_include_space(self) -> bool:
+        """Whether the first token of a word includes the space before it; single characters do not."""
+        return bool((self.has_space & self.is_word_part).any())
 
-    def word(self, pieces: Sequence[int]) -> str:
-        """Pieces as a person reads them."""
+    def word(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens, without surrounding spaces."""
         anchor = self.tokenizer.encode(self.anchor)
-        whole, before = self.tokenizer.decode([*anchor, *pieces]), self.tokenizer.decode(anchor)
-        return (whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(pieces)).strip()
+        whole, before = self.tokenizer.decode([*anchor, *tokens]), self.tokenizer.decode(anchor)
+        return (whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(tokens)).strip()
 
     def tokens_at(self, gap: MaskGap, word: str) -> list[int]:
-        """The pieces that a word is cut into at a mask."""
-        before = self.tokenizer.encode(gap.before[-BEFORE:])
-        whole = self.tokenizer.encode(gap.before[-BEFORE:] + gap.space + word)
+        """The tokens of a word in place of a mask."""
+        context = gap.before[-CONTEXT_CHARACTERS:]
+        before, whole = self.tokenizer.encode(context), self.tokenizer.encode(context + gap.space + word)
         return whole[len(before) :] if whole[: len(before)] == before else self.tokenizer.encode(word)
 
     def fill(self, text: str, words: Sequence[str]) -> str:
-        """The text with a word in the place of each mask."""
-        waiting = iter(words)
-        return re.sub(self.masks, lambda _: next(waiting), text)
+        """The text with each mask replaced by a word."""
+        replacements = iter(words)
+        return re.sub(self.mask_pattern, lambda _: next(replacements), text)
 
     def tokenize(self, text: str) -> tuple[list[int], list[MaskGap]]:
-        """A text as tokens with the mask where it says so, and what is known of each mask."""
-        around = re.split(self.masks, text)
-        if len(around) == 1:
-            raise UserError(f'no {MASK} in {text[:60]!r}: write it where a word is wanted, as in "It was {MASK}."')
-        plain, spans = around[0], []
-        for part in around[1:]:
-            space = self.brings_spaces and plain.endswith(" ")
+        """The tokens of a text with its masks, and the masks."""
+        parts = re.split(self.mask_pattern, text)
+        if len(parts) == 1:
+            raise UserError(f'no {MASK} in {text[:60]!r}: write it in place of a word, as in "It was {MASK}."')
+        plain, spans = parts[0], []
+        for part in parts[1:]:
+            space = self.words_include_space and plain.endswith(" ")
             spans.append((len(plain) - space, len(plain) + 1))
-            plain += HOLE + part
-        ids, places = self.tokenize_spans(plain, spans)
+            plain += PLACEHOLDER + part
+        ids, positions = self.tokenize_spans(plain, spans)
         gaps = []
-        for (begin, end), place in zip(spans, places, strict=True):
+        for (begin, end), position in zip(spans, positions, strict=True):
             before, space = plain[:begin], plain[begin : end - 1]
-            gaps.append(MaskGap(before, space, place, bool(space) or self.spaced_after(before)))
+            gaps.append(MaskGap(before, space, position, bool(space) or self.expects_space_after(before)))
         return ids, gaps
 
     def tokenize_spans(self, plain: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """The tokens of a text, a mask for those that lie in each of the spans, and where these masks are."""
+        """The tokens of a text with one mask in place of each character span, and the positions of these masks."""
         ids: list[int] = []
-        places: list[int] = []
-        cut = zip(self.tokenizer.encode(plain), self.tokenizer.offsets(plain), strict=True)
-        for token, (first, last) in [*cut, (None, (len(plain) + 1, len(plain) + 2))]:
-            while len(places) < len(spans) and spans[len(places)][0] < max(last, first + 1):
-                places.append(len(ids))
+        positions: list[int] = []
+        tokens = zip(self.tokenizer.encode(plain), self.tokenizer.offsets(plain), strict=True)
+        for token, (first, last) in [*tokens, (None, (len(plain) + 1, len(plain) + 2))]:
+            while len(positions) < len(spans) and spans[len(positions)][0] < max(last, first + 1):
+                positions.append(len(ids))
                 ids.append(self.mask)
-            inside = bool(places) and first < spans[len(places) - 1][1]
-            if token is not None and not inside:
+            in_span = bool(positions) and first < spans[len(positions) - 1][1]
+            if token is not None and not in_span:
                 ids.append(token)
-        return ids, places
+        return ids, positions
 
-    def spaced_after(self, before: str) -> bool:
-        """Whether a word here is spelled as after a space, though there is none: at the start of a text, many do."""
-        if before and (before[-1].isalnum() or before[-1] == HOLE):
+    def expects_space_after(self, before: str) -> bool:
+        """Whether a word here is tokenized as after a space, though there is none, as at the start of a text."""
+        if before and (before[-1].isalnum() or before[-1] == PLACEHOLDER):
             return False
-        whole = before[-BEFORE:] + self.anchor.strip()
+        whole = before[-CONTEXT_CHARACTERS:] + self.anchor.strip()
         at = len(whole) - len(self.anchor.strip())
-        cut = zip(self.tokenizer.encode(whole), self.tokenizer.offsets(whole), strict=True)
-        first = next((token for token, (begin, last) in cut if begin >= at or last > at), None)
-        return first is not None and bool(self.spaced[first])
+        tokens = zip(self.tokenizer.encode(whole), self.tokenizer.offsets(whole), strict=True)
+        first = next((token for token, (begin, last) in tokens if begin >= at or last > at), None)
+        return first is not None and bool(self.has_space[first])
 
 
-def joins(text: str) -> bool:
+def is_word_part(text: str) -> bool:
     """Whether a text can be part of a word."""
-    return bool(text) and all(letter.isalnum() or letter in JOINING for letter in text)
+    return bool(text) and all(letter.isalnum() or letter in WORD_CHARACTERS for letter in text)

@@ -1,21 +1,22 @@
-"""Knows where a sentence ends, in French and in English, by rules alone.
+"""Splits French and English text into sentences by rules.
 
-A sentence ends at . ! ? … (with the quotes and brackets that close after it) before white space and something that can
-begin one: a capital, a digit, a currency sign, behind any opening quotes, brackets and dashes. A lower-case letter goes
-on: `« Oui ? » dit-il.` is one sentence. Only where a whole text has no capital at all does a lone mark suffice.
+A sentence ends at . ! ? … (and closing quotes and brackets) before white space and something that can begin a
+sentence: a capital, a digit or a currency sign, after any opening quotes, brackets and dashes. A lower-case letter
+continues the sentence: `« Oui ? » dit-il.` is one sentence. Only in a text without any capital does a single mark
+suffice.
 
-A blank line always ends a sentence, and so does a line end before a list item (`- `, `• `, `2. `, `b) `). Any other
-line end without a final mark ends one only before a capital, and only if the line is no wrapped one: shorter than
-WRAPPED_FROM (a title) or longer than WRAPPED_TO (a paragraph), and not left open by a comma, a colon or the like.
+A blank line always ends a sentence, as does a line break before a list item (`- `, `• `, `2. `, `b) `). Any other line
+break without a final mark ends one only before a capital, and only if the line is not a wrapped one: it is shorter than
+MIN_WRAPPED (a title) or longer than MAX_WRAPPED (a paragraph), and does not end with a comma, a colon or the like.
 """
 
 import re
 
-WRAPPED_FROM, WRAPPED_TO = 50, 100  # characters of a line that may have been broken by a program, not by its author
-LONGEST = 14  # characters in which an abbreviation and what stands before it are looked for
-OPEN_END = frozenset(",;:-–—&/(«“")  # a line that ends in one of these goes on
+MIN_WRAPPED, MAX_WRAPPED = 50, 100  # length of lines that a program may have wrapped
+LOOKBEHIND = 14  # characters in which an abbreviation and the word before it are searched
+CONTINUES_LINE = frozenset(",;:-–—&/(«“")  # a line that ends with one of these continues
 
-# Every match takes all it has looked at, and nothing is tried twice (++ and *+), so the time is linear in the text.
+# Possessive quantifiers (++ and *+) prevent backtracking, so the time is linear in the length of the text.
 CANDIDATE = re.compile(
     r"""(?P<mark>[.!?…] (?:[.!?…"'”’»)\]]++ | [\ \u00a0\u202f]++(?=[»”)\]]))*+) (?P<space>\s*+) | \n\s*+""", re.VERBOSE
 )
@@ -31,23 +32,23 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-NEVER = _words(  # these are always followed by what they belong to
+TITLES = _words(  # never end a sentence
     "M MM Mme Mlle Mmes Mlles Mgr Mr Mrs Ms Messrs Mx Dr Dre Drs Pr Prof Rev Hon Gen Gén Col Capt Lt Sgt Cdt Sen "
     "Rep Gov Pres Supt cf Cf vs Vs av ap apr env resp e.g i.e E.g I.e viz St Ste Sts Mt Ft"
 )
-PERHAPS = _words("Jr Sr Inc Co Corp Ltd Cie Bros bd boul Ave Blvd éd ed dir trad approx Ph.D")
+AMBIGUOUS = _words("Jr Sr Inc Co Corp Ltd Cie Bros bd boul Ave Blvd éd ed dir trad approx Ph.D")
 BEFORE_NUMBER = _words(
     "No Nos no nos n N p pp P art Art al Fig Figs fig figs vol Vol chap Chap ch Ch sect Sect Sec sec eq Eq tab Tab liv "
     "tél Tél tel Tel Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec jan janv févr fév avr juil sept oct nov déc"
 )
-COMMON = _words(  # what begins sentences far more often than names
+SENTENCE_STARTERS = _words(  # begin sentences far more often than names
     "The This That These Those There He She It They We You His Her Its Their Our My In On At As But And Or So If When "
     "While After Before Then However What Who Why How Where Not No Yes For From With To By Le La Les Un Une Des Ce Cet "
     "Cette Ces Il Elle Ils Elles On Nous Vous Je Tu Mais Et Ou Or Donc Car Ni Dans En Au Aux Du Pour Par Sur Avec Sans "
     "Quand Lorsque Si Comme Son Sa Ses Leur Leurs Mon Ma Mes Qui Que Quel Quelle Où Puis Alors Après Avant Depuis Tout "
     "C' J' S' N' Qu' C’ J’ S’ N’ Qu’"
 )
-SAID = re.compile(  # `"Really?" John asked.`: who speaks, then that they did
+SPEECH_TAG = re.compile(  # `"Really?" John asked.`
     r"\s+(?:I|[^\W\d_]\w*+(?:\s[^\W\d_]\w*+){0,2}?)\s"
     r"(?:said|asked|replied|cried|answered|shouted|whispered|exclaimed|added|wondered|demanded|yelled|muttered)\b"
 )
@@ -55,29 +56,29 @@ QUOTES = frozenset("\"'”’»")
 
 
 def split_sentences(text: str) -> list[str]:
-    """Slices of `text`, one a sentence, that join to exactly `text`.
+    """Split a text into sentences, which join to exactly `text`.
 
-    White space between two sentences belongs to the second. No slice is blank, unless the whole text is.
+    White space between two sentences belongs to the second. No sentence is blank, unless the whole text is.
 
     >>> split_sentences("« Tu viens ? » dit M. Jourdain. Il était 3.14 heures...")
     ['« Tu viens ? » dit M. Jourdain.', ' Il était 3.14 heures...']
     """
     slices: list[str] = []
-    start, line = 0, 0  # where the sentence and where the line began
+    start, line = 0, 0  # where the current sentence and line begin
     first, length = len(text) - len(text.lstrip()), len(text)
     uncased = text.islower()
-    for found in CANDIDATE.finditer(text):
-        end = found.end()
+    for match in CANDIDATE.finditer(text):
+        end = match.end()
         if end == length:
             break
-        if (space := found["space"]) == "":  # as in 3.14 and www.example.org
+        if (space := match["space"]) == "":  # as in 3.14 and www.example.org
             continue
-        at = found.start()
+        at = match.start()
         if space is None:
             space = text[at:end]
             ends = at > first and (_ends_line(text, line, at, end) or space.count("\n") > 1)
         else:
-            mark = found["mark"]
+            mark = match["mark"]
             ends = _ends(text, start, at, mark, end, uncased) or ("\n" in space and _breaks(text, space, end))
             at += len(mark)
         if ends:
@@ -93,23 +94,23 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _breaks(text: str, space: str, end: int) -> bool:
-    """Whether the line ends in `space` end a sentence, whatever stands around them."""
+    """Whether the line breaks in `space` end a sentence regardless of the text around them."""
     return space.count("\n") > 1 or ITEM.match(text, end) is not None
 
 
 def _ends_line(text: str, line: int, at: int, end: int) -> bool:
-    """Whether a line that has no final mark is a sentence all the same."""
+    """Whether a line without a final mark ends a sentence."""
     if ITEM.match(text, end):
         return True
-    written = text[line:at].rstrip()
-    if WRAPPED_FROM <= len(written) <= WRAPPED_TO or written[-1:] in OPEN_END:
+    content = text[line:at].rstrip()
+    if MIN_WRAPPED <= len(content) <= MAX_WRAPPED or content[-1:] in CONTINUES_LINE:
         return False
     begins = BEGINNING.match(text, end)
     return begins is not None and begins["word"][0].isupper()
 
 
 def _ends(text: str, start: int, at: int, mark: str, end: int, uncased: bool) -> bool:
-    """Whether the final mark at `at` ends the sentence that began at `start`, when the next could begin at `end`."""
+    """Whether the mark at `at` ends the sentence that began at `start`; the next would begin at `end`."""
     begins = BEGINNING.match(text, end)
     if begins is None:
         return False
@@ -118,30 +119,31 @@ def _ends(text: str, start: int, at: int, mark: str, end: int, uncased: bool) ->
         return False
     if mark[0] == "." and mark[1:2] not in (".", "!", "?", "…") and _is_abbreviation(text, start, at, word):
         return False
-    if len(mark) > 1 and mark[0] in "!?" and mark[-1] in QUOTES and SAID.match(text, end - 1):
+    if len(mark) > 1 and mark[0] in "!?" and mark[-1] in QUOTES and SPEECH_TAG.match(text, end - 1):
         return False
     return WORD.search(text, start, at) is not None
 
 
 def _is_abbreviation(text: str, start: int, at: int, following: str) -> bool:
-    """Whether the full stop at `at` only shortens a word or numbers an item, so that the sentence goes on."""
-    before = text[max(start, at - LONGEST) : at]
+    """Whether the full stop at `at` belongs to an abbreviation or a number, so that the sentence continues."""
+    before = text[max(start, at - LOOKBEHIND) : at]
     words = before.split()
     if not words:
         return False
     word = words[-1].lstrip("(«“\"'‘[-–—")
-    if word in NEVER:
+    if word in TITLES:
         return True
     if word in BEFORE_NUMBER and following[0].isdigit():
         return True
-    if word in PERHAPS:
-        return following not in COMMON
+    if word in AMBIGUOUS:
+        return following not in SENTENCE_STARTERS
     if word == "ex" and len(words) > 1 and words[-2] in ("p.", "par", "Par", "P."):
         return True
-    if at - start <= LONGEST and NUMBERING.match(before):
+    if at - start <= LOOKBEHIND and NUMBERING.match(before):
         return True
     if word == "I" and len(words) > 1 and words[-2] in ("and", "or", "than", "as", "am", "do", "did"):
         return False  # the English pronoun
     if word[-1:].isupper() and INITIALS.match(word):
-        return following.rstrip("'’") not in COMMON and following not in COMMON and not ERA.search(before)
+        starters = {following, following.rstrip("'’")} & SENTENCE_STARTERS
+        return not starters and not ERA.search(before)
     return False

@@ -1,8 +1,8 @@
-"""Which tokens play which part: the seven every tokenizer trained here has, and the names others give them."""
+"""The seven special tokens of our tokenizers, and the names that other tokenizers give them."""
 
 from collections.abc import Callable
 
-# The first four stand where the course lab has them; all families share one tokenizer, so all seven are always there.
+# The first four have the ids of the course lab. Every tokenizer has all seven, because all model families share it.
 SPECIAL_TOKENS = {
     "bos": "<sos>",
     "pad": "<pad>",
@@ -13,9 +13,9 @@ SPECIAL_TOKENS = {
     "mask": "[MASK]",
 }
 
-# Names in the order they are looked for. GPT-2's one token serves as start and end; RoBERTa's and CamemBERT's <s> and
-# </s> serve as [CLS] and [SEP].
-USUAL_NAMES = {
+# In order of preference. GPT-2's one token is both bos and eos; RoBERTa's and CamemBERT's <s> and </s> are also cls and
+# sep.
+COMMON_NAMES = {
     "bos": ("<sos>", "<s>", "<bos>", "[BOS]", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
     "eos": ("<eos>", "</s>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
@@ -26,12 +26,12 @@ USUAL_NAMES = {
 }
 
 
-def find_special_ids(id_of: Callable[[str], int | None]) -> dict[str, int]:
-    """The roles whose token a vocabulary has, by the usual names."""
-    roles = {}
-    for role, names in USUAL_NAMES.items():
-        ids = (id_of(name) for name in names)
-        found = next((i for i in ids if i is not None), None)
-        if found is not None:
-            roles[role] = found
-    return roles
+def find_special_ids(token_to_id: Callable[[str], int | None]) -> dict[str, int]:
+    """The special tokens of a vocabulary, by role."""
+    special_ids = {}
+    for role, names in COMMON_NAMES.items():
+        ids = (token_to_id(name) for name in names)
+        number = next((i for i in ids if i is not None), None)
+        if number is not None:
+            special_ids[role] = number
+    return special_ids

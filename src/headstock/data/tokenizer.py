@@ -1,4 +1,4 @@
-"""Text to ids and back, by a tokenizer trained here, Hugging Face's, SentencePiece's or the course lab's."""
+"""Tokenizers: text to ids and back, by the `tokenizers` library, SentencePiece, or the course lab's vocabulary."""
 
 import hashlib
 import json
@@ -13,41 +13,41 @@ from typing import Any, Protocol
 import numpy as np
 import tokenizers
 
-from headstock.data import sentencepiece_tokenizer as sentencepieces
+from headstock.data import sentencepiece_tokenizer
 from headstock.data.special_tokens import SPECIAL_TOKENS, find_special_ids
-from headstock.data.tokenizer_training import MOST_ENTRIES, TokenizerSettings, learn
-from headstock.data.word_starts import word_tables
+from headstock.data.tokenizer_training import MAX_VOCABULARY, TokenizerSettings, train_library_tokenizer
+from headstock.data.words import word_tables
 from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import write_text
 
 KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
-# Latin letters, most marks and the euro: composed characters stay as they are, and none of them is an ideograph
-COMPOSED = re.compile("[\\u0000-\\u02ff\\u2010-\\u2027\\u20ac]*")
+# Latin letters, general punctuation and the euro sign: NFC leaves these unchanged, and none is an ideograph.
+NFC_STABLE = re.compile("[\\u0000-\\u02ff\\u2010-\\u2027\\u20ac]*")
 
-LONG_TEXT = 1 << 18  # characters; longer texts are cut into parts, so that memory does not grow with a text
-BATCH_CHARACTERS = 1 << 20  # that are given to a library at once
-SEAM, SEAMS = 128, 8  # characters on each side of a cut that are looked at, and how many places are tried
+LONG_TEXT = 1 << 18  # characters; longer texts are encoded in parts, so that memory does not grow with their length
+BATCH_CHARACTERS = 1 << 20  # given to the library at once
+SEAM_CHARACTERS, SEAM_ATTEMPTS = 128, 8  # context on each side of a cut, and how many cuts are tried
 
 
 class TokenizerBackend(Protocol):
-    """What cuts text: the `tokenizers` library or SentencePiece."""
+    """The library that tokenizes: `tokenizers` or SentencePiece."""
 
     kind: str
     size: int
-    special_ids: dict[str, int]
-    all_special_ids: frozenset[int]  # ids that plain text must never give, and that decoding leaves out
+    special_ids: dict[str, int]  # by role: bos, eos, ...
+    all_special_ids: frozenset[int]  # plain text must never produce these, and decoding skips them
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
     def spans(self, text: str) -> list[tuple[int, int, int]]: ...  # (id, first character, one past the last)
     def decode(self, ids: Sequence[int]) -> str: ...
     def id_to_token(self, number: int) -> str: ...
     def token_to_id(self, token: str) -> int | None: ...
-    def to_json(self) -> str: ...  # the whole tokenizer as one JSON file
-    def behaviour(self) -> bytes: ...  # the part of it that decides which ids come out
+    def to_json(self) -> str: ...  # the complete tokenizer.json
+    def behaviour(self) -> bytes: ...  # the part of it that determines the ids
 
 
 class Tokenizer:
-    """Cuts text into numbered pieces; special tokens are put in by those who need them, never found in text."""
+    """Encodes text to ids. Special tokens are added by the tasks; plain text that spells one never produces its id."""
 
     def __init__(self, backend: TokenizerBackend, notes: Sequence[str] = ()):
         self.backend, self.notes = backend, tuple(notes)
@@ -59,19 +59,15 @@ class Tokenizer:
         self.cls = backend.special_ids.get("cls")
         self.sep = backend.special_ids.get("sep")
         self.mask = backend.special_ids.get("mask")
-        self.source_tokenizer: Tokenizer | None = (
-            None  # what cuts the texts an encoder-decoder reads, where that is another
-        )
         self.all_special_ids = backend.all_special_ids
-        self._forged = backend.all_special_ids - {
-            self.unk
-        }  # unknown is a fair answer to plain text, the others are not
+        self.source_tokenizer: Tokenizer | None = None  # of an encoder-decoder with a separate source vocabulary
+        self._forbidden = backend.all_special_ids - {self.unk}  # ids that plain text must not produce
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, vocabulary {self.vocabulary})"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # the library forgets, when pickled, that special tokens are not text
-        return _from_content, (self.backend.to_json(), "tokenizer", self.notes)
+    def __reduce__(self) -> tuple[Any, ...]:  # pickling the library's object loses `encode_special_tokens`
+        return _from_json, (self.backend.to_json(), "tokenizer", self.notes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -79,16 +75,16 @@ class Tokenizer:
 
     @property
     def word_starts(self) -> np.ndarray:
-        """(V,) True for entries that begin a word."""
-        return self._words[0]
+        """(V,) True for tokens that begin a word."""
+        return self._word_tables[0]
 
     @property
     def punctuation(self) -> np.ndarray:
-        """(V,) True for entries without a letter or digit: words of their own, after which another begins."""
-        return self._words[1]
+        """(V,) True for tokens without a letter or digit, which are words of their own."""
+        return self._word_tables[1]
 
     @cached_property
-    def _words(self) -> tuple[np.ndarray, np.ndarray]:
+    def _word_tables(self) -> tuple[np.ndarray, np.ndarray]:
         return word_tables(self.backend)
 
     def encode(self, text: str) -> list[int]:
@@ -98,9 +94,8 @@ class Tokenizer:
         rows: list[list[int]] = []
         for batch in _batches(texts):
             if len(batch) == 1 and isinstance(batch[0], str) and len(batch[0]) > LONG_TEXT:
-                rows.append(
-                    [number for part, _ in self.split_long_text(batch[0]) for number in self._encode([part])[0]]
-                )
+                parts = self.split_long_text(batch[0])
+                rows.append([number for part, _ in parts for number in self._encode([part])[0]])
             else:
                 rows += self._encode(batch)
         return rows
@@ -109,38 +104,38 @@ class Tokenizer:
         try:
             with rust_errors():
                 rows = self.backend.encode_batch(texts)
-        except (TypeError, RuntimeError, UnicodeEncodeError) as wrong:
-            raise _no_text(texts, wrong) from None
+        except (TypeError, RuntimeError, UnicodeEncodeError) as error:
+            raise _encoding_error(texts, error) from None
         for i, ids in enumerate(rows):
-            if not self._forged.isdisjoint(ids):
+            if not self._forbidden.isdisjoint(ids):
                 rows[i] = [number for number, _, _ in self._spans(texts[i])]
         return rows
 
     def split_long_text(self, text: str) -> Iterator[tuple[str, int]]:
-        """A long text in parts, each with where it begins, that together give the tokens of the whole.
+        """Parts of a long text, each with its offset, whose tokens together are those of the whole text.
 
-        Libraries take some 200 bytes of memory for each byte of a text while they cut it. Parts begin at a space where
-        the tokens around it are the same with the cut as without; a text without such places is cut all the same.
+        The libraries need about 200 bytes of memory per byte of text. Parts begin at a space around which the tokens
+        are the same with and without the cut; a text without such a space is cut anyway.
         """
         begin = 0
         while len(text) - begin > LONG_TEXT:
-            end, skip = self._seam(text, begin, begin + LONG_TEXT)
+            end, skip = self._find_seam(text, begin, begin + LONG_TEXT)
             yield text[begin:end], begin
             begin = end + skip
         yield text[begin:], begin
 
-    def _seam(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """Where to cut a text before `end`, and how many characters to leave out there: a space, or nothing."""
+    def _find_seam(self, text: str, begin: int, end: int) -> tuple[int, int]:
+        """Where to cut a text before `end`, and how many characters to skip there: a space, or nothing."""
         at = end
-        for _ in range(SEAMS):
+        for _ in range(SEAM_ATTEMPTS):
             at = text.rfind(" ", begin + 1, at)
             if at < 0:
                 break
-            before, after = text[max(begin, at - SEAM) : at], text[at : at + SEAM]
-            whole, left, right, bare = self._encode([before + after, before, after, after[1:]])
+            before, after = text[max(begin, at - SEAM_CHARACTERS) : at], text[at : at + SEAM_CHARACTERS]
+            whole, left, right, without_space = self._encode([before + after, before, after, after[1:]])
             if whole == left + right:
                 return at, 0
-            if whole == left + bare:  # a tokenizer that begins every text with a space
+            if whole == left + without_space:  # a tokenizer that prepends a space to every text
                 return at, 1
         return end, 0
 
@@ -150,42 +145,42 @@ class Tokenizer:
 
     @cached_property
     def can_produce_unk(self) -> bool:
-        """Whether some text becomes unknown tokens; bytes as a fallback leave none unknown."""
-        rare = self.encode("qjxzvkw\u1e9e \u34b4 \U00010380")  # a word nobody writes, an ideograph, a Ugaritic letter
+        """Whether some text becomes unk; with byte fallback none does."""
+        rare = self.encode("qjxzvkw\u1e9e \u34b4 \U00010380")  # an improbable word, an ideograph, a Ugaritic letter
         return self.unk is not None and self.unk in rare
 
     def unk_spans(self, text: str) -> list[tuple[int, int]]:
-        """The characters behind each unknown token of a text."""
+        """The character span of each unk token of a text."""
         if len(text) <= LONG_TEXT:
             return [(begin, end) for number, begin, end in self._spans(text) if number == self.unk]
-        return [
-            (at + begin, at + end) for part, at in self.split_long_text(text) for begin, end in self.unk_spans(part)
-        ]
+        parts = self.split_long_text(text)
+        return [(at + begin, at + end) for part, at in parts for begin, end in self.unk_spans(part)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The characters each token stands for; tokens that share one multi-byte character have the same span."""
+        """The character span of each token; tokens that share a multi-byte character have the same span."""
         if len(text) <= LONG_TEXT:
             return [(begin, end) for _, begin, end in self._spans(text)]
-        return [(at + begin, at + end) for part, at in self.split_long_text(text) for begin, end in self.offsets(part)]
+        parts = self.split_long_text(text)
+        return [(at + begin, at + end) for part, at in parts for begin, end in self.offsets(part)]
 
     def _spans(self, text: str) -> list[tuple[int, int, int]]:
         try:
             with rust_errors():
                 spans = self.backend.spans(text)
-            if self._forged.isdisjoint(number for number, _, _ in spans):
+            if self._forbidden.isdisjoint(number for number, _, _ in spans):
                 return spans
-            return self._unforged(text)
-        except (TypeError, RuntimeError, UnicodeEncodeError) as wrong:
-            raise _no_text([text], wrong) from None
+            return self._spans_without_special(text)
+        except (TypeError, RuntimeError, UnicodeEncodeError) as error:
+            raise _encoding_error([text], error) from None
 
-    def _unforged(self, text: str) -> list[tuple[int, int, int]]:
-        """Cuts a text that spells out special tokens, each broken after its first character."""
-        names = "|".join(re.escape(self.id_to_token(number)) for number in self._forged)
+    def _spans_without_special(self, text: str) -> list[tuple[int, int, int]]:
+        """Tokenize a text that spells special tokens, splitting each after its first character."""
+        names = "|".join(re.escape(self.id_to_token(number)) for number in self._forbidden)
         breaks = [match.start() + 1 for match in re.finditer(names, text)]
         spans = []
         for begin, end in zip([0, *breaks], [*breaks, len(text)], strict=True):
             for number, first, last in self.backend.spans(text[begin:end]):
-                if number not in self._forged:
+                if number not in self._forbidden:
                     spans.append((number, first + begin, last + begin))
                 elif self.unk is not None:
                     spans.append((self.unk, first + begin, last + begin))
@@ -198,8 +193,8 @@ class Tokenizer:
         try:
             with rust_errors():
                 return self.backend.decode(numbers)
-        except RuntimeError as wrong:
-            raise UserError(f"the tokenizer cannot turn these ids into text ({wrong})") from None
+        except RuntimeError as error:
+            raise UserError(f"the tokenizer cannot decode these ids ({error})") from None
 
     def id_to_token(self, number: int) -> str:
         if not 0 <= number < self.vocabulary:
@@ -214,48 +209,47 @@ class Tokenizer:
 
 
 class TokenizersBackend:
-    """A tokenizer of the `tokenizers` library, set to never read special tokens out of plain text."""
+    """A tokenizer of the `tokenizers` library that never reads special tokens out of plain text."""
 
     def __init__(self, library: tokenizers.Tokenizer):
         library.no_truncation()
         library.no_padding()
-        library.encode_special_tokens = True  # not kept in its JSON, so set on every opening
-        described = json.loads(library.to_str())
-        model = described["model"]
+        library.encode_special_tokens = True  # not stored in its JSON, so set whenever it is opened
+        description = json.loads(library.to_str())
+        model = description["model"]
         self.kind = "char" if model.get("merges") == [] else KINDS.get(model["type"], "other")
         self.special_ids = find_special_ids(library.token_to_id)
-        unknown = library.token_to_id(_unknown(model) or "")
-        if unknown is not None:
-            self.special_ids["unk"] = unknown
+        unk = library.token_to_id(_unk_token(model) or "")
+        if unk is not None:
+            self.special_ids["unk"] = unk
         self.size = max(library.get_vocab().values(), default=-1) + 1
         added = library.get_added_tokens_decoder()
-        self.all_special_ids = frozenset(self.special_ids.values()) | {
-            number for number, token in added.items() if token.special
-        }
+        special = {number for number, token in added.items() if token.special}
+        self.all_special_ids = frozenset(self.special_ids.values()) | special
         self._library = library
-        self._bare = _without_composing(library, described["normalizer"], added)
+        self._without_normalizer = _remove_normalizer(library, description["normalizer"], added)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Texts in composed Latin letters go past the library's normalizer where it would leave them as they are."""
-        bare = self._bare
-        if bare is None:
+        """Encode texts, bypassing the normalizer for those that it would leave unchanged, which is faster."""
+        bypass = self._without_normalizer
+        if bypass is None:
             return _ids(self._library, texts)
-        composed = [text.isascii() or COMPOSED.fullmatch(text) is not None for text in texts]
-        if all(composed):
-            return _ids(bare, texts)
-        others = iter(_ids(self._library, [text for text, is_so in zip(texts, composed, strict=True) if not is_so]))
-        plain = iter(_ids(bare, compress(texts, composed)))
-        return [next(plain if is_so else others) for is_so in composed]
+        is_stable = [text.isascii() or NFC_STABLE.fullmatch(text) is not None for text in texts]
+        if all(is_stable):
+            return _ids(bypass, texts)
+        others = iter(_ids(self._library, [text for text, stable in zip(texts, is_stable, strict=True) if not stable]))
+        plain = iter(_ids(bypass, compress(texts, is_stable)))
+        return [next(plain if stable else others) for stable in is_stable]
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
-        cut = self._library.encode(text, add_special_tokens=False)
-        return [(number, begin, end) for number, (begin, end) in zip(cut.ids, cut.offsets, strict=True)]
+        encoding = self._library.encode(text, add_special_tokens=False)
+        return [(number, begin, end) for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._library.decode(list(ids), skip_special_tokens=False)
 
     def id_to_token(self, number: int) -> str:
-        return self._library.id_to_token(number) or ""  # "" where a foreign vocabulary leaves a number out
+        return self._library.id_to_token(number) or ""  # "" for ids that an imported vocabulary leaves out
 
     def token_to_id(self, token: str) -> int | None:
         return self._library.token_to_id(token)
@@ -264,169 +258,172 @@ class TokenizersBackend:
         return self._library.to_str()
 
     def behaviour(self) -> bytes:
-        described = json.loads(self.to_json())
-        if isinstance(pieces := described["model"]["vocab"], list):  # unigram scores lose their last bit in the file
-            described["model"]["vocab"] = [(piece, round(score, 6)) for piece, score in pieces]
-        deciding = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
-        return json.dumps({part: described[part] for part in deciding}, sort_keys=True).encode()
+        description = json.loads(self.to_json())
+        if isinstance(pieces := description["model"]["vocab"], list):  # JSON rounds the last bit of unigram scores
+            description["model"]["vocab"] = [(piece, round(score, 6)) for piece, score in pieces]
+        parts = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
+        return json.dumps({part: description[part] for part in parts}, sort_keys=True).encode()
 
 
 @contextmanager
 def rust_errors() -> Iterator[None]:
-    """Turns the bare exceptions of the `tokenizers` library, and its panics, which are none, into RuntimeErrors."""
+    """Raise the bare Exceptions and PanicExceptions of the `tokenizers` library as RuntimeErrors."""
     try:
         yield
-    except BaseException as wrong:
-        if type(wrong) is not Exception and type(wrong).__name__ != "PanicException":
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise RuntimeError(str(wrong)) from None
+        raise RuntimeError(str(error)) from None
 
 
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Texts in batches of about BATCH_CHARACTERS, long ones alone: what libraries make of a batch takes much memory."""
+    """Batches of about BATCH_CHARACTERS, with long texts alone, to bound the library's memory."""
     batch: list[str] = []
     size = 0
     for text in texts:
-        length = len(text) if isinstance(text, str) else 0  # what is no text is refused with a reason further on
+        length = len(text) if isinstance(text, str) else 0  # other types are rejected by _encode
         if batch and (length > LONG_TEXT or size + length > BATCH_CHARACTERS):
             yield batch
             batch, size = [], 0
         batch.append(text)
-        size += length if length <= LONG_TEXT else BATCH_CHARACTERS  # nothing joins a long one
+        size += length if length <= LONG_TEXT else BATCH_CHARACTERS  # nothing is added after a long text
     if batch:
         yield batch
 
 
 def _ids(library: tokenizers.Tokenizer, texts: Iterable[str]) -> list[list[int]]:
-    return [cut.ids for cut in library.encode_batch_fast(list(texts), add_special_tokens=False)]
+    return [encoding.ids for encoding in library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def _without_composing(
+def _remove_normalizer(
     library: tokenizers.Tokenizer, normalizer: dict[str, Any] | None, added: Mapping[int, tokenizers.AddedToken]
 ) -> tokenizers.Tokenizer | None:
-    """The same without its normalizer, where that does nothing to composed Latin letters; it shares the vocabulary."""
-    if normalizer is None or not _only_composes(normalizer):
+    """The same tokenizer without its normalizer, if that leaves NFC_STABLE text unchanged; it shares the vocabulary."""
+    if normalizer is None or not _is_nfc_only(normalizer):
         return None
     bare = tokenizers.Tokenizer(library.model)
     bare.pre_tokenizer = library.pre_tokenizer
     bare.add_tokens([added[number] for number in sorted(added)])
     bare.encode_special_tokens = True
-    theirs = bare.get_added_tokens_decoder()  # a vocabulary with gaps may number them otherwise
-    numbered = {number: (token.content, token.special) for number, token in added.items()}
-    return bare if {number: (token.content, token.special) for number, token in theirs.items()} == numbered else None
+
+    def contents(tokens: Mapping[int, tokenizers.AddedToken]) -> dict[int, tuple[str, bool]]:
+        return {number: (token.content, token.special) for number, token in tokens.items()}
+
+    # a vocabulary with gaps may number the added tokens differently
+    return bare if contents(bare.get_added_tokens_decoder()) == contents(added) else None
 
 
-def _only_composes(normalizer: dict[str, Any]) -> bool:
-    """Whether it does no more than to compose characters (NFC) and to set ideographs apart, as BERT's does."""
+def _is_nfc_only(normalizer: dict[str, Any]) -> bool:
+    """Whether it only applies NFC and separates ideographs, as BERT's does."""
     if normalizer["type"] == "Sequence":
-        return all(map(_only_composes, normalizer["normalizers"]))
-    others = ("clean_text", "strip_accents", "lowercase")
+        return all(map(_is_nfc_only, normalizer["normalizers"]))
+    options = ("clean_text", "strip_accents", "lowercase")
     return normalizer["type"] == "NFC" or (
-        normalizer["type"] == "BertNormalizer" and all(normalizer[name] is False for name in others)
+        normalizer["type"] == "BertNormalizer" and all(normalizer[name] is False for name in options)
     )
 
 
-def _unknown(model: dict[str, Any]) -> str | None:
+def _unk_token(model: dict[str, Any]) -> str | None:
     if model.get("unk_id") is not None:
         return model["vocab"][model["unk_id"]][0]
     return model.get("unk_token")
 
 
-def _no_text(texts: Sequence[str], wrong: Exception) -> Exception:
-    """Why a library refused these texts."""
+def _encoding_error(texts: Sequence[str], error: Exception) -> Exception:
+    """Why the library rejected these texts."""
     for text in texts:
         if not isinstance(text, str):
-            return TypeError(f"wanted text, got {type(text).__name__}")
+            return TypeError(f"expected text, found {type(text).__name__}")
         if half := re.search(r"[\ud800-\udfff]", text):
-            return UserError(f"{text[:40]!r}: character {half.start() + 1} is half a character; is the text UTF-8?")
-    return UserError(f"the tokenizer cannot cut this text ({wrong})")
+            return UserError(
+                f"{text[:40]!r}: character {half.start() + 1} is half of a surrogate pair; is the text UTF-8?"
+            )
+    return UserError(f"the tokenizer cannot encode this text ({error})")
 
 
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
-    """Learns from one pass over `texts`, or opens `settings.file` where there is one."""
+    """Train a tokenizer in one pass over `texts`, or open `settings.file` if it is given."""
     if settings.file is not None:
         return open_tokenizer(Path(settings.file))
     try:
         with rust_errors():
-            return Tokenizer(TokenizersBackend(learn(texts, settings)))
-    except RuntimeError as wrong:
-        raise WorkError(f"no tokenizer could be trained on this text: {wrong}") from None
+            return Tokenizer(TokenizersBackend(train_library_tokenizer(texts, settings)))
+    except RuntimeError as error:
+        raise WorkError(f"no tokenizer could be trained on this text: {error}") from None
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer.json (ours or Hugging Face's), SentencePiece .model, lab dict.txt, or a folder that has one."""
+    """Open a tokenizer.json (ours or Hugging Face's), SentencePiece .model, lab dict.txt, or a folder with one."""
     path = Path(path)
     if path.is_dir():
-        path = _inside(path)
+        path = _find_in_folder(path)
     elif not path.exists():
-        near = suggest_path(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
-        raise UserError(f"{path}: no such tokenizer file{near}")
+        hint = suggest_path(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
+        raise UserError(f"{path}: no such tokenizer file{hint}")
     if path.suffix == ".model":
-        return Tokenizer(*sentencepieces.open_model(path))
+        return Tokenizer(*sentencepiece_tokenizer.open_model(path))
     if path.suffix == ".txt":
-        return Tokenizer(*sentencepieces.open_lab_vocabulary(path))
+        return Tokenizer(*sentencepiece_tokenizer.open_lab_vocabulary(path))
     try:
-        return _from_content(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise UserError(f"{path}: cannot be read as a tokenizer ({wrong})") from None
+        return _from_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a tokenizer ({error})") from None
 
 
-def _inside(folder: Path) -> Path:
+def _find_in_folder(folder: Path) -> Path:
     for name in ("tokenizer.json", "dict.txt"):
         if (folder / name).is_file():
             return folder / name
     models = sorted(folder.glob("*.model"))
     if len(models) == 1:
         return models[0]
-    found = f"{len(models)} .model files" if models else "none of them"
-    raise UserError(f"{folder}: wanted tokenizer.json, dict.txt or one .model in this folder, found {found}")
+    actual = f"{len(models)} .model files" if models else "none of them"
+    raise UserError(f"{folder}: expected tokenizer.json, dict.txt or one .model in this folder, found {actual}")
 
 
-def _from_content(content: str, named: str, notes: Sequence[str] = ()) -> Tokenizer:
+def _from_json(content: str, name: str, notes: Sequence[str] = ()) -> Tokenizer:
     try:
         value = json.loads(content)
-    except (ValueError, RecursionError) as wrong:
-        raise UserError(f"{named}: not JSON ({wrong})") from None
-    if isinstance(value, dict) and value.get("format") == sentencepieces.FORMAT:
-        return Tokenizer(sentencepieces.from_content(value, named), notes)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: invalid JSON ({error})") from None
+    if isinstance(value, dict) and value.get("format") == sentencepiece_tokenizer.FORMAT:
+        return Tokenizer(sentencepiece_tokenizer.from_json(value, name), notes)
     if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
-        raise UserError(f"{named}: JSON, but no tokenizer: it has no `model`")
-    _check_description(value, named)
+        raise UserError(f"{name}: not a tokenizer: the JSON has no `model`")
+    _check_description(value, name)
     try:
         with rust_errors():
             library = tokenizers.Tokenizer.from_str(content)
             backend = TokenizersBackend(library)
             if "eos" not in backend.special_ids:
-                library.add_special_tokens([SPECIAL_TOKENS["eos"]])
+                eos = SPECIAL_TOKENS["eos"]
+                library.add_special_tokens([eos])
                 backend = TokenizersBackend(library)
-                notes = (
-                    *notes,
-                    f"{named} has no end-of-text token; added {SPECIAL_TOKENS['eos']} as {backend.special_ids['eos']}",
-                )
-            backend.encode_batch(["a"])  # which fails for models that are broken inside
-    except Exception as wrong:  # the library raises plain Exceptions
-        raise UserError(f"{named}: JSON, but no tokenizer: {wrong}") from None
+                notes = (*notes, f"{name} has no end-of-text token; added {eos} as {backend.special_ids['eos']}")
+            backend.encode_batch(["a"])  # fails for models with inconsistent content
+    except Exception as error:  # the library raises plain Exceptions
+        raise UserError(f"{name}: not a tokenizer: {error}") from None
     return Tokenizer(backend, notes)
 
 
-def _check_description(value: dict[str, Any], named: str) -> None:
-    """Refuses what the library does not survive: it counts up to the largest id, and cuts off prefixes unseen."""
+def _check_description(value: dict[str, Any], name: str) -> None:
+    """Reject what crashes the library: it allocates up to the largest id, and strips prefixes without checking."""
     model, added = value["model"], value.get("added_tokens")
     entries = model.get("vocab")
     ids = [*entries.values()] if isinstance(entries, dict) else []
     ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     largest = max((number for number in ids if isinstance(number, int)), default=0)
-    if largest >= MOST_ENTRIES:
-        raise UserError(f"{named}: has the id {largest:,}; wanted ids below {MOST_ENTRIES:,}")
+    if largest >= MAX_VOCABULARY:
+        raise UserError(f"{name}: contains the id {largest:,}, expected ids below {MAX_VOCABULARY:,}")
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if prefix and isinstance(merges, list):
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
         if not all(isinstance(pair, list) and str(pair[-1]).startswith(str(prefix)) for pair in pairs if pair):
-            raise UserError(f"{named}: JSON, but no tokenizer: merges without the continuing_subword_prefix {prefix!r}")
+            raise UserError(f"{name}: not a tokenizer: merges without the continuing_subword_prefix {prefix!r}")
 
 
 def tokenizer_statistics(tokenizer: Tokenizer, texts: Iterable[str], sample: str) -> dict[str, Any]:
-    """How well a tokenizer fits some texts, and how it cuts one sample."""
+    """How well a tokenizer fits some texts, and the tokens of a sample."""
     words = size = tokens = unknown = 0
     stream = iter(texts)
     while batch := list(islice(stream, 256)):

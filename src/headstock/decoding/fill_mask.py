@@ -82,9 +82,9 @@ class MaskFiller:
     def search_words(self, ids: list[int], gap: MaskGap, count: int, *, beams: int) -> list[tuple[str, WordPrefix]]:
         """The likeliest words of `count` tokens, predicted left to right at `count` masks."""
         spelling = self.spelling
-        fits = spelling.spaced == gap.spaced  # (V,)
-        fits &= spelling.whole if count == 1 else spelling.begins
-        continues = spelling.lettered & ~spelling.spaced
+        fits = spelling.has_space == gap.expects_space  # (V,)
+        fits &= spelling.is_complete if count == 1 else spelling.can_begin_word
+        continues = spelling.is_word_part & ~spelling.has_space
         beam = [WordPrefix()]
         for step in range(count):
             scores = self.mask_log_probabilities(

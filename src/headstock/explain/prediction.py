@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headstock.data.word_joining import word_spans
+from headstock.data.words import word_spans
 from headstock.explain.document import (
     Chart,
     Column,

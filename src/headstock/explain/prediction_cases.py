@@ -242,7 +242,7 @@ class MaskedWordCase(TokenCase):
         return self.forms.tokens_at(self.gap(self.text)[1], word)
 
     def excluded_spans(self, text: str) -> list[tuple[int, int]]:
-        return [match.span() for match in re.finditer(self.forms.masks, text)]
+        return [match.span() for match in re.finditer(self.forms.mask_pattern, text)]
 
 
 class TranslationCase(PredictionCase):

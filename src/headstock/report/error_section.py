@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Any
 
-from headstock.data.word_joining import word_spans
+from headstock.data.words import word_spans
 from headstock.report import charts
 from headstock.report.format import percent, pluralize
 from headstock.report.highlighted_text import decode_tokens, make_passage, merge_into_words, top_words

@@ -66,7 +66,7 @@ def sample_fills(model: Model, task: Task, store: TokenStore, *, length: int, se
     for whole in texts_of(store, tokenizer, seed=seed, least=6):
         text, _ = first_words(whole, max(1, min(MASKED_WORDS, length // 2)))
         words = [found.span() for found in LETTERS.finditer(text)]
-        if not words or re.search(filler.spelling.masks, text):
+        if not words or re.search(filler.spelling.mask_pattern, text):
             continue
         masked = sorted(draw.choice(len(words), size=-(-len(words) // EVERY), replace=False).tolist())
         given = text

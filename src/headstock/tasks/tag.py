@@ -16,7 +16,7 @@ from headstock.data.records import Records
 from headstock.data.tagged import read_tagged
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import Window, windows
-from headstock.data.word_joining import WORD, join_words, word_spans
+from headstock.data.words import WORD, join_words, word_spans
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import Backbone
 from headstock.model.batch import IGNORE_INDEX, Batch, pad

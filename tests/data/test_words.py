@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.data.word_joining import join_words, word_spans
+from headstock.data.words import join_words, word_spans
 
 WRITTEN = [
     "Qu'est-ce que c'est aujourd'hui ? L'eau (froide) de M. Dupont, a-t-il dit.",

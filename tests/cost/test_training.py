@@ -1,4 +1,4 @@
-"""The closed forms of arithmetic and memory beside what torch counts and keeps."""
+"""Closed forms of FLOPs and memory agree with what torch counts and saves."""
 
 import warnings
 
@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-def opened(case):
+def open_case(case):
     preset, sets, more = CASES[case]
     subject = open_subject(None, preset, sets, device="cpu", **more)
     subject.model.train()
@@ -56,26 +56,26 @@ def opened(case):
 def some_batch(model, *, documents=False, source=LENGTH):
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(90, (ROWS, LENGTH), generator=draw)
-    places = torch.arange(LENGTH).expand(ROWS, -1)
-    batch = Batch(tokens, positions=places.clone())
+    positions_in_row = torch.arange(LENGTH).expand(ROWS, -1)
+    batch = Batch(tokens, positions=positions_in_row.clone())
     if documents:
-        batch.document_ids, batch.positions = places // 16, places % 16
+        batch.document_ids, batch.positions = positions_in_row // 16, positions_in_row % 16
     if model.backbone.is_encoder_decoder:
         batch.source = Batch(torch.randint(90, (ROWS, source), generator=draw))
     return batch
 
 
 def step(subject, batch):
-    """Every head's loss on as many positions as its task has it read."""
+    """The loss of every head on as many positions as its task predicts."""
     model, task, total = subject.model, subject.task, torch.zeros(())
     hidden = model(batch).hidden
     for name, head in model.heads.items():
-        wanted = round(task.head_passes(name, LENGTH) * ROWS * LENGTH)
+        positions = round(task.head_passes(name, LENGTH) * ROWS * LENGTH)
         if task.needs_bidirectional:
             for half in hidden.chunk(2, -1):
                 total = total + cross_entropy(head(half), batch.tokens)
             continue
-        vectors = hidden if wanted == ROWS * LENGTH else hidden.flatten(0, 1)[torch.arange(wanted)]
+        vectors = hidden if positions == ROWS * LENGTH else hidden.flatten(0, 1)[torch.arange(positions)]
         scores = head(vectors)
         labels = torch.zeros(scores.shape[:-1], dtype=torch.long)
         total = total + cross_entropy(scores, labels)
@@ -83,12 +83,12 @@ def step(subject, batch):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flops_are_what_torch_counts(case):
-    subject, source = opened(case), LENGTH // 2
+def test_flops_match_the_flop_counter(case):
+    subject, source = open_case(case), LENGTH // 2
     batch = some_batch(subject.model, source=source)
     d = model_dimensions(subject.model, length=LENGTH, source_length=source)
     parts = model_cost(subject.model, subject.task, d)
-    # torch counts the products it sees: those inside fused kernels for attention and cells it does not
+    # torch does not count matmuls inside fused attention and recurrent kernels
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -96,14 +96,14 @@ def test_flops_are_what_torch_counts(case):
                 loss = step(subject, batch)
             with FlopCounterMode(display=False) as backward:
                 loss.backward()
-    seen = forward.get_total_flops() / (ROWS * LENGTH)
-    both = seen + backward.get_total_flops() / (ROWS * LENGTH)
-    assert flops_per_token(parts) == pytest.approx(seen, rel=0.01)
+    counted = forward.get_total_flops() / (ROWS * LENGTH)
+    both = counted + backward.get_total_flops() / (ROWS * LENGTH)
+    assert flops_per_token(parts) == pytest.approx(counted, rel=0.01)
     assert flops_per_token(parts, training=True) == pytest.approx(both, rel=0.01)
 
 
 def kept_bytes(model, work):
-    """The memory behind all that autograd keeps, weights and token numbers left out, each storage once."""
+    """Bytes of all storages that autograd saves, without parameters and token ids."""
     own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
 
     def keep(tensor):
@@ -119,19 +119,19 @@ def kept_bytes(model, work):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_activations_are_what_autograd_keeps(case, packed):
-    subject, source = opened(case), LENGTH // 2
+def test_activations_match_what_autograd_saves(case, packed):
+    subject, source = open_case(case), LENGTH // 2
     if packed and (subject.model.backbone.is_encoder_decoder or not hasattr(subject.model.backbone.config, "heads")):
-        pytest.skip("rows of several documents make no table for cells or for a source")
+        pytest.skip("only self-attention builds a mask for packed rows")
     d = model_dimensions(subject.model, length=LENGTH, source_length=source)
     batch = some_batch(subject.model, documents=packed, source=source)
     workspace = getattr(subject.config.model, "cell", None) == "lstm" and not onednn_is_slow()
-    with fast_cpu_kernels():  # as training has them
-        seen = kept_bytes(subject.model, lambda: step(subject, batch))
-    told = training_memory(
+    with fast_cpu_kernels():  # as in training
+        counted = kept_bytes(subject.model, lambda: step(subject, batch))
+    memory = training_memory(
         subject.model, subject.task, d, rows=ROWS, context=ExecutionContext(packed=packed, workspace=workspace)
     ).activations
-    assert told == pytest.approx(seen, rel=0.04 if workspace else 0.005)  # the workspace's rows are rounded up
+    assert memory == pytest.approx(counted, rel=0.04 if workspace else 0.005)  # the workspace is padded
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -140,24 +140,26 @@ def test_weights_gradients_and_optimizer_are_exact(case, optimizer):
     preset, sets, more = CASES[case]
     subject = open_subject(None, preset, [*sets, f"optimizer={optimizer}"], device="cpu", **more)
     model = subject.model.train()
-    told = training_memory(model, subject.task, model_dimensions(model, length=LENGTH), rows=ROWS, optimizer=optimizer)
+    memory = training_memory(
+        model, subject.task, model_dimensions(model, length=LENGTH), rows=ROWS, optimizer=optimizer
+    )
     step(subject, some_batch(model)).backward()
     optimizers = make_optimizers(model, subject.config.train)
     for one in optimizers:
         one.step()
     held = [value for one in optimizers for state in one.state.values() for value in state.values()]
-    assert told.optimizer == sum(tensor.nbytes for tensor in held)
-    assert told.gradients == sum(p.grad.nbytes for p in model.parameters())
-    assert told.weights == sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+    assert memory.optimizer == sum(tensor.nbytes for tensor in held)
+    assert memory.gradients == sum(p.grad.nbytes for p in model.parameters())
+    assert memory.weights == sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
 
 
 def test_a_frozen_backbone_costs_its_weights_only():
-    subject = opened("classes")
-    told = training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS, frozen=True)
+    subject = open_case("classes")
+    memory = training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS, frozen=True)
     head = sum(p.nbytes for p in subject.model.heads.parameters())
-    assert told.gradients == head
-    assert told.optimizer == 2 * head + 4 * len(list(subject.model.heads.parameters()))
+    assert memory.gradients == head
+    assert memory.optimizer == 2 * head + 4 * len(list(subject.model.heads.parameters()))
     assert (
-        told.activations
+        memory.activations
         < training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS).activations / 50
     )

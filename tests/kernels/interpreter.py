@@ -1,4 +1,4 @@
-"""Triton kernels on a CPU, where Triton only pretends: in a process of its own, since Triton decides that once."""
+"""Runs Triton kernels in Triton's interpreter on a CPU, in a subprocess, since Triton reads the switch at import."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ import pytest
 
 
 def interpret(module: str) -> None:
-    """Call `interpreted` of a test module; skipped without Triton, or with one that does not go with this NumPy."""
+    """Call `interpreted` of a test module; skip without Triton, or if its interpreter does not support this NumPy."""
     if find_spec("triton") is None:
         pytest.skip("needs Triton")
     code = f"from {module} import interpreted; interpreted()"
-    surroundings = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=surroundings, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
     if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this Triton's interpreter cannot count to a number of this NumPy's")
+        pytest.skip("Triton's interpreter does not support this NumPy")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Attention by Triton inside packed documents is the plain formula's: by Triton's interpreter and on a GPU."""
+"""The Triton attention kernel agrees with the plain formula, in Triton's interpreter and on a GPU."""
 
 import pytest
 import torch
@@ -11,25 +11,25 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 
 
 def problem(sizes, *, rows=1, heads=2, width=16, kind=torch.float32, device="cpu"):
-    """(B, T, 3, H, K) queries, keys and values of documents of such sizes, their bounds, and where to go."""
+    """(B, T, 3, H, K) queries, keys and values of documents, their boundaries, and an output gradient."""
     draw = torch.Generator().manual_seed(sum(sizes) + width)
     shape = rows, sum(sizes) // rows, 3, heads, width
     packed = torch.randn(shape, generator=draw).to(device, kind)
-    toward = torch.randn(rows, heads, shape[1], width, generator=draw).to(device, kind)
-    bounds = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return packed.requires_grad_(), bounds.to(device), toward
+    grad = torch.randn(rows, heads, shape[1], width, generator=draw).to(device, kind)
+    cu_seqlens = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return packed.requires_grad_(), cu_seqlens.to(device), grad
 
 
-def apart(packed):
-    return packed.transpose(1, 3).unbind(2)  # as layers.Attention does
+def unpack(packed):
+    return packed.transpose(1, 3).unbind(2)  # as in project_qkv
 
 
-def plain(packed, bounds, causal, stays=None, dropout=0.0):
-    """The plain formula in double precision, of pairs of which dropout leaves some: (H, N, N)."""
+def plain(packed, cu_seqlens, causal, stays=None, dropout=0.0):
+    """The plain formula in float64; `stays` (H, N, N) is True where dropout keeps a pair."""
     rows, length, _, _, width = packed.shape
     query, key, value = (x.transpose(0, 1) for x in packed.double().flatten(0, 1).unbind(1))  # each (H, N, K)
     tokens = torch.arange(rows * length, device=packed.device)
-    document = torch.searchsorted(bounds.long(), tokens, right=True)
+    document = torch.searchsorted(cu_seqlens.long(), tokens, right=True)
     seen = document[:, None] == document
     seen = seen.tril() if causal else seen
     weights = (query @ key.mT * width**-0.5).masked_fill(~seen, -torch.inf).softmax(-1)
@@ -38,7 +38,7 @@ def plain(packed, bounds, causal, stays=None, dropout=0.0):
 
 
 def drawn(seed, heads, tokens, dropout):
-    """(H, N, N) which pairs dropout leaves, in so many words: the kernel's hash in integers of any size."""
+    """(H, N, N) the pairs that dropout keeps: the kernel's hash in Python integers."""
 
     def mixed(x, salt=0):
         x = (x ^ (x >> 16) ^ salt) * 0x7FEB352D & 0xFFFFFFFF
@@ -53,14 +53,14 @@ def drawn(seed, heads, tokens, dropout):
     return torch.stack(made)
 
 
-def check(packed, bounds, toward, found, wanted, near):
+def check(packed, cu_seqlens, grad, found, wanted, near):
     assert found.transpose(1, 2).is_contiguous()
     torch.testing.assert_close(found.double(), wanted, rtol=near, atol=near)
-    mine, theirs = (torch.autograd.grad(x, packed, toward.to(x.dtype))[0] for x in (found, wanted))
+    mine, theirs = (torch.autograd.grad(x, packed, grad.to(x.dtype))[0] for x in (found, wanted))
     torch.testing.assert_close(mine, theirs, rtol=2 * near, atol=2 * near)
 
 
-SIZES = [  # documents of a token, of none, of several tiles; in all less than a tile, or no whole number of them
+SIZES = [  # documents of one token, of none, of several tiles; in total less than a tile, or no whole number of tiles
     (2, [1, 0, 1, 14, 7, 23, 0]),
     (1, [37]),
     (1, [4, 1]),
@@ -68,7 +68,7 @@ SIZES = [  # documents of a token, of none, of several tiles; in all less than a
 
 
 def interpreted():
-    """All of it on a CPU, where Triton only pretends; see interpreter.py."""
+    """All checks in Triton's interpreter: see interpreter.py."""
     from headstock.kernels import attention_triton as fused
 
     fused.FORWARD, fused.BACKWARD_QUERY, fused.BACKWARD_KEY = (
@@ -76,62 +76,62 @@ def interpreted():
     )
     for rows, sizes in SIZES:
         for causal, width in ((False, 16), (True, 24)):
-            packed, bounds, toward = problem(sizes, rows=rows, heads=rows, width=width)
-            found = fused.attention(*apart(packed), bounds, causal=causal)
-            check(packed, bounds, toward, found, plain(packed, bounds, causal), 1e-5)
+            packed, cu_seqlens, grad = problem(sizes, rows=rows, heads=rows, width=width)
+            found = fused.attention(*unpack(packed), cu_seqlens, causal=causal)
+            check(packed, cu_seqlens, grad, found, plain(packed, cu_seqlens, causal), 1e-5)
     check_strides(fused)
     check_dropout(fused)
     check_packed(fused)
-    packed, bounds, toward = problem([9, 3], heads=1, kind=torch.float16)
-    found = fused.attention(*apart(packed), bounds, causal=True)
-    check(packed, bounds, toward, found, plain(packed, bounds, True), 4e-3)
+    packed, cu_seqlens, grad = problem([9, 3], heads=1, kind=torch.float16)
+    found = fused.attention(*unpack(packed), cu_seqlens, causal=True)
+    check(packed, cu_seqlens, grad, found, plain(packed, cu_seqlens, True), 4e-3)
     check_operation(fused)
 
 
 def check_strides(fused):
-    """Tensors that lie otherwise give the same: queries as rotation leaves them, and a gradient that is one number."""
-    packed, bounds, toward = problem([7, 5, 12], rows=2, heads=1)
-    query, key, value = apart(packed)
+    """Other memory layouts give the same result: contiguous queries, padded keys, and an expanded gradient."""
+    packed, cu_seqlens, grad = problem([7, 5, 12], rows=2, heads=1)
+    query, key, value = unpack(packed)
     wide = torch.nn.functional.pad(key, (0, 3, 0, 2))[:, :, :-2, :-3]
-    turned = value.mT.contiguous().mT  # of which even the widths stand apart
-    found = fused.attention(query.contiguous(), wide, turned, bounds, causal=False)
-    check(packed, bounds, toward, found, plain(packed, bounds, False), 1e-5)
-    found = fused.attention(query, key, value, bounds, causal=False)
-    check(packed, bounds, torch.ones(()).expand_as(toward), found, plain(packed, bounds, False), 1e-5)
+    turned = value.mT.contiguous().mT  # not contiguous in the last dimension
+    found = fused.attention(query.contiguous(), wide, turned, cu_seqlens, causal=False)
+    check(packed, cu_seqlens, grad, found, plain(packed, cu_seqlens, False), 1e-5)
+    found = fused.attention(query, key, value, cu_seqlens, causal=False)
+    check(packed, cu_seqlens, torch.ones(()).expand_as(grad), found, plain(packed, cu_seqlens, False), 1e-5)
 
 
 def check_dropout(fused):
-    for dropout, causal in ((0.1, False), (0.6, True)):  # the second drops more numbers than have a sign
-        packed, bounds, toward = problem([3, 1, 20])
+    for dropout, causal in ((0.1, False), (0.6, True)):  # the second threshold exceeds 2^31
+        packed, cu_seqlens, grad = problem([3, 1, 20])
         seed = torch.tensor([2**31 - 5])
-        found = fused.varlen_attention(*apart(packed), bounds, seed, causal, dropout)[0]
-        wanted = plain(packed, bounds, causal, drawn(seed.item(), 2, 24, dropout), dropout)
-        check(packed, bounds, toward, found, wanted, 1e-5)
+        found = fused.varlen_attention(*unpack(packed), cu_seqlens, seed, causal, dropout)[0]
+        wanted = plain(packed, cu_seqlens, causal, drawn(seed.item(), 2, 24, dropout), dropout)
+        check(packed, cu_seqlens, grad, found, wanted, 1e-5)
     calls = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        calls.append(fused.attention(*apart(packed), bounds, causal=False, dropout=0.5))
+        calls.append(fused.attention(*unpack(packed), cu_seqlens, causal=False, dropout=0.5))
     assert torch.equal(calls[0], calls[1]) and not torch.equal(calls[0], calls[2])
 
 
 def check_packed(fused):
-    """In one piece it is the same to the bit, and so is its gradient."""
-    packed, bounds, toward = problem([7, 5, 12], rows=2)
+    """A packed projection gives the same bits, and so does its gradient."""
+    packed, cu_seqlens, grad = problem([7, 5, 12], rows=2)
     for causal, dropout in ((False, 0.0), (True, 0.3)):
         torch.manual_seed(3)
-        wanted = fused.attention(*apart(packed), bounds, causal=causal, dropout=dropout)
+        wanted = fused.attention(*unpack(packed), cu_seqlens, causal=causal, dropout=dropout)
         torch.manual_seed(3)
-        found = fused.packed_attention(packed, bounds, causal=causal, dropout=dropout).transpose(1, 2)
+        found = fused.packed_attention(packed, cu_seqlens, causal=causal, dropout=dropout).transpose(1, 2)
         assert torch.equal(found, wanted)
-        mine, theirs = (torch.autograd.grad(x, packed, toward)[0] for x in (found, wanted))
+        mine, theirs = (torch.autograd.grad(x, packed, grad)[0] for x in (found, wanted))
         assert torch.equal(mine, theirs)
 
 
 def check_operation(fused, device="cpu"):
-    packed, bounds, _ = problem([3, 5], heads=1, device=device)
-    query, key, value = (x.detach().requires_grad_() for x in apart(packed))
+    packed, cu_seqlens, _ = problem([3, 5], heads=1, device=device)
+    query, key, value = (x.detach().requires_grad_() for x in unpack(packed))
     for seed, dropout in ((None, 0.0), (torch.tensor([3], device=device), 0.2)):
-        torch.library.opcheck(fused.varlen_attention, (query, key, value, bounds, seed, False, dropout))
+        torch.library.opcheck(fused.varlen_attention, (query, key, value, cu_seqlens, seed, False, dropout))
 
 
 def test_the_kernels_in_the_interpreter():
@@ -160,9 +160,9 @@ def test_pairs_are_dropped_as_if_by_chance(dropout):
 def several(rows=8, length=512, heads=12, width=64, kind=torch.bfloat16, often=0.02):
     """Rows of documents of fifty tokens on average, as they come from the data side."""
     draw = torch.Generator().manual_seed(0)
-    bounds = make_cu_seqlens((torch.rand(rows, length, generator=draw) < often).int().cumsum(1))
+    cu_seqlens = make_cu_seqlens((torch.rand(rows, length, generator=draw) < often).int().cumsum(1))
     packed = torch.randn(rows, length, 3, heads, width, generator=draw).to("cuda", kind).requires_grad_()
-    return packed, bounds.cuda(), torch.randn(rows, heads, length, width, generator=draw).to("cuda", kind)
+    return packed, cu_seqlens.cuda(), torch.randn(rows, heads, length, width, generator=draw).to("cuda", kind)
 
 
 @pytest.mark.gpu
@@ -172,13 +172,13 @@ def several(rows=8, length=512, heads=12, width=64, kind=torch.bfloat16, often=0
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_it_is_as_near_as_flash_attention(kind, width, often, causal):
     fused = pytest.importorskip("headstock.kernels.attention_triton")
-    packed, bounds, toward = several(3, 333, 3, width, kind, often)
-    exact = plain(packed, bounds, causal)
+    packed, cu_seqlens, grad = several(3, 333, 3, width, kind, often)
+    exact = plain(packed, cu_seqlens, causal)
     ways = (
-        fused.attention(*apart(packed), bounds, causal=causal),
-        kernels.flash_varlen_attention(*apart(packed), bounds, causal=causal),
+        fused.attention(*unpack(packed), cu_seqlens, causal=causal),
+        kernels.flash_varlen_attention(*unpack(packed), cu_seqlens, causal=causal),
     )
-    true, mine, theirs = (torch.autograd.grad(x, packed, toward.to(x.dtype))[0].double() for x in (exact, *ways))
+    true, mine, theirs = (torch.autograd.grad(x, packed, grad.to(x.dtype))[0].double() for x in (exact, *ways))
     errors = [(x.double() - exact).norm() for x in ways], [(x - true).norm() for x in (mine, theirs)]
     for own, usual in errors:
         assert own < 1.2 * usual
@@ -191,11 +191,13 @@ def test_it_is_as_near_as_flash_attention(kind, width, often, causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_on_a_gpu_is_that_of_the_formula(causal):
     fused = pytest.importorskip("headstock.kernels.attention_triton")
-    packed, bounds, toward = several(2, 200, 3)
+    packed, cu_seqlens, grad = several(2, 200, 3)
     for dropout in (0.1, 0.6):
-        found = fused.varlen_attention(*apart(packed), bounds, torch.tensor([77], device="cuda"), causal, dropout)[0]
-        wanted = plain(packed, bounds, causal, drawn(77, 3, 400, dropout).cuda(), dropout)
-        mine, theirs = (torch.autograd.grad(x, packed, toward.to(x.dtype))[0].double() for x in (found, wanted))
+        found = fused.varlen_attention(*unpack(packed), cu_seqlens, torch.tensor([77], device="cuda"), causal, dropout)[
+            0
+        ]
+        wanted = plain(packed, cu_seqlens, causal, drawn(77, 3, 400, dropout).cuda(), dropout)
+        mine, theirs = (torch.autograd.grad(x, packed, grad.to(x.dtype))[0].double() for x in (found, wanted))
         assert (found - wanted).norm() < 0.01 * wanted.norm()
         assert (mine - theirs).norm() < 0.01 * theirs.norm()
 
@@ -204,15 +206,15 @@ def test_dropout_on_a_gpu_is_that_of_the_formula(causal):
 @gpu
 def test_two_calls_are_equal_to_the_bit_also_compiled():
     fused = pytest.importorskip("headstock.kernels.attention_triton")
-    packed, bounds, toward = several()
+    packed, cu_seqlens, grad = several()
 
     def made(way):
         torch.manual_seed(5)
-        mixed = way(packed, bounds)
-        return mixed.detach(), torch.autograd.grad(mixed, packed, toward)[0]
+        mixed = way(packed, cu_seqlens)
+        return mixed.detach(), torch.autograd.grad(mixed, packed, grad)[0]
 
-    def way(packed, bounds, dropout=0.0):
-        return fused.attention(*apart(packed), bounds, causal=False, dropout=dropout)
+    def way(packed, cu_seqlens, dropout=0.0):
+        return fused.attention(*unpack(packed), cu_seqlens, causal=False, dropout=dropout)
 
     torch._dynamo.reset()
     wanted = made(way)
@@ -228,13 +230,13 @@ def test_two_calls_are_equal_to_the_bit_also_compiled():
 @gpu
 def test_it_can_be_recorded_and_draws_anew_each_time():
     fused = pytest.importorskip("headstock.kernels.attention_triton")
-    packed, bounds, _ = several()
+    packed, cu_seqlens, _ = several()
     with torch.no_grad():
-        inputs = apart(packed)
-        plainly = fused.attention(*inputs, bounds, causal=False, dropout=0.1)  # which also builds it
+        inputs = unpack(packed)
+        plainly = fused.attention(*inputs, cu_seqlens, causal=False, dropout=0.1)  # which also builds it
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = fused.attention(*inputs, bounds, causal=False, dropout=0.1)
+            found = fused.attention(*inputs, cu_seqlens, causal=False, dropout=0.1)
         calls = []
         for _ in range(2):
             graph.replay()

@@ -1,4 +1,4 @@
-"""A light twin gives what its module gives, without being one."""
+"""Bare copies of modules compute what the modules compute."""
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from tests.model.small import small_backbone, small_model, some_tokens
 
 @pytest.fixture(autouse=True)
 def reading():
-    """States are for reading, not for learning."""
     with torch.inference_mode():
         yield
 
@@ -39,24 +38,24 @@ def close(one, other):
 
 @given(shape=SHAPES)
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_a_twin_gives_the_same(shape):
+def test_a_copy_agrees_with_its_module(shape):
     backbone, tokens = small_backbone(**shape), some_tokens(3, 9)
-    twin = strip_modules(backbone)
-    assert not isinstance(twin, nn.Module)
-    close(twin(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
+    copy = strip_modules(backbone)
+    assert not isinstance(copy, nn.Module)
+    close(copy(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
     states = [backbone.new_state(3, 9) for _ in range(2)]
     for place in range(9):
         batch = Batch(tokens[:, place : place + 1])
-        close(twin(batch, states[0]).hidden, backbone(batch, states[1]).hidden)
+        close(copy(batch, states[0]).hidden, backbone(batch, states[1]).hidden)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_twin_of_a_head_gives_the_same(tied):
+def test_a_copy_of_a_head_agrees(tied):
     model, hidden = small_model(tied=tied), torch.randn(4, 8)
     close(strip_modules(model.heads["token"])(hidden), model.heads["token"](hidden))
 
 
-def test_a_twin_that_looks_across_gives_the_same():
+def test_a_copy_with_cross_attention_agrees():
     backbone, tokens, memory = small_backbone(cross=True, qk_norm=True), some_tokens(2, 5), torch.randn(2, 4, 8)
     states = [backbone.new_state(2, 5) for _ in range(2)]
     for place in range(5):
@@ -68,7 +67,7 @@ def test_a_twin_that_looks_across_gives_the_same():
         close(*both)
 
 
-def test_who_listens_to_a_part_still_hears_it():
+def test_modules_with_hooks_are_not_copied():
     backbone, tokens, calls = small_backbone(), some_tokens(3, 9), []
     hook = backbone.blocks[0].attention.register_forward_hook(lambda *_: calls.append(1))
     strip_modules(backbone)(Batch(tokens))

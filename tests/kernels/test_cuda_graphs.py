@@ -1,4 +1,4 @@
-"""A recorded step on a GPU gives what the step gives."""
+"""Replayed decoding steps generate the same text."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 PROMPTS = [some_tokens(1 + n % 6, seed=n).tolist() for n in range(9)]
 
 
-def test_nothing_is_recorded_on_a_cpu():
+def test_cpus_do_not_capture():
     backbone = small_backbone()
     assert not can_capture(object(), backbone.new_state(2, 8), MIN_STEPS)
     assert not can_capture(object(), None, MIN_STEPS)
@@ -24,7 +24,7 @@ def test_nothing_is_recorded_on_a_cpu():
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(top_p=0.9, repetition_penalty=1.2)])
 @pytest.mark.parametrize("end", [None, 2])
-def test_replayed_text_is_the_text(monkeypatch, positions, sampling, end):
+def test_replayed_steps_generate_the_same_text(monkeypatch, positions, sampling, end):
     """Rows of different lengths that end at different times and slide."""
     model = small_model(positions=positions, context=24).cuda()
     options = {"max_tokens": 60, "sampling": sampling, "end": end, "seeds": list(range(9))}

@@ -1,4 +1,4 @@
-"""Products in 8 bits are near those they stand for, and a model learns by them what it learns without."""
+"""fp8 matmuls are close to bfloat16, and training with them reaches the same loss."""
 
 import pytest
 import torch
@@ -25,13 +25,13 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(fp8, "MIN_ROWS", 64)
 
 
-def apart(found, wanted):
-    """How far two tensors are from each other, to the length of the second."""
+def relative_error(found, wanted):
+    """The relative distance of two tensors."""
     return ((found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm()).item()
 
 
 def layer(device, rows=(4, 64), features=48, outputs=80):
-    """A normed input, weights, a bias, and the gradient of a mean over all rows."""
+    """A normalized input, weight and bias, and the gradient of a mean over all rows."""
     draw = torch.Generator().manual_seed(0)
     x = F.layer_norm(torch.randn(*rows, features, generator=draw), (features,))
     others = torch.randn(outputs, features, generator=draw) * 0.1, torch.randn(outputs, generator=draw)
@@ -40,13 +40,13 @@ def layer(device, rows=(4, 64), features=48, outputs=80):
     return (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()), slope
 
 
-def in_eight(inputs, function=fp8.linear):
+def in_fp8(inputs, function=fp8.linear):
     with torch.autocast(inputs[0].device.type, torch.bfloat16), fp8.fp8_matmuls():
         return function(*inputs)
 
 
 def in_parts(x, weight, bias):
-    """As three products, put together again."""
+    """split_linear, concatenated again."""
     parts = fp8.split_linear(x, weight, bias, 3)
     assert len(parts) == 3 and all(part.shape[-1] == len(weight) // 3 for part in parts)
     return torch.cat(parts, -1)
@@ -54,33 +54,33 @@ def in_parts(x, weight, bias):
 
 @pytest.mark.parametrize(("function", "outputs"), [(fp8.linear, 80), (in_parts, 144)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_layer_and_its_gradients_are_near(device, function, outputs):
+def test_linear_and_its_gradients_are_close(device, function, outputs):
     inputs, slope = layer(device, outputs=outputs)
     wanted = F.linear(*inputs)
-    found = in_eight(inputs, function)
+    found = in_fp8(inputs, function)
     assert found.shape == wanted.shape and found.dtype == torch.bfloat16
-    assert 1e-3 < apart(found, wanted) < 0.03  # 3 bits of fraction are not exact, and many of them are
+    assert 1e-3 < relative_error(found, wanted) < 0.03  # 3 bits of mantissa
     theirs = torch.autograd.grad(wanted, inputs, slope)
     mine = torch.autograd.grad(found, inputs, slope.bfloat16())
-    assert apart(mine[0], theirs[0]) < 0.08  # 2 bits of fraction
-    assert all(apart(m, t) < 0.01 for m, t in zip(mine[1:], theirs[1:], strict=True))
+    assert relative_error(mine[0], theirs[0]) < 0.08  # 2 bits of mantissa
+    assert all(relative_error(m, t) < 0.01 for m, t in zip(mine[1:], theirs[1:], strict=True))
 
 
-def test_a_token_of_a_small_mean_keeps_its_gradient():
-    """A gradient is divided by all tokens of a step: without a scale 8 bits would hold nothing of it."""
+def test_small_gradients_do_not_underflow():
+    """Gradients are divided by the tokens of a step: without a scale they would underflow."""
     inputs, slope = layer("cpu")
-    found = torch.autograd.grad(in_eight(inputs), inputs[0], (slope / 64).bfloat16())[0]  # 64 micro-batches
+    found = torch.autograd.grad(in_fp8(inputs), inputs[0], (slope / 64).bfloat16())[0]  # 64 micro-batches
     wanted = torch.autograd.grad(F.linear(*inputs), inputs[0], slope / 64)[0]
-    assert apart(found, wanted) < 0.08
+    assert relative_error(found, wanted) < 0.08
 
 
-def test_what_is_too_large_is_cut_off_and_stays_a_number():
+def test_large_values_are_clamped():
     x = torch.full((64, 16), 1e6)
-    found = in_eight((x, torch.eye(16), None))
+    found = in_fp8((x, torch.eye(16), None))
     assert found.isfinite().all() and (found == 448 / fp8.activation_scale(16)).all()
 
 
-def test_who_only_looks_is_not_served_nor_are_odd_sizes():
+def test_inference_and_odd_sizes_do_not_use_fp8():
     x, weight = torch.randn(64, 32), torch.randn(48, 32)
     with torch.autocast("cpu", torch.bfloat16), fp8.fp8_matmuls():
         assert fp8.applies(x, weight)
@@ -105,7 +105,7 @@ def head(device, bias):
 @pytest.mark.parametrize("most", [None, 160 * 140])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_loss_of_a_head_and_its_gradients_are_near(device, bias, most, smoothing):
+def test_linear_cross_entropy_and_its_gradients_are_close(device, bias, most, smoothing):
     *inputs, labels = head(device, bias)
     wanted, hits = cross_entropy.linear_cross_entropy(*inputs, labels, max_logits=most, smoothing=smoothing)
     with torch.autocast(device, torch.bfloat16), fp8.fp8_matmuls():
@@ -114,76 +114,78 @@ def test_the_loss_of_a_head_and_its_gradients_are_near(device, bias, most, smoot
     assert abs(int(found_hits - hits)) <= 3
     inputs = inputs if bias else inputs[:2]
     theirs, mine = (torch.autograd.grad(loss / 300, inputs) for loss in (wanted, found))
-    assert all(apart(m, t) < 0.06 for m, t in zip(mine, theirs, strict=True))
+    assert all(relative_error(m, t) < 0.06 for m, t in zip(mine, theirs, strict=True))
     assert (mine[0][labels == IGNORE_INDEX] == 0).all()
 
 
-def test_they_are_operations_as_torch_wants_them():
+def test_custom_ops_are_valid():
     scores, labels = torch.randn(20, 32), torch.arange(20)
     torch.library.opcheck(cross_entropy.cross_entropy_fp8, (scores, labels, 0.1))
     torch.library.opcheck(fp8.concat_and_quantize, ([scores, scores[:, :16]], 2.0, True))
-    torch.library.opcheck(fp8.transpose, (scores.to(torch.int8),))  # it cannot compare numbers of 8 bits itself
+    torch.library.opcheck(fp8.transpose, (scores.to(torch.int8),))  # opcheck cannot compare fp8
 
 
 def gradient_parts(kind=torch.float32, device="cpu", rows=70):
-    """Three gradients: of rows that stand apart, of rows that lie together, and turned round in memory."""
+    """Three gradients: with a row stride, contiguous, and transposed."""
     draw = torch.Generator().manual_seed(2)
     one, two, three = (torch.randn(*size, generator=draw) for size in ((rows, 300), (rows, 48), (32, rows)))
     return [one.to(device, kind)[:, 100:260], two.to(device, kind), three.to(device, kind).t()]
 
 
-def check_gather(parts, near=0.08):
-    """Parts side by side, the same in few bits, and sums."""
+def check_concat(parts, near=0.08):
+    """Parts side by side, the same in fp8, and sums."""
     wanted = torch.cat(parts, 1)
     whole, small, sums = fp8.concat_and_quantize(parts, 4.0, True)
     assert torch.equal(whole, wanted) and small.dtype == fp8.GRADIENT
-    assert apart(small.float() / 4, wanted) < near
+    assert relative_error(small.float() / 4, wanted) < near
     torch.testing.assert_close(sums, wanted.sum(0, dtype=torch.float32), rtol=1e-4, atol=1e-4)
     far = fp8.concat_and_quantize([part * 1e6 for part in parts], 4.0, False)[1].float()
     assert far.isfinite().all() and far.abs().max() == torch.finfo(fp8.GRADIENT).max
 
 
-def check_turn(device="cpu"):
-    """Rows become columns, with zeros behind them."""
+def check_transpose(device="cpu"):
+    """Rows become columns, padded with zeros."""
     for rows, columns in ((32, 48), (70, 300), (1, 16), (129, 257)):
         x = torch.randn(rows, columns, device=device).to(fp8.GRADIENT)
-        turned = fp8.transpose(x)
-        assert turned.shape == (columns, -(-rows // 16) * 16) and turned.is_contiguous()
-        assert torch.equal(turned[:, :rows].view(torch.int8), x.view(torch.int8).t())
-        assert not turned[:, rows:].view(torch.int8).any()
+        transposed = fp8.transpose(x)
+        assert transposed.shape == (columns, -(-rows // 16) * 16) and transposed.is_contiguous()
+        assert torch.equal(transposed[:, :rows].view(torch.int8), x.view(torch.int8).t())
+        assert not transposed[:, rows:].view(torch.int8).any()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_gradients_are_gathered_and_turned(device):
-    check_gather(gradient_parts(torch.bfloat16 if device == "cuda" else torch.float32, device))
-    check_turn(device)
+def test_gradients_are_concatenated_and_transposed(device):
+    check_concat(gradient_parts(torch.bfloat16 if device == "cuda" else torch.float32, device))
+    check_transpose(device)
 
 
 def interpreted():
-    """The kernels on a CPU, where Triton only pretends; see interpreter.py."""
+    """The kernels in Triton's interpreter: see interpreter.py."""
     fp8.triton_works = lambda device: True
-    check_gather(gradient_parts(), 0.2)  # it cuts bits off instead of rounding them
-    check_turn()
+    check_concat(gradient_parts(), 0.2)  # the interpreter truncates
+    check_transpose()
 
 
-def test_the_kernels_in_the_interpreter():
+def test_kernels_in_the_interpreter():
     interpret(__name__)
 
 
 @pytest.mark.parametrize(("function", "outputs"), [(fp8.linear, 80), (in_parts, 144)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_compiled_it_is_the_same(device, function, outputs):
+def test_compiled_layers_agree(device, function, outputs):
     torch._dynamo.reset()
     backend = "inductor" if device == "cuda" else "aot_eager"
     inputs, slope = layer(device, outputs=outputs)
     compiled = torch.compile(function, backend=backend, fullgraph=True)
-    made = [in_eight(inputs, way) for way in (function, compiled)]
+    made = [in_fp8(inputs, way) for way in (function, compiled)]
     mine, theirs = ([found, *torch.autograd.grad(found, inputs, slope.bfloat16())] for found in made)
-    assert all(apart(a, b) < 0.03 for a, b in zip(mine, theirs, strict=True))  # compiled, 16 bits are rounded less
+    assert all(
+        relative_error(a, b) < 0.03 for a, b in zip(mine, theirs, strict=True)
+    )  # compiled code rounds to bfloat16 less often
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_run_learns_what_it_learns_in_sixteen_bits(corpus, tmp_path, tiny, device):
+def test_training_in_fp8_reaches_the_bfloat16_loss(corpus, tmp_path, tiny, device):
     losses, vocabulary = {}, {"vocabulary_multiple": 16}
     for dtype in ("bfloat16", "float8"):
         settings = tiny | vocabulary | {"steps": 20, "lr": 1e-2, "dtype": dtype, "width": 32, "hidden": 64}
@@ -193,14 +195,14 @@ def test_a_run_learns_what_it_learns_in_sixteen_bits(corpus, tmp_path, tiny, dev
     assert losses["float8"] != losses["bfloat16"]
 
 
-def test_a_device_without_them_is_told(monkeypatch):
+def test_devices_without_fp8_are_rejected(monkeypatch):
     monkeypatch.setattr("headstock.train.execution.supports_fp8", lambda device: False)
-    with pytest.raises(UserError, match="float8 needs a GPU"):
+    with pytest.raises(UserError, match="float8"):
         check_settings(TrainSettings(dtype="float8"), DistributedContext(torch.device("cpu")))
     check_settings(TrainSettings(dtype="bfloat16"), DistributedContext(torch.device("cpu")))
 
 
-def test_it_ends_with_the_last_who_wants_it_and_not_before():
+def test_overlapping_contexts_end_with_the_last():
     first, second = fp8.fp8_matmuls(), fp8.fp8_matmuls()
     first.__enter__()
     with precision(CPU, "auto"):

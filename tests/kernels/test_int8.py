@@ -1,4 +1,4 @@
-"""Products in 8-bit integers: near those in single precision, wherever a finished model is used on a CPU."""
+"""int8 inference on a CPU is close to float32."""
 
 import subprocess
 import sys
@@ -23,24 +23,24 @@ pytestmark = pytest.mark.skipif(engine() is None, reason="no such library for th
 
 
 @pytest.fixture
-def everything_small(monkeypatch):
+def quantize_all(monkeypatch):
     monkeypatch.setattr(int8, "MIN_WEIGHTS", 1)
     monkeypatch.setattr(int8, "MIN_ROWS", 1)
 
 
-def apart(found, wanted):
+def relative_error(found, wanted):
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
-def test_a_layer_is_near_for_any_number_of_rows(bias):
+def test_a_layer_is_close_for_any_number_of_rows(bias):
     torch.manual_seed(0)
     layer = nn.Linear(96, 80, bias=bias)
     small = Int8Linear(layer.weight, layer.bias)
     for shape in [(64, 96), (9, 96), (200, 96), (3, 7, 96), (64, 96)]:
         x = torch.randn(shape) + 0.5
-        assert 0 < apart(small(x), layer(x)) < 0.03
+        assert 0 < relative_error(small(x), layer(x)) < 0.03
     few = torch.randn(int8.MIN_ROWS - 1, 96)
     assert torch.equal(small(few), layer(few))
     half = small(torch.randn(16, 96).bfloat16())
@@ -48,23 +48,23 @@ def test_a_layer_is_near_for_any_number_of_rows(bias):
 
 
 @torch.no_grad()
-def test_a_loud_output_does_not_drown_the_others():
+def test_large_outputs_do_not_reduce_the_precision_of_others():
     torch.manual_seed(0)
     layer = nn.Linear(64, 16, bias=False)
     layer.weight[3] *= 1000
     x = torch.randn(32, 64)
     found, wanted = Int8Linear(layer.weight, None)(x), layer(x)
-    assert max(apart(found[:, i], wanted[:, i]) for i in range(16)) < 0.05
+    assert max(relative_error(found[:, i], wanted[:, i]) for i in range(16)) < 0.05
 
 
 @torch.no_grad()
-def test_a_model_and_its_light_twin_are_near_and_its_weights_stay(everything_small):
+def test_a_model_is_close_and_its_weights_are_kept(quantize_all):
     model, batch = small_model().eval(), Batch(some_tokens(4, 12))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     wanted = model.heads["token"](model(batch).hidden)
     quantize_int8(model)
     found = model.heads["token"](model(batch).hidden)
-    assert 0 < apart(found, wanted) < 0.05
+    assert 0 < relative_error(found, wanted) < 0.05
     assert sum(isinstance(part, Int8Linear) for part in model.modules()) >= 8
     backbone, head = strip_modules(model.backbone), strip_modules(model.heads["token"])
     torch.testing.assert_close(head(backbone(batch).hidden), found)
@@ -72,7 +72,7 @@ def test_a_model_and_its_light_twin_are_near_and_its_weights_stay(everything_sma
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_run_predicts_embeds_and_generates_nearly_the_same(corpus, tmp_path, tiny, call, everything_small):
+def test_predictions_embeddings_and_text_are_close(corpus, tmp_path, tiny, call, quantize_all):
     (tmp_path / "rows.csv").write_text("text,label\n" + "a good day,yes\na bad night,no\n" * 8)
     headstock.pretrain(corpus, out=tmp_path / "grown", settings=tiny)
     headstock.finetune(tmp_path / "grown", train=tmp_path / "rows.csv", out=tmp_path / "run", settings={"epochs": 2})
@@ -88,7 +88,7 @@ def test_a_run_predicts_embeds_and_generates_nearly_the_same(corpus, tmp_path, t
     assert out.startswith("Anne")
 
 
-def test_elsewhere_it_is_refused_in_words(monkeypatch):
+def test_unsupported_devices_are_rejected(monkeypatch):
     with pytest.raises(UserError, match="--device cpu"):
         quantize_int8(small_model().to("meta"))
     monkeypatch.setattr(int8, "engine", lambda: None)
@@ -96,8 +96,8 @@ def test_elsewhere_it_is_refused_in_words(monkeypatch):
         quantize_int8(small_model())
 
 
-def test_two_threads_may_use_the_same_layer():
-    """In a process of its own, since what goes wrong there ends it."""
+def test_two_threads_can_use_one_layer():
+    """In a subprocess, since a failure would crash it."""
     script = """
 import torch
 from concurrent.futures import ThreadPoolExecutor
@@ -116,7 +116,7 @@ with ThreadPoolExecutor(2) as pool:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_small_classifier_still_tells_its_sizes():
+def test_dimensions_of_a_quantized_classifier():
     model = Model(small_model(width=64, heads=2).backbone, {"label": ClassificationHead(64, 100)}).eval()
     wanted = model_dimensions(model)
     quantize_int8(model)

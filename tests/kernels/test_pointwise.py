@@ -1,4 +1,4 @@
-"""Dropout by a hash drops as if by chance, and the short GELU is the exact one: by torch alone, and compiled."""
+"""Hashed dropout has the statistics of random dropout, and the polynomial GELU is exact to rounding."""
 
 import pytest
 import torch
@@ -11,15 +11,15 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.6])
-def test_features_are_dropped_as_if_by_chance(dropout):
-    """The share is right in all, in rows and in columns, and none tells of its neighbours or of another call."""
+def test_hashed_dropout_looks_random(dropout):
+    """Rates are right overall, by row and by column, without correlation to neighbours or other calls."""
     torch.manual_seed(0)
     ones, spread = torch.ones(512, 768), (dropout * (1 - dropout)) ** 0.5
     calls = torch.stack([pointwise.hashed_dropout(ones, dropout) for _ in range(4)])
     assert set(calls.unique().tolist()) == {0.0, torch.tensor(1 / (1 - dropout)).item()}
-    off = ((calls > 0).double() - (1 - dropout)) / spread  # of mean 0 and spread 1, if by chance
+    off = ((calls > 0).double() - (1 - dropout)) / spread  # standardized
     assert (off.mean((1, 2)).abs() < 4 / ones.numel() ** 0.5).all()
-    for along, others in ((1, 768), (2, 512)):  # the share of each column and row has the spread that chance gives
+    for along, others in ((1, 768), (2, 512)):  # rates of columns and rows have the variance of independent draws
         size = ones.numel() // others
         assert off.mean(along).square().mean(-1).mul(size).sub(1).abs().max() < 5 * (2 / others) ** 0.5
     for down, right in ((0, 1), (1, 0), (1, 1), (0, 8), (0, 64), (0, 128), (64, 0)):
@@ -29,7 +29,7 @@ def test_features_are_dropped_as_if_by_chance(dropout):
     assert (alike - torch.eye(4)).abs().fill_diagonal_(0).max() < 5 / ones.numel() ** 0.5
 
 
-def test_the_same_features_are_dropped_on_the_way_back():
+def test_the_backward_pass_uses_the_same_mask():
     x = torch.randn(40, 24, requires_grad=True)
     for backend in (None, "aot_eager"):
         way = pointwise.hashed_dropout if backend is None else torch.compile(pointwise.hashed_dropout, backend=backend)
@@ -39,7 +39,7 @@ def test_the_same_features_are_dropped_on_the_way_back():
         assert 0.1 < (slope == 0).float().mean() < 0.5
 
 
-def test_dropout_itself_is_torch_s_own_here():
+def test_eager_dropout_is_torchs():
     torch.manual_seed(1)
     wanted = F.dropout(torch.ones(50), 0.5)
     torch.manual_seed(1)
@@ -48,7 +48,7 @@ def test_dropout_itself_is_torch_s_own_here():
     assert torch.equal(layer.eval()(torch.ones(50)), torch.ones(50))
 
 
-def test_the_short_gelu_is_the_exact_one():
+def test_polynomial_gelu_matches_torch():
     x = torch.linspace(-12, 12, 100_001, requires_grad=True)
     exact = x.detach().double().requires_grad_()
     found, wanted = pointwise._PolynomialGelu.apply(x), F.gelu(exact)
@@ -57,7 +57,7 @@ def test_the_short_gelu_is_the_exact_one():
     torch.testing.assert_close(mine.double(), theirs, rtol=2e-7, atol=4e-7)
 
 
-def test_in_half_precision_it_is_rounded_alike():
+def test_polynomial_gelu_rounds_like_torch_in_bfloat16():
     x = torch.randn(100_000, dtype=torch.bfloat16)
     found, wanted = pointwise._PolynomialGelu.apply(x), F.gelu(x)
     assert (found == wanted).float().mean() > 0.999
@@ -66,8 +66,8 @@ def test_in_half_precision_it_is_rounded_alike():
 
 @pytest.mark.gpu
 @gpu
-def test_compiled_on_a_gpu_both_are_taken():
-    """Dropout draws again what it drew, and GELU is torch's, inside one kernel."""
+def test_compiled_on_a_gpu():
+    """Masks differ between calls, and values and gradients match torch."""
 
     def way(x):
         return pointwise.dropout(pointwise.gelu(x), 0.25)

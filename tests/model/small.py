@@ -1,4 +1,4 @@
-"""Models so small that a test can try many of them, with no weight left at the zero or one it is born with."""
+"""Tiny models with randomized weights, so that no bias or norm keeps its initial zero or one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who sees whom: the past never moves when the future changes, and packed documents never meet."""
+"""Causal models do not depend on the future, and packed documents do not attend to each other."""
 
 import pytest
 import torch
@@ -37,18 +37,18 @@ def rows(tokens: torch.Tensor, *, padded: bool, packed: bool) -> Batch:
 
 @given(shape=shapes, padded=st.booleans(), packed=st.booleans(), cut=st.integers(1, LENGTH - 1))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_a_causal_models_past_never_moves(shape, padded, packed, cut):
+def test_a_causal_model_does_not_depend_on_the_future(shape, padded, packed, cut):
     backbone = small_backbone(causal=True, **shape)
     tokens = some_tokens(ROWS, LENGTH)
     other = torch.cat([tokens[:, :cut], (tokens[:, cut:] + 1) % 13], 1)
     before = backbone(rows(tokens, padded=padded, packed=packed)).hidden
     after = backbone(rows(other, padded=padded, packed=packed)).hidden
     torch.testing.assert_close(after[:, :cut], before[:, :cut], atol=1e-6, rtol=0)
-    assert (after[:, cut] - before[:, cut]).abs().max() > 1e-4  # the present does
+    assert (after[:, cut] - before[:, cut]).abs().max() > 1e-4  # the changed position does
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_without_the_mask_it_does_move(packed):
+def test_without_the_causal_mask_it_does(packed):
     backbone = small_backbone(causal=False)
     tokens = some_tokens(ROWS, LENGTH)
     other = tokens.clone()
@@ -62,7 +62,7 @@ def test_without_the_mask_it_does_move(packed):
 
 @given(shape=shapes, causal=st.booleans())
 @settings(max_examples=12, deadline=None, derandomize=True)
-def test_packed_documents_read_as_if_alone(shape, causal):
+def test_packed_documents_are_processed_as_if_alone(shape, causal):
     backbone = small_backbone(causal=causal, **shape)
     tokens = some_tokens(ROWS, LENGTH)
     packed = backbone(rows(tokens, padded=False, packed=True)).hidden
@@ -75,7 +75,7 @@ def test_packed_documents_read_as_if_alone(shape, causal):
 
 @given(shape=shapes, causal=st.booleans(), packed=st.booleans())
 @settings(max_examples=12, deadline=None, derandomize=True)
-def test_what_fills_the_padding_does_not_matter(shape, causal, packed):
+def test_padding_tokens_do_not_matter(shape, causal, packed):
     backbone = small_backbone(causal=causal, **shape)
     tokens = some_tokens(ROWS, LENGTH)
     batch = rows(tokens, padded=True, packed=packed)
@@ -86,7 +86,7 @@ def test_what_fills_the_padding_does_not_matter(shape, causal, packed):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_padded_row_reads_as_if_alone(causal):
+def test_a_padded_row_is_processed_as_if_alone(causal):
     backbone = small_backbone(causal=causal)
     batch = rows(some_tokens(ROWS, LENGTH), padded=True, packed=False)
     hidden = backbone(batch).hidden
@@ -95,7 +95,7 @@ def test_a_padded_row_reads_as_if_alone(causal):
         torch.testing.assert_close(hidden[row, :length], alone, atol=1e-5, rtol=0)
 
 
-def test_segments_and_their_absence():
+def test_missing_segments_are_zeros():
     backbone = small_backbone(segments=2, causal=False)
     tokens = some_tokens(2, 4)
     zeros, ones = torch.zeros_like(tokens), torch.ones_like(tokens)
@@ -103,7 +103,7 @@ def test_segments_and_their_absence():
     assert not torch.allclose(backbone(Batch(tokens)).hidden, backbone(Batch(tokens, segments=ones)).hidden)
 
 
-def test_the_subsequent_mask_ends_at_the_last_key():
+def test_the_causal_mask_is_aligned_with_the_last_key():
     expected = [[True, True, True, False], [True, True, True, True]]
     assert causal_mask(2, 4).tolist() == expected
 
@@ -116,7 +116,7 @@ def test_the_subsequent_mask_ends_at_the_last_key():
     ways=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),
 )
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_rows_of_both_kinds_read_as_in_a_batch_of_their_kind(shape, padded, packed, backbone_causal, ways):
+def test_causal_and_bidirectional_rows_can_be_mixed(shape, padded, packed, backbone_causal, ways):
     backbone = small_backbone(causal=backbone_causal, **shape)
     tokens = some_tokens(ROWS, LENGTH)
 
@@ -136,7 +136,7 @@ def test_rows_of_both_kinds_read_as_in_a_batch_of_their_kind(shape, padded, pack
     assert mixed.isfinite().all()
 
 
-def test_a_causal_row_never_looks_ahead_in_a_backbone_that_does():
+def test_a_causal_row_in_a_bidirectional_backbone():
     backbone = small_backbone(causal=False)
     tokens = some_tokens(ROWS, LENGTH)
     other = tokens.clone()
@@ -148,7 +148,7 @@ def test_a_causal_row_never_looks_ahead_in_a_backbone_that_does():
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_last_layer_leaves_through_the_outlet(norm):
+def test_hidden_is_the_normed_last_layer(norm):
     backbone = small_backbone(norm=norm, depth=3)
     output = backbone(Batch(some_tokens(2, 5)), keep_layers=True)
     assert backbone.depth == 3

@@ -26,7 +26,7 @@ def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {f"backbone.{name}": tensor.detach() for name, tensor in ours.named_parameters()}
     made = to_huggingface(Bart.tensor_map(chosen, export), tensors)
     shared, bias = made.pop("model.shared.weight"), made.pop("final_logits_bias")
-    assert not bias.any()  # a tied head of ours has none
+    assert not bias.any()  # our tied head has no bias
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
     made = {name.removeprefix("model."): tensor for name, tensor in made.items()}
     return made | {f"{name}.weight": shared for name in names}, export.config
@@ -34,7 +34,7 @@ def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @pytest.mark.parametrize("scale", [False, True])
 @torch.no_grad()
-def test_it_is_barts(scale):
+def test_outputs_match_bart(scale):
     ours = small_seq2seq(**BART, norm="post", embed_norm=True, embed_scale=scale)
     tensors, settings = as_barts(ours)
     theirs = bart.BartModel(bart.BartConfig(**settings, use_cache=False)).eval()
@@ -50,7 +50,7 @@ def test_it_is_barts(scale):
     expected = read(~SOURCE_PADDING)
     assert distance(ours.encode(batch.source), expected.encoder_last_hidden_state, SOURCE_PADDING) < 1e-5
     assert distance(ours(batch).hidden, expected.last_hidden_state, PADDING) < 1e-5
-    # the controls: padding that is looked at, positions that begin elsewhere
+    # controls: without the padding mask, or with shifted positions, the outputs differ
     assert distance(ours(batch).hidden, read(torch.ones_like(SOURCE_PADDING)).last_hidden_state, PADDING) > 1e-3
     theirs.decoder.embed_positions.weight.copy_(theirs.decoder.embed_positions.weight.roll(-1, 0))
     assert distance(ours(batch).hidden, read(~SOURCE_PADDING).last_hidden_state, PADDING) > 1e-3

@@ -38,7 +38,7 @@ def make_model(chosen: RunConfig) -> Model:
 @pytest.fixture(scope="module")
 def ours() -> Model:
     model = make_model(settings_of("bert-nano", **SMALL))
-    stir(model)  # so that no bias and no norm is at the zero or one it is born with
+    stir(model)  # no bias or norm keeps its initial zero or one
     return model
 
 
@@ -60,7 +60,7 @@ def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
 
 @torch.no_grad()
 def read(model: nn.Module, *, segments: Tensor = SEGMENTS):
-    """What either of the two makes of the same padded pairs of texts."""
+    """The outputs of both models for the same padded pairs of texts."""
     tokens = some_tokens(*PADDING.shape, vocabulary=SMALL["vocabulary"])
     if isinstance(model, Model):
         return model(Batch(tokens, padding=PADDING, segments=segments), keep_layers=True)
@@ -69,11 +69,11 @@ def read(model: nn.Module, *, segments: Tensor = SEGMENTS):
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference where there is a token."""
+    """The largest difference at real tokens."""
     return (one - other)[~PADDING].abs().max().item()
 
 
-def test_every_layer_reads_what_berts_does(ours):
+def test_every_layer_matches_bert(ours):
     tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
     theirs, mine = read(make_theirs(bert.BertModel, tensors)), read(ours)
     assert len(theirs.hidden_states) == len(mine.layers) == SMALL["depth"] + 1
@@ -82,24 +82,24 @@ def test_every_layer_reads_what_berts_does(ours):
 
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
-def test_the_heads_say_what_berts_do(ours, kind):
+def test_heads_match_bert(ours, kind):
     theirs, mine = read(make_theirs(getattr(bert, kind), as_theirs(ours))), read(ours)
     token, following = ours.heads["token"](mine.hidden).detach(), ours.heads["next"](mine.hidden[:, 0]).detach()
     assert distance(token, theirs.logits if kind == "BertForMaskedLM" else theirs.prediction_logits) < 1e-5
     assert token.std() > 0.1
     if kind == "BertForPreTraining":
         torch.testing.assert_close(following.flip(1), theirs.seq_relationship_logits, atol=1e-5, rtol=0)
-        assert not torch.allclose(following, theirs.seq_relationship_logits, atol=1e-3)  # 0 and 1 do not mean the same
+        assert not torch.allclose(following, theirs.seq_relationship_logits, atol=1e-3)  # the classes are swapped
 
 
 def exchange(name: str) -> str:
-    """Queries under the name of keys, and keys under that of queries."""
+    """Query and key weights swapped."""
     other = {"query": "key", "key": "query"}
     return ".".join(other.get(part, part) for part in name.split("."))
 
 
-def test_one_wrong_thing_shows(ours):
-    """The controls: each of them must not pass for BERT."""
+def test_a_single_difference_is_detected(ours):
+    """Controls: each variant must differ from BERT."""
     theirs = read(make_theirs(bert.BertForPreTraining, as_theirs(ours)))
     last = theirs.hidden_states[-1]
     assert distance(read(ours).hidden, last) < 1e-5
@@ -115,8 +115,8 @@ def test_one_wrong_thing_shows(ours):
     assert distance(read(first).hidden, last) > 1e-3
 
 
-def test_training_leaves_out_what_berts_does(ours):
-    """With one seed: the same draws in the same places, and none inside the feed-forward part."""
+def test_dropout_matches_bert(ours):
+    """With one seed both drop the same features, and none inside the feed-forward layer."""
     tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
 
     def draw(model: nn.Module):
@@ -129,27 +129,27 @@ def test_training_leaves_out_what_berts_does(ours):
         mine.load_tensors(ours.tensors(), source="the model that is not trained")
         layers = draw(mine).layers
         assert distance(layers[0], theirs[0]) < 1e-5 < 1e-2 < distance(layers[0], read(ours).layers[0])
-        assert (max(map(distance, layers, theirs)) < 1e-5) == (not inner)  # else the control
+        assert (max(map(distance, layers, theirs)) < 1e-5) == (not inner)  # with inner dropout they differ
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", [{}, {"bias": False, "norm_kind": "rms", "activation": "swiglu"}])
-def test_a_head_that_transforms_has_a_bias_for_every_entry(tied, shape):
+def test_a_transform_head_has_an_output_bias(tied, shape):
     backbone = small_backbone(tied=tied, **shape)
     model = Model(backbone, {"token": LMHead(backbone, transform=True)})
     names = {name.removeprefix("heads.token.") for name in model.tensors() if name.startswith("heads.")}
-    biases = set() if shape else {"transform.dense.bias", "transform.norm.bias"}  # as the backbone's own layers
+    biases = set() if shape else {"transform.dense.bias", "transform.norm.bias"}  # as in the backbone
     assert names == {"transform.dense.weight", "transform.norm.weight", "bias", *biases, *([] if tied else ["weight"])}
     assert (model.heads["token"].weight is backbone.tokens.weight) == tied
     hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
     head, straight = model.heads["token"], LMHead(backbone)
-    # normed before the scores, so that their size does not follow that of the vectors
+    # the norm makes logits independent of the scale of the vectors
     torch.testing.assert_close(head(1e4 * hidden), head(1e5 * hidden), atol=1e-3, rtol=0)
     assert not torch.allclose(straight(1e4 * hidden), straight(1e5 * hidden), atol=1.0)
 
 
-def test_the_base_preset_has_berts_size():
-    with torch.device("meta"):  # sizes only, no numbers
+def test_bert_base_has_the_parameters_of_bert():
+    with torch.device("meta"):  # shapes only
         mine = make_model(settings_of("bert-base"))
         theirs = bert.BertForPreTraining(BertConfig())
     assert mine.parameter_counts()["total"] == sum(p.numel() for p in theirs.parameters()) == 110_106_428

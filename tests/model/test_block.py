@@ -1,4 +1,4 @@
-"""One block, and a stack of them, against torch's own layers with the same weights."""
+"""Blocks and stacks match torch's Transformer layers with the same weights."""
 
 from itertools import product
 
@@ -25,7 +25,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def copy(theirs: nn.Module, ours: Block) -> None:
-    """Give our block the weights of torch's layer."""
+    """Copy the weights of torch's layer into our block."""
     cross = ours.cross is not None
     pairs = [
         (theirs.self_attn.out_proj, ours.attention.output),
@@ -63,7 +63,7 @@ def pair(kind: type, norm: str, activation: str, bias: bool) -> tuple[nn.Module,
 
 
 def masks(kind: str) -> tuple[AttentionMask, dict[str, Tensor | None]]:
-    """Ours, and the same in torch's words: there True is where nobody may look."""
+    """Our mask and torch's, where True means masked."""
     batch = Batch(torch.zeros(ROWS, LENGTH, dtype=torch.long))
     forbidden = torch.zeros(ROWS, LENGTH, LENGTH, dtype=torch.bool)
     if "causal" in kind:
@@ -84,7 +84,7 @@ def assert_same(ours: Tensor, theirs: Tensor, padding: Tensor | None) -> None:
 
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("norm", "activation", "bias"), SHAPES)
-def test_a_block_is_torchs_encoder_layer(norm, activation, bias, kind):
+def test_a_block_matches_torchs_encoder_layer(norm, activation, bias, kind):
     theirs, ours = pair(nn.TransformerEncoderLayer, norm, activation, bias)
     mask, words = masks(kind)
     x = numbers(ROWS, LENGTH, WIDTH)
@@ -95,7 +95,7 @@ def test_a_block_is_torchs_encoder_layer(norm, activation, bias, kind):
 @pytest.mark.parametrize("memory_padding", [None, MEMORY_PADDING], ids=["memory", "padded-memory"])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("norm", "activation", "bias"), SHAPES)
-def test_a_block_with_a_memory_is_torchs_decoder_layer(norm, activation, bias, kind, memory_padding):
+def test_a_block_with_memory_matches_torchs_decoder_layer(norm, activation, bias, kind, memory_padding):
     theirs, ours = pair(nn.TransformerDecoderLayer, norm, activation, bias)
     mask, words = masks(kind)
     x, memory = numbers(ROWS, LENGTH, WIDTH), numbers(ROWS, SOURCE, WIDTH, seed=1)
@@ -113,8 +113,8 @@ def test_a_block_with_a_memory_is_torchs_decoder_layer(norm, activation, bias, k
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_every_weight_moves_the_result(norm):
-    """The control: a copy with one weight a little off is not the same block."""
+def test_every_weight_affects_the_output(norm):
+    """Control: changing any one weight changes the output."""
     theirs, ours = pair(nn.TransformerDecoderLayer, norm, "gelu", True)
     mask, words = masks("causal")
     x, memory = numbers(ROWS, LENGTH, WIDTH), numbers(ROWS, SOURCE, WIDTH, seed=1)
@@ -138,8 +138,8 @@ def test_the_masks_matter():
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_a_stack_is_torchs_encoder(norm):
-    """The last norm is there exactly where the blocks norm first."""
+def test_a_stack_matches_torchs_encoder(norm):
+    """Pre-norm stacks have a final norm, post-norm stacks have none."""
     backbone = small_backbone(norm=norm, activation="relu", causal=True)
     last = nn.LayerNorm(WIDTH) if norm == "pre" else None
     theirs = nn.TransformerEncoder(
@@ -162,7 +162,7 @@ def test_a_stack_is_torchs_encoder(norm):
     assert len(output.layers) == 3
 
 
-def test_a_stack_with_a_memory_is_torchs_decoder():
+def test_a_stack_with_memory_matches_torchs_decoder():
     backbone = small_backbone(norm="pre", activation="gelu", cross=True)
     layer = torch_layer(nn.TransformerDecoderLayer, "pre", "gelu", True)
     theirs = nn.TransformerDecoder(layer, 2, nn.LayerNorm(WIDTH))
@@ -178,7 +178,7 @@ def test_a_stack_with_a_memory_is_torchs_decoder():
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0)
 
 
-def test_dropout_acts_in_training_only_and_everywhere_torch_has_it():
+def test_dropout_is_applied_in_training_where_torch_applies_it():
     _, ours = pair(nn.TransformerEncoderLayer, "pre", "relu", True)
     for part in ours.modules():
         if isinstance(part, nn.Dropout):
@@ -189,26 +189,24 @@ def test_dropout_acts_in_training_only_and_everywhere_torch_has_it():
     ours.train()
     assert not torch.equal(ours(x, AttentionMask()), ours(x, AttentionMask()))
     assert sum(isinstance(part, nn.Dropout) for part in ours.modules()) == 3  # after attention, inside and after feed
-    assert Block(WIDTH, HEADS, HIDDEN, dropout=0.25).attention.dropout == 0.25  # and on the attention itself
+    assert Block(WIDTH, HEADS, HIDDEN, dropout=0.25).attention.dropout == 0.25  # and on attention weights
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 @pytest.mark.parametrize("inner", [True, False])
-def test_the_feed_forward_part_drops_out_inside_only_where_it_is_told_to(activation, inner):
+def test_inner_dropout_is_optional(activation, inner):
     block = Block(WIDTH, HEADS, HIDDEN, activation=activation, dropout=0.5, inner_dropout=inner).train()
     stir(block)
     x = numbers(ROWS, LENGTH, WIDTH)
     assert torch.equal(block.feed(x), block.feed(x)) == (not inner)
     assert torch.equal(block.feed(x), block.eval().feed(x)) == (not inner)
-    assert not torch.equal(
-        block.train()(x, AttentionMask()), block(x, AttentionMask())
-    )  # after it and around attention it always does
+    assert not torch.equal(block.train()(x, AttentionMask()), block(x, AttentionMask()))  # the other dropouts stay
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_what_blocks_add_up_has_the_precision_of_products(norm, kind):
+def test_the_residual_stream_has_the_autocast_dtype(norm, kind):
     backbone = small_backbone(norm=norm, norm_kind=kind).eval()
     batch = Batch(some_tokens(2, 8))
     exact = backbone(batch, keep_layers=True)
@@ -219,7 +217,7 @@ def test_what_blocks_add_up_has_the_precision_of_products(norm, kind):
     torch.testing.assert_close(half.hidden.float(), exact.hidden, rtol=0.05, atol=0.05)
 
 
-def test_compiled_gpt_2_bends_alike():
+def test_compiled_gelu_tanh_matches_torch():
     x = numbers(1000).mul(4).requires_grad_()
     plain, other = gelu_tanh(x), torch.compile(gelu_tanh, backend="aot_eager")(x)
     torch.testing.assert_close(other, plain, rtol=1e-5, atol=2e-6)

@@ -1,4 +1,4 @@
-"""ELMo's two directions: neither sees what lies ahead of it, and each is a language model of its own."""
+"""Neither direction of ELMo sees the tokens it predicts, and each is a language model of its own."""
 
 import pytest
 import torch
@@ -34,14 +34,14 @@ def close(one: Tensor, other: Tensor) -> None:
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])])
 @pytest.mark.parametrize("place", [0, 3, 4, 8])
-def test_a_token_changes_no_forward_state_before_it_and_no_backward_state_after_it(documents, place):
+def test_directions_depend_only_on_their_side(documents, place):
     backbone, tokens = small(), some_tokens(1, 9)
     other = tokens.clone()
     other[0, place] = (other[0, place] + 1) % 13
     one, two = (backbone(Batch(t, document_ids=documents), keep_layers=True).layers for t in (tokens, other))
     first, last = (0, 9) if documents is None else (0, 4) if place < 4 else (4, 9)
     for before, after in zip(one[1:], two[1:], strict=True):
-        moved = (before - after)[0].abs().view(9, 2, -1).amax(-1) > 0  # (T, way)
+        moved = (before - after)[0].abs().view(9, 2, -1).amax(-1) > 0  # (T, direction)
         expected = torch.zeros(9, 2, dtype=torch.bool)
         expected[place:last, 0] = True
         expected[first : place + 1, 1] = True
@@ -57,7 +57,7 @@ def test_each_direction_is_a_recurrent_model():
         close(both, torch.cat([one, other.flip(1)], -1))
 
 
-def test_padding_is_read_by_neither_direction():
+def test_padding_does_not_matter():
     backbone = small()
     texts = [some_tokens(n, seed=n).tolist() for n in (5, 1, 3)]
     together = backbone(Batch(*pad(texts, filler=0)), keep_layers=True).layers
@@ -67,7 +67,7 @@ def test_padding_is_read_by_neither_direction():
             close(one[row, : len(text)], other[0])
 
 
-def test_layers_are_twice_as_wide_and_can_be_mixed():
+def test_layers_join_both_directions():
     backbone, tokens = small(), some_tokens(2, 5)
     output = backbone(Batch(tokens), keep_layers=True)
     assert backbone.width == 12
@@ -78,12 +78,12 @@ def test_layers_are_twice_as_wide_and_can_be_mixed():
     close(mixed, sum(output.layers) / 3)
 
 
-def test_it_has_no_state_to_go_on_from():
+def test_decoding_is_not_supported():
     with pytest.raises(ValueError, match="reads backward"):
         small().new_state(1, 1)
 
 
-def test_every_weight_is_in_exactly_one_stage():
+def test_parameters_by_layer_cover_every_parameter_once():
     backbone = small()
     stages = [id(p) for stage in backbone.parameters_by_layer() for p in stage]
     assert sorted(stages) == sorted(id(p) for p in backbone.parameters())

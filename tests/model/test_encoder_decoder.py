@@ -1,4 +1,4 @@
-"""The encoder-decoder: what may depend on what, and torch's own with the same weights.
+"""The encoder-decoder: dependencies, parity with torch.nn.Transformer, and decoding.
 
 B rows, T target tokens, S source tokens.
 """
@@ -55,36 +55,36 @@ def some_batch(*, padding: Tensor | None = None, source_padding: Tensor | None =
 
 
 def distance(one: Tensor, other: Tensor, padding: Tensor | None = None) -> float:
-    """The largest difference where there is a token."""
+    """The largest difference at real tokens."""
     return ((one - other) if padding is None else (one - other)[~padding]).abs().max().item()
 
 
-# what may depend on what
+# Dependencies
 
 
 @pytest.mark.parametrize(("positions", "norm", "qk_norm"), SHAPES)
 @torch.inference_mode()
-def test_a_target_looks_back_and_across(positions, norm, qk_norm):
+def test_targets_depend_on_the_past_and_the_source(positions, norm, qk_norm):
     backbone, batch = small_seq2seq(positions=positions, norm=norm, qk_norm=qk_norm), some_batch()
     before = backbone(batch).hidden
     later = batch.tokens.clone()
     later[:, 3] = (later[:, 3] + 1) % 13
     after = backbone(replace(batch, tokens=later)).hidden
-    assert distance(after[:, :3], before[:, :3]) < 1e-6  # the past does not know
-    assert (after[:, 3:] - before[:, 3:]).abs().amax(-1).min() > 1e-4  # all that follows does
+    assert distance(after[:, :3], before[:, :3]) < 1e-6  # the past is unchanged
+    assert (after[:, 3:] - before[:, 3:]).abs().amax(-1).min() > 1e-4  # everything after is not
     assert batch.source is not None
     for place in range(SOURCE):
         other = batch.source.tokens.clone()
         other[:, place] = (other[:, place] + 1) % 13
         moved = backbone(replace(batch, source=replace(batch.source, tokens=other))).hidden - before
         hidden = SOURCE_PADDING[:, place]
-        assert moved[hidden].abs().sum() < 1e-4  # nobody looks where there is no token
-        assert moved[~hidden].abs().amax(-1).min() > 1e-5  # every state of a target looks at every source token
+        assert moved[hidden].abs().sum() < 1e-4  # padding gets no gradient
+        assert moved[~hidden].abs().amax(-1).min() > 1e-5  # every target position attends to every source token
 
 
 @torch.inference_mode()
-def test_padding_never_matters():
-    """Each row in a padded batch, on both sides, is what it is alone."""
+def test_padding_does_not_matter():
+    """Rows padded on both sides give the same as alone."""
     backbone = small_seq2seq()
     hidden = backbone(Batch(*pad(PROMPTS, 0), source=Batch(*pad(SOURCES, 0)))).hidden
     for row, (prompt, source) in enumerate(zip(PROMPTS, SOURCES, strict=True)):
@@ -92,7 +92,7 @@ def test_padding_never_matters():
         assert distance(hidden[row, : len(prompt)], alone) < 1e-5
 
 
-def test_the_encoder_looks_both_ways():
+def test_the_encoder_is_bidirectional():
     backbone, source = small_seq2seq(), Batch(some_tokens(1, SOURCE))
     changed = source.tokens.clone()
     changed[0, -1] += 1
@@ -101,10 +101,10 @@ def test_the_encoder_looks_both_ways():
         backbone(Batch(some_tokens(1, 2)))
 
 
-# torch's own
+# Parity with torch
 
 
-class Torchs:
+class TorchTransformer:
     """nn.Transformer, and ours with its weights and an embedding before it."""
 
     def __init__(self, norm: str, activation: str):
@@ -118,7 +118,7 @@ class Torchs:
             for layer, block in zip(their.layers, our.blocks, strict=True):
                 copy(layer, block)
             if our.final_norm is None:
-                their.norm = None  # torch norms once more after a stack whose blocks norm last; the paper does not
+                their.norm = None  # torch adds a norm after post-norm stacks; the paper does not
             else:
                 our.final_norm.load_state_dict(their.norm.state_dict())
 
@@ -140,31 +140,31 @@ class Torchs:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
-def test_it_is_torchs_transformer(norm, activation, monkeypatch):
-    both, batch = Torchs(norm, activation), some_batch(padding=PADDING)
+def test_outputs_match_torchs_transformer(norm, activation, monkeypatch):
+    both, batch = TorchTransformer(norm, activation), some_batch(padding=PADDING)
     expected = both.expected(batch)
     assert distance(both.ours(batch).hidden, expected, PADDING) < 1e-5
-    # the controls: each of them is another model
+    # controls that must differ
     unpadded = both.expected(batch, source_padding=None)
     assert distance(both.ours(batch).hidden, unpadded, PADDING) > 1e-3
     monkeypatch.setattr(EncoderDecoder, "encode", lambda self, source: self.tokens(batch.tokens)[:, :SOURCE])
     assert distance(both.ours(batch).hidden, expected, PADDING) > 1e-3
 
 
-# step by step
+# Decoding
 
 
 @pytest.mark.parametrize(("positions", "norm", "qk_norm"), SHAPES)
 @torch.inference_mode()
-def test_step_by_step_is_the_full_pass(positions, norm, qk_norm):
-    """Sources and prompts of different lengths; on the way the rows change places, and one of them leaves."""
+def test_decoding_matches_the_full_pass(positions, norm, qk_norm):
+    """Sources and prompts of different lengths; rows are reordered and one is dropped on the way."""
     backbone = small_seq2seq(positions=positions, norm=norm, qk_norm=qk_norm)
     more = some_tokens(4, 5, seed=9)
     output = backbone(Batch(*pad(PROMPTS, 0), source=Batch(*pad(SOURCES, 0))), backbone.new_state(4, 10))
     state, rows, hidden = output.state, [0, 1, 2, 3], {row: [] for row in range(4)}
     for place, order in enumerate([[0, 1, 2, 3], [2, 0, 3, 1], [0, 1, 2, 3], [3, 1, 0], [1, 0, 2]]):
         state, rows = state.select(torch.tensor(order)), [rows[i] for i in order]
-        output = backbone(Batch(more[rows, place : place + 1]), state)  # nobody hands the source over again
+        output = backbone(Batch(more[rows, place : place + 1]), state)  # without the source
         state = output.state
         for i, row in enumerate(rows):
             hidden[row].append(output.hidden[i])
@@ -177,14 +177,14 @@ def test_step_by_step_is_the_full_pass(positions, norm, qk_norm):
 
 @torch.inference_mode()
 def test_rows_of_a_state_may_be_repeated():
-    """As beams are: several rows of one source, which then part and change places."""
+    """As in beam search: several rows of one source, which are then reordered."""
     backbone = small_seq2seq()
     output = backbone(Batch(*pad(PROMPTS[:2], 0), source=Batch(*pad(SOURCES[:2], 0))), backbone.new_state(2, 8))
     state = output.state.select(torch.tensor([0, 0, 1, 1]))
     output = backbone(Batch(torch.tensor([[1], [2], [3], [4]])), state)
     kept = output.state.memory[0][0]
     state = output.state.select(torch.tensor([1, 1, 2, 3]))
-    assert state.memory[0][0] is kept  # each place has its source still, so nothing was copied
+    assert state.memory[0][0] is kept  # same sources, so nothing was copied
     output = backbone(Batch(torch.tensor([[5], [6], [7], [8]])), state)
     state = output.state.select(torch.tensor([3, 2, 1, 0]))
     assert state.memory[0][0] is not kept
@@ -196,7 +196,7 @@ def test_rows_of_a_state_may_be_repeated():
 
 
 @torch.inference_mode()
-def test_what_lies_ahead_in_a_state_is_never_read():
+def test_unused_cache_positions_are_never_read():
     backbone = small_seq2seq()
     output = backbone(Batch(*pad(PROMPTS, 0), source=Batch(*pad(SOURCES, 0))), backbone.new_state(4, 12))
     state = output.state.select(torch.tensor([3, 2, 1]))
@@ -207,7 +207,7 @@ def test_what_lies_ahead_in_a_state_is_never_read():
         state = output.state
 
 
-def test_the_source_is_read_once():
+def test_the_source_is_encoded_once():
     calls = []
 
     class Counting(EncoderDecoder):
@@ -235,7 +235,7 @@ def test_the_source_is_read_once():
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(top_k=5)])
-def test_neither_cache_nor_neighbours_change_a_translation(sampling):
+def test_cache_and_batching_do_not_change_a_translation(sampling):
     model, options = small_translator(), {"max_tokens": 9, "sampling": sampling, "end": 4}
     made = generate(model, PROMPTS, sources=SOURCES, **options)
     assert made == generate(model, PROMPTS, sources=SOURCES, cache=False, **options)
@@ -247,7 +247,7 @@ def test_neither_cache_nor_neighbours_change_a_translation(sampling):
     assert all(row.slid for row in long)
 
 
-def test_sources_go_with_prompts():
+def test_sources_must_match_prompts():
     for sources in (None, SOURCES[:3], [[], [1], [1], [1]]):
         with pytest.raises(ValueError, match="source"):
             generate(small_translator(), PROMPTS, max_tokens=3, sampling=GREEDY, sources=sources)
@@ -256,7 +256,7 @@ def test_sources_go_with_prompts():
         generate(one, PROMPTS, max_tokens=3, sampling=GREEDY, sources=SOURCES)
 
 
-# what every backbone has
+# The backbone interface
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -284,7 +284,7 @@ def test_two_vocabularies():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("settings", [{}, {"shared": False}, {"source_vocabulary": 29}, {"positions": "sinusoidal"}])
-def test_stages_have_every_parameter_once_from_the_source_up(norm, settings):
+def test_parameters_by_layer_cover_every_parameter_once(norm, settings):
     backbone = small_seq2seq(norm=norm, **settings)
     stages = [[id(parameter) for parameter in stage] for stage in backbone.parameters_by_layer()]
     assert len(stages) == 1 + 3 + 2
@@ -309,12 +309,12 @@ def test_layers_are_the_decoders(norm):
 
 
 @torch.inference_mode()
-def test_a_light_twin_gives_the_same():
+def test_a_bare_copy_agrees():
     backbone, batch = small_seq2seq(source_vocabulary=29, qk_norm=True), some_batch()
     assert distance(strip_modules(backbone)(batch).hidden, backbone(batch).hidden) < 1e-6
 
 
-def test_every_wrong_setting_is_named():
+def test_all_invalid_settings_are_reported():
     with pytest.raises(ConfigError) as wrong:
         EncoderDecoderConfig(vocabulary=0, source_vocabulary=0, encoder_depth=-1, dropout=1.0)
     assert [name for name, _ in wrong.value.problems] == ["source_vocabulary", "encoder_depth", "vocabulary", "dropout"]
@@ -323,12 +323,12 @@ def test_every_wrong_setting_is_named():
 
 
 @pytest.mark.parametrize("size", ["nano", "mini", "small", "base"])
-def test_presets_have_the_sizes_of_the_textbook(size):
+def test_presets_have_the_expected_parameters(size):
     tree = read_preset(f"seq2seq-{size}")
     assert tree["task"]["name"] == "denoise"
     family = BACKBONES.get(tree["model"].pop("family"))
     c = from_dict(family.Config, tree["model"] | {"vocabulary": tree["tokenizer"]["vocabulary"]})
-    with torch.device("meta"):  # sizes only, no numbers
+    with torch.device("meta"):  # shapes only
         backbone = family(c)
         model = Model(backbone, {"token": LMHead(backbone)})
     attention, feed, norm = 4 * (c.width + 1) * c.width, 2 * c.width * c.hidden + c.hidden + c.width, 2 * c.width
@@ -339,8 +339,8 @@ def test_presets_have_the_sizes_of_the_textbook(size):
     )
 
 
-def test_it_learns_to_turn_a_row_round():
-    """A source backwards is what no model can give that does not look across."""
+def test_it_learns_to_reverse_a_row():
+    """Reversing a source is impossible without cross-attention."""
     torch.manual_seed(0)
     backbone = EncoderDecoder(EncoderDecoderConfig(vocabulary=10, context=8, depth=2, width=32, heads=2, hidden=64))
     model = Model(backbone, {"token": LMHead(backbone)})

@@ -1,4 +1,4 @@
-"""Which layers' vectors stand for a token."""
+"""Selecting layers as features."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.model.small import small_backbone, some_tokens
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_layers_are_what_their_names_say(norm):
+def test_select_layers(norm):
     backbone = small_backbone(depth=5, norm=norm)
     with torch.inference_mode():
         output = backbone(Batch(some_tokens(2, 7)), keep_layers=True)
@@ -23,10 +23,10 @@ def test_layers_are_what_their_names_say(norm):
     assert torch.equal(found["mix"], torch.stack(every, -2))
     for layers, vectors in found.items():
         assert vectors.size(-1) == feature_width(8, layers)
-    assert len({float(vectors.sum()) for vectors in every}) == 6  # no two layers say the same
+    assert len({float(vectors.sum()) for vectors in every}) == 6  # all layers differ
 
 
-def test_a_mix_begins_as_the_mean_and_learns_its_shares():
+def test_scalar_mix_starts_as_the_mean_and_learns():
     mix, vectors = ScalarMix(3), torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(mix(vectors), vectors.mean(-2))
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_a_mix_begins_as_the_mean_and_learns_its_shares():
     assert mix.weights.grad is not None and mix.gamma.grad is not None
 
 
-def test_layers_a_model_does_not_have_are_refused():
+def test_missing_layers_are_rejected():
     for layers in ("last", "mix", "0", "2"):
         check_layers(layers, 2)
     for layers in ("sum4", "concat4"):

@@ -1,4 +1,4 @@
-"""Rows of tokens as one batch."""
+"""Padding rows of tokens into one batch."""
 
 import torch
 from hypothesis import example, given
@@ -11,7 +11,7 @@ from headstock.model.batch import IGNORE_INDEX, pad
 @example([[], []])
 @example([[], [1]])
 @example([[1, 2], [3, 4]])
-def test_rows_are_padded_on_the_right_and_only_where_they_must_be(rows):
+def test_rows_are_padded_on_the_right_if_necessary(rows):
     tokens, padding = pad(rows, IGNORE_INDEX)
     longest = max(map(len, rows))
     assert tokens.dtype == torch.long

@@ -1,4 +1,4 @@
-"""Positions: the textbook's formula, what happens past the context, and that rotary knows distances only."""
+"""Position embeddings: the formula, positions beyond the context, and relative rotary scores."""
 
 import math
 
@@ -18,7 +18,7 @@ def textbook(place: int, column: int, width: int) -> float:
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 15])
-def test_sinusoids_are_the_textbooks(width):
+def test_sinusoids_match_the_formula(width):
     waves = sinusoids(5001, width)
     for place in (0, 1, 2, 17, 500, 5000):
         expected = [textbook(place, column, width) for column in range(width)]
@@ -26,7 +26,7 @@ def test_sinusoids_are_the_textbooks(width):
 
 
 @pytest.mark.parametrize("width", [7, 8])
-def test_the_model_adds_a_saved_buffer_of_them(width):
+def test_sinusoids_are_a_persistent_buffer(width):
     backbone = small_backbone(positions="sinusoidal", width=width, heads=1, embed_scale=True)
     assert "waves" in dict(backbone.named_buffers())
     assert "waves" in backbone.state_dict()
@@ -39,7 +39,7 @@ def test_the_model_adds_a_saved_buffer_of_them(width):
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
-def test_past_the_context_the_common_part_agrees(positions):
+def test_positions_beyond_the_context_keep_the_others(positions):
     short = small_backbone(positions=positions, context=6)
     long = small_backbone(positions=positions, context=40)
     tokens = Batch(some_tokens(2, 30))
@@ -49,7 +49,7 @@ def test_past_the_context_the_common_part_agrees(positions):
 
 
 @torch.inference_mode()
-def test_learned_positions_end_with_the_context():
+def test_learned_positions_are_limited_to_the_context():
     backbone = small_backbone(positions="learned", context=6)
     assert backbone(Batch(some_tokens(1, 6))).hidden.shape == (1, 6, 8)
     with pytest.raises(ValueError, match="6, but there are 7"):
@@ -61,7 +61,7 @@ def test_learned_positions_end_with_the_context():
 
 
 def scores_at(places: torch.Tensor) -> torch.Tensor:
-    """Rotary attention's scores between eight queries and eight keys that stand at `places`."""
+    """Rotary attention scores of eight queries and keys at these positions."""
     backbone = small_backbone(positions="rotary", width=16, context=32)
     draw = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, 1, 8, 8, generator=draw)
@@ -70,14 +70,14 @@ def scores_at(places: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shift", [1, 7, 500, 4000])
-def test_rotary_scores_know_distances_only(shift):
+def test_rotary_scores_depend_on_distances_only(shift):
     places = torch.arange(8)
     torch.testing.assert_close(scores_at(places + shift), scores_at(places), atol=1e-5, rtol=0)
-    assert (scores_at(2 * places) - scores_at(places)).abs().max() > 0.1  # twice the distances: other scores
+    assert (scores_at(2 * places) - scores_at(places)).abs().max() > 0.1  # control: other distances
 
 
 @pytest.mark.parametrize(("positions", "same"), [("rotary", True), ("learned", False), ("sinusoidal", False)])
-def test_a_shifted_row_reads_the_same_only_with_rotary(positions, same):
+def test_only_rotary_is_shift_invariant(positions, same):
     backbone = small_backbone(positions=positions)
     tokens = some_tokens(2, 6)
     here = backbone(Batch(tokens, positions=torch.arange(6).expand(2, 6))).hidden
@@ -86,12 +86,12 @@ def test_a_shifted_row_reads_the_same_only_with_rotary(positions, same):
     assert torch.allclose(here, there, atol=1e-5) == same
 
 
-def test_rotation_keeps_lengths_and_turns_by_the_angle():
+def test_rotation_keeps_norms_and_rotates_by_the_angle():
     angles = rotary_angles(10, 4)
     rotation = (angles.cos().float(), angles.sin().float())
     x = torch.randn(1, 1, 10, 4, generator=torch.Generator().manual_seed(0))
     turned = apply_rotary(x, rotation)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-    first, third = x[0, 0, 3, 0].item(), x[0, 0, 3, 2].item()  # the pair (0, K/2), turned by 3 radians at position 3
+    first, third = x[0, 0, 3, 0].item(), x[0, 0, 3, 2].item()  # the pair (0, K/2), rotated by 3 radians at position 3
     assert turned[0, 0, 3, 0].item() == pytest.approx(first * math.cos(3) - third * math.sin(3), abs=1e-6)
     assert turned[0, 0, 3, 2].item() == pytest.approx(first * math.sin(3) + third * math.cos(3), abs=1e-6)

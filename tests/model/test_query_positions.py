@@ -1,4 +1,4 @@
-"""What nobody reads need not be computed: of one place of each row, the last layer gives what it gives of all."""
+"""The last layer at one position per row gives the same vectors as at all positions."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def close(one, other):
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
-def apart(one, other):
+def least_distance(one, other):
     return float((one - other).abs().amax(-1).min())
 
 
@@ -60,7 +60,7 @@ SHAPES = st.fixed_dictionaries(
 @pytest.mark.parametrize("how", ["cls", "last"])
 @given(shape=SHAPES)
 @settings(max_examples=6, deadline=None, derandomize=True)
-def test_one_place_is_that_of_the_whole(how, causal, positions, qk_norm, shape):
+def test_one_position_agrees_with_all(how, causal, positions, qk_norm, shape):
     model = small_model(causal=causal, positions=positions, qk_norm=qk_norm, **shape)
     for batch in (padded(), whole()):
         close(vectors_at(model, batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
@@ -68,16 +68,16 @@ def test_one_place_is_that_of_the_whole(how, causal, positions, qk_norm, shape):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_it_is_that_place_and_no_other(causal, positions):
+def test_every_position_can_be_selected(causal, positions):
     model, batch = small_model(causal=causal, positions=positions), whole()
     every = model(batch).hidden
     for place in range(1, max(LENGTHS)):
         found = vectors_at(model, batch, torch.full((len(LENGTHS),), place))
         close(found, every[:, place])
-        assert apart(found, every[:, place - 1]) > 1e-3  # had the place been shifted by one, it would be seen
+        assert least_distance(found, every[:, place - 1]) > 1e-3  # control: neighbours differ
 
 
-def test_every_row_has_a_place_of_its_own():
+def test_rows_may_have_different_positions():
     model, batch = small_model(positions="rotary", qk_norm=True), padded()
     places = torch.tensor([3, 0, 6, 0])
     close(vectors_at(model, batch, places), model(batch).hidden[torch.arange(4), places])
@@ -89,8 +89,8 @@ def test_every_row_has_a_place_of_its_own():
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_masks_and_places_that_a_batch_brings(positions):
-    """Rows of both ways, packed documents, positions and segments of its own."""
+def test_masks_and_positions_of_the_batch_apply(positions):
+    """Causal and bidirectional rows, packed documents, own positions and segments."""
     model, places = small_model(positions=positions, segments=2), torch.tensor([2, 3, 6, 0])
     own = torch.arange(max(LENGTHS)).flip(0).expand(4, -1)
     kinds = (torch.arange(max(LENGTHS)) > 2).long().expand(4, -1)
@@ -115,14 +115,14 @@ def test_masks_and_places_that_a_batch_brings(positions):
         AttentionMask(~torch.eye(5).bool()[None, None]),
     ],
 )
-def test_a_lone_query_may_look_where_it_might_among_all(mask):
+def test_the_mask_of_selected_queries(mask):
     places = torch.tensor([0, 4, 2])
     table = mask.dense(5, 5).expand(3, 1, 5, 5)
     found = mask.select_queries(places, 5).dense(1, 5).expand(3, 1, 1, 5)
     assert torch.equal(found[:, 0, 0], table[torch.arange(3), 0, places])
 
 
-def test_less_is_computed():
+def test_other_positions_are_not_computed():
     backbone, batch = small_backbone(causal=False), whole()
     assert backbone(batch, query_positions=torch.zeros(4, dtype=torch.long)).hidden.shape == (4, 1, 8)
     rows = []
@@ -133,7 +133,7 @@ def test_less_is_computed():
     assert rows == [(4, 1)]
 
 
-def test_who_listens_hears_of_all_places():
+def test_hooks_observe_all_positions():
     model, batch, places, heard, seen = small_model(), whole(), torch.tensor([3, 0, 6, 0]), [], []
     wanted = vectors_at(model, batch, places)
     hook = model.backbone.blocks[-1].register_forward_hook(lambda module, given, made: heard.append(made.shape))
@@ -153,7 +153,7 @@ def test_states_and_layers_need_all_positions():
         backbone(whole(), backbone.new_state(4, 9), query_positions=positions)
 
 
-def test_a_decoder_that_looks_across():
+def test_with_cross_attention():
     backbone, batch, memory = small_backbone(cross=True), padded(), torch.randn(4, 5, 8)
     places = torch.tensor([3, 0, 6, 0])
     every = backbone(batch, memory=memory).hidden[torch.arange(4), places]
@@ -162,7 +162,7 @@ def test_a_decoder_that_looks_across():
 
 
 @pytest.mark.parametrize("family", ["recurrent", "elmo"])
-def test_families_that_read_all_give_the_same(family):
+def test_families_without_support_agree(family):
     from headstock.model.backbone import BACKBONES
 
     found = BACKBONES.get(family)
@@ -173,7 +173,7 @@ def test_families_that_read_all_give_the_same(family):
         close(vectors_at(model, batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
 
 
-def test_gradients_through_one_place_are_right_too():
+def test_gradients_agree():
     with torch.inference_mode(False), torch.enable_grad():
         model, places = small_model(positions="rotary"), torch.tensor([3, 0, 6, 0])
         found = []

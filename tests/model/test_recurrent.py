@@ -1,4 +1,4 @@
-"""LSTM and GRU language models: equal to torch's own, documents apart, and a state that padding never reaches."""
+"""LSTM and GRU language models: parity with torch, packed documents, padding and state."""
 
 from itertools import pairwise
 
@@ -39,7 +39,7 @@ def close(one: Tensor, other: Tensor) -> None:
 
 
 class Plain(nn.Module):
-    """The textbook's language model: an embedding, one nn.LSTM or nn.GRU of all layers, and scores of all tokens."""
+    """An embedding, nn.LSTM or nn.GRU with all layers, and an output layer."""
 
     def __init__(self, backbone: Recurrent):
         super().__init__()
@@ -54,18 +54,18 @@ class Plain(nn.Module):
         return self.cells(self.table[tokens])[0] @ self.table.T
 
 
-# Equal to torch's own
+# Parity with torch
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_it_is_the_plain_language_model(cell):
+def test_outputs_match_torch(cell):
     model = model_of(small(cell))
     tokens = some_tokens(3, 11)
     close(model.heads["token"](model(Batch(tokens)).hidden), Plain(model.backbone)(tokens))
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_packed_documents_are_what_the_plain_model_makes_of_each(cell):
+def test_packed_documents_match_torch_on_each(cell):
     model, sizes = model_of(small(cell)), [[4, 1, 6], [11], [2, 9]]
     plain, tokens = Plain(model.backbone), some_tokens(3, 11)
     documents = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in sizes])
@@ -74,13 +74,13 @@ def test_packed_documents_are_what_the_plain_model_makes_of_each(cell):
         ends = [0, *torch.tensor(parts).cumsum(0).tolist()]
         for begin, end in pairwise(ends):
             close(scores[row, begin:end], plain(tokens[row : row + 1, begin:end])[0])
-    whole = plain(tokens)  # a control: where the state goes on from document to document, the numbers are others
+    whole = plain(tokens)  # control: with the state carried over they differ
     assert (whole[0, 4:] - scores[0, 4:]).abs().amax(-1).min() > 1e-3
     close(whole[1], scores[1])
 
 
 @pytest.mark.parametrize(("cell", "hidden"), KINDS)
-def test_gradients_are_the_same_packed_or_alone(cell, hidden):
+def test_gradients_of_packed_documents_agree(cell, hidden):
     backbone, tokens = small(cell, hidden=hidden).train(), some_tokens(1, 9)
     documents = torch.tensor([[0] * 4 + [1] * 5])
     backbone(Batch(tokens, document_ids=documents)).hidden.square().sum().backward()
@@ -99,19 +99,19 @@ def test_gradients_are_the_same_packed_or_alone(cell, hidden):
     rows=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=5), min_size=1, max_size=4), backward=st.booleans()
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_every_token_is_cut_out_once_and_finds_back(rows, backward):
+def test_groups_contain_every_token_once(rows, backward):
     length = max(map(sum, rows))
     documents = torch.full((len(rows), length), -1)
     for row, sizes in enumerate(rows):
         documents[row, : sum(sizes)] = torch.repeat_interleave(torch.tensor(sizes))
     tokens = torch.arange(documents.numel()).view_as(documents)
-    stretches, home = group_documents(Batch(tokens, document_ids=documents), backward=backward)
-    laid_out = torch.cat([*(part.index.flatten() for part in stretches), torch.tensor([-1])])
+    groups, location = group_documents(Batch(tokens, document_ids=documents), backward=backward)
+    laid_out = torch.cat([*(part.index.flatten() for part in groups), torch.tensor([-1])])
     wanted = torch.where(documents.flatten() < 0, -1, tokens.flatten())
-    assert torch.equal(laid_out[home], wanted)
+    assert torch.equal(laid_out[location], wanted)
     found = {
-        tuple(dict.fromkeys(places.tolist())): bool(first)  # what fills up a shorter one stands there already
-        for part in stretches
+        tuple(dict.fromkeys(places.tolist())): bool(first)  # without the repeated last token
+        for part in groups
         for places, first in zip(part.index, part.begins_row, strict=True)
     }
     expected = {}
@@ -125,7 +125,7 @@ def test_every_token_is_cut_out_once_and_finds_back(rows, backward):
 
 @given(sizes=st.lists(st.integers(1, 300), max_size=60))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_groups_hold_all_and_little_padding(sizes):
+def test_groups_have_little_padding(sizes):
     sizes = sorted(sizes, reverse=True)
     groups = [sizes[part] for part in similar_sizes(sizes)]
     assert [size for group in groups for size in group] == sizes
@@ -136,7 +136,7 @@ def test_groups_hold_all_and_little_padding(sizes):
 
 
 @pytest.mark.parametrize(("cell", "hidden"), KINDS)
-def test_padding_never_touches_the_state(cell, hidden):
+def test_padding_does_not_change_the_state(cell, hidden):
     backbone = small(cell, hidden=hidden)
     texts = [some_tokens(n, seed=n).tolist() for n in (5, 1, 3)]
     output = backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 0))
@@ -153,7 +153,7 @@ def test_padding_never_touches_the_state(cell, hidden):
 
 
 @pytest.mark.parametrize(("cell", "hidden"), KINDS)
-def test_step_by_step_is_the_full_pass(cell, hidden):
+def test_decoding_matches_the_full_pass(cell, hidden):
     backbone, tokens = small(cell, hidden=hidden), some_tokens(3, 9)
     state, steps = backbone.new_state(3, 0), []
     for begin, end in [(0, 1), (1, 2), (2, 6), (6, 9)]:
@@ -188,23 +188,23 @@ def test_a_row_without_tokens_keeps_its_state():
         assert after.lengths[1] == 1
 
 
-# What stands before a row
+# Prefixes
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_row_goes_on_from_what_stands_before_it(cell):
+def test_rows_continue_from_their_prefix(cell):
     backbone, tokens = small(cell), some_tokens(2, 12)
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0] * 7])
     before = Batch(*pad([tokens[0, :5].tolist(), tokens[1, 3:5].tolist()], filler=0))
     hidden = backbone(Batch(tokens[:, 5:], document_ids=documents, prefix=before)).hidden
     close(hidden[0, :4], backbone(Batch(tokens[:1, :9])).hidden[0, 5:])
-    close(hidden[0, 4:], backbone(Batch(tokens[:1, 9:])).hidden[0])  # the second document knows of nothing
+    close(hidden[0, 4:], backbone(Batch(tokens[:1, 9:])).hidden[0])  # the second document starts anew
     close(hidden[1], backbone(Batch(tokens[1:, 3:])).hidden[0, 2:])
-    plain = backbone(Batch(tokens[:, 5:], prefix=before)).hidden  # rows of one document need not say so
+    plain = backbone(Batch(tokens[:, 5:], prefix=before)).hidden  # the same without document ids
     close(plain[1], hidden[1])
 
 
-def test_no_gradient_goes_through_what_stands_before():
+def test_prefixes_get_no_gradient():
     backbone = small().train()
     before = Batch(torch.tensor([[11, 12]]))
     backbone(Batch(torch.tensor([[1, 2, 3]]), prefix=before)).hidden.sum().backward()
@@ -212,11 +212,11 @@ def test_no_gradient_goes_through_what_stands_before():
     assert moved.nonzero().squeeze(1).tolist() == [1, 2, 3]
 
 
-# Use
+# Interface
 
 
 @pytest.mark.parametrize(("cell", "hidden"), KINDS)
-def test_generating_with_a_state_is_generating_without(cell, hidden):
+def test_generation_with_and_without_state_agrees(cell, hidden):
     model = model_of(small(cell, hidden=hidden))
     prompts = [[1, 2, 3, 4], [5], [6, 7]]
     sampling = Sampling(temperature=5.0)
@@ -235,14 +235,14 @@ def test_generating_with_a_state_is_generating_without(cell, hidden):
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_light_twin_gives_the_same(cell):
+def test_a_bare_copy_agrees(cell):
     backbone, tokens = small(cell, hidden=9), some_tokens(2, 5)
     twin = strip_modules(backbone)
     assert not isinstance(twin, nn.Module)
     close(twin(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
 
 
-def test_layers_are_features_by_their_number():
+def test_layers_can_be_selected():
     backbone = small(hidden=9, depth=4)
     output = backbone(Batch(some_tokens(2, 5), document_ids=torch.tensor([[0, 0, 1, 1, 1]] * 2)), keep_layers=True)
     assert len(output.layers) == 5
@@ -251,7 +251,7 @@ def test_layers_are_features_by_their_number():
     close(select_layers(backbone, output, "sum4"), sum(output.layers[1:]))
 
 
-def test_every_weight_is_in_exactly_one_stage():
+def test_parameters_by_layer_cover_every_parameter_once():
     backbone = small(hidden=9)
     stages = [id(p) for stage in backbone.parameters_by_layer() for p in stage]
     assert sorted(stages) == sorted(id(p) for p in backbone.parameters())
@@ -261,17 +261,17 @@ def test_every_weight_is_in_exactly_one_stage():
 # Dropout
 
 
-def test_locked_dropout_leaves_out_the_same_at_every_step():
+def test_locked_dropout_uses_one_mask_per_row():
     torch.manual_seed(0)
     for kind, same in (("locked", True), ("plain", False)):
         dropout = small(dropout=0.5, dropout_kind=kind).train().dropout
         out = dropout(torch.ones(4, 30, 16)) == 0
         assert 0.2 < out.float().mean() < 0.8
         assert bool((out == out[:, :1]).all()) is same
-        assert not bool((out[0] == out[1]).all())  # but other features of other rows
+        assert not bool((out[0] == out[1]).all())  # rows have different masks
         assert torch.equal(dropout.eval()(torch.ones(1, 2, 3)), torch.ones(1, 2, 3))
 
 
-def test_wrong_settings_are_named_together():
+def test_all_invalid_settings_are_reported():
     with pytest.raises(ConfigError, match=r"depth(?s:.)*hidden(?s:.)*dropout"):
         RecurrentConfig(vocabulary=5, depth=0, hidden=0, dropout=1.0)

@@ -1,4 +1,4 @@
-"""Reading on from a state gives what reading everything at once gives."""
+"""Continuing from a KV cache gives the same as processing everything at once."""
 
 from itertools import product
 
@@ -15,7 +15,6 @@ ROWS, LENGTH = 3, 9
 
 @pytest.fixture(autouse=True)
 def reading():
-    """States are for reading, not for learning."""
     with torch.inference_mode():
         yield
 
@@ -39,14 +38,14 @@ def step_by_step(backbone: Transformer, tokens: Tensor) -> Tensor:
     ("positions", "norm", "qk_norm"),
     list(product(["sinusoidal", "learned", "rotary"], ["pre", "post"], [False, True])),
 )
-def test_step_by_step_is_the_full_pass(positions, norm, qk_norm):
+def test_decoding_matches_the_full_pass(positions, norm, qk_norm):
     backbone = small_backbone(positions=positions, norm=norm, qk_norm=qk_norm)
     tokens = some_tokens(ROWS, LENGTH)
     close(step_by_step(backbone, tokens), backbone(Batch(tokens)).hidden)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
-def test_uneven_prompts_go_on_as_each_row_alone(positions):
+def test_prompts_of_different_lengths_continue_as_if_alone(positions):
     backbone = small_backbone(positions=positions)
     texts = [some_tokens(n, seed=n).tolist() for n in (5, 2, 4)]
     more = some_tokens(3, 6, seed=9)
@@ -64,7 +63,7 @@ def test_uneven_prompts_go_on_as_each_row_alone(positions):
         close(torch.cat(hidden[row]), alone)
 
 
-def test_several_tokens_at_once_onto_an_even_state():
+def test_several_tokens_at_once():
     backbone, tokens = small_backbone(), some_tokens(ROWS, LENGTH)
     state, read = backbone.new_state(ROWS, LENGTH), []
     for begin, end in [(0, 2), (2, 6), (6, 7), (7, 9)]:
@@ -74,8 +73,8 @@ def test_several_tokens_at_once_onto_an_even_state():
     close(torch.cat(read, 1), backbone(Batch(tokens)).hidden)
 
 
-def test_uneven_pieces_onto_a_state():
-    """Each row gets as many tokens as it has, twice; in the end they are level, and the cache notices."""
+def test_padded_pieces_extend_the_cache():
+    """Rows grow by different lengths twice and end equal, which the cache detects."""
     backbone, tokens = small_backbone(), some_tokens(ROWS, 6)
     first, second = [2, 1, 4], [4, 5, 2]
     state = backbone.new_state(ROWS, 9)
@@ -111,7 +110,7 @@ def test_select_reorders_drops_and_repeats_rows(lengths, chosen):
     for i, row in enumerate(chosen):
         alone = backbone(Batch(torch.tensor([texts[row] + more[i].tolist()]))).hidden[0, -3:]
         close(torch.cat(hidden, 1)[i], alone)
-    assert before.lengths.tolist() == lengths  # the state that was chosen from is as it was
+    assert before.lengths.tolist() == lengths  # the original state is unchanged
 
 
 def test_dropping_the_longest_row_makes_room():
@@ -122,7 +121,7 @@ def test_dropping_the_longest_row_makes_room():
     close(output.hidden[0, -1], backbone(Batch(torch.tensor([[2, 3, 4]]))).hidden[0, -1])
 
 
-def test_a_full_state_says_so():
+def test_a_full_cache_raises():
     backbone = small_backbone()
     state = backbone(Batch(some_tokens(1, 4)), backbone.new_state(1, 4)).state
     with pytest.raises(ValueError, match="4 tokens per row, not 5"):
@@ -130,7 +129,7 @@ def test_a_full_state_says_so():
 
 
 @pytest.mark.parametrize(("norm", "qk_norm"), list(product(["pre", "post"], [False, True])))
-def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
+def test_the_memory_is_projected_once(norm, qk_norm):
     backbone = small_backbone(cross=True, norm=norm, qk_norm=qk_norm)
     draw = torch.Generator().manual_seed(0)
     memory = torch.randn(ROWS, 4, 8, generator=draw)
@@ -141,7 +140,7 @@ def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
     output = backbone(Batch(tokens[:, :2]), state, memory=memory, memory_padding=padding)
     order = torch.tensor([2, 0, 1])
     state, hidden = output.state.select(order), []
-    for place in range(2, LENGTH):  # nobody hands the memory over again
+    for place in range(2, LENGTH):  # without the memory
         output = backbone(Batch(tokens[order, place : place + 1]), state, memory_padding=padding[order])
         state = output.state
         hidden.append(output.hidden)
@@ -151,7 +150,7 @@ def test_a_memory_is_looked_at_once_and_kept(norm, qk_norm):
 
 
 @torch.inference_mode(False)
-def test_a_state_is_not_for_learning():
+def test_gradients_are_not_supported():
     backbone = small_backbone()
     with pytest.raises(ValueError, match="inference_mode"):
         backbone(Batch(some_tokens(1, 2)), backbone.new_state(1, 4))
@@ -159,19 +158,19 @@ def test_a_state_is_not_for_learning():
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 @pytest.mark.parametrize("lengths", [[5, 2, 4], [4, 4, 4]])
-def test_a_fixed_state_goes_on_as_a_free_one_and_never_changes_its_shapes(positions, lengths):
+def test_a_static_cache_agrees_and_keeps_its_memory(positions, lengths):
     backbone = small_backbone(positions=positions, context=12)
     texts = [some_tokens(n, seed=n + i).tolist() for i, n in enumerate(lengths)]
     more = some_tokens(3, 7, seed=9)
     free, fixed = (backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 12)).state for _ in range(2))
-    fixed.storage[..., max(lengths) :, :] = torch.nan  # as memory that nobody has written to may be
+    fixed.storage[..., max(lengths) :, :] = torch.nan  # like uninitialized memory
     assert fixed.make_static()
     held = fixed.storage.data_ptr(), fixed.lengths.data_ptr()
     for place in range(4):
         batch = Batch(more[:, place : place + 1])
         assert fixed.mask(1).allowed.shape == (3, 1, 1, 12)
         close(backbone(batch, fixed).hidden, backbone(batch, free).hidden)
-        assert (fixed.storage.data_ptr(), fixed.lengths.data_ptr()) == held  # a recorded step finds them there
+        assert (fixed.storage.data_ptr(), fixed.lengths.data_ptr()) == held  # as a captured graph needs
     order = torch.tensor([2, 0])
     free, fixed, more = free.select(order), fixed.select(order), more[order]
     for place in range(4, 7):

@@ -1,4 +1,4 @@
-"""How many parameters a model has, and how its weights come and go."""
+"""Parameter counts, and loading weights."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from tests.model.small import SIZES, small_model, some_tokens
 PRESETS = Path(headstock.model.__file__).parent / "presets"
 
 
-def test_the_classic_preset_has_the_labs_sizes():
+def test_the_classic_preset_has_the_expected_parameters():
     settings = read_settings(PRESETS / "classic.toml")["model"]
     family = BACKBONES.get(settings.pop("family"))
     config = from_dict(family.Config, settings | {"vocabulary": 50_001})
-    with torch.device("meta"):  # sizes only, no numbers
+    with torch.device("meta"):  # shapes only
         backbone = family(config)
         model = Model(backbone, {"token": LMHead(backbone)})
         classify = model.with_heads({"label": ClassificationHead(backbone.width, 2)})
@@ -49,7 +49,7 @@ def test_shared_weights_are_counted_and_saved_once():
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_make_the_round_trip(positions, tied):
+def test_tensors_round_trip(positions, tied):
     one = small_model(seed=0, positions=positions, tied=tied)
     other = small_model(seed=5, positions=positions, tied=tied)
     batch = Batch(some_tokens(2, 5))
@@ -62,7 +62,7 @@ def test_weights_make_the_round_trip(positions, tied):
     assert not any(tensor.requires_grad for tensor in one.tensors().values())
 
 
-def test_everything_that_does_not_fit_is_named():
+def test_all_mismatches_are_reported():
     model = small_model()
     tensors = dict(model.tensors())
     before = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -76,10 +76,10 @@ def test_everything_that_does_not_fit_is_named():
     assert "backbone.final_norm.weight is missing" in said
     assert "backbone.extra is unknown" in said
     assert "backbone.tokens.weight has shape (14, 8), expected (13, 8)" in said
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())  # nothing half-loaded
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())  # nothing was loaded
 
 
-def test_other_heads_sit_on_the_same_stock():
+def test_with_heads_shares_the_backbone():
     model = small_model()
     grafted = model.with_heads({"label": ClassificationHead(8, 3)})
     assert grafted.backbone is model.backbone
@@ -87,7 +87,7 @@ def test_other_heads_sit_on_the_same_stock():
 
 
 @pytest.mark.parametrize("how", ["last", "cls", "mean", "max", "concat"])
-def test_padding_never_gets_into_the_pool(how):
+def test_pooling_ignores_padding(how):
     hidden = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
     lengths = [5, 2, 1]
     padding = torch.arange(5)[None] >= torch.tensor(lengths)[:, None]
@@ -95,18 +95,18 @@ def test_padding_never_gets_into_the_pool(how):
     torch.testing.assert_close(pool(hidden, padding, how), alone)
     louder = torch.where(padding[..., None], torch.tensor(1e6), hidden)
     torch.testing.assert_close(pool(louder, padding, how), alone)
-    if how != "cls":  # the control: as if all were real, it would be another vector
+    if how != "cls":  # control: without the mask it differs
         assert not torch.allclose(pool(hidden, None, how), alone)
 
 
-def test_the_last_vector_is_that_of_the_last_real_token():
+def test_last_pooling_takes_the_last_real_token():
     hidden = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
     padding = torch.arange(5)[None] >= torch.tensor([5, 2, 1])[:, None]
     assert torch.equal(pool(hidden, padding, "last"), torch.stack([hidden[0, 4], hidden[1, 1], hidden[2, 0]]))
     assert pool(hidden, padding, "concat").shape == (3, 24)
 
 
-def test_wrong_settings_cannot_be_built():
+def test_invalid_settings_are_rejected():
     with pytest.raises(ConfigError) as wrong:
         TransformerConfig(vocabulary=0, depth=0, dropout=1.0)
     assert [where for where, _ in wrong.value.problems] == ["vocabulary", "depth", "dropout"]
@@ -116,7 +116,7 @@ def test_wrong_settings_cannot_be_built():
         TransformerConfig(**(SIZES | {"width": 6, "positions": "rotary"}))
 
 
-def test_what_writes_into_the_stream_starts_smaller_in_a_deeper_model():
+def test_residual_projections_shrink_with_depth():
     torch.manual_seed(0)
     spread = {}
     for depth in (1, 16):

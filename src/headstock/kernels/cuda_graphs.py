@@ -89,16 +89,14 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def signature(tree: Any) -> Any:
-    """What two inputs must share to use the same graph: tensor shapes, and the values of everything else."""
+    """What two inputs must share to use the same graph: tensor shapes, and other values that take part in equality."""
     if isinstance(tree, Tensor):
         return tuple(tree.shape)
     if isinstance(tree, dict):
         return tuple((name, signature(value)) for name, value in tree.items())
-    return tuple(map(signature, _children(tree))) if _is_node(tree) else tree
-
-
-def _is_node(tree: Any) -> bool:
-    return isinstance(tree, tuple | list | dict) or dataclasses.is_dataclass(tree)
+    if dataclasses.is_dataclass(tree):
+        return tuple(signature(getattr(tree, part.name)) for part in dataclasses.fields(tree) if part.compare)
+    return tuple(map(signature, tree)) if isinstance(tree, tuple | list) else tree
 
 
 def _children(tree: Any) -> Iterable[Any]:

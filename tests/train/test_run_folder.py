@@ -93,7 +93,7 @@ def test_a_config_json_of_another_program_does_not_make_a_run(stock, corpus, tmp
     (theirs / "model.safetensors").write_bytes(b"weights")
     before = content(theirs)
     assert "config.json" in call("pretrain", corpus, "--out", theirs, "--overwrite", code=2)[1]
-    assert "left alone" in call("export", stock, "--to", "huggingface", theirs, "--overwrite", code=2)[1]
+    assert "not replaced" in call("export", stock, "--to", "huggingface", theirs, "--overwrite", code=2)[1]
     assert "input" in call("import", theirs, "--out", theirs, "--overwrite", code=2)[1]
     assert content(theirs) == before
 

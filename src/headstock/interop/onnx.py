@@ -1,4 +1,4 @@
-"""A run as ONNX: its graph, the same in 8-bit whole numbers on demand, and a card that says how to run it anywhere."""
+"""Exports a run to ONNX, optionally quantized to int8, with a card that shows how to run it."""
 
 import logging
 import shutil
@@ -17,24 +17,23 @@ from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError, WorkError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT, missing_dependency
-from headstock.interop.onnx_card import card_of, describe_reading
-from headstock.interop.onnx_graph import Graph, graph_of, write_graph
+from headstock.interop.onnx_card import folder_card, model_json
+from headstock.interop.onnx_graph import Graph, make_graph, write_graph
 from headstock.io import atomic_folder, write_bytes, write_json, write_text
 from headstock.model.backbone import CachedBackbone
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.train.labelled_data import require_labels
-from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
-MODEL, SMALL, ABOUT, CARD = "model.onnx", "model_int8.onnx", "model.json", "README.md"
-PRECISION = 1e-4  # how far ONNX Runtime's numbers may be from ours, as a share of those above 1
+MODEL, QUANTIZED, ABOUT, CARD = "model.onnx", "model_int8.onnx", "model.json", "README.md"
+PRECISION = 1e-4  # largest allowed difference between ONNX Runtime and torch, relative above 1
 SHAPES = ((1, 1, 0), (1, 7, 0), (3, 5, 4), (2, 1, 6), (2, 256, 0))  # rows, new tokens, tokens before
 
-LARGEST = 1_900_000_000  # bytes of weights in one ONNX file, whose format ends at 2 GiB
+LARGEST = 1_900_000_000  # bytes of weights; an ONNX file is limited to 2 GiB
 
 Session = Any
 
@@ -47,49 +46,49 @@ def export_onnx(
     measure: Path | None = None,
     embedding: bool = False,
 ) -> dict[str, Any]:
-    """Write a folder that ONNX Runtime opens; what it computes is checked against the run before the folder is there.
+    """Write a folder for ONNX Runtime, after checking its outputs against the run's.
 
-    A run with a head is written with it, one that generates with its memory as inputs and outputs, any other (and
-    with `embedding` every one) as a model that makes vectors of texts.
+    A labelled task is exported with its head, a generating one with its KV cache as inputs and outputs, any other (and
+    with `embedding` every run) as a model that embeds texts.
     """
     for library in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(library) is None:
             raise missing_dependency(library)
-    loaded = open_single(run)
-    if measure is not None and (embedding or not loaded.task.is_labelled):
-        raise UserError(f"--measure {measure}: only a run that was fine-tuned on labels can be measured on a file")
-    graph = graph_of(loaded.model, loaded.task, named=str(run), embedding=embedding)
-    about = describe_reading(loaded, graph)
+    pipeline = open_single(run)
+    if measure is not None and (embedding or not pipeline.task.is_labelled):
+        raise UserError(f"--measure {measure}: only a run fine-tuned on labels can be measured on a file")
+    graph = make_graph(pipeline.model, pipeline.task, named=str(run), embedding=embedding)
+    about = model_json(pipeline, graph)
     logger.info(f"tracing the {graph.spec.kind} graph")
-    with atomic_folder(folder, layout=LAYOUT) as beside:
-        written = write_graph(graph, beside / MODEL)
+    with atomic_folder(folder, layout=LAYOUT) as temporary:
+        written = write_graph(graph, temporary / MODEL)
         about |= {"inputs": written.inputs, "outputs": written.outputs}
-        session = open_session(beside / MODEL)
-        result: dict[str, Any] = {"kind": graph.spec.kind, "difference": check_same(graph, session)}
-        logger.info(f"ONNX Runtime's numbers differ from ours by {result['difference']:.1e} at most")
+        session = open_session(temporary / MODEL)
+        result: dict[str, Any] = {"kind": graph.spec.kind, "difference": check_parity(graph, session)}
+        logger.info(f"the outputs of ONNX Runtime differ from torch by at most {result['difference']:.1e}")
         sessions = {"float32": session}
         if int8:
-            quantise(beside / MODEL, beside / SMALL)
-            sessions["int8"] = open_session(beside / SMALL)
-            result["int8_difference"] = differences(graph, sessions["int8"])
+            quantize(temporary / MODEL, temporary / QUANTIZED)
+            sessions["int8"] = open_session(temporary / QUANTIZED)
+            result["int8_difference"] = largest_difference(graph, sessions["int8"])
         if measure is not None:
-            result["measured"] = measured(loaded, measure, sessions)
-        keep_tokenizer(loaded, beside)
-        write_json(beside / ABOUT, about)
-        result["files"] = {file.name: file.stat().st_size for file in sorted(beside.iterdir())}
-        write_text(beside / CARD, card_of(loaded, graph, about, result))
+            result["measured"] = measure_metrics(pipeline, measure, sessions)
+        copy_tokenizer(pipeline, temporary)
+        write_json(temporary / ABOUT, about)
+        result["files"] = {file.name: file.stat().st_size for file in sorted(temporary.iterdir())}
+        write_text(temporary / CARD, folder_card(pipeline, graph, about, result))
     result["try"] = [f"its card has a script that runs it without torch: {folder / CARD}"]
     return result
 
 
 def open_single(run: RunFolder) -> Pipeline:
-    loaded = load(run.path, device="cpu")
-    if len(loaded.models) > 1:
-        raise UserError(f"{run}: is several models; export one of them, such as {run.member(0)}")
-    size = 4 * loaded.model.parameter_counts()["total"]
+    pipeline = load(run.path, device="cpu")
+    if len(pipeline.models) > 1:
+        raise UserError(f"{run}: is an ensemble; export one of its models, such as {run.member(0)}")
+    size = 4 * pipeline.model.parameter_counts()["total"]
     if size > LARGEST:
         raise UserError(f"{run}: its weights take {size / 1e9:.1f} GB, and an ONNX file holds less than 2 GB")
-    return loaded
+    return pipeline
 
 
 def open_session(file: Path, *, threads: int | None = None) -> Session:
@@ -102,28 +101,28 @@ def open_session(file: Path, *, threads: int | None = None) -> Session:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def keep_tokenizer(loaded: Pipeline, folder: Path) -> None:
-    """As the library it belongs to reads it."""
-    engine = loaded.tokenizer.backend
+def copy_tokenizer(pipeline: Pipeline, folder: Path) -> None:
+    """Copy the tokenizer in its library's own format."""
+    engine = pipeline.tokenizer.backend
     if not isinstance(engine, SentencePieceBackend):
-        shutil.copyfile(loaded.run.tokenizer_file, folder / "tokenizer.json")
+        shutil.copyfile(pipeline.run.tokenizer_file, folder / "tokenizer.json")
     elif engine.model is not None:
         write_bytes(folder / "sentencepiece.model", engine.model)
 
 
-# Whether it is the same
+# Parity
 
 
-def check_same(graph: Graph, session: Session) -> float:
-    """The largest difference between what the run and ONNX Runtime make of some rows; too large a one is refused."""
-    found = differences(graph, session)
-    if not found <= PRECISION:  # also where it is not a number
-        raise WorkError(f"ONNX Runtime's numbers differ from ours by {found:.1e}, wanted {PRECISION:.0e} or less")
+def check_parity(graph: Graph, session: Session) -> float:
+    """The largest difference between torch and ONNX Runtime on example inputs; raises if it is too large."""
+    found = largest_difference(graph, session)
+    if not found <= PRECISION:  # also for NaN
+        raise WorkError(f"the outputs of ONNX Runtime differ from torch by {found:.1e}, more than {PRECISION:.0e}")
     return found
 
 
 @torch.inference_mode()
-def differences(graph: Graph, session: Session) -> float:
+def largest_difference(graph: Graph, session: Session) -> float:
     worst, context = 0.0, graph.model.backbone.config.context
     for rows, length, before in SHAPES:
         given = graph.example(rows, min(length, context), min(before, max(0, context - length)))
@@ -139,11 +138,11 @@ def feed(graph: Graph, given: Sequence[Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in zip(graph.inputs, given, strict=True)}
 
 
-# Whole numbers
+# Quantization
 
 
-def quantise(file: Path, small: Path) -> None:
-    """Weights as 8-bit whole numbers, one scale for each column of a matrix; activations are scaled as they come."""
+def quantize(file: Path, small: Path) -> None:
+    """Quantize weights to int8 with a scale per channel; activations are quantized dynamically."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with without_warnings():
@@ -152,7 +151,7 @@ def quantise(file: Path, small: Path) -> None:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """The library advises, on the root logger, a step that graphs traced here do not need."""
+    """Silence advice on the root logger about a step that these graphs do not need."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -161,50 +160,50 @@ def without_warnings() -> Iterator[None]:
         logging.disable(before)
 
 
-def measured(loaded: Pipeline, file: Path, sessions: dict[str, Session]) -> dict[str, Any]:
-    """The run's metrics on labelled rows as each graph gets them, and how many predictions differ between graphs.
+def measure_metrics(pipeline: Pipeline, file: Path, sessions: dict[str, Session]) -> dict[str, Any]:
+    """The run's metrics on labelled rows for each graph, and how many predictions differ between graphs.
 
-    Rows are read one by one: the scales of 8-bit activations are taken over all that is read together, so that a
-    neighbour would change a row's answer.
+    Rows are read one at a time: dynamic quantization scales activations over the whole batch, so that the other rows
+    of a batch would change a prediction.
     """
-    task = loaded.labelled_task()
+    task = pipeline.labelled_task()
     records = require_labels(task.read_file(file, config=task.config), task.target, "to measure by")
     task.check(records)
     data = task.prepare(records)
     logger.info(f"measuring on {len(records):,} rows of {records.source}")
-    found = {name: outputs(loaded, session, data) for name, session in sessions.items()}
-    told: dict[str, Any] = {"file": records.source, "headline": task.primary_metric}
-    told |= {name: metrics_with_intervals(task, data, rows) for name, rows in found.items()}
-    if "int8" in found:
-        told["change"] = told["int8"][task.primary_metric] - told["float32"][task.primary_metric]
-        said = [[task.predicted_target(row) for row in task.predictions(data, rows)] for rows in found.values()]
-        told["changed"] = sum(a != b for a, b in zip(*said, strict=True))
-        logger.info(f"8-bit numbers change {task.primary_metric} by {100 * told['change']:+.2f} points")
-    return told
+    outputs = {name: session_outputs(pipeline, session, data) for name, session in sessions.items()}
+    result: dict[str, Any] = {"file": records.source, "headline": task.primary_metric}
+    result |= {name: metrics_with_intervals(task, data, rows) for name, rows in outputs.items()}
+    if "int8" in outputs:
+        result["change"] = result["int8"][task.primary_metric] - result["float32"][task.primary_metric]
+        targets = [[task.predicted_target(row) for row in task.predictions(data, rows)] for rows in outputs.values()]
+        result["changed"] = sum(a != b for a, b in zip(*targets, strict=True))
+        logger.info(f"int8 weights change {task.primary_metric} by {100 * result['change']:+.2f} points")
+    return result
 
 
 @torch.inference_mode()
-def outputs(loaded: Pipeline, session: Session, data: Any) -> list[np.ndarray]:
-    """What the task's predictions are made from, with the graph in the place of backbone and head."""
-    task = loaded.labelled_task()
-    heads = {name: nn.Identity() for name in loaded.model.heads}
-    stand_in = Model(CachedBackbone(loaded.model.backbone), heads)
-    examples = task.examples(data, length=sequence_length(loaded.model, loaded.config.train))
-    found = []
+def session_outputs(pipeline: Pipeline, session: Session, data: Any) -> list[np.ndarray]:
+    """The task's raw outputs, computed by the graph instead of the backbone and heads."""
+    task = pipeline.labelled_task()
+    heads = {name: nn.Identity() for name in pipeline.model.heads}
+    stand_in = Model(CachedBackbone(pipeline.model.backbone), heads)
+    examples = task.examples(data, length=pipeline.length)
+    rows = []
     for index in range(len(examples)):
         batch = examples.batch([index])
-        batch = replace(batch, features=scores_of(session, batch))
-        found += [one.numpy() for one in task.outputs(stand_in, batch)]
-    return found
+        batch = replace(batch, features=session_scores(session, batch))
+        rows += [row.numpy() for row in task.outputs(stand_in, batch)]
+    return rows
 
 
-def scores_of(session: Session, batch: Batch) -> Tensor:
-    """The scores of one example's rows: (1, C) for a class, the mean over its rows, else (B, T, ...) of every token."""
-    real = torch.ones_like(batch.tokens) if batch.padding is None else (~batch.padding).long()
-    given = {"input_ids": batch.tokens, "attention_mask": real}
-    given |= {} if batch.segments is None else {"token_type_ids": batch.segments}
-    wanted = [one.name for one in session.get_inputs()]
-    made = [torch.from_numpy(one) for one in session.run(None, {name: given[name].numpy() for name in wanted})]
-    if len(made) == 2:
-        return torch.stack(made, -1)  # starts and ends
-    return made[0].mean(0, keepdim=True) if made[0].dim() == 2 else made[0]
+def session_scores(session: Session, batch: Batch) -> Tensor:
+    """The scores of one example: (1, C) for a class, averaged over its windows, otherwise (B, T, ...) per token."""
+    mask = torch.ones_like(batch.tokens) if batch.padding is None else (~batch.padding).long()
+    inputs = {"input_ids": batch.tokens, "attention_mask": mask}
+    inputs |= {} if batch.segments is None else {"token_type_ids": batch.segments}
+    feeds = {one.name: inputs[one.name].numpy() for one in session.get_inputs()}
+    scores = [torch.from_numpy(one) for one in session.run(None, feeds)]
+    if len(scores) == 2:
+        return torch.stack(scores, -1)  # span starts and ends
+    return scores[0].mean(0, keepdim=True) if scores[0].dim() == 2 else scores[0]

@@ -1,6 +1,6 @@
-"""The graphs that ONNX Runtime is given: what a run computes, with a name for every number that goes in or comes out.
+"""The modules that are exported to ONNX, with named inputs, outputs and dimensions.
 
-B rows, T tokens, P tokens read before, D width, H heads, K head width, C classes, V vocabulary.
+B rows, T tokens, P past tokens, D width, H heads, K head width, C classes, V vocabulary.
 """
 
 import logging
@@ -24,8 +24,8 @@ from headstock.tasks.base import Task
 from headstock.tasks.graph_spec import GraphSpec
 from headstock.tasks.labelled import LabelledTask, is_labelled
 
-OPSET = 20  # has GELU as one operation; later ones have attention too, but ONNX Runtime asks other shapes of its mask
-Names = dict[str, tuple[str, ...]]  # of each tensor its dimensions: a name, or digits where the size never changes
+OPSET = 20  # has GELU as one operator; the attention operator of later opsets expects another mask shape
+Names = dict[str, tuple[str, ...]]  # dimensions of each tensor: a name if dynamic, otherwise the size
 
 EMBED_SCRIPT = """
 for text in sys.argv[1:]:
@@ -41,7 +41,7 @@ past = {{name: np.zeros(about["past"], np.float32) for name in about["inputs"] i
 while len(read) < about["length"]:
     given = {{"input_ids": np.array([new]), "attention_mask": np.ones((1, len(read)), np.int64)}}
     scores, *present = session.run(None, given | past)
-    past = dict(zip(past, present))  # the keys and values of all that was read
+    past = dict(zip(past, present))  # keys and values of all tokens so far
     scores[0, -1, about["never"]] = -np.inf
     new = [int(scores[0, -1].argmax())]  # the likeliest; draw from softmax(scores) for another text each time
     if new[0] == about["end"]:
@@ -67,8 +67,7 @@ CAUSAL = GraphSpec(
 
 
 class Graph(nn.Module):
-    """Reads whole rows: `input_ids`, `attention_mask` (1 where there is a token) and, where two texts are told apart,
-    `token_type_ids`, each (B, T)."""
+    """Reads whole rows: `input_ids`, `attention_mask` (1 at real tokens), for pairs `token_type_ids`; each (B, T)."""
 
     def __init__(self, model: Model, task: Task, spec: GraphSpec):
         super().__init__()
@@ -80,11 +79,11 @@ class Graph(nn.Module):
         return self.answer(Batch(tokens, real == 0, segments=segments))
 
     def answer(self, batch: Batch) -> Any:
-        """What the graph gives for a batch of whole rows."""
+        """The outputs for a batch of whole rows."""
         raise NotImplementedError
 
     def example(self, rows: int = 2, length: int = 5, before: int = 3) -> tuple[Tensor, ...]:
-        """Inputs of the right shapes, the last row with padding at its end."""
+        """Example inputs; the last row ends in padding."""
         vocabulary = self.model.backbone.config.vocabulary
         draw = torch.Generator().manual_seed(rows * 10_007 + length)
         real = torch.ones(rows, length, dtype=torch.long)
@@ -94,7 +93,7 @@ class Graph(nn.Module):
         return (tokens, real, kinds)[: len(self.inputs)]
 
     def dynamic(self) -> tuple[dict[int, str], ...]:
-        """By input which dimensions may have any size, and what they are called."""
+        """The names of each input's dynamic dimensions."""
         return tuple({0: "batch", 1: "length"} for _ in self.inputs)
 
 
@@ -110,8 +109,8 @@ class LabelledGraph(Graph):
         return cast(LabelledTask, self.task).graph_outputs(self.model, batch)
 
 
-class Embedding(Graph):
-    """(B, T, D) every token's vector, and (B, D) one for each row, pooled as `headstock embed` does."""
+class EmbeddingGraph(Graph):
+    """(B, T, D) token vectors and (B, D) text vectors, pooled as by `headstock embed`."""
 
     def __init__(self, model: Model, task: Task):
         super().__init__(model, task, EMBEDDING)
@@ -123,11 +122,11 @@ class Embedding(Graph):
         return hidden, pool(hidden, batch.padding, self.pool)
 
 
-class Continuing(Graph):
-    """(B, T, V) scores of the next tokens, from new tokens and the keys and values of those read before.
+class CausalGraph(Graph):
+    """(B, T, V) logits of the next tokens, given new tokens and the KV cache of past ones.
 
-    `attention_mask` is (B, P + T), of all tokens so far. Rows may be padded: a token's place is how many real tokens
-    stand before it. At first the past is empty: (B, H, 0, K).
+    `attention_mask` is (B, P + T), of all tokens so far. Rows may be padded: a token's position is the number of real
+    tokens before it. The initial cache is empty: (B, H, 0, K).
     """
 
     def __init__(self, model: Model, task: Task):
@@ -139,8 +138,8 @@ class Continuing(Graph):
     def forward(self, tokens: Tensor, real: Tensor, *past: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         backbone = self.model.backbone
         assert isinstance(backbone, Transformer)
-        kept = Kept(past)
-        new = torch.arange(tokens.size(1), device=tokens.device) + past[0].size(2)  # (T,) which of all tokens are new
+        kept = GraphCache(past)
+        new = torch.arange(tokens.size(1), device=tokens.device) + past[0].size(2)  # (T,) indices of the new tokens
         places = (real.cumsum(1).index_select(1, new) - 1).clamp(min=0)
         context = backbone.config.context
         x = backbone.embed(Batch(tokens, positions=places), places, context)
@@ -167,8 +166,8 @@ class Continuing(Graph):
 PARTS = ("key", "value")
 
 
-class Kept:
-    """Keys and values that come in from outside and go out longer: a cache without a place of its own."""
+class GraphCache:
+    """A KV cache whose tensors are inputs and outputs of the graph."""
 
     def __init__(self, past: Sequence[Tensor]):
         self.past, self.present = past, list[Tensor]()
@@ -179,34 +178,34 @@ class Kept:
         return grown
 
 
-def graph_of(model: Model, task: Task, *, named: str, embedding: bool = False) -> Graph:
-    """The graph for what a run is made for; as an embedding on demand, or where it neither labels nor generates."""
+def make_graph(model: Model, task: Task, *, named: str, embedding: bool = False) -> Graph:
+    """The graph of a run's task; an embedding graph on request, or if the task neither predicts nor generates."""
     if not isinstance(model.backbone, Transformer):
         family = model.backbone.name
-        raise UserError(f"{named}: a model of the family {family!r} is not written as ONNX; the family transformer is")
+        raise UserError(f"{named}: the family {family!r} cannot be exported to ONNX, only transformer")
     if is_labelled(task) and not embedding:
         return LabelledGraph(model, task).eval()
-    return (Continuing if task.generates and not embedding else Embedding)(model, task).eval()
+    return (CausalGraph if task.generates and not embedding else EmbeddingGraph)(model, task).eval()
 
 
 @dataclass
-class Written:
-    """What a graph on disk is called by."""
+class SavedGraph:
+    """The names and dimensions of a saved graph."""
 
     inputs: Names
     outputs: Names
 
 
-def write_graph(graph: Graph, file: Path) -> Written:
-    """Trace the graph and save it, with the names of its inputs, outputs and sizes and nothing of this machine."""
+def write_graph(graph: Graph, file: Path) -> SavedGraph:
+    """Trace the graph and save it with named dimensions and without metadata of this machine."""
     import onnx
 
     dynamic = graph.dynamic()
     free = torch.export.Dim.DYNAMIC
     shapes: Any = tuple(dict.fromkeys(one, free) for one in dynamic)
-    if isinstance(graph, Continuing):  # what a starred argument takes comes as one
+    if isinstance(graph, CausalGraph):  # the shapes of *past are one tuple
         shapes = (*shapes[:2], shapes[2:])
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names every package it could do without
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about optional packages
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -224,11 +223,11 @@ def write_graph(graph: Graph, file: Path) -> Written:
     model = onnx.load(str(file))
     tidy(model, graph)
     onnx.save(model, str(file))
-    return Written(shapes_of(model.graph.input), shapes_of(model.graph.output))
+    return SavedGraph(shapes_of(model.graph.input), shapes_of(model.graph.output))
 
 
 def tidy(model: Any, graph: Graph) -> None:
-    """Sizes by their names; no traces of the source, nor shapes of what lies between (quantising makes them wrong)."""
+    """Name the dimensions, and remove source metadata and inner shapes, which quantization would invalidate."""
     del model.graph.value_info[:], model.metadata_props[:]
     for node in model.graph.node:
         del node.metadata_props[:]
@@ -240,7 +239,7 @@ def tidy(model: Any, graph: Graph) -> None:
             names.setdefault(value.type.tensor_type.shape.dim[place].dim_param, name)
     for value in (*model.graph.input, *model.graph.output):
         for size in value.type.tensor_type.shape.dim:
-            if size.dim_param:  # a sum can only be of what was read before and what is new
+            if size.dim_param:  # the only sum of dimensions
                 size.dim_param = names.get(size.dim_param, "past + length")
 
 

@@ -105,7 +105,7 @@ class Toy(Architecture):
 def toy(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     ARCHITECTURES.names()
-    monkeypatch.setattr(ARCHITECTURES, "_found", dict(ARCHITECTURES._found))
+    monkeypatch.setattr(ARCHITECTURES, "_classes", dict(ARCHITECTURES._classes))
     ARCHITECTURES.add("toy")(Toy)
     transformers.AutoConfig.register("toy", ToyConfig, exist_ok=True)
     transformers.AutoModelForCausalLM.register(ToyConfig, ToyForCausalLM, exist_ok=True)

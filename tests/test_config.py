@@ -28,14 +28,14 @@ class Outer:
             raise ConfigError([("size", "must not be negative")])
 
 
-def test_good_settings_round_trip():
+def test_valid_settings_round_trip():
     made = config.from_dict(Outer, {"size": 3, "rate": 1, "inner": {"names": ["a", "b"]}})
     assert made == Outer(3, 1.0, inner=Inner(names=("a", "b")))
     assert isinstance(made.rate, float)
     assert config.from_dict(Outer, config.to_dict(made)) == made
 
 
-def test_every_problem_at_once_with_hints():
+def test_all_problems_are_reported_with_hints():
     with pytest.raises(ConfigError) as caught:
         config.from_dict(Outer, {"rat": 1, "kind": "tow", "inner": {"widht": 3, "names": [1]}, "maybe": "x"})
     problems = dict(caught.value.problems)
@@ -53,7 +53,7 @@ def test_a_bool_is_not_a_number():
         config.from_dict(Outer, {"size": True})
 
 
-def test_checks_of_the_class_itself_carry_the_path():
+def test_errors_of_the_dataclass_have_their_path():
     with pytest.raises(ConfigError, match=r"model\.size: must not be negative"):
         config.from_dict(Outer, {"size": -1}, at="model")
 
@@ -70,7 +70,7 @@ def test_checks_of_the_class_itself_carry_the_path():
         ("corpus=['a', 'b']", ("corpus", ["a", "b"])),
     ],
 )
-def test_set_reads_values_as_toml_does(text, pair):
+def test_set_values_are_toml(text, pair):
     assert config.parse_setting(text) == pair
 
 
@@ -93,7 +93,7 @@ def test_later_layers_win_key_by_key():
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
-def test_a_number_that_is_none_is_refused(rate):
+def test_non_finite_numbers_are_refused(rate):
     with pytest.raises(ConfigError, match="rate: must be a finite number"):
         config.from_dict(Outer, {"size": 1, "rate": rate})
 
@@ -108,7 +108,7 @@ def test_a_number_that_is_none_is_refused(rate):
         ("table.json", '{"train": [1]}'),
     ],
 )
-def test_a_file_that_holds_no_settings_is_named(tmp_path, name, content):
+def test_files_without_settings_are_refused(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=name):
         config.read_settings(tmp_path / name, tables=config.SECTIONS)
@@ -120,6 +120,6 @@ def test_an_option_that_is_nested_too_deeply_is_refused():
 
 
 @pytest.mark.parametrize("key", ["size", "rate", "maybe"])
-def test_a_number_that_nothing_can_hold_is_refused(key):
+def test_integers_beyond_64_bits_are_refused(key):
     with pytest.raises(ConfigError, match=f"{key}: must be a number of at most 18 digits"):
         config.from_dict(Outer, {"size": 1, key: 10**400})

@@ -1,4 +1,4 @@
-"""Files and folders are whole or not there."""
+"""Atomic files and folders, locks, and stale temporary files."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_a_folder_replaces_the_one_before(tmp_path):
     assert (tmp_path / "made" / "a").read_text() == "new"
 
 
-def test_what_a_killed_process_left_is_swept_away(tmp_path):
+def test_partial_folders_of_killed_processes_are_removed(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
@@ -60,14 +60,14 @@ def left(folder, name, *, age=0.0):
     return made
 
 
-def test_no_process_has_the_number_0(tmp_path):
+def test_process_id_0_is_never_alive(tmp_path):
     left(tmp_path, "step-4.0")
     files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="when a process began is known on Linux")
-def test_a_process_that_began_later_was_only_given_the_same_number(tmp_path):
+def test_a_reused_process_id_does_not_protect_older_files(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         before, kept = left(tmp_path, f"a.{other.pid}", age=7200), left(tmp_path, f"b.{files.HOST}-{other.pid}-0")
         left(tmp_path, f"c.{files.HOST}-{os.getpid()}-999")  # ours by its name, but of an earlier process
@@ -78,7 +78,7 @@ def test_a_process_that_began_later_was_only_given_the_same_number(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_machine_makes_is_left_alone_for_a_day(tmp_path):
+def test_partial_folders_of_other_machines_are_kept_for_a_day(tmp_path):
     fresh = left(tmp_path, "a.00000000-1-0", age=3600)
     left(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED_SECONDS)
     other = left(tmp_path, "somebody-elses")
@@ -86,7 +86,7 @@ def test_what_another_machine_makes_is_left_alone_for_a_day(tmp_path):
     assert sorted(tmp_path.iterdir()) == [fresh, other]
 
 
-def test_a_folder_that_cannot_be_removed_does_not_stand_in_the_way(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_deleted_is_renamed_away(tmp_path, monkeypatch):
     monkeypatch.setattr(files.shutil, "rmtree", lambda path, **how: None)
     for _ in range(2):
         (tmp_path / "step-1").mkdir()
@@ -108,7 +108,7 @@ def test_a_link_is_followed_and_stays(tmp_path):
     assert os.listdir(tmp_path / "disk" / "made") == ["new"] and os.listdir(tmp_path / "disk") == ["made"]
 
 
-def test_the_folder_before_comes_back_if_the_new_one_cannot(tmp_path, monkeypatch):
+def test_the_previous_folder_is_restored_if_the_rename_fails(tmp_path, monkeypatch):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "old").write_text("x")
     calls, real = [], os.replace
@@ -128,7 +128,7 @@ def test_the_folder_before_comes_back_if_the_new_one_cannot(tmp_path, monkeypatc
 LAYOUT = {"a.json": None, "parts": {"part-*": {"*.bin": None}}}
 
 
-def test_what_a_layout_does_not_name_is_never_replaced_nor_removed(tmp_path, monkeypatch):
+def test_files_outside_the_layout_are_never_replaced_or_removed(tmp_path, monkeypatch):
     made = tmp_path / "made"
     (made / "parts" / "part-1").mkdir(parents=True)
     for name in ("a.json", "parts/part-1/x.bin", ".DS_Store", f".a.json.77{files.PARTIAL}"):
@@ -151,7 +151,7 @@ def test_what_a_layout_does_not_name_is_never_replaced_nor_removed(tmp_path, mon
         files.check_replaceable(made, LAYOUT)
 
 
-def test_an_input_is_found_by_whatever_name(tmp_path):
+def test_inputs_are_found_through_links(tmp_path):
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     out.mkdir()
     elsewhere.write_text("x")
@@ -185,13 +185,13 @@ for work in (lambda: files.write_bytes(folder / "b.json", bytes(9999)), in_folde
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits on file sizes are a Unix thing")
-def test_an_error_while_writing_names_what_was_written(tmp_path):
+def test_write_errors_name_the_destination(tmp_path):
     ran = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
     assert ran.stdout == f"{tmp_path / 'b.json'} File too large\n{tmp_path / 'made'} File too large\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_text_is_replaced_whole(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "deep" / "a.json"
     files.write_json(path, {"é": 1})
     files.write_json(path, {"é": 2})
@@ -199,7 +199,7 @@ def test_a_text_is_replaced_whole(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["a.json"]
 
 
-def test_the_cache_can_be_moved(monkeypatch, tmp_path):
+def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("HEADSTOCK_CACHE", str(tmp_path))
     assert files.cache_folder() == tmp_path
 

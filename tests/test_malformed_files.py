@@ -23,7 +23,7 @@ DEEP = 100_000  # levels of nesting, far beyond what a decoder's recursion allow
         ("huge.toml", "[model]\ndepth = 99999999999999999999999\n"),
     ],
 )
-def test_recipes_that_are_no_tables_of_settings_are_refused(tmp_path, corpus, name, text):
+def test_malformed_recipes_are_refused(tmp_path, corpus, name, text):
     recipe = tmp_path / name
     recipe.write_text(text)
     with pytest.raises(UserError, match=rf"{name}|model.depth"):
@@ -32,7 +32,7 @@ def test_recipes_that_are_no_tables_of_settings_are_refused(tmp_path, corpus, na
 
 
 @pytest.mark.parametrize("broken", [{"model": 3}, {"task": None}, {"train": "fast"}])
-def test_a_run_whose_config_is_malformed_is_refused(tmp_path, broken):
+def test_malformed_run_configs_are_refused(tmp_path, broken):
     run = tmp_path / "stock"
     shutil.copytree(STOCKS / "reviews-en", run)
     (run / "manifest.json").unlink()
@@ -43,7 +43,7 @@ def test_a_run_whose_config_is_malformed_is_refused(tmp_path, broken):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {}}', "[" * DEEP])
-def test_an_index_of_weights_that_is_malformed_is_refused(tmp_path, text):
+def test_malformed_weight_indexes_are_refused(tmp_path, text):
     folder = tmp_path / "hf"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))

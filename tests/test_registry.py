@@ -10,7 +10,7 @@ from headstock.registry import Registry
 from headstock.tasks.base import TASKS
 
 
-def test_what_is_there_is_found():
+def test_registered_classes_are_found():
     assert "transformer" in BACKBONES.names()
     assert TASKS.get("causal").name == "causal"
 
@@ -20,7 +20,7 @@ def test_a_wrong_name_gets_a_hint():
         BACKBONES.get("transfomer")
 
 
-def test_a_new_file_in_the_folder_is_enough(tmp_path, monkeypatch):
+def test_a_new_module_is_found(tmp_path, monkeypatch):
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "__init__.py").write_text("")
     (tmp_path / "zoo" / "cat.py").write_text("import zoo_registry\n@zoo_registry.ZOO.add('cat')\nclass Cat: pass\n")
@@ -36,7 +36,7 @@ def test_a_new_file_in_the_folder_is_enough(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_two_of_one_name_are_refused():
+def test_duplicate_names_are_refused():
     registry: Registry = Registry("thing", "headstock.tasks")
     registry.add("a")(type("A", (), {}))
     with pytest.raises(ValueError, match="registered as 'a'"):

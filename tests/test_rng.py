@@ -15,7 +15,7 @@ from headstock.rng import derive_seed, generator, uniforms
     st.integers(0, 30),
     st.randoms(use_true_random=False),
 )
-def test_a_draw_depends_on_its_row_and_place_and_on_nothing_else(rows, count, more, pick):
+def test_a_draw_depends_only_on_key_row_and_column(rows, count, more, pick):
     draws = uniforms(7, "mask", rows=rows, count=count)
     assert draws.shape == (len(rows), count)
     shuffled = list(range(len(rows)))
@@ -26,7 +26,7 @@ def test_a_draw_depends_on_its_row_and_place_and_on_nothing_else(rows, count, mo
         assert np.array_equal(uniforms(7, "mask", rows=np.array([row]), count=count)[0], draws[i])
 
 
-def test_they_are_uniform_and_do_not_follow_one_another():
+def test_draws_are_uniform_and_independent():
     draws = uniforms(3, 1, "mask", rows=range(1000), count=400)
     assert draws.min() >= 0
     assert draws.max() < 1
@@ -43,14 +43,14 @@ def test_they_are_uniform_and_do_not_follow_one_another():
 
 
 @pytest.mark.parametrize("other", [(3, 0, "mask"), (4, 1, "mask"), (3, 1, "noise"), (1, 3, "mask"), (3, 1)])
-def test_another_key_gives_other_draws(other):
+def test_other_keys_give_other_draws(other):
     mine = uniforms(3, 1, "mask", rows=range(200), count=50)
     theirs = uniforms(*other, rows=range(200), count=50)
     assert not np.isin(mine, theirs).any()  # not even at another place
     assert abs(np.corrcoef(mine.ravel(), theirs.ravel())[0, 1]) < 5 / np.sqrt(mine.size)
 
 
-def test_numbers_and_generators_are_their_keys():
+def test_seeds_and_generators_depend_only_on_the_key():
     assert derive_seed(1, 2, "dropout") == derive_seed(1, 2, "dropout")
     assert len({derive_seed(*key) for key in [(1, 2), (2, 1), (1, 2, "a"), (1, 2, "b"), (1,)]}) == 5
     assert all(0 <= derive_seed(seed, "seed") < 2**63 for seed in range(100))

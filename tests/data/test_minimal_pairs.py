@@ -95,13 +95,13 @@ def test_schemas_become_texts_with_each_candidate_in_place(tmp_path):
         (("So", "his", '"Dibs!" was slow.', "Dan"), 'So Dan\'s "Dibs!" was slow.'),
     ],
 )
-def test_candidates_are_bent_to_their_place(parts, wanted):
+def test_candidates_are_inflected_for_their_position(parts, wanted):
     text, rest = substitute(*parts)
     assert text == wanted
     assert wanted[rest:].strip() == parts[2]
 
 
-def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
+def test_malformed_files_are_reported_in_one_line(tmp_path):
     def said(name: str, data: bytes) -> str:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UserError) as wrong:
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_document_type_is_refused(tmp_path, encoding):
+def test_a_doctype_is_refused(tmp_path, encoding):
     bomb = '<!DOCTYPE c [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]><collection>&b;</collection>'
     path = tmp_path / "bomb.xml"
     path.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>{bomb}'.encode(encoding))
@@ -141,7 +141,7 @@ def test_a_document_type_is_refused(tmp_path, encoding):
         read_minimal_pairs([path])
 
 
-def test_paths_that_are_not_there(tmp_path):
+def test_missing_paths_are_reported(tmp_path):
     (tmp_path / "pairs.jsonl").write_bytes(lines(pair()))
     with pytest.raises(UserError, match=r"no such file or folder; did you mean 'pairs.jsonl'"):
         read_minimal_pairs([tmp_path / "pair.jsonl"])

@@ -1,4 +1,4 @@
-"""Sentences with their translations, from tables and from pairs of files; what is wrong is named with its place."""
+"""Translation pairs from tables and pairs of files; problems are reported with their location."""
 
 import gzip
 import json
@@ -57,7 +57,7 @@ def test_a_tsv_that_begins_with_a_sentence_has_no_header(tmp_path):
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
-def test_two_files_are_found_by_what_their_names_begin_with_or_by_one_of_them(tmp_path, packing):
+def test_a_pair_of_files_is_found_by_stem_or_by_either_file(tmp_path, packing):
     stem = sides(tmp_path, PAIRS, packing=packing)
     for given in (stem, f"{stem}.en{packing}", f"{stem}.fr{packing}"):
         assert pairs_of(read_parallel(given, columns=LANGUAGES)) == PAIRS
@@ -65,7 +65,7 @@ def test_two_files_are_found_by_what_their_names_begin_with_or_by_one_of_them(tm
     assert pairs_of(turned) == [(b, a) for a, b in PAIRS]
 
 
-def test_a_source_alone_is_unlabelled_unless_we_insist(tmp_path):
+def test_a_source_without_target_is_unlabelled_unless_strict(tmp_path):
     (tmp_path / "test.en").write_text("Go.\nStay.\n")
     found = read_parallel(tmp_path / "test", columns=LANGUAGES, strict=False)
     assert not found.has_labels and found.display_texts == ["Go.", "Stay."]
@@ -83,7 +83,7 @@ def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path):
         read_parallel(tmp_path / "train", columns=LANGUAGES)
 
 
-def test_an_empty_side_is_named_by_file_and_line(tmp_path):
+def test_a_blank_side_is_reported_with_file_and_line(tmp_path):
     sides(tmp_path, [PAIRS[0], ("Stay.", " "), ("", "Reste.")])
     with pytest.raises(UserError) as wrong:
         read_parallel(tmp_path / "train", columns=LANGUAGES)
@@ -95,7 +95,7 @@ def test_an_empty_side_is_named_by_file_and_line(tmp_path):
         read_parallel(table(tmp_path / "bare.tsv", [PAIRS[0], ("Stay.", "")], header=None))
 
 
-def test_what_is_not_a_pair_is_refused_with_a_hint(tmp_path):
+def test_unpaired_files_are_refused_with_a_hint(tmp_path):
     with pytest.raises(UserError, match="only one column"):
         read_parallel(table(tmp_path / "one.tsv", [("Go now.",), ("Stay here.",)], header=None))
     sides(tmp_path, PAIRS)
@@ -111,13 +111,13 @@ def test_what_is_not_a_pair_is_refused_with_a_hint(tmp_path):
         read_parallel(tmp_path / "empty", columns=LANGUAGES)
 
 
-def test_both_sides_are_text_to_learn_from(tmp_path):
+def test_documents_contain_both_sides(tmp_path):
     found = read_parallel(table(tmp_path / "rows.tsv", PAIRS))
     assert found.documents == [source for source, _ in PAIRS] + [target for _, target in PAIRS]
     assert found.select([2]).columns == {"source": ["Zoë is here."], "target": ["Zoë est ici."]}
 
 
-def test_rows_with_a_blank_side_are_left_out_on_request(tmp_path):
+def test_skip_blank_drops_rows_with_a_blank_side(tmp_path):
     sides(tmp_path, [("a", "b"), (" ", "c"), ("d", ""), ("e", "f")])
     found = read_parallel(tmp_path / "train", columns={"source": "en", "target": "fr"}, skip_blank=True)
     assert (pairs_of(found), found.skipped) == ([("a", "b"), ("e", "f")], 2)

@@ -1,4 +1,4 @@
-"""Every layout gives the same questions, answers stand where they say, and what cannot be used is named."""
+"""All formats give the same questions, answers are at their offsets, and invalid data is reported."""
 
 import bz2
 import csv
@@ -71,7 +71,7 @@ def test_squad(tmp_path):
     assert records.select([2, 0]).location(1) == records.location(0)
 
 
-def test_squad_two_has_questions_without_an_answer(tmp_path):
+def test_squad2_has_questions_without_an_answer(tmp_path):
     impossible = asked([], is_impossible=True, plausible_answers=[at(14)])
     records = read_questions(write(tmp_path, "a.json", squad(impossible, asked([at(14)], is_impossible=False))))
     assert records.columns["answers"] == [[], [{"text": "Paris", "start": 14}]]
@@ -79,7 +79,7 @@ def test_squad_two_has_questions_without_an_answer(tmp_path):
     assert read_questions(write(tmp_path, "b.json", squad(bare))).columns["answers"] == [[]]
 
 
-def test_questions_that_nobody_has_answered_are_unlabelled(tmp_path):
+def test_questions_without_answers_are_unlabelled(tmp_path):
     records = read_questions(write(tmp_path, "a.json", squad({"question": QUESTION, "id": "x"})))
     assert not records.has_labels and set(records.columns) == {"context", "question", "id"}
     rows = write(tmp_path, "a.csv", f'context,question\n"{CONTEXT}",{QUESTION}\n')
@@ -108,7 +108,7 @@ def test_packed(tmp_path, packing):
         "Paris",
     ],
 )
-def test_forms_of_answers(tmp_path, answers):
+def test_accepted_forms_of_answers(tmp_path, answers):
     wanted = [[{"text": "Paris", "start": 14}]]
     assert read_one(tmp_path, answers) == wanted
     assert read_one(tmp_path, answers if answers == "Paris" else json.dumps(answers), ".csv") == wanted
@@ -136,7 +136,7 @@ def test_parquet_with_other_names(tmp_path):
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(13, 14), (15, 14), (40, 48), (-1, 14), (1000, 48), (31, 14), (32, 48)])
-def test_an_answer_that_is_not_at_its_offset_is_moved_to_the_nearest_place(tmp_path, caplog, given, wanted):
+def test_a_wrong_answer_offset_is_moved_to_the_nearest_occurrence(tmp_path, caplog, given, wanted):
     caplog.set_level("INFO", logger="headstock")
     assert read_one(tmp_path, [at(given)]) == [[{"text": "Paris", "start": wanted}]]
     (message,) = caplog.messages
@@ -144,7 +144,7 @@ def test_an_answer_that_is_not_at_its_offset_is_moved_to_the_nearest_place(tmp_p
     assert message.endswith(f'a.jsonl:1: "Paris" from {given} to {wanted}')
 
 
-def test_the_moved_are_counted_and_the_right_are_not(tmp_path, caplog):
+def test_only_moved_answers_are_counted(tmp_path, caplog):
     caplog.set_level("INFO", logger="headstock")
     path = write(tmp_path, "a.json", squad(asked([at(14), at(13)], id="x"), asked([at(47)]), asked([at(48)])))
     read_questions(path)
@@ -182,7 +182,7 @@ def test_the_moved_are_counted_and_the_right_are_not(tmp_path, caplog):
         ('{"a": 1}\n{"a": 2}', r"a.json:2: invalid JSON: Extra data.*\.jsonl"),
     ],
 )
-def test_what_cannot_be_used_in_squad_json(tmp_path, data, message):
+def test_invalid_squad_json_is_refused(tmp_path, data, message):
     with pytest.raises(UserError, match=message):
         read_questions(write(tmp_path, "a.json", data))
 
@@ -206,12 +206,12 @@ def test_what_cannot_be_used_in_squad_json(tmp_path, data, message):
         ("a.xml", "<a/>", r"a\.xml: .*suffix \.xml .*\.json in SQuAD"),
     ],
 )
-def test_what_cannot_be_used_in_tables(tmp_path, name, data, message):
+def test_invalid_question_tables_are_refused(tmp_path, name, data, message):
     with pytest.raises(UserError, match=message):
         read_questions(write(tmp_path, name, data))
 
 
-def test_several_problems_are_told_together(tmp_path):
+def test_several_problems_are_reported_together(tmp_path):
     bad = [asked([at(0, "Oslo")], id=f"q{i}") for i in range(8)]
     with pytest.raises(UserError) as told:
         read_questions(write(tmp_path, "a.json", squad(*bad)))
@@ -221,7 +221,7 @@ def test_several_problems_are_told_together(tmp_path):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.text("ab é", min_size=1).filter(str.strip), st.integers(-3, 40), st.integers(1, 5), st.integers(-9, 50))
-def test_what_is_read_always_stands_at_its_place(tmp_path_factory, context, start, length, offset):
+def test_answers_always_occur_at_their_offset(tmp_path_factory, context, start, length, offset):
     text = context[start : start + length] if start >= 0 else "b"
     path = write(tmp_path_factory.getbasetemp(), "a.json", squad(asked([at(offset, text)]), context=context))
     if not text.strip() or text not in context:
@@ -234,7 +234,7 @@ def test_what_is_read_always_stands_at_its_place(tmp_path_factory, context, star
     assert abs(answer["start"] - offset) == min(abs(i - offset) for i in places)
 
 
-def test_blank_questions_and_contexts_are_left_out_on_request(tmp_path):
+def test_skip_blank_drops_blank_questions_and_contexts(tmp_path):
     row = {"context": CONTEXT, "question": QUESTION, "answers": []}
     rows = [row, row | {"question": " "}, row | {"context": ""}]
     found = read_questions(write(tmp_path, "q.jsonl", "\n".join(map(json.dumps, rows))), skip_blank=True)

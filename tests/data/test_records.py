@@ -1,4 +1,4 @@
-"""Every layout gives the same labelled rows, and every row that cannot be used is named with its place."""
+"""All formats give the same labelled rows, and invalid rows are reported with their location."""
 
 import bz2
 import csv
@@ -89,7 +89,7 @@ def test_rows_can_be_selected_in_any_order(tmp_path):
     assert len(records.select([])) == 0
 
 
-def test_texts_cut_into_pieces_are_joined_for_people_and_left_for_models(tmp_path):
+def test_sentencepiece_texts_are_detokenized_for_display_only(tmp_path):
     cut = "▁J ' ai ▁lu , ▁c ' est ▁pharmaci enne ."
     records = read_records(write(tmp_path, "a.csv", as_table([["text"], [cut], ["deux  mots "]])))
     assert records.texts == [cut, "deux  mots "]
@@ -100,7 +100,7 @@ def test_texts_cut_into_pieces_are_joined_for_people_and_left_for_models(tmp_pat
 
 
 @pytest.mark.parametrize("given", ["train", "train.review.spm"])
-def test_the_two_files_of_the_lab(tmp_path, given):
+def test_lab_texts_and_labels_are_found_by_stem(tmp_path, given):
     write(tmp_path, "train.review.spm", "▁Un ▁liv re\n▁Non\n")
     write(tmp_path, "train.label", " 1\r\n0\n")
     write(tmp_path, "train.notes", "more than one file begins with train")
@@ -114,7 +114,7 @@ def test_the_two_files_of_the_lab(tmp_path, given):
     assert list(stream_texts(tmp_path / given)) == [(1, "▁Un ▁liv re"), (2, "▁Non")]
 
 
-def test_any_file_beside_its_labels_packed_or_not(tmp_path):
+def test_texts_are_found_beside_a_label_file_compressed_or_not(tmp_path):
     write(tmp_path, "a.raw.gz", gzip.compress(b"x\ny\n"))
     write(tmp_path, "a.label.xz", lzma.compress(b"1\n2\n"))
     for path in (tmp_path / "a", tmp_path / "a.raw.gz"):
@@ -147,7 +147,7 @@ def test_uneven_files_are_refused_with_both_counts(tmp_path, texts, labels):
     assert f"train.review.spm has {texts} lines, but {tmp_path}/train.label has {labels};" in told
 
 
-def test_problems_of_two_files_are_placed_in_the_right_one(tmp_path):
+def test_problems_name_the_right_one_of_two_files(tmp_path):
     write(tmp_path, "train.review.spm", "▁x\n \n▁z\n")
     write(tmp_path, "train.label", "1\n1\n\n")
     told = refusal(tmp_path / "train")
@@ -213,12 +213,12 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
         ("{", "2: invalid JSON"),
     ],
 )
-def test_a_bad_row_of_jsonl_is_named(tmp_path, row, what):
+def test_an_invalid_jsonl_row_is_reported_with_its_line(tmp_path, row, what):
     path = write(tmp_path, "a.jsonl", f'{{"text": "é", "label": "a"}}\n{row}\n')
     assert f"{path}:{what}" in refusal(path)
 
 
-def test_a_label_that_only_later_rows_have_is_not_overlooked(tmp_path):
+def test_rows_must_agree_on_optional_columns(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"text": "x"}\n{"text": "y", "label": "a"}\n')
     assert f"{path}:1: label is missing" in refusal(path)
     path = write(tmp_path, "b.jsonl", '"bare"\n{"text": "y"}\n')
@@ -237,7 +237,7 @@ def test_a_label_that_only_later_rows_have_is_not_overlooked(tmp_path):
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_written_is_read(rows):
+def test_written_rows_are_read_back(rows):
     """Quotes, delimiters, line ends of every kind and strange spaces are kept; only labels lose what surrounds them."""
     with tempfile.TemporaryDirectory() as folder:
         table = write(Path(folder), "a.csv", as_table([["text", "label"], *map(list, rows)]))
@@ -256,7 +256,7 @@ def test_whatever_is_written_is_read(rows):
 # Columns
 
 
-def test_other_tasks_ask_for_other_columns(tmp_path):
+def test_required_columns_can_be_chosen(tmp_path):
     path = write(tmp_path, "a.csv", "text,text_b,label\nun,deux,x\n")
     assert read_records(path, required=("text", "text_b")).columns == {
         "text": ["un"],
@@ -275,7 +275,7 @@ def test_other_tasks_ask_for_other_columns(tmp_path):
     ("name", "data"),
     [("a.csv", "review,stars\nx,1\n"), ("a.jsonl", '{"review": "x", "stars": 1}\n'), ("a.parquet", None)],
 )
-def test_missing_columns_are_named_with_those_there(tmp_path, name, data):
+def test_a_missing_column_error_lists_the_available_columns(tmp_path, name, data):
     path = write(tmp_path, name, data or as_parquet(review=["x"], stars=[1]))
     told = f"{path}: no column 'text' (columns: 'review', 'stars'); name the right column with --columns text=NAME"
     assert refusal(path) == stream_refusal(path) == told
@@ -300,13 +300,13 @@ def test_a_table_without_header_is_recognised(tmp_path, rows):
     assert "looks like data" not in refusal(write(tmp_path, "b.csv", as_table([["id", "review text"], *rows])))
 
 
-def test_a_column_that_is_there_twice(tmp_path):
+def test_a_repeated_column_is_refused(tmp_path):
     path = write(tmp_path, "a.csv", "text,label,label\nx,1,2\n")
     assert refusal(path) == f"{path}: more than one column is called 'label'"
     assert list(stream_texts(path)) == [(2, "x")]
 
 
-def test_names_of_columns(tmp_path):
+def test_column_options_are_parsed(tmp_path):
     assert parse_columns("text=review, label = my stars") == {"text": "review", "label": "my stars"}
     assert parse_columns("text=a=b") == {"text": "a=b"}
     for wrong, got in [("review", "'review'"), ("text=", "'text='"), ("=x", "'=x'"), ("text=x,", "''"), ("", "''")]:
@@ -354,7 +354,7 @@ def test_files_without_rows(tmp_path, name, data, why):
     assert refusal(path) == stream_refusal(path) == f"{path}: no rows ({why})"
 
 
-def test_broken_files_keep_the_words_of_their_format(tmp_path):
+def test_format_errors_name_file_and_line(tmp_path):
     assert "a.csv:3: expected 2 fields as in the header, found 3" in refusal(
         write(tmp_path, "a.csv", "text,label\nx,1\ny,z,1\n")
     )
@@ -366,7 +366,7 @@ def test_broken_files_keep_the_words_of_their_format(tmp_path):
 # Streams
 
 
-def test_blank_lines_keep_their_place_in_a_stream(tmp_path):
+def test_blank_lines_are_empty_texts_in_a_stream(tmp_path):
     assert list(stream_texts(write(tmp_path, "a.txt", "un\n\n \t\n deux \n\n"))) == [
         (1, "un"), (2, ""), (3, ""), (4, " deux "), (5, ""),
     ]  # fmt: skip
@@ -376,7 +376,7 @@ def test_blank_lines_keep_their_place_in_a_stream(tmp_path):
     )
 
 
-def test_standard_input_is_one_text_a_line(monkeypatch):
+def test_standard_input_is_one_text_per_line(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('un\n\n{"text": "deux"}\r\né'.encode())))
     assert list(stream_texts("-")) == [(1, "un"), (2, ""), (3, '{"text": "deux"}'), (4, "é")]
     assert stream_refusal("-") == "-: no rows (the file is empty)"
@@ -400,7 +400,7 @@ class Pipe(io.RawIOBase):
         return len(line)
 
 
-def test_a_pipe_is_handed_on_line_by_line(monkeypatch):
+def test_a_pipe_is_processed_line_by_line(monkeypatch):
     pipe = Pipe()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(pipe)))
     texts = stream_texts("-")
@@ -410,7 +410,7 @@ def test_a_pipe_is_handed_on_line_by_line(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
-def test_a_stream_does_not_read_ahead_of_what_is_asked(tmp_path, monkeypatch, suffix):
+def test_a_stream_does_not_read_ahead(tmp_path, monkeypatch, suffix):
     """What is broken at the far end is met only there, which a reader that holds the whole file cannot do."""
     monkeypatch.setattr("headstock.data.formats.READ_BYTES", 1 << 12)
     row = {".csv": "{}\n", ".jsonl": '{{"text": "{}"}}\n', ".txt": "{}\n"}[suffix]
@@ -426,7 +426,7 @@ def test_a_stream_does_not_read_ahead_of_what_is_asked(tmp_path, monkeypatch, su
 # Blank rows
 
 
-def test_blank_rows_are_left_out_and_counted_on_request(tmp_path):
+def test_skip_blank_drops_and_counts_blank_rows(tmp_path):
     table = write(tmp_path, "a.csv", as_table([["text", "label"], ["x", "1"], [" ", "1"], ["y", ""], ["z", "2"]]))
     rows = read_records(table, skip_blank=True)
     assert (rows.texts, rows.labels, rows.lines, rows.skipped) == (["x", "z"], ["1", "2"], [2, 5], 2)
@@ -441,7 +441,7 @@ def test_blank_rows_are_left_out_and_counted_on_request(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
-def test_blank_rows_of_a_stream_are_left_out_on_request(tmp_path, name):
+def test_blank_rows_of_a_stream_can_be_skipped(tmp_path, name):
     path = write(tmp_path, name, as_table([["text"], ["x"], [" "], ["y"]]) if name == "a.csv" else "text\nx\n \ny\n")
     skipped: list[int] = []
     assert [text for _, text in stream_texts(path, skipped=skipped)][-2:] == ["x", "y"]

@@ -72,7 +72,7 @@ def test_splits_where_a_reader_would(wanted: str) -> None:
     assert split_sentences(wanted.replace("|", "")) == wanted.split("|")
 
 
-def test_of_nothing_there_is_nothing_and_of_blanks_one() -> None:
+def test_empty_and_blank_texts() -> None:
     assert split_sentences("") == []
     assert split_sentences(" \n\n ") == [" \n\n "]
 
@@ -101,7 +101,7 @@ PIECES += [".", "!", "?", "…", "...", "«", "»", '"', "'", "”", "(", ")", "
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.one_of(st.lists(st.sampled_from(PIECES)).map("".join), st.text()))
-def test_slices_join_to_the_text_and_none_is_blank_or_ends_in_white_space(text: str) -> None:
+def test_sentences_join_to_the_text_and_none_is_blank(text: str) -> None:
     slices = split_sentences(text)
     assert "".join(slices) == text
     if text.strip():
@@ -112,7 +112,7 @@ def test_slices_join_to_the_text_and_none_is_blank_or_ends_in_white_space(text: 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(["Il pleut.", "Why?", "« Oui ! »", "It is M. Jourdain's.", "Fin…"]), min_size=1))
-def test_sentences_that_are_put_together_come_apart(sentences: list[str]) -> None:
+def test_joined_sentences_are_split_again(sentences: list[str]) -> None:
     assert split_sentences(" ".join(sentences)) == [sentences[0], *(f" {sentence}" for sentence in sentences[1:])]
 
 
@@ -138,7 +138,7 @@ def test_sentences_that_are_put_together_come_apart(sentences: list[str]) -> Non
         "((",
     ],
 )
-def test_nasty_text_takes_linear_time(nasty: str) -> None:
+def test_adversarial_text_takes_linear_time(nasty: str) -> None:
     """Forty times the text must not take anything like sixteen hundred times the processor's time."""
 
     def seconds(times: int) -> float:

@@ -1,4 +1,4 @@
-"""Every layout gives the same words and tags, and every line that cannot be used is named with its place."""
+"""All formats give the same words and tags, and invalid lines are reported with their location."""
 
 import bz2
 import gzip
@@ -56,7 +56,7 @@ def table(name: str) -> str:
 
 @pytest.mark.parametrize("suffix", [".conll", ".txt", ".bio", ".iob", ".pos", ".tsv", ""])
 @pytest.mark.parametrize("separator", ["\t", " ", "   "])
-def test_one_word_a_line(tmp_path, suffix, separator):
+def test_conll_with_one_word_per_line(tmp_path, suffix, separator):
     records = read_tagged(write(tmp_path, f"train{suffix}", "\n\n" + conll(separator) + "\n\n\n"))
     assert records.columns == {"tokens": WORDS, "tags": TAGS}
     assert records.lines == [3, 9] and records.has_labels
@@ -134,7 +134,7 @@ def test_words_with_spaces_are_kept_between_tabs(tmp_path):
     assert records.columns == {"tokens": [["1 000", "de nouveau"]], "tags": [["NUM", "ADV"]]}
 
 
-def test_tags_that_are_named_must_be_there_unless_we_do_not_insist(tmp_path):
+def test_named_tags_must_exist_if_strict(tmp_path):
     words = write(tmp_path, "a.conll", "Oui\n")
     with pytest.raises(UserError, match=r"a.conll:1: --columns tags=2, but the line has 1 column"):
         read_tagged(words, columns={"tags": "2"})
@@ -168,7 +168,7 @@ def test_tags_that_are_named_must_be_there_unless_we_do_not_insist(tmp_path):
         ("a.csv", "tokens,tags\n", "no rows"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_its_place(tmp_path, name, data, message):
+def test_invalid_tagged_data_is_reported_with_its_location(tmp_path, name, data, message):
     with pytest.raises(UserError, match=message):
         read_tagged(write(tmp_path, name, data))
 
@@ -187,7 +187,7 @@ def test_wrong_columns_of_conll(tmp_path, columns, message):
         read_tagged(write(tmp_path, "a.conll", conll()), columns=columns)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file_gets_a_suggestion(tmp_path):
     write(tmp_path, "train.conll", conll())
     with pytest.raises(UserError, match=r"no such file; did you mean 'train.conll'"):
         read_tagged(tmp_path / "trian.conll")
@@ -200,13 +200,13 @@ word = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1).filte
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.lists(st.tuples(word, st.sampled_from("ABC")), min_size=1), min_size=1))
-def test_what_is_written_is_read(tmp_path_factory, sentences):
+def test_written_sentences_are_read_back(tmp_path_factory, sentences):
     words, tags = [[w for w, _ in pairs] for pairs in sentences], [[t for _, t in pairs] for pairs in sentences]
     path = write(tmp_path_factory.getbasetemp(), "written.conll", conll(words=words, tags=tags))
     assert read_tagged(path).columns == {"tokens": words, "tags": tags}
 
 
-def test_rows_without_words_are_left_out_on_request(tmp_path):
+def test_skip_blank_drops_rows_without_words(tmp_path):
     rows = [{"tokens": ["a"], "tags": ["X"]}, {"tokens": [], "tags": []}, {"tokens": ["b"], "tags": ["Y"]}]
     path = write(tmp_path, "t.jsonl", "\n".join(map(json.dumps, rows)))
     found = read_tagged(path, skip_blank=True)

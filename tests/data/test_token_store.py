@@ -1,4 +1,4 @@
-"""No validation text is trained on, nothing is lost on the way to the disk, and any stretch reads back exactly."""
+"""No validation text is trained on, no token is lost, and any window reads back exactly."""
 
 import json
 import pickle
@@ -42,7 +42,7 @@ def build(tmp_path, lines, tokenizer, **settings):
     return build_split_stores(corpus, tokenizer, cache=tmp_path / "cache", **settings)
 
 
-def test_every_document_is_on_exactly_one_side_and_reads_back(tmp_path, tokenizer):
+def test_every_document_is_in_exactly_one_split_and_reads_back(tmp_path, tokenizer):
     stores = build(tmp_path, LINES, tokenizer, valid_fraction=0.1)
     train, valid = texts(stores.train, tokenizer), texts(stores.valid, tokenizer)
     assert (len(train), len(valid)) == (360, 40)
@@ -52,7 +52,7 @@ def test_every_document_is_on_exactly_one_side_and_reads_back(tmp_path, tokenize
     assert stores.train.document_bytes(7) == len(train[7].encode())
 
 
-def test_split_depends_on_what_documents_say_not_on_their_order(tmp_path, tokenizer):
+def test_split_depends_on_content_not_on_order(tmp_path, tokenizer):
     shuffled = random.Random(1).sample(LINES, len(LINES))
     held_out = set(texts(build(tmp_path, LINES, tokenizer).valid, tokenizer))
     assert set(texts(build(tmp_path, shuffled, tokenizer).valid, tokenizer)) == held_out
@@ -69,7 +69,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, tokenizer):
     assert stores.valid.documents == 80
 
 
-def test_kept_duplicates_never_stand_on_both_sides(tmp_path, tokenizer):
+def test_kept_duplicates_share_a_split(tmp_path, tokenizer):
     stores = build(tmp_path, LINES * 3, tokenizer, valid_fraction=0.2, deduplicate=False)
     train, valid = texts(stores.train, tokenizer), texts(stores.valid, tokenizer)
     assert sorted(train + valid) == sorted(LINES * 3)
@@ -77,7 +77,7 @@ def test_kept_duplicates_never_stand_on_both_sides(tmp_path, tokenizer):
     assert len(valid) == 240
 
 
-def test_explicit_validation_is_kept_whole_and_out_of_training(tmp_path, tokenizer):
+def test_a_validation_corpus_is_complete_and_not_trained_on(tmp_path, tokenizer):
     held_out = [*LINES[:30], "something else", "something else"]
     valid = read_corpus(write(tmp_path / "valid.txt", held_out), documents="line")
     stores = build(tmp_path, [*LINES, LINES[100]], tokenizer, valid=valid)
@@ -91,7 +91,7 @@ def test_explicit_validation_is_kept_whole_and_out_of_training(tmp_path, tokeniz
 
 
 @pytest.mark.parametrize("shard_tokens", [1 << 26, 300, 40, 7])
-def test_any_stretch_reads_back_exactly_whatever_the_shards(tmp_path, tokenizer, shard_tokens):
+def test_any_window_reads_back_exactly_across_shards(tmp_path, tokenizer, shard_tokens):
     stores = build(tmp_path, LINES, tokenizer, shard_tokens=shard_tokens)
     store = stores.train
     kept = texts(store, tokenizer)
@@ -121,7 +121,7 @@ def test_a_document_stays_in_one_shard_if_it_fits_one(tmp_path, tokenizer):
     assert np.isin(store.offsets[:-1][~small], shard_starts).all()  # a longer one begins a shard of its own
 
 
-def test_positions_and_places(tmp_path, tokenizer):
+def test_positions_and_locations(tmp_path, tokenizer):
     store = build(tmp_path, LINES, tokenizer).train
     for i in (0, 1, 200, store.documents - 1):
         begin, end = store.offsets[i], store.offsets[i + 1]
@@ -135,7 +135,7 @@ def test_positions_and_places(tmp_path, tokenizer):
         store.document(-1)
 
 
-def test_a_store_is_reused_until_something_that_matters_changes(tmp_path, tokenizer, caplog):
+def test_a_store_is_reused_until_its_inputs_change(tmp_path, tokenizer, caplog):
     caplog.set_level("INFO", logger="headstock")
     first = build(tmp_path, LINES, tokenizer)
     assert "training: 380 documents" in caplog.messages[-1]
@@ -154,7 +154,7 @@ def test_a_store_is_reused_until_something_that_matters_changes(tmp_path, tokeni
     assert not build(tmp_path, LINES, other).reused
 
 
-def test_a_store_opens_by_its_path_and_travels_to_other_processes_as_one(tmp_path, tokenizer):
+def test_a_store_is_pickled_as_its_path(tmp_path, tokenizer):
     stores = build(tmp_path, LINES, tokenizer)
     opened = open_split_stores(stores.folder)
     assert texts(opened.valid, tokenizer) == texts(stores.valid, tokenizer)
@@ -166,7 +166,7 @@ def test_a_store_opens_by_its_path_and_travels_to_other_processes_as_one(tmp_pat
         open_split_stores(tmp_path)
 
 
-def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer, caplog):
+def test_a_damaged_store_is_refused_and_rebuilt(tmp_path, tokenizer, caplog):
     caplog.set_level("INFO", logger="headstock")
     folder = build(tmp_path, LINES, tokenizer).folder
     shard = folder / "train-00000.bin"
@@ -180,7 +180,7 @@ def test_a_damaged_store_is_refused_and_built_anew(tmp_path, tokenizer, caplog):
     assert shard.read_bytes() == whole
 
 
-def test_a_single_wrong_bit_in_any_file_of_a_store_is_noticed(tmp_path, tokenizer):
+def test_a_flipped_bit_in_any_file_is_detected(tmp_path, tokenizer):
     stores = build(tmp_path, LINES, tokenizer, shard_tokens=4000)
     folder = stores.folder
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -211,7 +211,7 @@ def test_a_store_of_an_earlier_version_opens_but_is_not_reused(tmp_path, tokeniz
     assert build(tmp_path, LINES, tokenizer).reused
 
 
-def test_held_out_text_counts_what_unknown_tokens_hide(tmp_path, tokenizer):
+def test_validation_counts_the_bytes_of_unknown_tokens(tmp_path, tokenizer):
     known = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
     stores = build(tmp_path, LINES, known, valid_fraction=0.1)
     whole = build(tmp_path, LINES, tokenizer, valid_fraction=0.1)
@@ -222,7 +222,7 @@ def test_held_out_text_counts_what_unknown_tokens_hide(tmp_path, tokenizer):
     assert whole.valid.unknown == UnknownTokens(), "bytes leave nothing unknown"
 
 
-def test_a_store_whose_unknown_tokens_were_not_counted_is_built_anew(tmp_path):
+def test_a_store_without_unknown_counts_is_rebuilt(tmp_path):
     known = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
     stores = build(tmp_path, LINES, known)
     index = json.loads((stores.folder / "index.json").read_text(encoding="utf-8"))

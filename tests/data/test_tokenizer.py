@@ -73,21 +73,21 @@ def lab_folder(folder: Path, model_file: Path, leave_out: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("text", [*TEXTS[:6], *HARD])
-def test_byte_pairs_give_every_text_back(trained, text):
+def test_bpe_round_trips_every_text(trained, text):
     bpe = trained["bpe"]
     assert bpe.decode(bpe.encode(text)) == text
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cn"))))
-def test_byte_pairs_give_random_unicode_back(trained, text):
+def test_bpe_round_trips_random_unicode(trained, text):
     text = unicodedata.normalize("NFC", text)
     assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cn"), exclude_characters="▁")))
-def test_unigram_writes_what_it_does_not_know_as_bytes(trained, text):
+def test_unigram_falls_back_to_bytes(trained, text):
     text = unicodedata.normalize("NFC", text)
     unigram = trained["unigram"]
     ids = unigram.encode(text)
@@ -95,7 +95,7 @@ def test_unigram_writes_what_it_does_not_know_as_bytes(trained, text):
     assert unigram.unk not in ids
 
 
-def test_characters_come_back_and_new_ones_are_unknown(trained):
+def test_char_round_trips_and_new_characters_are_unk(trained):
     char = trained["char"]
     assert char.tokenize("tat\n sat") == ["t", "a", "t", "\n", " ", "s", "a", "t"]
     assert char.decode(char.encode("L'été\n\test")) == "L'été\n\test"
@@ -106,11 +106,11 @@ def test_characters_come_back_and_new_ones_are_unknown(trained):
 
 @pytest.mark.parametrize("kind", ["word", "wordpiece"])
 @pytest.mark.parametrize("text", ["The cat, the other cat!", "L'été, c'est là… (ou non)", "First line\n\nsecond line"])
-def test_words_are_joined_as_people_write(trained, kind, text):
+def test_decoded_words_have_natural_spacing(trained, kind, text):
     assert trained[kind].decode(trained[kind].encode(text)) == text
 
 
-def test_words_are_cut_at_marks_and_rare_ones_are_unknown(trained):
+def test_word_splits_at_punctuation_and_rare_words_are_unk(trained):
     assert trained["word"].tokenize("the well-known cat, don't") == ["the", "well-known", "cat", ",", "don", "'", "t"]
     rare = train_tokenizer(["often often once"], TokenizerSettings("word", 100, min_frequency=2))
     assert rare.tokenize("often once") == ["often", "<unk>"]
@@ -128,7 +128,7 @@ def test_wordpiece_marks_what_continues_a_word(trained):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_stand_where_the_lab_has_them(trained, kind):
+def test_special_tokens_have_the_ids_of_the_lab(trained, kind):
     tokenizer = trained[kind]
     assert [tokenizer.id_to_token(i) for i in range(7)] == [
         "<sos>",
@@ -143,7 +143,7 @@ def test_special_tokens_stand_where_the_lab_has_them(trained, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_never_come_out_of_text(trained, kind, tmp_path):
+def test_plain_text_never_produces_special_tokens(trained, kind, tmp_path):
     """Also after loading, and when pickled: the library keeps that setting in neither."""
     trained[kind].save(tmp_path / "tokenizer.json")
     for tokenizer in (
@@ -159,7 +159,7 @@ def test_special_tokens_never_come_out_of_text(trained, kind, tmp_path):
     assert control.encode("<eos>").ids == [2], "the library alone reads <eos> as the special token"
 
 
-def test_decoding_shows_special_tokens_only_if_asked(trained):
+def test_decoding_skips_special_tokens_by_default(trained):
     bpe = trained["bpe"]
     ids = [bpe.bos, *bpe.encode("the cat"), bpe.eos, bpe.pad]
     assert bpe.decode(ids) == "the cat"
@@ -208,7 +208,7 @@ PIECES = [
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3))).map("".join), min_size=1, max_size=5))
-def test_a_text_that_is_spelled_as_it_should_be_is_cut_the_same_without_spelling_it_anew(trained, texts):
+def test_bypassing_the_normalizer_gives_the_same_ids(trained, texts):
     texts = [text.encode(errors="ignore").decode() for text in texts]
     for kind in ("bpe", "wordpiece", "word", "char"):
         engine = trained[kind].backend
@@ -216,7 +216,7 @@ def test_a_text_that_is_spelled_as_it_should_be_is_cut_the_same_without_spelling
         assert engine.encode_batch(texts) == [cut.ids for cut in spelled]
 
 
-def test_only_a_normalizer_that_leaves_latin_letters_alone_is_passed_by(trained):
+def test_only_nfc_normalizers_are_bypassed(trained):
     passed = {kind: trained[kind].backend._without_normalizer is not None for kind in KINDS}
     assert passed == {"bpe": True, "unigram": False, "wordpiece": True, "word": True, "char": True}
     for change in ("lowercase", "strip_accents"):
@@ -225,7 +225,7 @@ def test_only_a_normalizer_that_leaves_latin_letters_alone_is_passed_by(trained)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_text_gives_the_same_bytes(kind, tmp_path):
+def test_training_is_deterministic(kind, tmp_path):
     contents = set()
     for attempt in range(3):
         path = tmp_path / f"{attempt}.json"
@@ -247,11 +247,11 @@ def test_spans_point_into_the_text(trained, kind, text):
     assert {i for i, c in enumerate(text) if not c.isspace() and not unicodedata.combining(c)} <= covered
 
 
-def test_pieces_of_one_character_share_its_span(trained):
+def test_tokens_of_one_character_share_its_span(trained):
     assert trained["bpe"].offsets("a😀b") == [(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3)]
 
 
-def test_lower_case_and_accents_only_if_asked():
+def test_lowercase_and_strip_accents():
     plain = train_tokenizer(TEXTS, TokenizerSettings("word", 200, min_frequency=1))
     folded = train_tokenizer(TEXTS, TokenizerSettings("word", 200, min_frequency=1, lowercase=True, strip_accents=True))
     assert plain.tokenize("été L") == ["été", "L"]
@@ -270,7 +270,7 @@ def test_the_vocabulary_is_a_maximum(trained):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
-def test_a_long_text_is_cut_as_if_in_one_go(trained, model_file, kind):
+def test_a_long_text_has_the_same_tokens_in_parts(trained, model_file, kind):
     tokenizer = open_tokenizer(model_file) if kind == "sentencepiece" else trained[kind]
     text = " ".join([*TEXTS, "  two  spaces ", *HARD[:2], "L'été"] * 250)
     text = text.replace("…", ".")  # which SentencePiece cuts in one of two ways of the same probability
@@ -284,13 +284,13 @@ def test_a_long_text_is_cut_as_if_in_one_go(trained, model_file, kind):
     assert words == [text[begin:end].lstrip() for _, begin, end in whole]
 
 
-def test_a_long_text_without_a_space_is_cut_too(trained):
+def test_a_long_text_without_spaces_is_split(trained):
     text = "ab" * LONG_TEXT
     assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
     assert max(len(part) for part, _ in trained["bpe"].split_long_text(text)) <= LONG_TEXT
 
 
-def test_learning_from_one_long_line_is_learning_from_its_lines():
+def test_training_on_one_long_line_equals_training_on_its_parts():
     lines = [f"word{i % 900} and  other{i % 700}, again" for i in range(50_000)]
     assert sum(map(len, lines)) > 2**20
     apart = [lines[0], *(f" {line}" for line in lines[1:])]
@@ -322,7 +322,7 @@ def foreign(path: Path, model, special: list[str], cut=None) -> Path:
     return path
 
 
-def test_berts_names_are_found_and_an_end_is_added(tmp_path):
+def test_bert_special_tokens_are_found_and_eos_is_added(tmp_path):
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
     model = models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
     bert = open_tokenizer(foreign(tmp_path / "tokenizer.json", model, names[:5]))
@@ -336,13 +336,13 @@ def test_berts_names_are_found_and_an_end_is_added(tmp_path):
     assert (again.eos, again.notes, again.fingerprint) == (7, (), bert.fingerprint)
 
 
-def test_gpt2s_one_token_starts_and_ends(tmp_path):
+def test_gpt2_has_one_token_for_bos_and_eos(tmp_path):
     model = models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, [])
     gpt = open_tokenizer(foreign(tmp_path / "tokenizer.json", model, ["<|endoftext|>"]))
     assert (gpt.bos, gpt.eos, gpt.pad, gpt.mask, gpt.vocabulary) == (2, 2, None, None, 3)
 
 
-def test_a_foreign_unigram_cannot_be_tricked_by_its_own_tokens_spelled_out(tmp_path):
+def test_imported_unigram_never_produces_special_tokens(tmp_path):
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "▁", "a", "b", "<", "s", ">", "/"]
     model = models.Unigram([(name, 0.0 if i < 5 else -float(i)) for i, name in enumerate(names)], 3)
     path = foreign(tmp_path / "tokenizer.json", model, names[:5], pre_tokenizers.Metaspace())
@@ -384,7 +384,7 @@ def test_sentencepiece_spans_are_characters(model_file):
     assert "".join(text[begin:end] for begin, end in spans) == text
 
 
-def test_the_labs_list_and_model(model_file, tmp_path):
+def test_lab_vocabulary_and_model(model_file, tmp_path):
     lab = open_tokenizer(lab_folder(tmp_path, model_file))
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     text = "L'été, c'est là"
@@ -404,7 +404,7 @@ def test_the_labs_list_and_model(model_file, tmp_path):
     assert again.encode_batch([cut, text]) == lab.encode_batch([cut, text])
 
 
-def test_pieces_the_lab_left_out_are_unknown(model_file, tmp_path):
+def test_pieces_outside_the_lab_vocabulary_are_unk(model_file, tmp_path):
     shorter = open_tokenizer(lab_folder(tmp_path, model_file, leave_out=20))
     last = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     piece = last.id_to_piece(last.get_piece_size() - 1)
@@ -412,7 +412,7 @@ def test_pieces_the_lab_left_out_are_unknown(model_file, tmp_path):
     assert shorter.encode(f"▁ {piece}")[-1] == shorter.unk
 
 
-def test_a_list_without_a_model_takes_cut_text_only(tmp_path):
+def test_a_vocabulary_without_a_model_accepts_only_pieces(tmp_path):
     (tmp_path / "dict.txt").write_text("▁le 3\n▁chat 1\n", encoding="utf-8")
     lab = open_tokenizer(tmp_path / "dict.txt")
     assert lab.encode("▁le ▁chat") == [4, 5]
@@ -424,7 +424,7 @@ def test_a_list_without_a_model_takes_cut_text_only(tmp_path):
 # ---- numbers about a tokenizer
 
 
-def test_describe_counts(trained):
+def test_tokenizer_statistics(trained):
     about = tokenizer_statistics(trained["word"], ["the cat", "the zebra"], "the cat")
     assert about["tokens"] == 4
     assert about["tokens_per_word"] == 1
@@ -451,13 +451,13 @@ def test_mistakes_in_settings():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_text_is_said(kind):
+def test_training_without_text_is_refused(kind):
     for nothing in ([], ["", "  \n"]):
         with pytest.raises(UserError, match="no text to train a tokenizer on"):
             train_tokenizer(nothing, TokenizerSettings(kind))
 
 
-def test_half_characters_are_said(trained, model_file):
+def test_half_surrogate_pairs_are_reported(trained, model_file):
     for tokenizer in (trained["bpe"], open_tokenizer(model_file)):
         with pytest.raises(UserError, match="character 3 is half"):
             tokenizer.encode("ab\udce9")
@@ -465,7 +465,7 @@ def test_half_characters_are_said(trained, model_file):
             tokenizer.offsets("ab\udce9")
 
 
-def test_files_that_are_no_tokenizers(tmp_path, model_file):
+def test_invalid_tokenizer_files_are_refused(tmp_path, model_file):
     def refuse(name: str, content: bytes | None, match: str):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -505,7 +505,7 @@ SPLIT = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated
         ("added_tokens", 3),
     ],
 )
-def test_what_the_library_fails_on_is_said(trained, tmp_path, part, value):
+def test_library_failures_are_reported(trained, tmp_path, part, value):
     """Some of these end in a panic inside the library, some would end the whole process or take all its memory."""
     (tmp_path / "t.json").write_text(json.dumps(json.loads(trained["bpe"].backend.to_json()) | {part: value}))
 
@@ -517,18 +517,18 @@ def test_what_the_library_fails_on_is_said(trained, tmp_path, part, value):
         use()
 
 
-def test_json_that_is_nested_too_deeply_is_no_tokenizer(tmp_path):
+def test_deeply_nested_json_is_refused(tmp_path):
     (tmp_path / "t.json").write_text('{"model": ' + "[" * 100_000)
     with pytest.raises(UserError, match=r"t\.json: invalid JSON"):
         open_tokenizer(tmp_path / "t.json")
 
 
-def test_a_vocabulary_beyond_all_use_is_refused():
+def test_a_huge_vocabulary_is_refused():
     with pytest.raises(ConfigError, match=r"vocabulary: must be at most 4,194,304, not 1,000,000,000"):
         TokenizerSettings(vocabulary=10**9)
 
 
-def test_two_models_beside_a_list_are_not_guessed_between(tmp_path, model_file):
+def test_two_models_beside_a_vocabulary_are_ambiguous(tmp_path, model_file):
     lab_folder(tmp_path, model_file)
     (tmp_path / "other.model").write_bytes(model_file.read_bytes())
     with pytest.raises(UserError, match=r"found french\.model, other\.model"):

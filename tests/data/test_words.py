@@ -19,7 +19,7 @@ def split(text):
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-def test_words_come_back_as_they_were_written(text):
+def test_joined_words_read_as_written(text):
     assert join_words(split(text))[0] == text
 
 
@@ -36,7 +36,7 @@ def test_words_come_back_as_they_were_written(text):
         ("", []),
     ],
 )
-def test_words_and_marks_are_found(text, words):
+def test_words_and_punctuation_are_found(text, words):
     assert split(text) == words
 
 
@@ -51,12 +51,12 @@ def test_words_and_marks_are_found(text, words):
         (["a", "-LRB-", "b", "-", "c"], "a -LRB- b - c"),
     ],
 )
-def test_spaces_are_put_back_by_rule(words, text):
+def test_spaces_follow_the_rules(words, text):
     assert join_words(words)[0] == text
 
 
 @given(st.lists(st.text(alphabet="aé'’\".,;-!?(« n1", min_size=1, max_size=5), max_size=12))
-def test_every_word_is_where_it_is_said_to_be_and_nothing_else_but_spaces(words):
+def test_spans_cover_all_words_and_only_spaces_remain(words):
     text, spans = join_words(words)
     assert [text[begin:end] for begin, end in spans] == words
     between = [text[end:begin] for (_, end), (begin, _) in zip([(0, 0), *spans], [*spans, (len(text), 0)], strict=True)]
@@ -64,7 +64,7 @@ def test_every_word_is_where_it_is_said_to_be_and_nothing_else_but_spaces(words)
 
 
 @given(st.text(alphabet="aé'’\".,;-!?(« n1\n_tl"))
-def test_every_character_but_white_space_is_in_one_word(text):
+def test_every_visible_character_is_in_one_word(text):
     spans = word_spans(text)
     assert "".join(text[begin:end] for begin, end in spans) == "".join(text.split())
     assert all(begin < end for begin, end in spans)

@@ -56,7 +56,7 @@ def test_learned_positions_are_limited_to_the_context():
         backbone(Batch(some_tokens(1, 7)))
     state = backbone.new_state(1, 10)
     backbone(Batch(some_tokens(1, 6)), state)
-    with pytest.raises(ValueError, match="7 tokens came"):
+    with pytest.raises(ValueError, match="7 tokens"):
         backbone(Batch(some_tokens(1, 1)), state)
 
 

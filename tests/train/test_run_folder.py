@@ -59,7 +59,7 @@ def test_a_run_does_not_replace_what_it_comes_from(stock, labelled, corpus, tmp_
         stock = shutil.copytree(stock, out / "adapted")
     for words in (["finetune", stock, "--train", labelled], ["pretrain", corpus, "--start", stock]):
         err = call(*words, "--out", out, "--overwrite", code=2)[1]
-        assert "would be lost" in err
+        assert "would be overwritten" in err
     assert content(stock) == before
 
 
@@ -140,7 +140,7 @@ def test_labelled_files_are_the_same_wherever_they_lie(stock, labelled, tmp_path
     finetune(stock, train="./moved.csv", out="run", settings=QUICK, resume=True, callbacks=[steps.append])
     assert steps == [] and headstock.load("run").evaluate()["file"].endswith("moved.csv")
     (tmp_path / "moved.csv").write_text("text,label\n" + "Anne likes Paris.,b\nBen sees the sea.,a\n" * 8)
-    with pytest.raises(UserError, match="not what they were"):
+    with pytest.raises(UserError, match="have changed"):
         finetune(stock, train="moved.csv", out="run", settings=QUICK, resume=True)
 
 

@@ -42,9 +42,10 @@ from headstock.experiments.bench.synthetic_data import random_lines
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.tasks.causal import CausalConfig, CausalLM
+from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import BatchSums, evaluate
-from headstock.train.loop import Event, train
+from headstock.train.loop import train
 from headstock.train.models import build_model
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, TrainSettings, make_config
@@ -128,7 +129,7 @@ def perplexity(
     """Of held-out text, and how many tokens had to be given; the same for every model, however it was trained."""
     task, pieces = CausalLM(CausalConfig(rows=rows), tokenizer), BatchSums()  # type: ignore[arg-type]
     examples = task.examples(store, length=length)
-    options: dict[str, Any] = {"rows": MEASURED_ROWS, "size": 0, "dtype": "float32", "pieces": pieces}
+    options: dict[str, Any] = {"rows": MEASURED_ROWS, "size": 0, "dtype": "float32", "batch_sums": pieces}
     metrics = evaluate(model, task, examples, distributed=DistributedContext(device), **options)
     targets = sum(counts["token"] for _, counts, _ in pieces)
     assert targets == store.tokens, f"{targets} of {store.tokens} tokens were asked for"

@@ -180,12 +180,13 @@ class GraphCache:
 
 def make_graph(model: Model, task: Task, *, named: str, embedding: bool = False) -> Graph:
     """The graph of a run's task; an embedding graph on request, or if the task neither predicts nor generates."""
-    if not isinstance(model.backbone, Transformer):
-        family = model.backbone.name
-        raise UserError(f"{named}: the family {family!r} cannot be exported to ONNX, only transformer")
+    backbone = model.backbone
+    if not backbone.supports_onnx:
+        raise UserError(f"{named}: the family {backbone.name!r} cannot be exported to ONNX, a transformer can")
     if is_labelled(task) and not embedding:
         return LabelledGraph(model, task).eval()
-    return (CausalGraph if task.generates and not embedding else EmbeddingGraph)(model, task).eval()
+    generates = task.generates and isinstance(backbone, Transformer)  # the graph has the KV cache of a Transformer
+    return (CausalGraph if generates and not embedding else EmbeddingGraph)(model, task).eval()
 
 
 @dataclass

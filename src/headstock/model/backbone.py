@@ -27,6 +27,7 @@ class Backbone(nn.Module):
     # reads forward and backward separately: the halves of its vectors predict the next and the previous token
     bidirectional: ClassVar[bool] = False
     supports_compile: ClassVar[bool] = True  # runs the same operations for every batch, so torch.compile pays
+    supports_onnx: ClassVar[bool] = True  # can be traced for any number of rows and tokens
     supports_query_positions: ClassVar[bool] = False
     is_encoder_decoder: ClassVar[bool] = False  # needs `Batch.source`
 

@@ -26,6 +26,7 @@ class Elmo(Backbone):
     """The first half of a token's vector depends on the tokens up to it, the second half on those from it on."""
 
     Config = ElmoConfig
+    supports_onnx = False
     causal = False
     bidirectional = True
     supports_compile = False

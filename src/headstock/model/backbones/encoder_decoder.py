@@ -70,6 +70,7 @@ class EncoderDecoder(Backbone):
     """Computes one vector per target token; `width`, `depth` and `Output.layers` are the decoder's."""
 
     Config = EncoderDecoderConfig
+    supports_onnx = False
     is_encoder_decoder: ClassVar[bool] = True
 
     def __init__(self, config: EncoderDecoderConfig):

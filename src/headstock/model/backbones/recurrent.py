@@ -151,6 +151,7 @@ class Recurrent(Backbone):
     """An embedding and layers of cells that read from left to right."""
 
     Config = RecurrentConfig
+    supports_onnx = False
     supports_compile = False  # packed rows are split into other shapes in every batch
     causal = True
     carries_state = True

@@ -257,7 +257,7 @@ def test_saved_runs_give_the_same_predictions(done, files):
             pytest.approx(row, abs=1e-4) for row in kept["probabilities"]
         ]
         assert loaded.evaluate(files["test"])["accuracy"] == pytest.approx(kept["accuracy"])
-        with pytest.raises(UserError, match="name the file to measure it on"):  # never on training rows
+        with pytest.raises(UserError, match="labelled files have changed"):  # never on training rows
             loaded.evaluate()
         assert loaded.run.results()["valid"]["accuracy"] == pytest.approx(kept["valid_score"])
 
@@ -347,7 +347,7 @@ def test_the_command_refuses_in_one_line(call, stock, files, tmp_path):
         "must be 1 or more": [stock, "--out", tmp_path / "out", "--seeds", 0],
         "no run to compare": ["--out", tmp_path / "out"],
         "sum4 needs 4 layers": [stock, "--out", tmp_path / "out", "--features", "last, sum4"],
-        "is an objective of pretraining": [stock, "--out", tmp_path / "out", "--task", "masked"],
+        "--task masked": [stock, "--out", tmp_path / "out", "--task", "masked"],
     }
     for message, words in wrong.items():
         out, said = call("compare", *words, *options, "--json", "--quiet", code=2)

@@ -263,7 +263,7 @@ def test_without_test_rows_the_validation_rows_are_measured(folder, tmp_path):
 def test_what_cannot_be_measured_is_refused(folder, run, tmp_path):
     model = headstock.load(run)
     (tmp_path / "bare.txt").write_text("Anne sees Paris.\n")
-    with pytest.raises(UserError, match=r"bare.txt: .*no labels to measure by"):
+    with pytest.raises(UserError, match=r"bare.txt: .*without labels"):
         model.evaluate(tmp_path / "bare.txt")
     other = write(tmp_path / "other.jsonl", [("Anne", "long"), ("Ben", "shrot")])
     with pytest.raises(UserError, match=r"other.jsonl:2: label 'shrot' is new; .*did you mean 'short'"):

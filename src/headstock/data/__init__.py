@@ -1,1 +1,1 @@
-"""Text in: readers, tokenizers, the token store and datasets by name."""
+"""Data: corpora, file formats, tokenizers, token stores, readers of labelled data, and datasets by name."""

@@ -1,1 +1,1 @@
-"""Studies: what a run, or many of them, have to say."""
+"""Experiments: comparisons and sweeps on one grid of trials, their summaries and verdicts, the demo, and benchmarks."""

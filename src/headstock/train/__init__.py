@@ -1,1 +1,1 @@
-"""Training: one loop for every task, the run folder, checkpoints, and runs opened for use."""
+"""Training: settings, the loop, checkpoints and the run folder; pretraining and fine-tuning."""

@@ -159,10 +159,14 @@ Step = Callable[[int, Sequence[Batch], float], StepResult]
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:
-    """Seed the generator that dropout draws from; torch.manual_seed would seed those of all devices."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
+    """Seed the generators of the CPU and of this device.
+
+    torch.manual_seed seeds every kind of device, and for those that are not initialized it formats a stack trace.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda._get_device_index(device, optional=True)].manual_seed(seed)
+    elif device.type != "cpu":
         torch.manual_seed(seed)
 
 

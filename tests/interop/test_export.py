@@ -10,7 +10,7 @@ import torch
 from headstock.errors import UserError
 from headstock.inference.pipeline import load
 from headstock.interop import export_run, import_run
-from headstock.interop.huggingface.export_card import auto_class
+from headstock.interop.huggingface.exporter import auto_class
 from headstock.train.tensors import read_tensors
 from tests.interop.small import scores, small_run, some_texts, tokenizer_of
 

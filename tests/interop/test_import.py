@@ -199,7 +199,7 @@ def test_code_in_a_pickle_is_never_run(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"pytorch_model\.bin"):
         import_run(tmp_path / "there", out=tmp_path / "other")
     torch.save({"wte.weight": Trap()}, tmp_path / "there" / "pytorch_model.bin")
-    with pytest.raises(UserError, match="more than weights"):
+    with pytest.raises(UserError, match="more than tensors"):
         import_run(tmp_path / "there", out=tmp_path / "other")
     assert not (tmp_path / "sprung").exists() and not (tmp_path / "other").exists()
 

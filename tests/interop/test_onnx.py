@@ -191,7 +191,7 @@ def test_vectors_are_those_of_embed(masked, tmp_path):
 
 def test_a_model_that_generates_makes_vectors_on_demand(causal):
     loaded = headstock.load(causal)
-    kinds = [make_graph(loaded.model, loaded.task, named="run", embedding=asked).spec.kind for asked in (False, True)]
+    kinds = [make_graph(loaded.model, loaded.task, source="run", embedding=asked).spec.kind for asked in (False, True)]
     assert kinds == ["causal", "embedding"]
 
 
@@ -214,7 +214,7 @@ def continuing(tokenizer, **more):
     sizes = {"vocabulary": 30, "context": 24, "depth": 2, "width": 16, "heads": 2, "hidden": 32}
     backbone = Transformer(TransformerConfig(**sizes, **more))
     task = CausalLM(CausalConfig(), tokenizer)
-    return make_graph(Model(backbone, task.heads(backbone)), task, named="run")
+    return make_graph(Model(backbone, task.heads(backbone)), task, source="run")
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused(causal, tokenizer, tmp_path, monkeypatch):
     backbone = Recurrent(RecurrentConfig(vocabulary=30, width=8, hidden=8, depth=1))
     task = CausalLM(CausalConfig(), tokenizer)
     with pytest.raises(UserError, match="recurrent"):
-        make_graph(Model(backbone, task.heads(backbone)), task, named="run")
+        make_graph(Model(backbone, task.heads(backbone)), task, source="run")
     with pytest.raises(UserError, match="--measure"):
         export_onnx(RunFolder(causal), tmp_path / "onnx", measure=tmp_path / "rows.csv")
     file = rows_of_stories(tmp_path / "rows.csv")

@@ -22,9 +22,9 @@ def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Our weights under BART's names, and its settings."""
     model = {"family": "seq2seq", **to_dict(ours.config)}
     chosen = imported_config(model, {"name": "translate"}, source="a test")
-    export = Bart.export_spec(chosen)
+    export = Bart().export_spec(chosen)
     tensors = {f"backbone.{name}": tensor.detach() for name, tensor in ours.named_parameters()}
-    made = to_huggingface(Bart.tensor_map(chosen, export), tensors)
+    made = to_huggingface(Bart().tensor_map(chosen, export), tensors)
     shared, bias = made.pop("model.shared.weight"), made.pop("final_logits_bias")
     assert not bias.any()  # our tied head has no bias
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")

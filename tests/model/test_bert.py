@@ -45,11 +45,11 @@ def ours() -> Model:
 def as_theirs(ours: Model) -> dict[str, Tensor]:
     """Our weights under their names."""
     chosen = settings_of("bert-nano", **SMALL, nsp=True)
-    return to_huggingface(Bert.tensor_map(chosen, Bert.export_spec(chosen)), ours.tensors())
+    return to_huggingface(Bert().tensor_map(chosen, Bert().export_spec(chosen)), ours.tensors())
 
 
 def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
-    model = kind(BertConfig(**Bert.export_spec(settings_of("bert-nano", **SMALL)).config))
+    model = kind(BertConfig(**Bert().export_spec(settings_of("bert-nano", **SMALL)).config))
     wanted = model.state_dict()
     kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
     missing, unknown = model.load_state_dict(kept, strict=False)

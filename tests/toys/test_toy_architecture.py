@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import headstock
-from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, ExportSpec, Sizes
-from headstock.interop.huggingface.heads import CAUSAL_LM, pipeline_name
-from headstock.interop.huggingface.tensor_map import affine, rename
+from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, ConfigKeys, Layers
+from headstock.interop.huggingface.heads import CAUSAL_LM
+from headstock.interop.huggingface.tensor_map import rename
 from headstock.model.batch import Batch
 from tests.interop.small import small_run, some_texts
 
@@ -21,8 +21,8 @@ SETTINGS = {"norm": "post", "positions": "learned", "activation": "relu"}  # whi
 class ToyConfig(transformers.PretrainedConfig):
     model_type = "toy"
 
-    def __init__(self, toy_size=8, toy_layers=1, toy_heads=1, toy_hidden=8, toy_length=8, **more):
-        super().__init__(**more)
+    def __init__(self, toy_size=8, toy_layers=1, toy_heads=1, toy_hidden=8, toy_length=8, **kwargs):
+        super().__init__(**kwargs)
         self.toy_size, self.toy_layers, self.toy_heads = toy_size, toy_layers, toy_heads
         self.toy_hidden, self.toy_length = toy_hidden, toy_length
 
@@ -63,10 +63,10 @@ class ToyForCausalLM(transformers.PreTrainedModel):
 
 class Toy(Architecture):
     title = "a toy"
+    classes: ClassVar[dict[str, str]] = {"toy": "Toy"}
     model_types = ("toy",)
     heads = (CAUSAL_LM,)
-    embeddings = ("embed.weight",)
-    sizes: ClassVar[Sizes] = {
+    config_keys: ClassVar[ConfigKeys] = {
         "vocabulary": ("vocab_size", None),
         "context": ("toy_length", None),
         "depth": ("toy_layers", None),
@@ -75,30 +75,22 @@ class Toy(Architecture):
         "hidden": ("toy_hidden", None),
     }
     required: ClassVar[dict[str, Any]] = SETTINGS | {"bias": True, "tied": True, "causal": True}
+    prefix = ""
+    embeddings = ("embed.weight",)
+    layers: ClassVar[Layers] = {
+        "around_attention.norm": "norm1",
+        "attention.inputs": "qkv",
+        "attention.output": "out",
+        "around_feed.norm": "norm2",
+        "feed.up": "up",
+        "feed.down": "down",
+    }
 
-    @classmethod
-    def backbone_prefix(cls, model_type):
-        return ""
-
-    @classmethod
-    def export_spec(cls, config):
-        sizes = cls.export_sizes(config.model) | {"tie_word_embeddings": False}
-        return ExportSpec("toy", "ToyForCausalLM", "", sizes, pipeline_name(config, "ToyForCausalLM"))
-
-    @classmethod
-    def tensor_map(cls, config, spec):
+    def backbone_map(self, config, spec):
         yield rename("backbone.tokens.weight", "embed.weight")
         yield rename("backbone.positions.weight", "positions.weight")
-        names = {"around_attention.norm": "norm1", "attention.inputs": "qkv", "attention.output": "out"}
-        names |= {"around_feed.norm": "norm2", "feed.up": "up", "feed.down": "down"}
         for n in range(config.model.depth):
-            for ours, theirs in names.items():
-                yield from affine(f"backbone.blocks.{n}.{ours}", f"layers.{n}.{theirs}")
-
-    @classmethod
-    def import_settings(cls, hf_config, head, tensors):
-        model = {"family": "transformer", **cls.import_sizes(hf_config), **SETTINGS}
-        return {"model": model, "task": {"name": "causal"}}
+            yield from self.block_map(config.model, f"backbone.blocks.{n}", f"layers.{n}", self.layers)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ A verb is a function in any module of this package. Its signature declares its o
     @command("Train")
     def finetune(common: Common, out: RunOut, columns: Columns, **options: Unpack[FinetuneOptions]) -> dict[str, Any]:
 
-- an `Annotated[..., typer.Option(...)]` parameter is one option;
+- an annotated parameter is one option: `rows: Annotated[int | None, "Read at most this many rows."] = None` is --rows
+  with this help; `typer.Option` or `typer.Argument` in place of the help says more;
 - a dataclass parameter, such as `Common` or `Columns`, stands for one option per annotated field;
 - `**options: Unpack[SomeTypedDict]` stands for one option per key, for options that are only passed on.
 
@@ -15,6 +16,7 @@ The decorator adds the common options, prints the returned dict with --json, and
 import inspect
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -26,9 +28,8 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from headstock.cli.files import check_outputs
 from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error, write_out, writing
-from headstock.errors import HeadstockError
+from headstock.errors import HeadstockError, UserError
 from headstock.logs import messages_to
 
 # verbs per section of `headstock --help`, filled by the decorator
@@ -42,7 +43,6 @@ SECTIONS: dict[str, list[str]] = {
 }
 DISTRIBUTED: set[str] = set()  # verbs that run under torchrun, where only rank 0 prints
 PATH_PARAMETERS = ("corpus", "file", "run", "runs", "start", "valid")  # paths, globs or URLs, typed as text
-COMMON = "Common options"
 
 
 class SectionedGroup(TyperGroup):
@@ -70,17 +70,11 @@ app = typer.Typer(
 class Common:
     """The options that every verb takes. Results go to stdout, log messages to stderr."""
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.", rich_help_panel=COMMON)
-    ] = False
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print no progress or messages.", rich_help_panel=COMMON)
-    ] = False
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.", rich_help_panel=COMMON)] = None
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=COMMON)] = "auto"
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=COMMON)] = (
-        False
-    )
+    json: Annotated[bool, "Print one JSON object as the last line of stdout."] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress or messages.")] = False
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.")] = None
+    device: Annotated[str, "auto, cpu, cuda or mps."] = "auto"
+    debug: Annotated[bool, "Show the traceback of an error."] = False
     prints: bool = True  # False on all ranks but the first, which print nothing
 
     def log(self, message: str) -> None:
@@ -130,7 +124,7 @@ def is_path(parameter: Parameter) -> bool:
     return parameter.name in PATH_PARAMETERS or "Path" in str(get_args(parameter.annotation)[:1])
 
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output file if it exists.")]
+Overwrite = Annotated[bool, "Replace the output file if it exists."]
 Writes = Callable[[dict[str, Any]], Iterable[Path | None]]
 
 
@@ -156,8 +150,8 @@ def command(
         declared = list(inspect.signature(function).parameters.values())
         options = [option for parameter in declared[1:] for option in expand(parameter)]
         if writes:
-            options.append(Parameter("overwrite", Parameter.KEYWORD_ONLY, default=False, annotation=Overwrite))
-        options += expand(declared[0])
+            options.append(make_option("overwrite", Overwrite, False))
+        options += expand(declared[0], panel="Common options")
 
         def run(**values: Any) -> None:
             common = replace(bind(declared[:1], values)["common"], prints=is_printing(verb))
@@ -186,8 +180,8 @@ def command(
     return register
 
 
-def expand(parameter: Parameter) -> list[Parameter]:
-    """The options that a parameter of a verb stands for."""
+def expand(parameter: Parameter, *, panel: str | None = None) -> list[Parameter]:
+    """The options that a parameter of a verb stands for; `panel` is their heading in the help."""
     annotation = parameter.annotation
     if is_dataclass(annotation):
         hints = get_type_hints(annotation, include_extras=True)
@@ -197,10 +191,18 @@ def expand(parameter: Parameter) -> list[Parameter]:
         hints = get_type_hints(get_args(annotation)[0], include_extras=True)
         defaults = {name: False if get_args(hint)[0] is bool else None for name, hint in hints.items()}
     else:
-        return [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
-    return [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint) for name, hint in hints.items()
-    ]
+        hints, defaults = {parameter.name: annotation}, {parameter.name: parameter.default}
+    return [make_option(name, hint, defaults[name], panel) for name, hint in hints.items()]
+
+
+def make_option(name: str, hint: Any, default: Any, panel: str | None = None) -> Parameter:
+    """A parameter for typer, with an option named like it if only its help is annotated."""
+    value_type, option = get_args(hint)
+    if isinstance(option, str):
+        option = typer.Option(f"--{name.rstrip('_').replace('_', '-')}", help=option)
+    if panel is not None:
+        option.rich_help_panel = panel
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value_type, option])
 
 
 def bind(parameters: list[Parameter], values: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +214,45 @@ def bind(parameters: list[Parameter], values: dict[str, Any]) -> dict[str, Any]:
             group = {parameter.name: cast(type, parameter.annotation)(**group)}
         arguments |= group
     return arguments
+
+
+def check_outputs(outputs: Iterable[Path], arguments: Iterable[Any], *, overwrite: bool) -> None:
+    """Refuse outputs that exist, unless `overwrite`, and outputs that are inputs of the same command.
+
+    Every argument that is the path of an existing file counts as an input, and so do the files of a run folder.
+    """
+    inputs = list(existing_paths(arguments))
+    for path in outputs:
+        if not os.path.lexists(path):
+            continue
+        if path.is_dir():
+            raise UserError(f"--out {path}: is a folder, expected a file")
+        for source in inputs:
+            if is_part_of(path, source):
+                raise UserError(f"--out {path}: is an input of this command ({source}), which is never replaced")
+        if not overwrite:
+            raise UserError(f"--out {path}: already exists; replace it with --overwrite, or choose another file")
+
+
+def existing_paths(values: Iterable[Any]) -> Iterable[Path]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from existing_paths(value)
+        elif isinstance(value, str | Path) and value != "":
+            try:
+                if Path(value).exists():
+                    yield Path(value)
+            except (OSError, ValueError):  # not a file name: too long, or with a NUL
+                continue
+
+
+def is_part_of(path: Path, source: Path) -> bool:
+    """Whether a file is the input itself or one of the files of a run folder."""
+    from headstock.train.run_folder import RunFolder
+
+    if not source.is_dir():
+        return path.exists() and path.samefile(source)
+    return RunFolder(source).exists() and RunFolder(source).owns(path)
 
 
 def attempt(work: Callable[[], Any], common: Common) -> int:

@@ -55,9 +55,9 @@ RESULT_TYPES: dict[str, type] = dict.fromkeys(OBJECTS, dict) | dict.fromkeys(LIS
 def demo(
     common: Common,
     sentences: Annotated[list[str] | None, typer.Argument(help="Your own sentences to classify at the end.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
-    minutes: Annotated[float, typer.Option(help="Approximate duration.")] = 5.5,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again if the folder exists.")] = False,
+    out: Annotated[Path, "Folder for all results."] = Path("runs/demo"),
+    minutes: Annotated[float, "Approximate duration."] = 5.5,
+    overwrite: Annotated[bool, "Start again if the folder exists."] = False,
 ) -> dict[str, Any]:
     """See what pretraining is worth, on film reviews, in minutes."""
     from headstock.experiments.demo import run_demo
@@ -77,12 +77,10 @@ def demo(
 
 
 class CompareOptions(LabelledFileOptions, ConfigOptions):
-    seeds: Annotated[int | None, typer.Option(help="Repetitions of every cell, each with its own seed; 5.")]
-    skip_blank: Annotated[bool | None, typer.Option("--skip-blank", help="Skip rows with a blank text or label.")]
-    leakage: Annotated[
-        str | None, typer.Option(help="Test texts found in the pretraining text: exclude, keep or skip.")
-    ]
-    rows: Annotated[int | None, typer.Option(help="Measure on at most this many test rows.")]
+    seeds: Annotated[int | None, "Repetitions of every cell, each with its own seed; 5."]
+    skip_blank: Annotated[bool | None, "Skip rows with a blank text or label."]
+    leakage: Annotated[str | None, "Test texts found in the pretraining text: exclude, keep or skip."]
+    rows: Annotated[int | None, "Measure on at most this many test rows."]
 
 
 @command("Compare and measure", distributed=True)
@@ -93,11 +91,9 @@ def compare(
     columns: Columns,
     runs: Annotated[list[Path] | None, typer.Argument(help="Pretrained runs, or the bundled reviews-en.")] = None,
     task: Task = None,
-    arms: Annotated[str | None, typer.Option(help="Default: scratch,pretrained,frozen,tfidf.")] = None,
-    features: Annotated[
-        str | None, typer.Option(help="Frozen arms by layers: last,sum4,concat4,mix or layer numbers.")
-    ] = None,
-    labels: Annotated[str | None, typer.Option(help="Training set sizes, such as 100,400,1600.")] = None,
+    arms: Annotated[str | None, "Default: scratch,pretrained,frozen,tfidf."] = None,
+    features: Annotated[str | None, "Frozen arms by layers: last,sum4,concat4,mix or layer numbers."] = None,
+    labels: Annotated[str | None, "Training set sizes, such as 100,400,1600."] = None,
     **options: Unpack[CompareOptions],
 ) -> dict[str, Any]:
     """Compare pretraining with training from scratch and TF-IDF.
@@ -149,14 +145,14 @@ def split_counts(text: str | None) -> list[int] | None:
 
 
 class SweepOptions(ModelOptions):
-    run: Annotated[str | None, typer.Option(help="Fine-tune this run instead of pretraining.")]
-    task: Annotated[str | None, typer.Option(help="With --run: classify, pair, tag, answer or translate.")]
-    train: Annotated[Path | None, typer.Option(help="With --run: labelled texts.")]
-    valid: Annotated[list[str] | None, typer.Option(help="Rows or text by which points are ranked.")]
-    sample: Annotated[int | None, typer.Option(help="Draw this many random points; lr=1e-4..1e-2 is then a range.")]
-    seeds: Annotated[int | None, typer.Option(help="Repetitions of each point, each with its own seed; 3.")]
-    by: Annotated[str | None, typer.Option(help="Rank pretraining by loss or bits_per_byte.")]
-    keep: Annotated[bool | None, typer.Option("--keep", help="Keep every run, not only the best.")]
+    run: Annotated[str | None, "Fine-tune this run instead of pretraining."]
+    task: Annotated[str | None, "With --run: classify, pair, tag, answer or translate."]
+    train: Annotated[Path | None, "With --run: labelled texts."]
+    valid: Annotated[list[str] | None, "Rows or text by which points are ranked."]
+    sample: Annotated[int | None, "Draw this many random points; lr=1e-4..1e-2 is then a range."]
+    seeds: Annotated[int | None, "Repetitions of each point, each with its own seed; 3."]
+    by: Annotated[str | None, "Rank pretraining by loss or bits_per_byte."]
+    keep: Annotated[bool | None, "Keep every run, not only the best."]
 
 
 @command("Compare and measure", distributed=True)
@@ -166,7 +162,7 @@ def sweep(
     settings: PretrainSettings,
     columns: Columns,
     corpus: Corpus = None,
-    grid: Annotated[list[str] | None, typer.Option(help="A setting and its values: lr=1e-3,3e-3; repeatable.")] = None,
+    grid: Annotated[list[str] | None, "A setting and its values: lr=1e-3,3e-3; repeatable."] = None,
     **options: Unpack[SweepOptions],
 ) -> dict[str, Any]:
     """Search a grid of settings and rank the points.
@@ -225,9 +221,7 @@ def merged_grid(texts: list[str]) -> dict[str, str]:
 def report(
     common: Common,
     folder: Annotated[Path, typer.Argument(help="A run, a comparison or a sweep.", show_default=False)],
-    samples: Annotated[
-        int | None, typer.Option(help="Texts to generate for the page; default 3 if the run has none.")
-    ] = None,
+    samples: Annotated[int | None, "Texts to generate for the page; default 3 if the run has none."] = None,
 ) -> dict[str, Any]:
     """Write report.html: results and charts on one page."""
     from jinja2 import UndefinedError
@@ -242,7 +236,7 @@ def report(
     if run.is_finished() and run.exists() and is_generator(run):
         count = samples if samples is not None else 0 if run.results().get("samples") else 3
     if count > 0:
-        from headstock.cli.files import load
+        from headstock.cli.input_files import load
 
         logger.info("generating %d texts from %s", count, folder)
         pipeline = load(folder, device=common.device)
@@ -282,15 +276,13 @@ def bench_files(options: dict[str, Any]) -> list[Path]:
 @command("Compare and measure", writes=bench_files)
 def bench(
     common: Common,
-    quick: Annotated[bool, typer.Option("--quick", help="Take seconds: a check that everything runs.")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="start, store, train, decode, read or peers; repeatable.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the results to this .json file.")] = None,
-    growth: Annotated[bool, typer.Option("--growth", help="Measure how cost grows with size, as a chart.")] = False,
-    megabytes: Annotated[float, typer.Option(help="With --growth: size of the largest store.")] = 300,
-    peers: Annotated[Path | None, typer.Option(help="Folder of peer scripts; default benchmarks/.")] = None,
-    nanogpt: Annotated[Path | None, typer.Option(help="Folder with nanoGPT's model.py.")] = None,
+    quick: Annotated[bool, "Take seconds: a check that everything runs."] = False,
+    only: Annotated[list[str] | None, "start, store, train, decode, read or peers; repeatable."] = None,
+    out: Annotated[Path | None, "Write the results to this .json file."] = None,
+    growth: Annotated[bool, "Measure how cost grows with size, as a chart."] = False,
+    megabytes: Annotated[float, "With --growth: size of the largest store."] = 300,
+    peers: Annotated[Path | None, "Folder of peer scripts; default benchmarks/."] = None,
+    nanogpt: Annotated[Path | None, "Folder with nanoGPT's model.py."] = None,
 ) -> dict[str, Any]:
     """Measure the speed of this machine.
 

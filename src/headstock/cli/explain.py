@@ -24,17 +24,13 @@ TEXT_HELP = "A text; two for a task that reads pairs, or a question and its cont
 ATTENTION_KINDS = ("encoder", "decoder", "cross")
 Text = Annotated[list[str], typer.Argument(help=TEXT_HELP, show_default=False)]
 OptionalText = Annotated[list[str] | None, typer.Argument(help=TEXT_HELP, show_default=False)]
-Out = Annotated[Path | None, typer.Option("--out", help="Write a page (.html), or its main picture (.svg).")]
-Where = Annotated[str | None, typer.Option("--where", help="encoder, decoder or cross; all of them by default.")]
-Target = Annotated[
-    str | None, typer.Option("--target", help="Decoder input of an encoder-decoder; default: its output.")
-]
-LeftToRight = Annotated[
-    bool, typer.Option("--left-to-right", help="Run a hybrid model with a causal mask, as it generates.")
-]
-Label = Annotated[str | None, typer.Option("--label", help="The label of the text; default: the run's prediction.")]
+Out = Annotated[Path | None, "Write a page (.html), or its main picture (.svg)."]
+Where = Annotated[str | None, "encoder, decoder or cross; all of them by default."]
+Target = Annotated[str | None, "Decoder input of an encoder-decoder; default: its output."]
+LeftToRight = Annotated[bool, "Run a hybrid model with a causal mask, as it generates."]
+Label = Annotated[str | None, "The label of the text; default: the run's prediction."]
 Classes = Annotated[int | None, typer.Option("--classes", help="Number of classes of a classification head.", min=1)]
-TaskHeads = Annotated[str | None, typer.Option("--task", help="Use the heads of this task: classify, tag, answer, …")]
+TaskHeads = Annotated[str | None, "Use the heads of this task: classify, tag, answer, …"]
 
 
 @dataclass(frozen=True)
@@ -80,9 +76,9 @@ def present(common: Common, document: "ExplainDocument", out: Path | None) -> di
     return document.json | ({"page": str(out)} if out else {})
 
 
-def one_of(value: str | None, known: tuple[str, ...], option: str) -> Any:
-    if value is not None and value not in known:
-        raise UserError(f"{option} {value}: must be {', '.join(known)}{did_you_mean(value, known)}")
+def one_of(value: str | None, choices: tuple[str, ...], option: str) -> Any:
+    if value is not None and value not in choices:
+        raise UserError(f"{option} {value}: must be {', '.join(choices)}{did_you_mean(value, choices)}")
     return value
 
 
@@ -148,17 +144,13 @@ def mask(
     text: OptionalText = None,
     preset: Preset = None,
     settings: Settings = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="causal, none, padding, document or prefix.")] = None,
-    length: Annotated[int | None, typer.Option("--length", help="Number of tokens.")] = None,
-    tokens: Annotated[str | None, typer.Option("--tokens", help="Token names instead of numbers.")] = None,
-    padding: Annotated[int, typer.Option("--padding", help="padding: number of padding tokens.")] = 2,
-    documents: Annotated[
-        str | None, typer.Option("--documents", help="document: tokens of each document, such as 2,3.")
-    ] = None,
-    prefix: Annotated[int, typer.Option("--prefix", help="prefix: number of bidirectional tokens.")] = 2,
-    both_ways: Annotated[
-        bool, typer.Option("--both-ways", help="document: documents are bidirectional, not causal.")
-    ] = False,
+    kind: Annotated[str | None, "causal, none, padding, document or prefix."] = None,
+    length: Annotated[int | None, "Number of tokens."] = None,
+    tokens: Annotated[str | None, "Token names instead of numbers."] = None,
+    padding: Annotated[int, "padding: number of padding tokens."] = 2,
+    documents: Annotated[str | None, "document: tokens of each document, such as 2,3."] = None,
+    prefix: Annotated[int, "prefix: number of bidirectional tokens."] = 2,
+    both_ways: Annotated[bool, "document: documents are bidirectional, not causal."] = False,
     where: Where = None,
     target: Target = None,
     left_to_right: LeftToRight = False,
@@ -186,14 +178,7 @@ def mask(
         raise UserError("--kind does not go with a run or a preset, which has its own mask")
     else:
         model, row, name = masks.open_input(
-            run,
-            preset,
-            settings,
-            text or [],
-            names,
-            device=common.device,
-            target=target,
-            left_to_right=left_to_right,
+            run, preset, settings, text or [], names, device=common.device, target=target, left_to_right=left_to_right
         )
         facts = masks.explain_model_masks(model, row, name, where=where)
     return present(common, masks.mask_document(facts), out)
@@ -205,11 +190,9 @@ def positions(
     run: RunName = None,
     preset: Preset = None,
     settings: Settings = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="sinusoidal, learned or rotary.")] = None,
-    length: Annotated[int | None, typer.Option("--length", help="Number of positions.")] = None,
-    width: Annotated[
-        int | None, typer.Option("--width", help="Features per position; for rotary ones the width of a head.")
-    ] = None,
+    kind: Annotated[str | None, "sinusoidal, learned or rotary."] = None,
+    length: Annotated[int | None, "Number of positions."] = None,
+    width: Annotated[int | None, "Features per position; for rotary ones the width of a head."] = None,
     where: Where = None,
     out: Out = None,
 ) -> dict[str, Any]:
@@ -252,11 +235,11 @@ def attention(
     common: Common,
     run: RunPath,
     text: OptionalText = None,
-    file: Annotated[str | None, typer.Option("--file", help="Average over these texts or rows; - is stdin.")] = None,
-    rows: Annotated[int | None, typer.Option("--rows", help="Read at most this many rows of the file.")] = None,
+    file: Annotated[str | None, "Average over these texts or rows; - is stdin."] = None,
+    rows: Annotated[int | None, "Read at most this many rows of the file."] = None,
     where: Where = None,
-    layer: Annotated[int | None, typer.Option("--layer", help="One layer, from 1.")] = None,
-    head: Annotated[int | None, typer.Option("--head", help="One head, from 1.")] = None,
+    layer: Annotated[int | None, "One layer, from 1."] = None,
+    head: Annotated[int | None, "One head, from 1."] = None,
     target: Target = None,
     left_to_right: LeftToRight = False,
     out: Out = None,
@@ -297,19 +280,13 @@ def layer(
     run: RunPath,
     text: Text,
     number: Annotated[int, typer.Option("--layer", help="Layer, from 1.")] = 1,
-    head: Annotated[int, typer.Option("--head", help="Attention head, from 1.")] = 1,
-    word: Annotated[
-        str | None, typer.Option("--word", help="A token or its position, from 1; the last one by default.")
-    ] = None,
-    step: Annotated[
-        list[str] | None, typer.Option("--step", help="Only this step, such as scores; repeatable.")
-    ] = None,
+    head: Annotated[int, "Attention head, from 1."] = 1,
+    word: Annotated[str | None, "A token or its position, from 1; the last one by default."] = None,
+    step: Annotated[list[str] | None, "Only this step, such as scores; repeatable."] = None,
     way: Annotated[
         Literal["forward", "backward"] | None, typer.Option("--way", help="One direction; backward from the top down.")
     ] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", help="encoder or decoder of an encoder-decoder; default: decoder.")
-    ] = None,
+    where: Annotated[str | None, "encoder or decoder of an encoder-decoder; default: decoder."] = None,
     label: Label = None,
     out: Out = None,
 ) -> dict[str, Any]:
@@ -332,9 +309,7 @@ def gradients(
     run: RunPath,
     columns: Columns,
     text: OptionalText = None,
-    file: Annotated[
-        str | None, typer.Option("--file", help="A text file, or labelled rows as the run was trained on.")
-    ] = None,
+    file: Annotated[str | None, "A text file, or labelled rows as the run was trained on."] = None,
     label: Label = None,
     depths: Annotated[
         bool, typer.Option("--depths/--no-depths", help="Also study fresh models of 2 to 48 layers.")
@@ -359,15 +334,15 @@ def gradients(
     pipeline = open_in_double(run, common.device)
     names = columns.names()
     target = file_target(pipeline, file, columns=names) if file else training_target(pipeline, text or [], label=label)
-    shown = " / ".join(text or [])
+    title = " / ".join(text or [])
     if recurrent_stacks(pipeline.model.backbone):
         recurrence = explain_recurrence(pipeline.model, target)
-        return present(common, recurrence_document(recurrence, str(run), shown), out)
+        return present(common, recurrence_document(recurrence, str(run), title), out)
     need_block_stacks(pipeline.model.backbone, run)
     facts = explain_gradients(pipeline.model, target)
     if depths:
         facts = replace(facts, depths=depth_study(block_settings(pipeline.model.backbone.config)))
-    return present(common, gradient_document(facts, str(run), shown), out)
+    return present(common, gradient_document(facts, str(run), title), out)
 
 
 @explains
@@ -375,9 +350,7 @@ def residual(
     common: Common,
     run: RunPath,
     text: Text,
-    label: Annotated[
-        str | None, typer.Option("--label", help="The translation to read; default: the run's own.")
-    ] = None,
+    label: Annotated[str | None, "The translation to read; default: the run's own."] = None,
     out: Out = None,
 ) -> dict[str, Any]:
     """Show the residual stream after each sublayer, what is added to it, and its predictions (logit lens).
@@ -397,11 +370,8 @@ def prediction(
     common: Common,
     run: RunPath,
     text: Text,
-    label: Annotated[
-        str | None,
-        typer.Option("--label", help="The class, token or translation to explain; default: the run's prediction."),
-    ] = None,
-    at: Annotated[int | None, typer.Option("--at", help="Which [MASK] of several, from 1.")] = None,
+    label: Annotated[str | None, "The class, token or translation to explain; default: the run's prediction."] = None,
+    at: Annotated[int | None, "Which [MASK] of several, from 1."] = None,
     out: Out = None,
 ) -> dict[str, Any]:
     """Explain a class, next token, masked word or translation by gradients and by leaving out each word.

@@ -15,28 +15,24 @@ TASK_HELP = "classify, pair, tag, answer or translate."
 
 RunPath = Annotated[Path, typer.Argument(help=RUN_HELP, show_default=False)]
 RunName = Annotated[str | None, typer.Argument(help=RUN_HELP, show_default=False)]
-RunOut = Annotated[Path, typer.Option("--out", help="Run folder to create, such as runs/mine.")]
-ExperimentOut = Annotated[Path, typer.Option("--out", help="Folder for all results; rerun to resume.")]
+RunOut = Annotated[Path, "Run folder to create, such as runs/mine."]
+ExperimentOut = Annotated[Path, "Folder for all results; rerun to resume."]
 Corpus = Annotated[list[str] | None, typer.Argument(help="Text to pretrain on: files, folders, globs, or - for stdin.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="A preset instead of a run, with new weights.")]
+Preset = Annotated[str | None, "A preset instead of a run, with new weights."]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Any setting, such as --set lr=3e-4; repeatable.")]
-Documents = Annotated[str, typer.Option("--documents", help=DOCUMENTS_HELP)]
-SkipBlank = Annotated[bool, typer.Option("--skip-blank", help="Skip rows with a blank text or label.")]
-Int8 = Annotated[
-    bool, typer.Option("--int8", help="Use int8 linear layers on the CPU (about 2x faster, slightly less accurate).")
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it exists.")]
-Task = Annotated[str | None, typer.Option("--task", help=TASK_HELP)]
+Documents = Annotated[str, DOCUMENTS_HELP]
+SkipBlank = Annotated[bool, "Skip rows with a blank text or label."]
+Int8 = Annotated[bool, "Use int8 linear layers on the CPU (about 2x faster, slightly less accurate)."]
+Overwrite = Annotated[bool, "Replace the folder if it exists."]
+Task = Annotated[str | None, TASK_HELP]
 
 
 @dataclass(frozen=True)
 class Columns:
     """Names of the columns in tables, by --columns and --column together."""
 
-    columns: Annotated[str | None, typer.Option(help="Column names, such as text=review,label=stars.")] = None
-    column: Annotated[str | None, typer.Option(help="Column that holds the text; short for --columns text=NAME.")] = (
-        None
-    )
+    columns: Annotated[str | None, "Column names, such as text=review,label=stars."] = None
+    column: Annotated[str | None, "Column that holds the text; short for --columns text=NAME."] = None
 
     def names(self, *, main: str = "text") -> dict[str, str] | None:
         """Our column names to those of the table; `main` is the column that --column names."""
@@ -106,19 +102,19 @@ class ConfigOptions(TypedDict):
 class ModelOptions(ConfigOptions):
     """Options of verbs that create a model."""
 
-    preset: Annotated[str | None, typer.Option(help="Preset to start from, such as gpt-nano.")]
-    objective: Annotated[str | None, typer.Option(help="causal, masked, hybrid, both-ways or denoise.")]
-    tokenizer: Annotated[Path | None, typer.Option(help="Use this tokenizer instead of training one.")]
+    preset: Annotated[str | None, "Preset to start from, such as gpt-nano."]
+    objective: Annotated[str | None, "causal, masked, hybrid, both-ways or denoise."]
+    tokenizer: Annotated[Path | None, "Use this tokenizer instead of training one."]
 
 
 class FolderOptions(TypedDict):
     """Options of verbs that create a run folder."""
 
-    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run; fails if there is none.")]
+    resume: Annotated[bool, "Resume an interrupted run; fails if there is none."]
     overwrite: Overwrite
 
 
 class LabelledFileOptions(TypedDict):
-    train: Annotated[Path | None, typer.Option(help="Labelled texts: .csv, .tsv, .jsonl or .parquet.")]
-    valid: Annotated[Path | None, typer.Option(help="Validation rows, to select the best epoch.")]
-    test: Annotated[Path | None, typer.Option(help="Test rows: measured at the end, or predicted.")]
+    train: Annotated[Path | None, "Labelled texts: .csv, .tsv, .jsonl or .parquet."]
+    valid: Annotated[Path | None, "Validation rows, to select the best epoch."]
+    test: Annotated[Path | None, "Test rows: measured at the end, or predicted."]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 import typer
 
 from headstock.cli.command import Common, command
-from headstock.cli.files import check_text_source, load, read_utf8
+from headstock.cli.input_files import check_text_source, load, read_utf8
 from headstock.cli.options import Columns, Documents, Int8, RunPath, SkipBlank
 from headstock.errors import UserError
 
@@ -31,11 +31,9 @@ def evaluate(
     ] = None,
     documents: Documents = "auto",
     skip_blank: SkipBlank = False,
-    minimal_pairs: Annotated[
-        bool, typer.Option("--minimal-pairs", help="The files are minimal pairs (BLiMP, Winograd).")
-    ] = False,
-    rows: Annotated[int | None, typer.Option(help="Minimal pairs: at most this many per file.")] = None,
-    pseudo: Annotated[bool, typer.Option("--pseudo", help="Minimal pairs: score each token given all others.")] = False,
+    minimal_pairs: Annotated[bool, "The files are minimal pairs (BLiMP, Winograd)."] = False,
+    rows: Annotated[int | None, "Minimal pairs: at most this many per file."] = None,
+    pseudo: Annotated[bool, "Minimal pairs: score each token given all others."] = False,
     int8: Int8 = False,
 ) -> dict[str, Any]:
     """Measure a run on text, labelled rows or minimal pairs.
@@ -67,8 +65,8 @@ def evaluate(
             log_skipped(metrics["file"], skipped)
         for line in measured_lines(metrics["file"], metrics):
             common.show(line)
-        shown = (*SHOWN_METRICS, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
-        for line in metric_lines({name: value for name, value in metrics.items() if name not in shown}):
+        printed = (*SHOWN_METRICS, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
+        for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
             common.show(line)
         return {"metrics": metrics}
     else:
@@ -119,15 +117,9 @@ def predict(
     run: RunPath,
     columns: Columns,
     text: Annotated[list[str] | None, typer.Argument(help="Texts to classify or tag.")] = None,
-    file: Annotated[
-        str | None, typer.Option(help="Rows as in the training data, or one text per line; - is stdin.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write one prediction per row to this .jsonl, .csv or .tsv file.")
-    ] = None,
-    with_: Annotated[
-        str | None, typer.Option("--with", help="Columns of the file to copy to each prediction, such as id,text.")
-    ] = None,
+    file: Annotated[str | None, "Rows as in the training data, or one text per line; - is stdin."] = None,
+    out: Annotated[Path | None, "Write one prediction per row to this .jsonl, .csv or .tsv file."] = None,
+    with_: Annotated[str | None, "Columns of the file to copy to each prediction, such as id,text."] = None,
     skip_blank: SkipBlank = False,
     int8: Int8 = False,
 ) -> dict[str, Any]:
@@ -180,10 +172,8 @@ def answer(
     common: Common,
     run: RunPath,
     question: Annotated[list[str], typer.Argument(help="One or more questions about the context.")],
-    context: Annotated[str, typer.Option(help="A text that contains the answers, or a file with it.")],
-    threshold: Annotated[
-        float | None, typer.Option(help="Margin by which `no answer` must win to be returned.")
-    ] = None,
+    context: Annotated[str, "A text that contains the answers, or a file with it."],
+    threshold: Annotated[float | None, "Margin by which `no answer` must win to be returned."] = None,
 ) -> dict[str, Any]:
     """Answer questions with spans of a text.
 
@@ -224,10 +214,10 @@ def excerpt(text: str, start: int, end: int) -> str:
 
 
 class BeamOptions(TypedDict):
-    beams: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.")]
-    length_penalty: Annotated[float | None, typer.Option(help="Above 1 favours long translations, below 1 short ones.")]
-    no_repeat: Annotated[int | None, typer.Option(help="No repeated n-grams of this size.")]
-    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens in a translation.")]
+    beams: Annotated[int | None, "Beam size; 1 is greedy."]
+    length_penalty: Annotated[float | None, "Above 1 favours long translations, below 1 short ones."]
+    no_repeat: Annotated[int | None, "No repeated n-grams of this size."]
+    max_tokens: Annotated[int | None, "Maximum number of tokens in a translation."]
 
 
 @command("Use a run", writes=lambda options: [options["out"], options["alignment"]])
@@ -236,13 +226,9 @@ def translate(
     run: RunPath,
     columns: Columns,
     text: Annotated[list[str] | None, typer.Argument(help="One or more sentences.")] = None,
-    file: Annotated[
-        str | None, typer.Option(help="Sentences from a file: one per line, or a table; - is stdin.")
-    ] = None,
-    alignment: Annotated[
-        Path | None, typer.Option(help="Draw the cross-attention of one translation: .svg or .html.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write one translation per line to this file.")] = None,
+    file: Annotated[str | None, "Sentences from a file: one per line, or a table; - is stdin."] = None,
+    alignment: Annotated[Path | None, "Draw the cross-attention of one translation: .svg or .html."] = None,
+    out: Annotated[Path | None, "Write one translation per line to this file."] = None,
     int8: Int8 = False,
     **options: Unpack[BeamOptions],
 ) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class PretrainRunSettings(PretrainSettings):
 
 
 class PretrainOptions(ModelOptions, FolderOptions):
-    start: Annotated[str | None, typer.Option(help="Continue from the model and weights of this run.")]
+    start: Annotated[str | None, "Continue from the model and weights of this run."]
 
 
 @command("Train", distributed=True)
@@ -73,12 +73,7 @@ def pretrain(
         values = planned_settings(common, corpus, settings.minutes, values, out, options)
     with terminal_progress(quiet=common.quiet) as callbacks:
         results = training.pretrain(
-            corpus or (),
-            out=out,
-            settings=values,
-            device=common.device,
-            callbacks=callbacks,
-            **options,
+            corpus or (), out=out, settings=values, device=common.device, callbacks=callbacks, **options
         )
     results |= {"run": str(out)}  # a run that was copied here after training records its old path
     if common.prints:
@@ -98,12 +93,7 @@ def pretrain(
 
 
 def planned_settings(
-    common: Common,
-    corpus: list[str],
-    minutes: float,
-    settings: dict[str, Any],
-    out: Path,
-    options: PretrainOptions,
+    common: Common, corpus: list[str], minutes: float, settings: dict[str, Any], out: Path, options: PretrainOptions
 ) -> dict[str, Any]:
     """Add the planner's model size to the settings, unless they already name one."""
     from headstock import config
@@ -152,9 +142,9 @@ class FinetuneSettings(SettingOptions):
 
 
 class FinetuneOptions(LabelledFileOptions, ConfigOptions, FolderOptions):
-    preset: Annotated[str | None, typer.Option(help="Without a run: preset of a new model, such as seq2seq-mini.")]
-    init: Annotated[str | None, typer.Option(help="Start from pretrained weights or from scratch.")]
-    freeze: Annotated[bool | None, typer.Option("--freeze", help="Train only the head.")]
+    preset: Annotated[str | None, "Without a run: preset of a new model, such as seq2seq-mini."]
+    init: Annotated[str | None, "Start from pretrained weights or from scratch."]
+    freeze: Annotated[bool | None, "Train only the head."]
     skip_blank: SkipBlank
 
 
@@ -165,7 +155,7 @@ def finetune(
     settings: FinetuneSettings,
     columns: Columns,
     run: Annotated[Path | None, typer.Argument(help="Pretrained run, or the bundled reviews-en.")] = None,
-    task: Annotated[str, typer.Option(help=TASK_HELP)] = "classify",
+    task: Annotated[str, TASK_HELP] = "classify",
     **options: Unpack[FinetuneOptions],
 ) -> dict[str, Any]:
     """Fine-tune a pretrained run on labelled texts.

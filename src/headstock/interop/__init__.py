@@ -1,5 +1,6 @@
 """Import and export of models: Hugging Face folders, ONNX and the course lab's checkpoints."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,21 @@ def is_export(folder: Path) -> bool:
 
     onnx = (folder / "model.onnx").is_file() and {"kind", "inputs", "outputs"} <= keys("model.json")
     return (folder / MARKER).is_file() or "headstock" in keys("config.json") or onnx
+
+
+def mismatches(actual: Mapping[str, Any], required: Mapping[str, Any], section: str = "") -> list[str]:
+    """The settings that differ from what a format requires; a tuple lists alternatives."""
+    problems = []
+    for name, value in required.items():
+        alternatives = value if isinstance(value, tuple) else (value,)
+        if actual[name] not in alternatives:
+            expected = " or ".join(map(format_setting, alternatives))
+            problems.append(f"{section}{name} is {format_setting(actual[name])}, not {expected}")
+    return problems
+
+
+def format_setting(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def missing_dependency(name: str) -> UserError:

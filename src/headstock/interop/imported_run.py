@@ -1,11 +1,11 @@
 """Writes run folders for models trained elsewhere; every command works on them that needs no training data."""
 
+import pickle
 import platform
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,6 +19,18 @@ from headstock.train.model_card import write_card
 from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder, check_finite, tokenizer_fingerprints
 from headstock.train.settings import RunConfig, make_config
+
+
+def load_checkpoint(path: Path) -> Any:
+    """The content of a .bin or .pt file that holds tensors only; no code in it is run."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        message = str(error).strip().splitlines()[0]
+        raise UserError(f"{path}: contains more than tensors, so it is not loaded ({message})") from None
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
+        message = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read as a torch checkpoint ({message})") from None
 
 
 def imported_config(model: Mapping[str, Any], task: Mapping[str, Any], *, source: str) -> RunConfig:
@@ -43,27 +55,22 @@ def write_imported_run(
 
     `provenance` is recorded in data.json, such as the hash of the imported file.
     """
-    extra = range(config.model.vocabulary, tokenizer.vocabulary)
-    if extra:
+    if extra := range(config.model.vocabulary, tokenizer.vocabulary):
         if any(token not in tokenizer.all_special_ids for token in extra):
             raise UserError(
                 f"{source}: its tokenizer has {tokenizer.vocabulary:,} entries, the model {config.model.vocabulary:,}"
             )
         names = ", ".join(tokenizer.id_to_token(token) for token in extra)
         notes = [*notes, f"the tokenizer has special tokens without an embedding: {names}"]
-    if config.tokenizer is not None and tokenizer.kind in get_args(typing.get_type_hints(TokenizerSettings)["kind"]):
+    if config.tokenizer is not None and tokenizer.kind in get_args(get_type_hints(TokenizerSettings)["kind"]):
         config = replace(config, tokenizer=replace(config.tokenizer, kind=tokenizer.kind))
     check_finite(tensors, source=source)
     model, task = build_model(config, tokenizer)
     model.load_tensors(tensors, source=source)
     run = RunFolder(out)
-    data: dict[str, Any] = {
-        "fingerprint": "imported",
-        **tokenizer_fingerprints(tokenizer),
-        "imported": source,
-        "corpus": [],
-    }
-    data |= {"how": f"imported from {source}", "notes": list(notes), **(provenance or {})}
+    data: dict[str, Any] = {"fingerprint": "imported", **tokenizer_fingerprints(tokenizer)}
+    data |= {"imported": source, "corpus": [], "how": f"imported from {source}", "notes": list(notes)}
+    data |= provenance or {}
     run.create(config.plain(), tokenizer, data)
     run.save_weights(model.tensors())
     run.write_results(imported_results(run, config, model.parameter_counts(), source, task))

@@ -5,7 +5,6 @@ scores the next token after pretraining and the classes of a text after fine-tun
 """
 
 import logging
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,8 @@ from headstock.data.sentencepiece_tokenizer import LAB_SPECIAL_TOKENS, SentenceP
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
-from headstock.interop import LAYOUT, MARKER
-from headstock.interop.imported_run import imported_config, write_imported_run
+from headstock.interop import LAYOUT, MARKER, mismatches
+from headstock.interop.imported_run import imported_config, load_checkpoint, write_imported_run
 from headstock.io import atomic_folder, sha256, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS
@@ -117,16 +116,10 @@ def import_lab(
 
 def read_state(file: Path) -> Tensors:
     """The tensors of a checkpoint; code in the file is never run."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        why = str(error).split("\n")[0]
-        raise UserError(f"{file}: contains more than tensors, so it is not loaded ({why})") from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read as a torch checkpoint ({str(error).splitlines()[0]})") from None
+    content = load_checkpoint(file)
     if not isinstance(content, dict) or not isinstance(content.get(STATE), Mapping):
-        found = ", ".join(map(str, list(content)[:8])) if isinstance(content, dict) else type(content).__name__
-        raise UserError(f"{file}: expected a lab checkpoint with {STATE!r}, found {found}")
+        actual = ", ".join(map(str, list(content)[:8])) if isinstance(content, dict) else type(content).__name__
+        raise UserError(f"{file}: expected a lab checkpoint with {STATE!r}, found {actual}")
     if ignored := [str(name) for name in content if name != STATE]:
         logger.info(f"{file.name} also contains {', '.join(ignored)}, which is ignored")
     if invalid := [str(name) for name, tensor in content[STATE].items() if not isinstance(tensor, Tensor)]:
@@ -219,28 +212,19 @@ def check_supported(pipeline: Pipeline) -> None:
     run, config = pipeline.run, pipeline.config
     if config.family != "transformer":
         raise UserError(f"{run}: is of the family {config.family!r}; the lab's model is a transformer")
-    problems = differing(config.model, "model", REQUIRED)
+    problems = mismatches(vars(config.model), REQUIRED, "model.")
     if config.objective not in (*HEADS, "headless"):
         problems.append(f"the task is {config.objective}, not one of {', '.join([*HEADS, 'headless'])}")
     if TASKS.get(config.objective).generates and config.model.tied:
-        problems.append("model.tied is True, but the lab's classifier has its own weights")
+        problems.append("model.tied is true, but the lab's classifier has its own weights")
     if TASKS.get(config.objective).predicts_classes:
-        problems += differing(config.task, "task", REQUIRED_CLASSIFIER)
+        problems += mismatches(vars(config.task), REQUIRED_CLASSIFIER, "task.")
     if pipeline.tokenizer.kind != "lab":
         problems.append(f"the tokenizer is {pipeline.tokenizer.kind}, not the lab's dict.txt")
     if len(pipeline.models) > 1:
         problems.append(f"it is an ensemble; export one of its models, such as {run.member(0)}")
     if problems:
         raise UserError(f"{run}: is not a model of the lab: {'; '.join(problems)}")
-
-
-def differing(settings: Any, section: str, required: Mapping[str, Any]) -> list[str]:
-    actual = {name: getattr(settings, name, value) for name, value in required.items()}
-    return [
-        f"{section}.{name} is {actual[name]!r}, not {value!r}"
-        for name, value in required.items()
-        if actual[name] != value
-    ]
 
 
 def abbreviate(names: Iterable[str]) -> str:

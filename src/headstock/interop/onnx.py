@@ -2,8 +2,6 @@
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,21 +28,15 @@ from headstock.train.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 
 MODEL, QUANTIZED, ABOUT, CARD = "model.onnx", "model_int8.onnx", "model.json", "README.md"
-PRECISION = 1e-4  # largest allowed difference between ONNX Runtime and torch, relative above 1
-SHAPES = ((1, 1, 0), (1, 7, 0), (3, 5, 4), (2, 1, 6), (2, 256, 0))  # rows, new tokens, tokens before
-
-LARGEST = 1_900_000_000  # bytes of weights; an ONNX file is limited to 2 GiB
+TOLERANCE = 1e-4  # largest allowed difference between ONNX Runtime and torch, relative above 1
+SHAPES = ((1, 1, 0), (1, 7, 0), (3, 5, 4), (2, 1, 6), (2, 256, 0))  # rows, new tokens, past tokens
+MAX_BYTES = 1_900_000_000  # of weights; an ONNX file is limited to 2 GiB
 
 Session = Any
 
 
 def export_onnx(
-    run: RunFolder,
-    folder: Path,
-    *,
-    int8: bool = False,
-    measure: Path | None = None,
-    embedding: bool = False,
+    run: RunFolder, folder: Path, *, int8: bool = False, measure: Path | None = None, embedding: bool = False
 ) -> dict[str, Any]:
     """Write a folder for ONNX Runtime, after checking its outputs against the run's.
 
@@ -57,12 +49,11 @@ def export_onnx(
     pipeline = open_single(run)
     if measure is not None and (embedding or not pipeline.task.is_labelled):
         raise UserError(f"--measure {measure}: only a run fine-tuned on labels can be measured on a file")
-    graph = make_graph(pipeline.model, pipeline.task, named=str(run), embedding=embedding)
+    graph = make_graph(pipeline.model, pipeline.task, source=str(run), embedding=embedding)
     about = model_json(pipeline, graph)
     logger.info(f"tracing the {graph.spec.kind} graph")
     with atomic_folder(folder, layout=LAYOUT) as temporary:
-        written = write_graph(graph, temporary / MODEL)
-        about |= {"inputs": written.inputs, "outputs": written.outputs}
+        about |= write_graph(graph, temporary / MODEL)
         session = open_session(temporary / MODEL)
         result: dict[str, Any] = {"kind": graph.spec.kind, "difference": check_parity(graph, session)}
         logger.info(f"the outputs of ONNX Runtime differ from torch by at most {result['difference']:.1e}")
@@ -86,7 +77,7 @@ def open_single(run: RunFolder) -> Pipeline:
     if len(pipeline.models) > 1:
         raise UserError(f"{run}: is an ensemble; export one of its models, such as {run.member(0)}")
     size = 4 * pipeline.model.parameter_counts()["total"]
-    if size > LARGEST:
+    if size > MAX_BYTES:
         raise UserError(f"{run}: its weights take {size / 1e9:.1f} GB, and an ONNX file holds less than 2 GB")
     return pipeline
 
@@ -103,11 +94,11 @@ def open_session(file: Path, *, threads: int | None = None) -> Session:
 
 def copy_tokenizer(pipeline: Pipeline, folder: Path) -> None:
     """Copy the tokenizer in its library's own format."""
-    engine = pipeline.tokenizer.backend
-    if not isinstance(engine, SentencePieceBackend):
+    backend = pipeline.tokenizer.backend
+    if not isinstance(backend, SentencePieceBackend):
         shutil.copyfile(pipeline.run.tokenizer_file, folder / "tokenizer.json")
-    elif engine.model is not None:
-        write_bytes(folder / "sentencepiece.model", engine.model)
+    elif backend.model is not None:
+        write_bytes(folder / "sentencepiece.model", backend.model)
 
 
 # Parity
@@ -115,49 +106,39 @@ def copy_tokenizer(pipeline: Pipeline, folder: Path) -> None:
 
 def check_parity(graph: Graph, session: Session) -> float:
     """The largest difference between torch and ONNX Runtime on example inputs; raises if it is too large."""
-    found = largest_difference(graph, session)
-    if not found <= PRECISION:  # also for NaN
-        raise WorkError(f"the outputs of ONNX Runtime differ from torch by {found:.1e}, more than {PRECISION:.0e}")
-    return found
+    difference = largest_difference(graph, session)
+    if not difference <= TOLERANCE:  # also for NaN
+        raise WorkError(f"the outputs of ONNX Runtime differ from torch by {difference:.1e}, more than {TOLERANCE:.0e}")
+    return difference
 
 
 @torch.inference_mode()
 def largest_difference(graph: Graph, session: Session) -> float:
-    worst, context = 0.0, graph.model.backbone.config.context
-    for rows, length, before in SHAPES:
-        given = graph.example(rows, min(length, context), min(before, max(0, context - length)))
-        ours = graph(*given)
-        theirs = session.run(list(graph.outputs), feed(graph, given))
-        for mine, other in zip(ours if isinstance(ours, tuple) else (ours,), theirs, strict=True):
-            apart = (mine - torch.from_numpy(other)).abs() / mine.abs().clamp(min=1)
-            worst = max(worst, float(apart.max()))
-    return worst
-
-
-def feed(graph: Graph, given: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in zip(graph.inputs, given, strict=True)}
+    largest, context = 0.0, graph.model.backbone.config.context
+    for rows, length, past in SHAPES:
+        inputs = graph.example(rows, min(length, context), min(past, max(0, context - length)))
+        expected = graph(*inputs)
+        feeds = {name: tensor.numpy() for name, tensor in zip(graph.inputs, inputs, strict=True)}
+        outputs = session.run(list(graph.outputs), feeds)
+        for reference, output in zip(expected if isinstance(expected, tuple) else (expected,), outputs, strict=True):
+            difference = (reference - torch.from_numpy(output)).abs() / reference.abs().clamp(min=1)
+            largest = max(largest, float(difference.max()))
+    return largest
 
 
 # Quantization
 
 
-def quantize(file: Path, small: Path) -> None:
+def quantize(file: Path, quantized: Path) -> None:
     """Quantize weights to int8 with a scale per channel; activations are quantized dynamically."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with without_warnings():
-        quantize_dynamic(str(file), str(small), weight_type=QuantType.QInt8, per_channel=True)
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Silence advice on the root logger about a step that these graphs do not need."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it recommends a step that these graphs do not need
     try:
-        yield
+        quantize_dynamic(str(file), str(quantized), weight_type=QuantType.QInt8, per_channel=True)
     finally:
-        logging.disable(before)
+        logging.disable(disabled)
 
 
 def measure_metrics(pipeline: Pipeline, file: Path, sessions: dict[str, Session]) -> dict[str, Any]:
@@ -187,13 +168,13 @@ def session_outputs(pipeline: Pipeline, session: Session, data: Any) -> list[np.
     """The task's raw outputs, computed by the graph instead of the backbone and heads."""
     task = pipeline.labelled_task()
     heads = {name: nn.Identity() for name in pipeline.model.heads}
-    stand_in = Model(CachedBackbone(pipeline.model.backbone), heads)
+    model = Model(CachedBackbone(pipeline.model.backbone), heads)  # returns the scores it is given
     examples = task.examples(data, length=pipeline.length)
     rows = []
     for index in range(len(examples)):
         batch = examples.batch([index])
         batch = replace(batch, features=session_scores(session, batch))
-        rows += [row.numpy() for row in task.outputs(stand_in, batch)]
+        rows += [row.numpy() for row in task.outputs(model, batch)]
     return rows
 
 
@@ -202,8 +183,8 @@ def session_scores(session: Session, batch: Batch) -> Tensor:
     mask = torch.ones_like(batch.tokens) if batch.padding is None else (~batch.padding).long()
     inputs = {"input_ids": batch.tokens, "attention_mask": mask}
     inputs |= {} if batch.segments is None else {"token_type_ids": batch.segments}
-    feeds = {one.name: inputs[one.name].numpy() for one in session.get_inputs()}
-    scores = [torch.from_numpy(one) for one in session.run(None, feeds)]
+    feeds = {node.name: inputs[node.name].numpy() for node in session.get_inputs()}
+    scores = [torch.from_numpy(output) for output in session.run(None, feeds)]
     if len(scores) == 2:
         return torch.stack(scores, -1)  # span starts and ends
     return scores[0].mean(0, keepdim=True) if scores[0].dim() == 2 else scores[0]

@@ -6,7 +6,7 @@ from typing import Any
 from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
-from headstock.interop.onnx_graph import CausalGraph, EmbeddingGraph, Graph
+from headstock.interop.onnx_graph import CausalGraph, EmbeddingGraph, Graph, Names
 from headstock.markdown import escape_markdown
 from headstock.tasks.labelled import is_labelled, separator_id
 from headstock.tasks.special_tokens import special_tokens_for
@@ -14,7 +14,7 @@ from headstock.train.model_card import render_card, with_intervals
 
 CARD = """# {name}, for ONNX Runtime
 
-{what} Exported by Headstock from the run {name}, whose own card follows below.
+{summary} Exported by Headstock from the run {name}, whose own card follows below.
 
 | | |
 |---|---|
@@ -31,7 +31,7 @@ CARD = """# {name}, for ONNX Runtime
 Batch size and length are dynamic, up to {length:,} tokens per row. Rows are padded with `{padding}` on the right;
 `attention_mask` is 1 at real tokens.
 
-{same}
+{parity}
 
 ## Run it
 
@@ -41,28 +41,28 @@ In this folder, with `onnxruntime` and `{library}` installed:
 {script}
 ```
 
-{use}
+Saved as `run.py`, it is called with {arguments}.
 {limits}
 """
 
-LIBRARY = """from tokenizers import Tokenizer
+TOKENIZERS = """from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("tokenizer.json")
 tokenizer.encode_special_tokens = True  # special tokens in a text are plain text
 """
-LIBRARY_CUT = "tokenizer.encode({}, add_special_tokens=False).ids"
+TOKENIZERS_ENCODE = "tokenizer.encode({}, add_special_tokens=False).ids"
 
-PIECES = """from sentencepiece import SentencePieceProcessor
+SENTENCEPIECE = """from sentencepiece import SentencePieceProcessor
 
-pieces = SentencePieceProcessor(model_file="sentencepiece.model")
-number = {piece: i for i, piece in enumerate(about["pieces"])}
+processor = SentencePieceProcessor(model_file="sentencepiece.model")
+vocabulary = {piece: i for i, piece in enumerate(about["pieces"])}
 """
-PIECES_CUT = '[number.get(piece, about["unknown"]) for piece in pieces.encode({}, out_type=str)]'
+SENTENCEPIECE_ENCODE = '[vocabulary.get(piece, about["unknown"]) for piece in processor.encode({}, out_type=str)]'
 
 SCRIPT = """import json, re, sys
 import numpy as np
 import onnxruntime
-{reader}
+{imports}
 session, about = onnxruntime.InferenceSession("model.onnx"), json.load(open("model.json", encoding="utf-8"))
 {body}"""
 
@@ -74,23 +74,22 @@ def model_json(pipeline: Pipeline, graph: Graph) -> dict[str, Any]:
     task, tokenizer = pipeline.task, pipeline.tokenizer
     about: dict[str, Any] = {"kind": graph.spec.kind, "length": pipeline.length}
     about["padding"] = tokenizer.pad or 0
-    if isinstance(engine := tokenizer.backend, SentencePieceBackend):
+    if isinstance(backend := tokenizer.backend, SentencePieceBackend):
         if graph.spec.needs_offsets:
             raise UserError(f"{pipeline.run}: its SentencePiece tokenizer has no character offsets")
-        if engine.model is None:
+        if backend.model is None:
             raise UserError(f"{pipeline.run}: its tokenizer has no SentencePiece model, so it cannot tokenize text")
         about["unknown"] = tokenizer.unk
-        about["pieces"] = [None if i in engine.all_special_ids else piece for i, piece in enumerate(engine.pieces)]
+        about["pieces"] = [None if i in backend.all_special_ids else piece for i, piece in enumerate(backend.pieces)]
     if isinstance(graph, EmbeddingGraph):
         special = special_tokens_for(task, tokenizer)
         return about | around(special.prefix, special.suffix, about["length"]) | {"pool": graph.pool}
     if isinstance(graph, CausalGraph):
         config = pipeline.model.backbone.config
         start = special_tokens_for(task, tokenizer, left_to_right=True).prefix[0]
+        about |= {"start": start, "end": tokenizer.eos, "never": sorted(pipeline.suppressed_tokens())}
         past = [1, config.heads, 0, config.width // config.heads]
-        context = pipeline.model.backbone.context
-        decoding = {"start": start, "end": tokenizer.eos, "never": sorted(pipeline.suppressed_tokens()), "past": past}
-        return about | decoding | {"length": context}
+        return about | {"past": past, "length": pipeline.model.backbone.context}
     assert is_labelled(task)
     if task.texts_per_row > 1:
         about |= {"start": task.bos, "separator": separator_id(tokenizer)}
@@ -106,45 +105,44 @@ def around(before: Sequence[int], after: Sequence[int], length: int) -> dict[str
 
 def example_script(pipeline: Pipeline, graph: Graph) -> str:
     """The script in the card, which needs neither torch nor Headstock."""
-    pieces = isinstance(pipeline.tokenizer.backend, SentencePieceBackend)
-    cut = (PIECES_CUT if pieces else LIBRARY_CUT).format("text")
-    spec = graph.spec
+    spec, setup, encode, decode = graph.spec, TOKENIZERS, TOKENIZERS_ENCODE, "tokenizer.decode(tokens)"
+    if isinstance(pipeline.tokenizer.backend, SentencePieceBackend):
+        setup, encode = SENTENCEPIECE, SENTENCEPIECE_ENCODE
+        decode = '"".join(about["pieces"][i] or "" for i in tokens).replace("▁", " ").strip()'
     segments = SEGMENTS.format(before=spec.segment_start) if "token_type_ids" in graph.inputs else ""
-    decoded = '"".join(about["pieces"][i] or "" for i in read).replace("▁", " ").strip()'
-    body = spec.script.format(cut=cut, segments=segments, text=decoded if pieces else "tokenizer.decode(read)")
-    head = LIBRARY if not pieces else PIECES
-    imports, _, ready = head.partition("\n\n")
-    script = SCRIPT.format(reader=imports + "\n", body=ready + body).strip()
+    body = spec.script.format(cut=encode.format("text"), segments=segments, text=decode)
+    imports, _, setup = setup.partition("\n\n")
+    script = SCRIPT.format(imports=imports + "\n", body=setup + body).strip()
     return script if "re." in body else script.replace("json, re, sys", "json, sys", 1)
 
 
 def folder_card(pipeline: Pipeline, graph: Graph, about: dict[str, Any], result: dict[str, Any]) -> str:
     run = pipeline.run
-    pieces = isinstance(pipeline.tokenizer.backend, SentencePieceBackend)
+    sentencepiece = isinstance(pipeline.tokenizer.backend, SentencePieceBackend)
     own = render_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
     card = CARD.format(
         name=escape_markdown(run.path.name),
-        what=graph.spec.summary,
+        summary=graph.spec.summary,
         files="\n".join(f"| `{name}` | {size:,} bytes |" for name, size in result["files"].items()),
-        inputs="\n".join(f"| `{name}` | {kind_of(name)} | {shape(sizes)} |" for name, sizes in about["inputs"].items()),
-        outputs="\n".join(f"| `{name}` | {shape(sizes)} |" for name, sizes in about["outputs"].items()),
+        inputs=tensor_table(about["inputs"], types=True),
+        outputs=tensor_table(about["outputs"], types=False),
         length=about["length"],
         padding=about["padding"],
-        same=parity_section(result),
-        library="sentencepiece" if pieces else "tokenizers",
+        parity=parity_section(result),
+        library="sentencepiece" if sentencepiece else "tokenizers",
         script=example_script(pipeline, graph),
-        use=f"Saved as `run.py`, it is called with {graph.spec.arguments}.",
+        arguments=graph.spec.arguments,
         limits=graph.spec.limits,
     )
     return f"{card.rstrip()}\n\n## The run\n\n{own}\n"
 
 
-def kind_of(name: str) -> str:
-    return "float32" if name.startswith("past") else "int64"
-
-
-def shape(sizes: tuple[str, ...]) -> str:
-    return " × ".join(sizes)
+def tensor_table(tensors: Names, *, types: bool) -> str:
+    rows = []
+    for name, sizes in tensors.items():
+        dtype = "float32" if name.startswith("past") else "int64"
+        rows.append(" | ".join([f"| `{name}`", *([dtype] if types else []), f"{' × '.join(sizes)} |"]))
+    return "\n".join(rows)
 
 
 def parity_section(result: dict[str, Any]) -> str:

@@ -1,20 +1,18 @@
 """Exports a run as a folder that `AutoModel` and `AutoTokenizer` load without custom code."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from headstock import __version__, config
-from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT
-from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, ExportSpec
-from headstock.interop.huggingface.export_card import export_card
-from headstock.interop.huggingface.tensor_map import Tensors, to_huggingface
+from headstock.interop.huggingface.architecture import Architecture, ExportSpec, all_architectures
+from headstock.interop.huggingface.tensor_map import to_huggingface
 from headstock.interop.huggingface.tokenizer import tokenizer_files, tokenizer_problems
 from headstock.io import atomic_folder, write_json, write_text
+from headstock.markdown import escape_markdown
 from headstock.tasks.base import TASKS
 from headstock.train.loop import sequence_length
 from headstock.train.run_folder import RunFolder
@@ -24,6 +22,24 @@ from headstock.train.tensors import write_tensors
 logger = logging.getLogger(__name__)
 
 OWN_SECTION = "headstock"  # of config.json: the run's own settings, which transformers ignores
+AUTO_CLASSES = {  # ending of the model class: Auto class
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForPreTraining": "AutoModelForPreTraining",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
+}
+PIPELINE_CALLS = {  # pipeline: its arguments and a call, in the README's example
+    "text-classification": '("text-classification", "FOLDER")("...")',
+    "token-classification": '("token-classification", "FOLDER", aggregation_strategy="first")("...")',
+    "fill-mask": '("fill-mask", "FOLDER")("... [MASK] ...")',
+    "text-generation": '("text-generation", "FOLDER")("...")',
+    "feature-extraction": '("feature-extraction", "FOLDER")("...")',
+}
 
 
 def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
@@ -31,7 +47,7 @@ def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
     run_config = make_config(run.config())
     if run_config.transfer and run_config.transfer.ensemble > 1:
         raise UserError(f"{run}: is an ensemble; export one of its models, such as {run.member(0)}")
-    architecture = choose_architecture(run, run_config, run.tokenizer())
+    architecture = choose_architecture(run, run_config)
     pipeline = load(run.path, device="cpu")
     spec = architecture.export_spec(run_config)
     logger.info(f"{run}: exporting as {spec.head}")
@@ -39,31 +55,38 @@ def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
     for note in notes:
         logger.info(note)
     tensors = to_huggingface(architecture.tensor_map(run_config, spec), pipeline.model.tensors())
+    task, length = pipeline.task, sequence_length(pipeline.model, run_config.train)
+    segments = bool(getattr(run_config.model, "segments", 0))
     with atomic_folder(folder, layout=LAYOUT) as temporary:
-        write_files(temporary, pipeline, spec, tensors, notes)
-    hint = f'pipeline("{spec.pipeline}", "{folder}")' if spec.pipeline not in (None, "translation") else ""
+        write_json(temporary / "config.json", config_json(pipeline, spec))
+        write_tensors(temporary / "model.safetensors", tensors, metadata={"format": "pt"})
+        for name, text in tokenizer_files(pipeline.tokenizer, task, length=length, segments=segments).items():
+            write_text(temporary / name, text)
+        if task.generates or task.needs_encoder_decoder:
+            write_json(temporary / "generation_config.json", generation_config(pipeline))
+        write_text(temporary / "README.md", export_card(run, spec, notes))
     return {
         "architecture": spec.head,
         "model_type": spec.model_type,
         "pipeline": spec.pipeline,
         "tensors": len(tensors),
         "remarks": notes,
-        "try": [hint] if hint else [],
+        "try": [f'pipeline("{spec.pipeline}", "{folder}")'] if spec.pipeline in PIPELINE_CALLS else [],
     }
 
 
-def choose_architecture(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer) -> type[Architecture]:
+def choose_architecture(run: RunFolder, run_config: RunConfig) -> Architecture:
     """The first architecture that represents the run exactly; otherwise the error names the closest one."""
-    unsupported = tokenizer_problems(tokenizer)
-    candidates = [ARCHITECTURES.get(name) for name in ARCHITECTURES.names()]
-    candidates = [one for one in candidates if not one.import_only and one.family == run_config.family]
+    architectures = all_architectures()
+    candidates = [one for one in architectures if not one.import_only and one.family == run_config.family]
     if not candidates:
-        families = sorted({ARCHITECTURES.get(name).family for name in ARCHITECTURES.names()})
-        supported = f"supported: {', '.join(families)}"
-        raise UserError(f"{run}: no Hugging Face architecture for the family {run_config.family!r} ({supported})")
+        supported = ", ".join(sorted({one.family for one in architectures}))
+        raise UserError(
+            f"{run}: no Hugging Face architecture for the family {run_config.family!r} (supported: {supported})"
+        )
     problems = {one: one.unsupported_settings(run_config) for one in candidates}
     closest = min(candidates, key=lambda one: (len(problems[one]), one.name))
-    if reasons := unsupported + problems[closest]:
+    if reasons := tokenizer_problems(run.tokenizer()) + problems[closest]:
         raise UserError(
             f"{run}: no exact export. The closest architecture is {closest.title}, but {'; '.join(reasons)}"
         )
@@ -83,19 +106,6 @@ def export_notes(run_config: RunConfig, spec: ExportSpec) -> list[str]:
     return notes
 
 
-def write_files(folder: Path, pipeline: Pipeline, spec: ExportSpec, tensors: Tensors, notes: list[str]) -> None:
-    task = pipeline.task
-    write_json(folder / "config.json", config_json(pipeline, spec))
-    write_tensors(folder / "model.safetensors", tensors, metadata={"format": "pt"})
-    length = sequence_length(pipeline.model, pipeline.config.train)
-    segments = bool(getattr(pipeline.config.model, "segments", 0))
-    for name, text in tokenizer_files(pipeline.tokenizer, task, length=length, segments=segments).items():
-        write_text(folder / name, text)
-    if task.generates or task.needs_encoder_decoder:
-        write_json(folder / "generation_config.json", generation_config(pipeline))
-    write_text(folder / "README.md", export_card(pipeline.run, spec, notes))
-
-
 def config_json(pipeline: Pipeline, spec: ExportSpec) -> dict[str, Any]:
     tokenizer, task, run_config = pipeline.tokenizer, pipeline.task, pipeline.config
     token_ids = {f"{role}_token_id": getattr(tokenizer, role) for role in ("bos", "eos", "pad", *spec.token_ids)}
@@ -104,14 +114,8 @@ def config_json(pipeline: Pipeline, spec: ExportSpec) -> dict[str, Any]:
         token_ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None}
     own = {"version": __version__, "model": {"family": run_config.family, **config.to_dict(run_config.model)}}
     own |= {"task": {"name": run_config.objective, **config.to_dict(run_config.task)}}
-    return {
-        "architectures": [spec.head],
-        "model_type": spec.model_type,
-        **spec.config,
-        **token_ids,
-        "dtype": "float32",
-        OWN_SECTION: own,
-    }
+    model = {"architectures": [spec.head], "model_type": spec.model_type, **spec.config}
+    return model | token_ids | {"dtype": "float32", OWN_SECTION: own}
 
 
 def generation_config(pipeline: Pipeline) -> dict[str, Any]:
@@ -131,5 +135,34 @@ def generation_config(pipeline: Pipeline) -> dict[str, Any]:
     return settings
 
 
-def json_round_trip(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+# README.md: Hugging Face metadata, how to load the model, and the run's own model card
+
+
+def auto_class(head: str) -> str:
+    return next((name for ending, name in AUTO_CLASSES.items() if head.endswith(ending)), "AutoModel")
+
+
+def export_card(run: RunFolder, spec: ExportSpec, notes: list[str]) -> str:
+    name, auto = escape_markdown(run.path.name), auto_class(spec.head)
+    lines = ["---", "library_name: transformers"]
+    lines += [f"pipeline_tag: {spec.pipeline}"] if spec.pipeline else []
+    lines += ["tags:", "- headstock", f"- {spec.model_type}", "---", "", f"# {name}", ""]
+    lines += [f"The Headstock run {name} as `{spec.head}`, with identical weights, tokens and outputs."]
+    lines += ["", *(f"- {note}." for note in notes)] if notes else []
+    lines += ["", "```python", f"from transformers import AutoTokenizer, {auto}", ""]
+    lines += [f'model = {auto}.from_pretrained("FOLDER")', 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")']
+    if spec.pipeline in PIPELINE_CALLS:
+        lines += ["", "from transformers import pipeline", "", f"print(pipeline{PIPELINE_CALLS[spec.pipeline]})"]
+    lines += ["```", "", "`headstock import FOLDER --out RUN` restores the run bit for bit.", ""]
+    return "\n".join([*lines, *model_card_body(run)])
+
+
+def model_card_body(run: RunFolder) -> list[str]:
+    """The run's own card without its front matter, headings one level down."""
+    file = run.path / "README.md"
+    if not file.is_file():
+        return []
+    text = file.read_text(encoding="utf-8")
+    if text.startswith("---\n"):
+        text = text.partition("\n---\n")[2]
+    return [*(f"#{line}" if line.startswith("#") else line for line in text.strip().splitlines()), ""]

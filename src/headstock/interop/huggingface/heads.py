@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.interop.huggingface.architecture import task_head
 from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, affine, constant, rename
 from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
@@ -23,37 +22,26 @@ PIPELINES = {
 }
 
 
+def task_head(config: RunConfig) -> str | None:
+    """The ending of the Hugging Face model class that a run's task corresponds to."""
+    return TASKS.get(config.objective).huggingface_head
+
+
 def pipeline_name(config: RunConfig, head: str) -> str:
     """The `transformers.pipeline` task for a model class."""
     default = "text-generation" if TASKS.get(config.objective).generates else "feature-extraction"
     return next((name for ending, name in PIPELINES.items() if head.endswith(ending)), default)
 
 
-def classifier_problems(task: Any, *, pools: Sequence[str], dense: Sequence[str], bias: bool = True) -> list[str]:
-    """Why a classifier cannot be exported to a head with these kinds of pooling and hidden layer."""
-    problems = layer_problems(task)
-    if task.pool not in pools:
-        hint = f"fine-tune with --pool {pools[0]}"
-        problems.append(f"task.pool is {task.pool!r}, not {' or '.join(map(repr, pools))} ({hint})")
-    if task.dense not in dense:
-        problems.append(f"task.dense is {task.dense!r}, not {' or '.join(map(repr, dense))} (--set dense={dense[0]})")
-    if task.head_bias and not bias:
-        problems.append("task.head_bias is true, but its classifiers have no bias (use --set head_bias=false)")
-    return problems
-
-
-def layer_problems(task: Any) -> list[str]:
-    return [] if task.layers == "last" else [f"task.layers is {task.layers!r}, not 'last'"]
-
-
 def label_config(config: RunConfig) -> dict[str, Any]:
-    """The class names in config.json."""
+    """The class names and the dropout of a classifier in config.json."""
     classes = getattr(config.task, "classes", ())
     if not classes:
         return {}
     labels: dict[str, Any] = {
         "id2label": {str(i): name for i, name in enumerate(classes)},
         "label2id": {name: i for i, name in enumerate(classes)},
+        "classifier_dropout": config.task.dropout,
     }
     if task_head(config) == SEQUENCE:
         multilabel = getattr(config.task, "separator", None) is not None
@@ -69,68 +57,52 @@ def import_labels(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def import_task(
-    hf_config: Mapping[str, Any],
-    head: str,
-    *,
-    classifier: dict[str, Any],
-    special: dict[str, Any],
-    language: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """The section `task` for a model class.
-
-    `classifier` are the settings of a sequence classifier, `special` the special tokens around a text, `language` the
-    whole section for a class with a language modelling head.
-    """
-    if head.endswith(SEQUENCE):
-        return {"name": "classify"} | import_labels(hf_config) | classifier | special
-    if head.endswith(TOKEN):
-        return {"name": "tag"} | import_labels(hf_config) | special
-    if head.endswith(SPAN):
-        return {"name": "answer", "opening": special["opening"]}
-    return {"name": "headless"} | special if language is None else language
+def classifier_problems(task: Any, *, pools: Sequence[str], dense: Sequence[str], bias: bool) -> list[str]:
+    """Why a classifier cannot be exported to a head with these kinds of pooling and hidden layer."""
+    problems = []
+    if task.pool not in pools:
+        hint = f"fine-tune with --pool {pools[0]}"
+        problems.append(f"task.pool is {task.pool!r}, not {' or '.join(map(repr, pools))} ({hint})")
+    if task.dense not in dense:
+        problems.append(f"task.dense is {task.dense!r}, not {' or '.join(map(repr, dense))} (--set dense={dense[0]})")
+    if task.head_bias is not bias:
+        actual, expected = str(task.head_bias).lower(), str(bias).lower()
+        problems.append(f"task.head_bias is {actual}, not {expected} (use --set head_bias={expected})")
+    return problems
 
 
-def token_or_span_head(config: RunConfig, *, token: str = "classifier") -> Iterator[TensorMap]:
-    """The linear head of a token classifier or a question answering model."""
-    if task_head(config) == TOKEN:
-        yield from affine("heads.tag.linear", token)
-    else:
-        yield from affine("heads.span.linear", "qa_outputs")
-
-
-def two_layer_head(dense: str, scores: str) -> Iterator[TensorMap]:
+def two_layer_head(dense: str, output: str) -> Iterator[TensorMap]:
     """A sequence classifier with a hidden layer."""
     yield from affine("heads.label.dense", dense)
-    yield from affine("heads.label.linear", scores)
+    yield from affine("heads.label.linear", output)
 
 
-def two_layer_problems(config: RunConfig) -> list[str]:
-    """Why a linear classifier cannot be written as one with a hidden GELU layer."""
+# A linear head z as a head with a hidden GELU layer: gelu(z) - gelu(-z) = z, with two features per class.
+
+
+def gelu_head_problems(config: RunConfig, *, pools: Sequence[str], dense: Sequence[str]) -> list[str]:
+    """Why a classifier cannot be written as one with a hidden layer, of GELU if it is linear."""
+    problems = classifier_problems(config.task, pools=pools, dense=dense, bias=True)
     classes, width = len(config.task.classes), config.model.width
     if config.task.dense == "none" and 2 * classes > width:
-        return [f"{classes} classes are more than half of model.width {width}"]
-    return []
+        problems.append(f"{classes} classes are more than half of model.width {width}")
+    return problems
 
 
-def gelu_head(config: RunConfig, dense: str, scores: str) -> Iterator[TensorMap]:
+def gelu_head(config: RunConfig, dense: str, output: str) -> Iterator[TensorMap]:
     """A sequence classifier with a hidden GELU layer, to which a linear classifier is converted exactly."""
-    if config.task.dense == "none":
-        yield from linear_as_gelu_head(dense, scores, width=config.model.width, classes=len(config.task.classes))
-    else:
-        yield from two_layer_head(dense, scores)
-
-
-def linear_as_gelu_head(dense: str, scores: str, *, width: int, classes: int) -> Iterator[TensorMap]:
-    """A linear head z as a head with a hidden GELU layer: gelu(z) - gelu(-z) = z, with two features per class."""
+    if config.task.dense != "none":
+        yield from two_layer_head(dense, output)
+        return
+    width, classes = config.model.width, len(config.task.classes)
 
     def split(weight: Tensor) -> list[Tensor]:
         return [torch.cat([weight, -weight, weight.new_zeros(width - 2 * classes, width)])]
 
     yield TensorMap("heads.label.linear.weight", (f"{dense}.weight",), split, lambda parts: parts[0][:classes])
     yield constant(f"{dense}.bias", torch.zeros(width))
-    yield constant(f"{scores}.weight", difference_matrix(classes, width))
-    yield rename("heads.label.linear.bias", f"{scores}.bias")
+    yield constant(f"{output}.weight", difference_matrix(classes, width))
+    yield rename("heads.label.linear.bias", f"{output}.bias")
 
 
 def difference_matrix(classes: int, width: int) -> Tensor:
@@ -138,9 +110,9 @@ def difference_matrix(classes: int, width: int) -> Tensor:
     return torch.cat([torch.eye(classes), -torch.eye(classes), torch.zeros(classes, width - 2 * classes)], 1)
 
 
-def imported_dense(tensors: Tensors, dense: str, scores: str) -> str:
-    """The setting `dense` of an imported classifier: "none" if `linear_as_gelu_head` wrote it."""
-    weight, signs = tensors.get(f"{dense}.weight"), tensors.get(f"{scores}.weight")
+def imported_dense(tensors: Tensors, dense: str, output: str) -> str:
+    """The setting `dense` of an imported classifier: "none" if `gelu_head` converted a linear one."""
+    weight, signs = tensors.get(f"{dense}.weight"), tensors.get(f"{output}.weight")
     if weight is None or signs is None or 2 * len(signs) > len(weight) or f"{dense}.bias" not in tensors:
         return "gelu"
     classes = len(signs)

@@ -1,7 +1,7 @@
 """Imports a Hugging Face folder as a run. Whatever is not imported is reported."""
 
+import json
 import logging
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from headstock.config import malformed_as_user_error, read_settings
-from headstock.data.tokenizer import Tokenizer
 from headstock.errors import HeadstockError, UserError
-from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, ExportSpec
-from headstock.interop.huggingface.exporter import OWN_SECTION, json_round_trip
+from headstock.interop.huggingface.architecture import Architecture, ExportSpec, SourceModel, all_architectures
+from headstock.interop.huggingface.exporter import OWN_SECTION
 from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, from_huggingface
 from headstock.interop.huggingface.tokenizer import read_tokenizer
-from headstock.interop.imported_run import imported_config, write_imported_run
+from headstock.interop.imported_run import imported_config, load_checkpoint, write_imported_run
 from headstock.tasks.base import TASKS
 from headstock.train.models import build_model
 from headstock.train.run_folder import RunFolder
@@ -32,17 +31,6 @@ POOLER = "pooler."  # a part of BERT's heads that is stored within the backbone
 
 
 @dataclass
-class SourceModel:
-    """A Hugging Face folder, read into memory."""
-
-    path: str
-    config: Mapping[str, Any]
-    tensors: Tensors
-    tokenizer: Tokenizer
-    architecture: type[Architecture]
-
-
-@dataclass
 class ConvertedModel:
     config: RunConfig
     tensors: Tensors
@@ -54,33 +42,31 @@ def import_folder(folder: Path, out: Path) -> RunFolder:
     hf_config = read_settings(folder / "config.json")
     architecture = find_architecture(hf_config, folder)
     kind = hf_config["model_type"]
-    tensors = add_prefix(read_weights(folder), architecture, kind)
-    source = SourceModel(str(folder), hf_config, tensors, read_tokenizer(folder), architecture)
-    notes = list(source.tokenizer.notes)
+    tensors, tokenizer = add_prefix(read_weights(folder), architecture, kind), read_tokenizer(folder)
     with malformed_as_user_error(folder / "config.json", f"a {kind} model"):
-        converted = convert_exported(source) or convert(source)
+        head = str((hf_config.get("architectures") or [f"{kind}Model"])[0])
+        source = SourceModel(str(folder), hf_config, head, tensors, tokenizer)
+        converted = convert_exported(source, architecture) or convert(source, architecture)
+    notes = list(tokenizer.notes)
     if converted.unused:
         notes.append(f"tensors not imported, because the run does not need them: {', '.join(converted.unused)}")
     for note in notes:
         logger.info(note)
-    return write_imported_run(
-        out, converted.config, source.tokenizer, converted.tensors, source=str(folder), notes=notes
-    )
+    return write_imported_run(out, converted.config, tokenizer, converted.tensors, source=str(folder), notes=notes)
 
 
-def find_architecture(hf_config: Mapping[str, Any], folder: Path) -> type[Architecture]:
+def find_architecture(hf_config: Mapping[str, Any], folder: Path) -> Architecture:
+    architectures = {kind: one for one in all_architectures() for kind in one.model_types}
     kind = hf_config.get("model_type")
-    architectures = [ARCHITECTURES.get(name) for name in ARCHITECTURES.names()]
-    for architecture in architectures:
-        if kind in architecture.model_types:
-            return architecture
-    known = sorted(name for architecture in architectures for name in architecture.model_types)
-    raise UserError(f"{folder / 'config.json'}: unsupported model_type {kind!r} (supported: {', '.join(known)})")
+    if not isinstance(kind, str) or kind not in architectures:
+        supported = ", ".join(sorted(architectures))
+        raise UserError(f"{folder / 'config.json'}: unsupported model_type {kind!r} (supported: {supported})")
+    return architectures[kind]
 
 
-def convert_exported(source: SourceModel) -> ConvertedModel | None:
+def convert_exported(source: SourceModel, architecture: Architecture) -> ConvertedModel | None:
     """The run from which the folder was exported, if it was and has not been changed since."""
-    own, architecture = source.config.get(OWN_SECTION), source.architecture
+    own = source.config.get(OWN_SECTION)
     if not isinstance(own, dict):
         return None
     try:
@@ -88,30 +74,31 @@ def convert_exported(source: SourceModel) -> ConvertedModel | None:
         if architecture.unsupported_settings(run_config):
             return None
         spec = architecture.export_spec(run_config)
-        expected = json_round_trip(spec.config)
+        expected = json.loads(json.dumps(spec.config))
         changed = any(source.config.get(key, value) != value for key, value in expected.items())
         if changed or spec.head not in source.config["architectures"]:
             return None
-        return convert_tensors(source, run_config, spec)
+        return convert_tensors(source, architecture, run_config, spec)
     except (HeadstockError, LookupError, TypeError, ValueError, AttributeError):
         return None  # import it like any other folder
 
 
-def convert(source: SourceModel) -> ConvertedModel:
+def convert(source: SourceModel, architecture: Architecture) -> ConvertedModel:
     """A run as config.json describes it."""
-    head = str((source.config.get("architectures") or [f"{source.config['model_type']}Model"])[0])
-    settings = source.architecture.import_settings(source.config, head, source.tensors)
+    settings = architecture.import_settings(source)
     task = TASKS.get(settings["task"]["name"])
     if task.needs_encoder_decoder and not task.is_labelled and source.tokenizer.mask is None:  # it cannot be denoised
         settings["task"] = {"name": "translate"}
     run_config = imported_config(settings["model"], settings["task"], source=source.path)
-    return convert_tensors(source, run_config, source.architecture.export_spec(run_config))
+    return convert_tensors(source, architecture, run_config, architecture.export_spec(run_config))
 
 
-def convert_tensors(source: SourceModel, run_config: RunConfig, spec: ExportSpec) -> ConvertedModel:
-    architecture, kind = source.architecture, source.config["model_type"]
-    spec = architecture.import_spec(replace(spec, prefix=architecture.backbone_prefix(kind), model_type=kind))
-    tensors = architecture.prepare_tensors(source.config, source.tensors, run_config, spec)
+def convert_tensors(
+    source: SourceModel, architecture: Architecture, run_config: RunConfig, spec: ExportSpec
+) -> ConvertedModel:
+    kind = source.config["model_type"]
+    spec = replace(spec, prefix=architecture.backbone_prefix(kind), model_type=kind)
+    tensors = architecture.prepare_tensors(source, run_config, spec)
     layers = max(run_config.model.depth, getattr(run_config.model, "encoder_depth", None) or 0)
     if layers > len(source.tensors):
         raise UserError(
@@ -127,32 +114,33 @@ def convert_tensors(source: SourceModel, run_config: RunConfig, spec: ExportSpec
     return ConvertedModel(run_config, from_huggingface(entries, tensors, model.tensors(), source=source.path), unused)
 
 
-def unused_tensors(tensors: Tensors, entries: list[TensorMap], architecture: type[Architecture]) -> list[str]:
+def unused_tensors(tensors: Tensors, entries: list[TensorMap], architecture: Architecture) -> list[str]:
     """Tensors without an entry, except buffers and copies of a tensor with an entry."""
     used = {name for entry in entries for name in entry.theirs}
-    known = [tensors[name] for name in used if name in tensors]
+    imported = [tensors[name] for name in used if name in tensors]
     return [
         name
         for name, tensor in tensors.items()
         if name not in used
         and not name.endswith(architecture.buffers)
-        and not any(tensor.shape == other.shape and torch.equal(tensor, other) for other in known)
+        and not any(torch.equal(tensor, other) for other in imported)
     ]
 
 
-def add_prefix(tensors: Tensors, architecture: type[Architecture], kind: str) -> Tensors:
+def add_prefix(tensors: Tensors, architecture: Architecture, kind: str) -> Tensors:
     """The tensors with the architecture's usual prefix, independent of the class that saved them."""
     matches = ((name, ending) for ending in architecture.embeddings for name in tensors if name.endswith(ending))
     name, ending = next(matches, (None, ""))
     if name is None:
         raise UserError(f"the weights have no {architecture.embeddings[0]}, so this is no {kind} model")
-    prefix, usual = name.removesuffix(ending), architecture.backbone_prefix(kind)
+    prefix, usual_prefix = name.removesuffix(ending), architecture.backbone_prefix(kind)
 
     def in_backbone(name: str) -> bool:
         return name.startswith(prefix) if prefix else name.partition(".")[0] not in HEAD_MODULES
 
     return {
-        usual + name.removeprefix(prefix) if in_backbone(name) else name: tensor for name, tensor in tensors.items()
+        usual_prefix + name.removeprefix(prefix) if in_backbone(name) else name: tensor
+        for name, tensor in tensors.items()
     }
 
 
@@ -179,14 +167,7 @@ def as_floats(tensors: Tensors) -> Tensors:
 
 
 def read_pickled(path: Path) -> Tensors:
-    """Tensors from a .bin or .pt file; files with anything but tensors are rejected, no code in them is run."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(f"{path}: contains more than weights, so it is not loaded ({first})") from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as weights ({str(error).splitlines()[0]})") from None
+    content = load_checkpoint(path)
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise UserError(f"{path}: expected a dictionary of tensors, found {type(content).__name__}")
     return dict(content)

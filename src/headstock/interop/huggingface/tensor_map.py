@@ -24,8 +24,9 @@ class TensorMap:
     join: Callable[[Sequence[Tensor]], Tensor]  # theirs -> ours
 
 
-def rename(ours: str, theirs: str) -> TensorMap:
-    return TensorMap(ours, (theirs,), lambda tensor: [tensor], lambda parts: parts[0])
+def rename(ours: str, *theirs: str) -> TensorMap:
+    """A tensor under another name, or as several equal parts along the first axis."""
+    return TensorMap(ours, theirs, lambda tensor: tensor.chunk(len(theirs)), lambda parts: torch.cat(list(parts)))
 
 
 def transpose(ours: str, theirs: str) -> TensorMap:
@@ -36,11 +37,6 @@ def transpose(ours: str, theirs: str) -> TensorMap:
 def reverse_rows(ours: str, theirs: str) -> TensorMap:
     """A classifier whose classes are numbered in reverse."""
     return TensorMap(ours, (theirs,), lambda tensor: [tensor.flip(0)], lambda parts: parts[0].flip(0))
-
-
-def concatenate(ours: str, *theirs: str) -> TensorMap:
-    """One tensor that is stored as several equal parts along the first axis."""
-    return TensorMap(ours, theirs, lambda tensor: tensor.chunk(len(theirs)), lambda parts: torch.cat(list(parts)))
 
 
 def repeat(ours: str, *theirs: str) -> TensorMap:
@@ -63,40 +59,23 @@ def constant(theirs: str, value: Tensor) -> TensorMap:
 
 
 def affine(
-    ours: str, theirs: str, *, bias: bool | int = True, weight: Callable[[str, str], TensorMap] = rename
+    ours: str, *theirs: str, bias: bool | int = True, weight: Callable[..., TensorMap] = rename
 ) -> Iterator[TensorMap]:
     """Weight and bias of a linear layer or norm. An integer `bias`: ours has none, theirs is that many zeros."""
-    yield weight(f"{ours}.weight", f"{theirs}.weight")
+    yield weight(f"{ours}.weight", *(f"{name}.weight" for name in theirs))
     if bias is True:
-        yield rename(f"{ours}.bias", f"{theirs}.bias")
-    elif bias is not False:
-        yield constant(f"{theirs}.bias", torch.zeros(bias))
-
-
-def fused_qkv(ours: str, *theirs: str, bias: bool | int = True) -> Iterator[TensorMap]:
-    """Our fused projection of queries, keys and values as three layers."""
-    yield concatenate(f"{ours}.weight", *(f"{name}.weight" for name in theirs))
-    if bias is True:
-        yield concatenate(f"{ours}.bias", *(f"{name}.bias" for name in theirs))
+        yield rename(f"{ours}.bias", *(f"{name}.bias" for name in theirs))
     elif bias is not False:
         yield from (constant(f"{name}.bias", torch.zeros(bias)) for name in theirs)
 
 
-def permute_features(entry: TensorMap, order: Tensor, axes: Iterable[int]) -> TensorMap:
-    """The same entry with the features along `axes` in another order."""
-    if entry.ours is None:
-        return entry
-    inverse, axes = torch.argsort(order), tuple(axes)
-
-    def permute(tensor: Tensor, indices: Tensor) -> Tensor:
-        for axis in axes:
-            tensor = tensor.index_select(axis, indices)
-        return tensor
-
+def permute_features(entry: TensorMap, order: Tensor, axis: int) -> TensorMap:
+    """The same entry with the features along `axis` in another order."""
+    inverse = torch.argsort(order)
     return replace(
         entry,
-        split=lambda tensor: entry.split(permute(tensor, order)),
-        join=lambda parts: permute(entry.join(parts), inverse),
+        split=lambda tensor: entry.split(tensor.index_select(axis, order)),
+        join=lambda parts: entry.join(parts).index_select(axis, inverse),
     )
 
 
@@ -119,19 +98,18 @@ def from_huggingface(
     problems: list[str] = []
     for entry in entries:
         references = entry.split(torch.zeros(0) if entry.ours is None else expected[entry.ours])
-        parts, wrong = [], []
+        parts = []
         for name, reference in zip(entry.theirs, references, strict=True):
             part = theirs.get(name)
             if part is None:
-                wrong.append(f"{name} is missing")
+                problems.append(f"{name} is missing")
             elif part.shape != reference.shape:
-                wrong.append(f"{name} has shape {tuple(part.shape)}, expected {tuple(reference.shape)}")
+                problems.append(f"{name} has shape {tuple(part.shape)}, expected {tuple(reference.shape)}")
             elif entry.ours is None and not torch.equal(part.float(), reference):
-                wrong.append(f"{name} has unsupported values")
+                problems.append(f"{name} has unsupported values")
             else:
                 parts.append(part)
-        problems += wrong
-        if not wrong and entry.ours is not None:
+        if len(parts) == len(entry.theirs) and entry.ours is not None:
             result[entry.ours] = entry.join(parts).to(expected[entry.ours].dtype).contiguous()
     if problems:
         raise UserError(f"{source} does not fit this model: {'; '.join(problems)}")

@@ -1,9 +1,7 @@
-"""The files that verbs read and write: texts, output files, and runs to load."""
+"""What verbs read: runs and texts."""
 
 import gc
-import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,42 +62,3 @@ def read_utf8(file: Path | None) -> str:
         raise UserError(f"{file}: no such file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file or 'standard input'}: not UTF-8 at byte {error.start}") from None
-
-
-def check_outputs(outputs: Iterable[Path], arguments: Iterable[Any], *, overwrite: bool) -> None:
-    """Refuse outputs that exist, unless `overwrite`, and outputs that are inputs of the same command.
-
-    Every argument that is the path of an existing file counts as an input, and so do the files of a run folder.
-    """
-    inputs = list(existing_paths(arguments))
-    for path in outputs:
-        if not os.path.lexists(path):
-            continue
-        if path.is_dir():
-            raise UserError(f"--out {path}: is a folder, expected a file")
-        for source in inputs:
-            if is_part_of(path, source):
-                raise UserError(f"--out {path}: is an input of this command ({source}), which is never replaced")
-        if not overwrite:
-            raise UserError(f"--out {path}: already exists; replace it with --overwrite, or choose another file")
-
-
-def existing_paths(values: Iterable[Any]) -> Iterable[Path]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from existing_paths(value)
-        elif isinstance(value, str | Path) and value != "":
-            try:
-                if Path(value).exists():
-                    yield Path(value)
-            except (OSError, ValueError):  # not a file name: too long, or with a NUL
-                continue
-
-
-def is_part_of(path: Path, source: Path) -> bool:
-    """Whether a file is the input itself or one of the files of a run folder."""
-    from headstock.train.run_folder import RunFolder
-
-    if not source.is_dir():
-        return path.exists() and path.samefile(source)
-    return RunFolder(source).exists() and RunFolder(source).owns(path)

@@ -17,14 +17,10 @@ def export(
     common: Common,
     run: RunPath,
     folder: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
-    to: Annotated[str, typer.Option(help="huggingface, onnx or lab.")] = "huggingface",
-    int8: Annotated[bool, typer.Option("--int8", help="With onnx: also write an int8 model.")] = False,
-    measure: Annotated[
-        Path | None, typer.Option(help="With --int8: labelled file on which to measure its accuracy.")
-    ] = None,
-    embedding: Annotated[
-        bool, typer.Option("--embedding", help="With onnx: export text embeddings instead of the run's head.")
-    ] = False,
+    to: Annotated[str, "huggingface, onnx or lab."] = "huggingface",
+    int8: Annotated[bool, "With onnx: also write an int8 model."] = False,
+    measure: Annotated[Path | None, "With --int8: labelled file on which to measure its accuracy."] = None,
+    embedding: Annotated[bool, "With onnx: export text embeddings instead of the run's head."] = False,
     overwrite: Overwrite = False,
 ) -> dict[str, Any]:
     """Export a run to Hugging Face, ONNX Runtime or the course lab.
@@ -46,12 +42,8 @@ def import_(
     common: Common,
     path: Annotated[Path, typer.Argument(help="A Hugging Face folder, or the lab's .pt file.", show_default=False)],
     out: RunOut,
-    dictionary: Annotated[
-        Path | None, typer.Option(help="Lab checkpoint: its dict.txt, if not in the same folder.")
-    ] = None,
-    sentencepiece: Annotated[
-        Path | None, typer.Option(help="Lab checkpoint: its .model, if not in the same folder.")
-    ] = None,
+    dictionary: Annotated[Path | None, "Lab checkpoint: its dict.txt, if not in the same folder."] = None,
+    sentencepiece: Annotated[Path | None, "Lab checkpoint: its .model, if not in the same folder."] = None,
     overwrite: Overwrite = False,
 ) -> dict[str, Any]:
     """Import a model from Hugging Face or the course lab.

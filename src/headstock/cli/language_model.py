@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 import typer
 
 from headstock.cli.command import Common, command
-from headstock.cli.files import check_text_source, load, read_texts
+from headstock.cli.input_files import check_text_source, load, read_texts
 from headstock.cli.options import Columns, Int8, RunPath, SkipBlank
 from headstock.cli.terminal import write_out
 from headstock.errors import UserError
@@ -18,16 +18,14 @@ from headstock.errors import UserError
 logger = logging.getLogger(__name__)
 
 Texts = Annotated[list[str] | None, typer.Argument(help="One or more texts.")]
-TextFile = Annotated[Path | None, typer.Option("--file", help="Texts, one per line, or a table; - is stdin.")]
+TextFile = Annotated[Path | None, "Texts, one per line, or a table; - is stdin."]
 
 
 class SamplingOptions(TypedDict):
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")]
-    top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with probability p.")]
-    min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens less likely than this fraction of the most likely one.")
-    ]
-    beams: Annotated[int | None, typer.Option(help="Beam search with this many beams.")]
+    top_k: Annotated[int | None, "Sample from the k most likely tokens."]
+    top_p: Annotated[float | None, "Sample from the smallest set with probability p."]
+    min_p: Annotated[float | None, "Drop tokens less likely than this fraction of the most likely one."]
+    beams: Annotated[int | None, "Beam search with this many beams."]
 
 
 @command("Use a run")
@@ -36,16 +34,16 @@ def generate(
     run: RunPath,
     columns: Columns,
     prompt: Annotated[list[str] | None, typer.Argument(help="One or more prompts; without one, a new text.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Prompts from a file: one per line, or a table.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer repeats.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeatable.")] = None,
-    samples: Annotated[int, typer.Option(help="Continuations per prompt.")] = 1,
+    file: Annotated[Path | None, "Prompts from a file: one per line, or a table."] = None,
+    max_tokens: Annotated[int, "Maximum number of new tokens."] = 128,
+    temperature: Annotated[float, "Sampling temperature; 0 is greedy."] = 1.0,
+    repetition_penalty: Annotated[float, "Above 1: fewer repeats."] = 1.0,
+    stop: Annotated[list[str] | None, "Stop before this text; repeatable."] = None,
+    samples: Annotated[int, "Continuations per prompt."] = 1,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the key-value cache.")] = True,
-    stream: Annotated[bool, typer.Option("--stream", help="Print the text as it is generated.")] = False,
-    length_penalty: Annotated[float, typer.Option(help="Beams: above 1 favours long texts.")] = 1.0,
-    no_repeat: Annotated[int, typer.Option(help="Beams: no repeated n-grams of this size.")] = 0,
+    stream: Annotated[bool, "Print the text as it is generated."] = False,
+    length_penalty: Annotated[float, "Beams: above 1 favours long texts."] = 1.0,
+    no_repeat: Annotated[int, "Beams: no repeated n-grams of this size."] = 0,
     int8: Int8 = False,
     **sampling: Unpack[SamplingOptions],
 ) -> dict[str, Any]:
@@ -90,9 +88,9 @@ def fill(
     columns: Columns,
     text: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK] for each missing word.")] = None,
     file: TextFile = None,
-    top: Annotated[int, typer.Option(help="Candidates per mask.")] = 5,
-    pieces: Annotated[int, typer.Option(help="Maximum number of tokens in a word.")] = 3,
-    among: Annotated[str | None, typer.Option(help="Rank only these words: good,bad.")] = None,
+    top: Annotated[int, "Candidates per mask."] = 5,
+    pieces: Annotated[int, "Maximum number of tokens in a word."] = 3,
+    among: Annotated[str | None, "Rank only these words: good,bad."] = None,
 ) -> dict[str, Any]:
     """Fill in each [MASK] with the most likely words.
 
@@ -127,10 +125,8 @@ def score(
     columns: Columns,
     text: Texts = None,
     file: TextFile = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Also show the score of each token.")] = False,
-    pseudo: Annotated[
-        bool, typer.Option("--pseudo", help="Score each token given all others, not only those to its left.")
-    ] = False,
+    tokens: Annotated[bool, "Also show the score of each token."] = False,
+    pseudo: Annotated[bool, "Score each token given all others, not only those to its left."] = False,
 ) -> dict[str, Any]:
     """Score how likely texts are: their (pseudo-)log-likelihood."""
     pipeline = load(run, device=common.device)
@@ -165,8 +161,8 @@ def embedding_files(options: dict[str, Any]) -> list[Path]:
     out = options["out"]
     if out is None:
         return []
-    several = options["words"] or options["pool"] == "none"
-    return [out, out.with_suffix(".tokens.jsonl")] if several and out.suffix == ".npy" else [out]
+    per_token = options["words"] or options["pool"] == "none"
+    return [out, out.with_suffix(".tokens.jsonl")] if per_token and out.suffix == ".npy" else [out]
 
 
 @command("Use a run", writes=embedding_files)
@@ -175,11 +171,11 @@ def embed(
     run: RunPath,
     columns: Columns,
     text: Texts = None,
-    file: Annotated[str | None, typer.Option(help="Texts from a file: one per line, or a table; - is stdin.")] = None,
-    layers: Annotated[str, typer.Option(help="last, sum4, concat4, mix, or a layer's number.")] = "last",
-    pool: Annotated[str | None, typer.Option(help="mean, cls, last, or none for one vector per token.")] = None,
-    words: Annotated[bool, typer.Option("--words", help="One vector per word: the mean of its tokens.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the vectors to this .npy or .jsonl file.")] = None,
+    file: Annotated[str | None, "Texts from a file: one per line, or a table; - is stdin."] = None,
+    layers: Annotated[str, "last, sum4, concat4, mix, or a layer's number."] = "last",
+    pool: Annotated[str | None, "mean, cls, last, or none for one vector per token."] = None,
+    words: Annotated[bool, "One vector per word: the mean of its tokens."] = False,
+    out: Annotated[Path | None, "Write the vectors to this .npy or .jsonl file."] = None,
     skip_blank: SkipBlank = False,
     int8: Int8 = False,
 ) -> dict[str, Any]:
@@ -201,18 +197,18 @@ def embed(
     )
     pending: deque[str] = deque()  # texts are read ahead of their vectors
 
-    def reading() -> Iterator[str]:
-        for one in texts:
-            pending.append(one)
-            yield one
+    def queued_texts() -> Iterator[str]:
+        for row in texts:
+            pending.append(row)
+            yield row
 
     def rows() -> Iterator[tuple[dict[str, Any], Any]]:
-        for vectors in pipeline.iter_embeddings(reading(), layers=layers, pool=pooling):
-            one = pending.popleft()
+        for vectors in pipeline.iter_embeddings(queued_texts(), layers=layers, pool=pooling):
+            row = pending.popleft()
             if vectors.ndim == 1:
-                yield {"text": one}, vectors
+                yield {"text": row}, vectors
                 continue
-            units = align_tokens(pipeline.tokenizer, one)
+            units = align_tokens(pipeline.tokenizer, row)
             if words:
                 units, vectors = word_vectors(units, vectors)
             yield units.to_dict(), vectors

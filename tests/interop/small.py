@@ -1,4 +1,4 @@
-"""Runs so small that each family, head and tokenizer can be exchanged, and texts in many scripts to read with them."""
+"""Small runs of every family, head and tokenizer, and texts in many scripts."""
 
 import random
 from functools import cache
@@ -19,7 +19,7 @@ from headstock.train.run_folder import RunFolder
 from tests.model.small import stir
 
 SIZES = {"context": 24, "depth": 2, "width": 16, "heads": 4, "hidden": 24}
-SCRIPTS = {  # some letters of each, and what stands between words
+SCRIPTS = {  # letters, and the separator of words
     "latin": ("abcdefghijklmnopqrstuvwxyzéèüßçñåø", " "),
     "greek": ("αβγδεζηθικλμνξοπρστυφχψω", " "),
     "cyrillic": ("абвгдежзийклмнопрстуфхцчшщъыьэюя", " "),
@@ -33,17 +33,17 @@ VOCABULARIES = {"bpe": 320, "unigram": 700, "wordpiece": 700, "word": 60, "char"
 
 
 def some_texts(count: int, *, seed: int = 0) -> list[str]:
-    """Made-up words of several scripts, alone and mixed, with digits, marks and odd spaces among them."""
-    pick = random.Random(seed)
+    """Random words of several scripts, mixed with digits, punctuation and unusual spaces."""
+    generator = random.Random(seed)
     texts = []
     for _ in range(count):
         words = []
-        for _ in range(pick.randint(1, 6)):
-            letters, space = SCRIPTS[pick.choice(list(SCRIPTS))]
-            words.append("".join(pick.choice(letters) for _ in range(pick.randint(1, 7))) + space)
-            words.append(pick.choice(["", "", ", ", ". ", "! ", " 42 ", "  ", "\n", "'", "«", "<", "["]))
+        for _ in range(generator.randint(1, 6)):
+            letters, space = SCRIPTS[generator.choice(list(SCRIPTS))]
+            words.append("".join(generator.choice(letters) for _ in range(generator.randint(1, 7))) + space)
+            words.append(generator.choice(["", "", ", ", ". ", "! ", " 42 ", "  ", "\n", "'", "«", "<", "["]))
         text = "".join(words)
-        texts.append(pick.choice([text, text.upper(), text.title(), f" {text}"]))
+        texts.append(generator.choice([text, text.upper(), text.title(), f" {text}"]))
     return texts
 
 
@@ -56,26 +56,26 @@ def tokenizer_of(kind: str) -> Tokenizer:
 def small_run(
     path: Path, model: dict[str, Any], task: dict[str, Any], *, kind: str = "bpe", spread: float = 0.2
 ) -> RunFolder:
-    """A run folder with no weight left as it was born; its model has two entries more than its tokenizer."""
+    """A run folder with random weights; its model has two more vocabulary entries than its tokenizer."""
     tokenizer = tokenizer_of(kind)
     sizes = SIZES | {"family": "transformer", "vocabulary": tokenizer.vocabulary + 2, "dropout": 0.1}
-    chosen = imported_config(sizes | model, task, source="a test")
-    made, _ = build_model(chosen, tokenizer)
-    stir(made, spread=spread)
-    return write_imported_run(path, chosen, tokenizer, made.tensors(), source="a test", notes=())
+    config = imported_config(sizes | model, task, source="a test")
+    network, _ = build_model(config, tokenizer)
+    stir(network, spread=spread)
+    return write_imported_run(path, config, tokenizer, network.tensors(), source="a test", notes=())
 
 
 @torch.no_grad()
-def scores(opened: Pipeline, given: dict[str, Tensor], targets: Tensor | None = None) -> Tensor:
-    """What a run's head says of tokens that transformers' tokenizer cut, padded on the right."""
-    tokens, padding = given["input_ids"], given["attention_mask"] == 0
-    batch = Batch(tokens, padding if bool(padding.any()) else None, segments=given.get("token_type_ids"))
-    if opened.task.name == "hybrid":
+def scores(pipeline: Pipeline, inputs: dict[str, Tensor], targets: Tensor | None = None) -> Tensor:
+    """The outputs of a run's head for the inputs of a transformers model, padded on the right."""
+    tokens, padding = inputs["input_ids"], inputs["attention_mask"] == 0
+    batch = Batch(tokens, padding if bool(padding.any()) else None, segments=inputs.get("token_type_ids"))
+    if pipeline.task.name == "hybrid":
         batch.causal = True
     if targets is not None:
         batch = Batch(targets, source=batch)
-    hidden = opened.model(batch).hidden
-    if opened.task.name in ("classify", "pair"):
-        return opened.model.heads["label"](pool(hidden, batch.padding, opened.task.config.pool))
-    head = {"tag": "tag", "answer": "span", "headless": None}.get(opened.task.name, "token")
-    return hidden if head is None else opened.model.heads[head](hidden)
+    hidden = pipeline.model(batch).hidden
+    if pipeline.task.name in ("classify", "pair"):
+        return pipeline.model.heads["label"](pool(hidden, batch.padding, pipeline.task.config.pool))
+    head = {"tag": "tag", "answer": "span", "headless": None}.get(pipeline.task.name, "token")
+    return hidden if head is None else pipeline.model.heads[head](hidden)

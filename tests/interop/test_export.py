@@ -109,90 +109,96 @@ def kind_for(model: dict[str, Any]) -> str:
 
 
 def texts_for(task: dict[str, Any]) -> tuple[list[str], list[str] | None]:
-    two = task["name"] in ("pair", "answer") or task.get("nsp", False)
-    return some_texts(6, seed=3), some_texts(6, seed=4) if two else None
+    is_pair = task["name"] in ("pair", "answer") or task.get("nsp", False)
+    return some_texts(6, seed=3), some_texts(6, seed=4) if is_pair else None
 
 
 @torch.no_grad()
-def their_scores(folder: Path, given: Any, targets: torch.Tensor | None) -> Any:
+def their_scores(folder: Path, inputs: Any, targets: torch.Tensor | None) -> Any:
     head = json.loads((folder / "config.json").read_text())["architectures"][0]
     model, report = getattr(transformers, auto_class(head)).from_pretrained(folder, output_loading_info=True)
     poolers = {"pooler.dense.weight", "pooler.dense.bias"} if head == "BertModel" else set()
     assert set(report["missing_keys"]) == poolers and not report["unexpected_keys"] and not report["mismatched_keys"]
     assert type(model).__name__ == head
-    said = model.eval()(**given, **({} if targets is None else {"decoder_input_ids": targets}))
-    if "start_logits" in said:
-        return torch.stack([said.start_logits, said.end_logits], -1)
-    return next(said[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in said)
+    output = model.eval()(**inputs, **({} if targets is None else {"decoder_input_ids": targets}))
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], -1)
+    return next(output[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in output)
 
 
-def distance(one: torch.Tensor, other: torch.Tensor, real: torch.Tensor | None) -> float:
+def distance(actual: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None) -> float:
     """The largest absolute difference at positions that are not padding."""
-    apart = one - other
-    return float((apart if real is None or apart.dim() < 3 else apart[real]).abs().max())
+    difference = actual - expected
+    return float((difference if real is None or difference.dim() < 3 else difference[real]).abs().max())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_export_has_the_same_outputs_and_is_imported_exactly(name, tmp_path):
     head, model, task = CASES[name]
     run = small_run(tmp_path / "run", model, task, kind=kind_for(model))
-    assert export_run(run, tmp_path / "there")["architecture"] == head
-    opened = load(run.path, device="cpu")
+    assert export_run(run, tmp_path / "exported")["architecture"] == head
+    pipeline = load(run.path, device="cpu")
     first, second = texts_for(task)
-    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
-    given = cut(first, second, padding=True, truncation=True, max_length=24, return_tensors="pt")
-    targets = given["input_ids"].flip(0) if opened.task.needs_encoder_decoder else None
-    real = None if opened.task.needs_encoder_decoder else given["attention_mask"].bool()
-    ours, theirs = scores(opened, given, targets), their_scores(tmp_path / "there", given, targets)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    inputs = tokenizer(first, second, padding=True, truncation=True, max_length=24, return_tensors="pt")
+    targets = inputs["input_ids"].flip(0) if pipeline.task.needs_encoder_decoder else None
+    real = None if pipeline.task.needs_encoder_decoder else inputs["attention_mask"].bool()
+    ours, theirs = scores(pipeline, inputs, targets), their_scores(tmp_path / "exported", inputs, targets)
     assert ours.shape == theirs.shape and ours.std() > 0.05
     assert distance(ours, theirs, real) < 1e-4
-    # the control: rows that are read as if they were each other's
-    wrong = given["input_ids"].roll(1, 0) if targets is None else targets.roll(1, 0)
-    other = scores(opened, given | {"input_ids": wrong}) if targets is None else scores(opened, given, wrong)
-    assert distance(other, theirs, real) > 1e-2
-    back = import_run(tmp_path / "there", out=tmp_path / "back")
-    mine, again = run.weights(), back.weights()
-    assert mine.keys() == again.keys() and all(torch.equal(mine[key], again[key]) for key in mine)
-    assert {part: back.config()[part] for part in ("model", "task")} == {
+    # the control: the inputs of other rows
+    shuffled = inputs["input_ids"].roll(1, 0) if targets is None else targets.roll(1, 0)
+    shuffled_scores = (
+        scores(pipeline, inputs | {"input_ids": shuffled}) if targets is None else scores(pipeline, inputs, shuffled)
+    )
+    assert distance(shuffled_scores, theirs, real) > 1e-2
+    imported = import_run(tmp_path / "exported", out=tmp_path / "imported")
+    weights, imported_weights = run.weights(), imported.weights()
+    assert weights.keys() == imported_weights.keys() and all(
+        torch.equal(weights[key], imported_weights[key]) for key in weights
+    )
+    assert {part: imported.config()[part] for part in ("model", "task")} == {
         part: run.config()[part] for part in ("model", "task")
     }
-    assert back.data()["tokenizer"] == run.data()["tokenizer"]
-    # without what we wrote beside their words, the same model comes back, though not by the same settings
-    settings = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert imported.data()["tokenizer"] == run.data()["tokenizer"]
+    # without our own section of config.json, the import gives the same outputs from the standard fields
+    settings = json.loads((tmp_path / "exported" / "config.json").read_text())
     del settings["headstock"]
-    (tmp_path / "there" / "config.json").write_text(json.dumps(settings))
-    read = load(import_run(tmp_path / "there", out=tmp_path / "read").path, device="cpu")
-    assert distance(scores(read, given, targets), ours, real) < 1e-5
+    (tmp_path / "exported" / "config.json").write_text(json.dumps(settings))
+    reimported = load(import_run(tmp_path / "exported", out=tmp_path / "read").path, device="cpu")
+    assert distance(scores(reimported, inputs, targets), ours, real) < 1e-5
 
 
 def test_the_classes_of_the_next_sentence_head_are_swapped(tmp_path):
     run = small_run(tmp_path / "run", BERT, MASKED | {"nsp": True}, kind="wordpiece")
-    export_run(run, tmp_path / "there")
-    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
-    given = cut(some_texts(3), some_texts(3, seed=2), padding=True, truncation=True, max_length=24, return_tensors="pt")
-    assert given["token_type_ids"].max() == 1
-    model = transformers.AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "there").eval()
-    opened = load(run.path, device="cpu")
+    export_run(run, tmp_path / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    inputs = tokenizer(
+        some_texts(3), some_texts(3, seed=2), padding=True, truncation=True, max_length=24, return_tensors="pt"
+    )
+    assert inputs["token_type_ids"].max() == 1
+    model = transformers.AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "exported").eval()
+    pipeline = load(run.path, device="cpu")
     with torch.no_grad():
-        theirs = model(**given).logits
-        hidden = hidden_states(opened, given)
-        ours = opened.model.heads["next"](hidden[:, 0])
+        theirs = model(**inputs).logits
+        hidden = hidden_states(pipeline, inputs)
+        ours = pipeline.model.heads["next"](hidden[:, 0])
     assert torch.allclose(ours.flip(1), theirs, atol=1e-4)
     assert not torch.allclose(ours, theirs, atol=1e-2)
 
 
-def hidden_states(opened, given):
+def hidden_states(pipeline, inputs):
     from headstock.model.batch import Batch
 
-    padding = given["attention_mask"] == 0
-    return opened.model(Batch(given["input_ids"], padding, segments=given["token_type_ids"])).hidden
+    padding = inputs["attention_mask"] == 0
+    return pipeline.model(Batch(inputs["input_ids"], padding, segments=inputs["token_type_ids"])).hidden
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
 def test_a_thousand_texts_are_tokenized_identically(kind, tmp_path):
     run = small_run(tmp_path / "run", GPT, {"name": "causal"}, kind=kind)
-    export_run(run, tmp_path / "there")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    export_run(run, tmp_path / "exported")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     ours, texts = tokenizer_of(kind), some_texts(1000)
     assert len(set(texts)) > 990
     rows = ours.encode_batch(texts)
@@ -219,104 +225,108 @@ def test_a_thousand_texts_are_tokenized_identically(kind, tmp_path):
     ],
 )
 def test_texts_get_the_special_tokens_of_the_run(model, task, single, pair, tmp_path):
-    export_run(small_run(tmp_path / "run", model, task, kind="char"), tmp_path / "there")
-    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    export_run(small_run(tmp_path / "run", model, task, kind="char"), tmp_path / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     letters = {"A": "a", "B": "b"}
     if single is not None:
-        assert cut.convert_ids_to_tokens(cut("a")["input_ids"]) == [letters.get(part, part) for part in single]
+        assert tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]) == [
+            letters.get(part, part) for part in single
+        ]
     if pair is not None:
-        given = cut("a", "b")
-        assert cut.convert_ids_to_tokens(given["input_ids"]) == [letters.get(part, part) for part in pair]
-        if "token_type_ids" in given:
-            assert given["token_type_ids"] == [0, 0, 0, 1, 1]
+        inputs = tokenizer("a", "b")
+        assert tokenizer.convert_ids_to_tokens(inputs["input_ids"]) == [letters.get(part, part) for part in pair]
+        if "token_type_ids" in inputs:
+            assert inputs["token_type_ids"] == [0, 0, 0, 1, 1]
 
 
 def test_the_classification_pipeline_predicts_as_the_run_does(tmp_path):
     run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls"})
-    export_run(run, tmp_path / "there")
-    classify = transformers.pipeline("text-classification", str(tmp_path / "there"), top_k=None)
+    export_run(run, tmp_path / "exported")
+    classify = transformers.pipeline("text-classification", str(tmp_path / "exported"), top_k=None)
     texts = some_texts(4, seed=5)
-    for said, known in zip(classify(texts, truncation=True), load(run.path, device="cpu").predict(texts), strict=True):
-        assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in said} == known["probabilities"]
-        assert said[0]["label"] == known["label"]
+    for output, prediction in zip(
+        classify(texts, truncation=True), load(run.path, device="cpu").predict(texts), strict=True
+    ):
+        assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in output} == prediction["probabilities"]
+        assert output[0]["label"] == prediction["label"]
 
 
 def test_the_multilabel_pipeline_gives_independent_probabilities(tmp_path):
     run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean", "opening": "cls", "separator": ","})
-    export_run(run, tmp_path / "there")
-    classify = transformers.pipeline("text-classification", str(tmp_path / "there"), top_k=None)
-    (known,), (said,) = load(run.path, device="cpu").predict("Zoë, 42"), classify(["Zoë, 42"])
-    assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in said} == known["probabilities"]
-    assert sum(row["score"] for row in said) != pytest.approx(1, abs=1e-3)
+    export_run(run, tmp_path / "exported")
+    classify = transformers.pipeline("text-classification", str(tmp_path / "exported"), top_k=None)
+    (prediction,), (output,) = load(run.path, device="cpu").predict("Zoë, 42"), classify(["Zoë, 42"])
+    assert {row["label"]: pytest.approx(row["score"], abs=1e-5) for row in output} == prediction["probabilities"]
+    assert sum(row["score"] for row in output) != pytest.approx(1, abs=1e-3)
 
 
 def test_the_generation_pipeline_continues_as_the_run_does(tmp_path):
     run = small_run(tmp_path / "run", MODERN | {"qk_norm": True, "context": 64}, {"name": "causal"})
-    export_run(run, tmp_path / "there")
-    write = transformers.pipeline("text-generation", str(tmp_path / "there"))
-    (made,) = write("abc", max_new_tokens=12, do_sample=False)
-    (own,) = load(run.path, device="cpu").generate("abc", max_tokens=12, temperature=0)
-    assert made["generated_text"] == own.text and len(own.text) > 5
+    export_run(run, tmp_path / "exported")
+    generate = transformers.pipeline("text-generation", str(tmp_path / "exported"))
+    (generated,) = generate("abc", max_new_tokens=12, do_sample=False)
+    (ours,) = load(run.path, device="cpu").generate("abc", max_tokens=12, temperature=0)
+    assert generated["generated_text"] == ours.text and len(ours.text) > 5
 
 
 def test_the_fill_mask_pipeline_ranks_as_the_run_does(tmp_path):
     run = small_run(tmp_path / "run", BERT, MASKED, kind="wordpiece")
-    export_run(run, tmp_path / "there")
-    fill = transformers.pipeline("fill-mask", str(tmp_path / "there"), top_k=3)
-    opened, cut = load(run.path, device="cpu"), fill.tokenizer
-    given = cut("ab [MASK] cd", return_tensors="pt")
-    place = int((given["input_ids"][0] == cut.mask_token_id).nonzero())
-    likely = scores(opened, given)[0, place].softmax(-1).topk(3)
-    said = fill("ab [MASK] cd")
-    assert [row["token"] for row in said] == likely.indices.tolist()
-    assert [row["score"] for row in said] == pytest.approx(likely.values.tolist(), abs=1e-5)
+    export_run(run, tmp_path / "exported")
+    fill = transformers.pipeline("fill-mask", str(tmp_path / "exported"), top_k=3)
+    pipeline, tokenizer = load(run.path, device="cpu"), fill.tokenizer
+    inputs = tokenizer("ab [MASK] cd", return_tensors="pt")
+    position = int((inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero())
+    expected = scores(pipeline, inputs)[0, position].softmax(-1).topk(3)
+    output = fill("ab [MASK] cd")
+    assert [row["token"] for row in output] == expected.indices.tolist()
+    assert [row["score"] for row in output] == pytest.approx(expected.values.tolist(), abs=1e-5)
 
 
 def test_the_feature_pipeline_gives_the_vectors_of_embed(tmp_path):
     run = small_run(tmp_path / "run", BERT, {"name": "headless", "closed": True}, kind="wordpiece")
-    export_run(run, tmp_path / "there")
-    (vectors,) = transformers.pipeline("feature-extraction", str(tmp_path / "there"))("ab cd")
-    own = load(run.path, device="cpu").embed("ab cd", pool="mean")[0]
-    assert torch.tensor(vectors).mean(0).tolist() == pytest.approx(own.tolist(), abs=1e-5)
+    export_run(run, tmp_path / "exported")
+    (vectors,) = transformers.pipeline("feature-extraction", str(tmp_path / "exported"))("ab cd")
+    ours = load(run.path, device="cpu").embed("ab cd", pool="mean")[0]
+    assert torch.tensor(vectors).mean(0).tolist() == pytest.approx(ours.tolist(), abs=1e-5)
 
 
 def test_the_token_classification_pipeline_names_the_tags(tmp_path):
     run = small_run(tmp_path / "run", BERT, TAGS, kind="wordpiece")
-    export_run(run, tmp_path / "there")
-    tag = transformers.pipeline("token-classification", str(tmp_path / "there"), ignore_labels=[])
-    (known,) = load(run.path, device="cpu").predict([["ab"]])
-    assert tag("ab")[0]["entity"] == known["tags"][0]
-    assert tag("ab")[0]["score"] == pytest.approx(known["probabilities"][0], abs=1e-5)
+    export_run(run, tmp_path / "exported")
+    tag = transformers.pipeline("token-classification", str(tmp_path / "exported"), ignore_labels=[])
+    (prediction,) = load(run.path, device="cpu").predict([["ab"]])
+    assert tag("ab")[0]["entity"] == prediction["tags"][0]
+    assert tag("ab")[0]["score"] == pytest.approx(prediction["probabilities"][0], abs=1e-5)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generate_translates_as_the_run_does(beams, tmp_path):
     task = {"name": "translate", "beams": beams, "max_tokens": 12}
     run = small_run(tmp_path / "run", PAIR | WAVES | {"norm": "pre"}, task, spread=0.8)
-    export_run(run, tmp_path / "there")
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "there").eval()
-    cut = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    export_run(run, tmp_path / "exported")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     texts = [text[:10] for text in some_texts(3, seed=7)]
-    made = model.generate(**cut(texts, padding=True, return_tensors="pt"), max_new_tokens=12)
-    said = cut.batch_decode(made, skip_special_tokens=True)
-    assert said == load(run.path, device="cpu").translate(texts)
-    assert len(set(said)) > 1
+    generated = model.generate(**tokenizer(texts, padding=True, return_tensors="pt"), max_new_tokens=12)
+    output = tokenizer.batch_decode(generated, skip_special_tokens=True)
+    assert output == load(run.path, device="cpu").translate(texts)
+    assert len(set(output)) > 1
 
 
 def test_the_folder_has_a_card_with_front_matter(tmp_path):
     run = small_run(tmp_path / "run", BOTH, CLASSES | {"pool": "mean"})
-    export_run(run, tmp_path / "there")
-    text = (tmp_path / "there" / "README.md").read_text()
-    front = text.split("---\n")[1]
-    assert "pipeline_tag: text-classification" in front and "library_name: transformers" in front
+    export_run(run, tmp_path / "exported")
+    text = (tmp_path / "exported" / "README.md").read_text()
+    front_matter = text.split("---\n")[1]
+    assert "pipeline_tag: text-classification" in front_matter and "library_name: transformers" in front_matter
     assert "AutoModelForSequenceClassification.from_pretrained" in text
-    settings = json.loads((tmp_path / "there" / "config.json").read_text())
+    settings = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert settings["id2label"] == {"0": "no", "1": "yes", "2": "may be"}
     assert settings["label2id"] == {"no": 0, "yes": 1, "may be": 2}
 
 
 @pytest.mark.parametrize(
-    ("model", "task", "words"),
+    ("model", "task", "facts"),
     [
         (GPT, CLASSES | {"pool": "last"}, ["GPT-2", "task.head_bias is true", "head_bias=false"]),
         (GPT, LAST | {"pool": "mean"}, ["task.pool is 'mean', not 'last'", "--pool last"]),
@@ -338,12 +348,12 @@ def test_the_folder_has_a_card_with_front_matter(tmp_path):
         ({"family": "recurrent"}, {"name": "causal"}, ["'recurrent'"]),
     ],
 )
-def test_an_inexact_export_is_refused_with_every_reason(model, task, words, tmp_path):
+def test_an_inexact_export_is_refused_with_every_reason(model, task, facts, tmp_path):
     run = recurrent(tmp_path) if model.get("family") == "recurrent" else small_run(tmp_path / "run", model, task)
-    with pytest.raises(UserError) as refused:
-        export_run(run, tmp_path / "there")
-    assert all(word in str(refused.value) for word in words), str(refused.value)
-    assert not (tmp_path / "there").exists()
+    with pytest.raises(UserError) as error:
+        export_run(run, tmp_path / "exported")
+    assert all(fact in str(error.value) for fact in facts), str(error.value)
+    assert not (tmp_path / "exported").exists()
 
 
 def recurrent(folder: Path):
@@ -352,9 +362,9 @@ def recurrent(folder: Path):
 
     tokenizer = tokenizer_of("char")
     model = {"family": "recurrent", "vocabulary": tokenizer.vocabulary, "depth": 1, "width": 8}
-    chosen = imported_config(model, {"name": "causal"}, source="a test")
-    tensors = build_model(chosen, tokenizer)[0].tensors()
-    return write_imported_run(folder / "run", chosen, tokenizer, tensors, source="a test", notes=())
+    config = imported_config(model, {"name": "causal"}, source="a test")
+    tensors = build_model(config, tokenizer)[0].tensors()
+    return write_imported_run(folder / "run", config, tokenizer, tensors, source="a test", notes=())
 
 
 def test_an_existing_folder_is_not_replaced(tmp_path):
@@ -367,9 +377,9 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
         export_run(run, tmp_path / "mine", overwrite=True)
     with pytest.raises(UserError, match="is a run folder"):
         export_run(run, run.path, overwrite=True)
-    export_run(run, tmp_path / "there")
-    export_run(run, tmp_path / "there", overwrite=True)
-    assert read_tensors(tmp_path / "there" / "model.safetensors")
+    export_run(run, tmp_path / "exported")
+    export_run(run, tmp_path / "exported", overwrite=True)
+    assert read_tensors(tmp_path / "exported" / "model.safetensors")
     with pytest.raises(UserError, match="did you mean 'huggingface'"):
         export_run(run, tmp_path / "other", to="hugginface")
     with pytest.raises(UserError, match="--int8"):
@@ -379,15 +389,15 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
 def test_a_folder_trained_further_is_imported_by_its_own_config(tmp_path):
     """The constant zero biases have changed, so the original run's settings no longer apply."""
     run = small_run(tmp_path / "run", GPT | {"bias": False}, {"name": "causal"})
-    export_run(run, tmp_path / "there")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "there").eval()
+    export_run(run, tmp_path / "exported")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)
-    model.save_pretrained(tmp_path / "there")
-    back = import_run(tmp_path / "there", out=tmp_path / "back")
-    assert back.config()["model"]["bias"] is True
+    model.save_pretrained(tmp_path / "exported")
+    imported = import_run(tmp_path / "exported", out=tmp_path / "imported")
+    assert imported.config()["model"]["bias"] is True
     tokens = torch.arange(12)[None]
-    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     with torch.no_grad():
-        assert torch.allclose(scores(load(back.path, device="cpu"), given), model(**given).logits, atol=1e-4)
+        assert torch.allclose(scores(load(imported.path, device="cpu"), inputs), model(**inputs).logits, atol=1e-4)

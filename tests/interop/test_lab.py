@@ -1,4 +1,4 @@
-"""The lab's checkpoint: its own modules compute what the imported run computes, and it goes back bit by bit."""
+"""Lab checkpoints: the imported run has the outputs of the lab's own modules, and is exported bit for bit."""
 
 import io
 import json
@@ -21,14 +21,14 @@ TEXTS = ["le livre est bon", "un mauvais livre", "la page est belle et la fin es
 
 
 class Positions(nn.Module):
-    """Sinusoids as the lab computes them, in single precision, for rows that stand side by side."""
+    """Sinusoids as the lab computes them, in single precision, for batches of shape (T, B)."""
 
     def __init__(self):
         super().__init__()
-        place = torch.arange(POSITIONS, dtype=torch.float)[:, None]
-        pace = torch.exp(torch.arange(0, WIDTH, 2).float() * (-math.log(10000.0) / WIDTH))
+        positions = torch.arange(POSITIONS, dtype=torch.float)[:, None]
+        frequencies = torch.exp(torch.arange(0, WIDTH, 2).float() * (-math.log(10000.0) / WIDTH))
         table = torch.zeros(POSITIONS, WIDTH)
-        table[:, 0::2], table[:, 1::2] = torch.sin(place * pace), torch.cos(place * pace)
+        table[:, 0::2], table[:, 1::2] = torch.sin(positions * frequencies), torch.cos(positions * frequencies)
         self.register_buffer("pe", table[:, None])  # (positions, 1, width)
 
     def forward(self, x):
@@ -71,15 +71,15 @@ class Lab(nn.Module):
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """A folder with dict.txt and the SentencePiece model that belong together."""
+    """A folder with a SentencePiece model and its dict.txt."""
     folder, model = tmp_path_factory.mktemp("pieces"), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_writer=model, vocab_size=40, hard_vocab_limit=False, minloglevel=3
     )
     (folder / "french.model").write_bytes(model.getvalue())
-    known = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    listed = [known.id_to_piece(i) for i in range(3, known.get_piece_size())][:-2]  # two are unknown to the dictionary
-    lines = [f"{piece} {900 - i}" for i, piece in enumerate(listed)]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
+    lines = [f"{piece} {900 - i}" for i, piece in enumerate(pieces[:-2])]  # two are not in the dictionary
     (folder / "dict.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
@@ -89,25 +89,25 @@ def vocabulary(pieces):
     return 4 + len((pieces / "dict.txt").read_text(encoding="utf-8").splitlines())
 
 
-def keep(lab, folder, pieces, *, head=True, **more):
+def save_checkpoint(lab, folder, pieces, *, head=True, **entries):
     state = {name: t.clone() for name, t in lab.state_dict().items() if head or not name.startswith("classifier.")}
-    torch.save({"model_state_dict": state, **more}, folder / "lab.pt")
+    torch.save({"model_state_dict": state, **entries}, folder / "lab.pt")
     for file in pieces.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     return folder / "lab.pt", state
 
 
-def same(folder, state):
-    found = torch.load(folder / "model.pt", weights_only=True)["model_state_dict"]
-    assert set(found) == set(state)
-    return all(torch.equal(found[name], tensor) for name, tensor in state.items())
+def has_tensors(folder, state):
+    exported = torch.load(folder / "model.pt", weights_only=True)["model_state_dict"]
+    assert set(exported) == set(state)
+    return all(torch.equal(exported[name], tensor) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_language_model_has_the_outputs_of_the_labs_modules(pieces, vocabulary, tmp_path, seed, caplog):
     torch.manual_seed(seed)
     lab = Lab(vocabulary, vocabulary).eval()
-    file, state = keep(lab, tmp_path, pieces, epoch=3, optimizer_state_dict={"step": 1})
+    file, state = save_checkpoint(lab, tmp_path, pieces, epoch=3, optimizer_state_dict={"step": 1})
     caplog.set_level("INFO", logger="headstock")
     run = import_lab(file, tmp_path / "run")
     assert any("epoch, optimizer_state_dict" in line for line in caplog.messages)
@@ -116,61 +116,61 @@ def test_a_language_model_has_the_outputs_of_the_labs_modules(pieces, vocabulary
     with torch.inference_mode():
         theirs = lab(tokens.T).transpose(0, 1)
         ours = loaded.model.heads["token"](loaded.model(Batch(tokens)).hidden)
-        other = Lab(vocabulary, vocabulary).eval()(tokens.T).transpose(0, 1)
+        other_logits = Lab(vocabulary, vocabulary).eval()(tokens.T).transpose(0, 1)
     assert (ours - theirs).abs().max() < 1e-5
-    assert (ours - other).abs().max() > 0.1  # other weights give something else
+    assert (ours - other_logits).abs().max() > 0.1  # the control
     assert loaded.generate("le livre", max_tokens=3, temperature=0)[0].text.startswith("le livre")
     card = (run.path / "README.md").read_text(encoding="utf-8")
     assert "imported with Headstock" in card
     assert "4 D² + 2 D F" in card
     export_lab(run, tmp_path / "back")
-    assert same(tmp_path / "back", state)
+    assert has_tensors(tmp_path / "back", state)
     assert (tmp_path / "back" / "dict.txt").read_bytes() == (pieces / "dict.txt").read_bytes()
     assert (tmp_path / "back" / "sentencepiece.model").read_bytes() == (pieces / "french.model").read_bytes()
-    again = import_lab(tmp_path / "back" / "model.pt", tmp_path / "again")
-    assert all(torch.equal(tensor, run.weights()[name]) for name, tensor in again.weights().items())
+    reimported = import_lab(tmp_path / "back" / "model.pt", tmp_path / "again")
+    assert all(torch.equal(tensor, run.weights()[name]) for name, tensor in reimported.weights().items())
 
 
 def test_a_classifier_reads_the_last_token(pieces, vocabulary, tmp_path):
     torch.manual_seed(2)
     lab = Lab(vocabulary, 2).eval()
-    file, state = keep(lab, tmp_path, pieces)
+    file, state = save_checkpoint(lab, tmp_path, pieces)
     run = import_lab(file, tmp_path / "run")
     loaded = headstock.load(run.path)
     for text in ("un livre", "la fin est belle"):
         row = torch.tensor([[0, *loaded.tokenizer.encode(text)]])  # <sos> is 0 in the lab
         with torch.inference_mode():
-            wanted = lab(row.T)[-1, 0].softmax(-1)
-        (found,) = loaded.predict([text])
-        assert list(found["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-5)
-        assert found["label"] == str(int(wanted.argmax()))
+            expected = lab(row.T)[-1, 0].softmax(-1)
+        (prediction,) = loaded.predict([text])
+        assert list(prediction["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
+        assert prediction["label"] == str(int(expected.argmax()))
     export_lab(run, tmp_path / "back")
-    assert same(tmp_path / "back", state)
+    assert has_tensors(tmp_path / "back", state)
 
 
-def test_without_the_head_it_is_a_backbone_to_learn_on(pieces, vocabulary, tmp_path):
+def test_a_checkpoint_without_head_is_a_backbone_to_finetune(pieces, vocabulary, tmp_path):
     torch.manual_seed(3)
     lab = Lab(vocabulary, 2).eval()
-    file, state = keep(lab, tmp_path, pieces, head=False)
+    file, state = save_checkpoint(lab, tmp_path, pieces, head=False)
     run = import_lab(file, tmp_path / "run")
     loaded = headstock.load(run.path)
     with torch.inference_mode():
-        wanted = lab.base(torch.tensor([[0, *loaded.tokenizer.encode("un livre")]]).T)[-1, 0]
-    assert loaded.embed("un livre")[0] == pytest.approx(wanted.numpy(), abs=1e-5)
+        expected = lab.base(torch.tensor([[0, *loaded.tokenizer.encode("un livre")]]).T)[-1, 0]
+    assert loaded.embed("un livre")[0] == pytest.approx(expected.numpy(), abs=1e-5)
     rows = [f"{text},{'good' if 'bon' in text else 'bad'}" for text in TEXTS[:40]]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    done = headstock.finetune(run.path, train=tmp_path / "rows.csv", out=tmp_path / "tuned", settings={"epochs": 1})
-    assert done["metrics"]["rows"] == 4
-    export_lab(RunFolder(tmp_path / "tuned"), tmp_path / "tuned-lab")  # what was learned on it is the lab's again
+    results = headstock.finetune(run.path, train=tmp_path / "rows.csv", out=tmp_path / "tuned", settings={"epochs": 1})
+    assert results["metrics"]["rows"] == 4
+    export_lab(RunFolder(tmp_path / "tuned"), tmp_path / "tuned-lab")
     tuned = torch.load(tmp_path / "tuned-lab" / "model.pt", weights_only=True)["model_state_dict"]
     assert tuned["classifier.decoder.weight"].shape == (2, WIDTH)
     assert set(tuned) == set(lab.state_dict())
     export_lab(run, tmp_path / "back")
-    assert same(tmp_path / "back", state)
+    assert has_tensors(tmp_path / "back", state)
 
 
 class Evil:
-    """Asks whoever unpickles it to make a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -181,45 +181,45 @@ class Evil:
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_code_in_a_checkpoint_is_never_run(pieces, tmp_path, zipped):
-    mark, file = tmp_path / "ran", tmp_path / "evil.pt"
-    wicked = {"model_state_dict": {"base.encoder.weight": Evil(mark)}}
+    touched, file = tmp_path / "ran", tmp_path / "evil.pt"
+    checkpoint = {"model_state_dict": {"base.encoder.weight": Evil(touched)}}
     if zipped:
-        torch.save(wicked, file)
+        torch.save(checkpoint, file)
     else:
-        file.write_bytes(pickle.dumps(wicked, protocol=2))
+        file.write_bytes(pickle.dumps(checkpoint, protocol=2))
     with pytest.raises(UserError, match=r"evil\.pt"):
         import_lab(file, tmp_path / "run", dictionary=pieces / "dict.txt")
-    assert not mark.exists()
+    assert not touched.exists()
     assert not (tmp_path / "run").exists()
-    if zipped:  # and it would have
+    if zipped:  # the control: an unsafe loader runs it
         torch.load(file, weights_only=False)
     else:
         pickle.loads(file.read_bytes())
-    assert mark.exists()
+    assert touched.exists()
 
 
-def test_every_problem_of_a_checkpoint_is_named(pieces, vocabulary, tmp_path):
+def test_all_problems_of_a_checkpoint_are_reported(pieces, vocabulary, tmp_path):
     torch.manual_seed(4)
     lab = Lab(vocabulary, 2)
-    file, state = keep(lab, tmp_path, pieces)
+    file, state = save_checkpoint(lab, tmp_path, pieces)
 
-    def refused(changed, *wanted):
-        torch.save({"model_state_dict": changed}, file)
-        with pytest.raises(UserError) as wrong:
+    def check_refused(tensors, *expected):
+        torch.save({"model_state_dict": tensors}, file)
+        with pytest.raises(UserError) as error:
             import_lab(file, tmp_path / "run")
-        assert all(part in str(wrong.value) for part in wanted), wrong.value
+        assert all(part in str(error.value) for part in expected), error.value
         assert not (tmp_path / "run").exists()
 
-    odd = "base.transformer_encoder.layers.1.norm1.weight"
-    refused(
-        {name: t for name, t in state.items() if name != odd} | {"extra": torch.zeros(1)},
-        f"{odd} is missing",
+    tensor = "base.transformer_encoder.layers.1.norm1.weight"
+    check_refused(
+        {name: t for name, t in state.items() if name != tensor} | {"extra": torch.zeros(1)},
+        f"{tensor} is missing",
         "extra is unknown",
     )
-    refused(state | {odd: torch.zeros(5)}, f"{odd} has shape (5,), expected ({WIDTH},)")
-    refused(state | {odd: torch.zeros(WIDTH).half()}, f"{odd} is torch.float16")
-    refused(state | {"base.encoder.weight": torch.zeros(9, WIDTH)}, "has 9 embeddings")
-    refused({"fc.weight": torch.zeros(1)}, "no lab model")
+    check_refused(state | {tensor: torch.zeros(5)}, f"{tensor} has shape (5,), expected ({WIDTH},)")
+    check_refused(state | {tensor: torch.zeros(WIDTH).half()}, f"{tensor} is torch.float16")
+    check_refused(state | {"base.encoder.weight": torch.zeros(9, WIDTH)}, "has 9 embeddings")
+    check_refused({"fc.weight": torch.zeros(1)}, "no lab model")
     torch.save([1, 2], file)
     with pytest.raises(UserError, match="'model_state_dict', found list"):
         import_lab(file, tmp_path / "run")
@@ -234,12 +234,12 @@ def test_every_problem_of_a_checkpoint_is_named(pieces, vocabulary, tmp_path):
 
 def test_import_and_export_on_the_command_line(pieces, vocabulary, tmp_path, call):
     lab = Lab(vocabulary, 2)
-    file, state = keep(lab, tmp_path, pieces)
+    file, state = save_checkpoint(lab, tmp_path, pieces)
     out, _ = call("import", file, "--out", tmp_path / "run", "--json")
-    told = json.loads(out.splitlines()[-1])
-    assert told["parameters"]["total"] == sum(p.numel() for p in lab.parameters())
+    output = json.loads(out.splitlines()[-1])
+    assert output["parameters"]["total"] == sum(p.numel() for p in lab.parameters())
     call("export", tmp_path / "run", tmp_path / "back", "--to", "lab")
-    assert same(tmp_path / "back", state)
+    assert has_tensors(tmp_path / "back", state)
     _, err = call("import", pieces / "dict.txt", "--out", tmp_path / "no", code=2)
     assert "expected a Hugging Face folder or a lab checkpoint" in err
 
@@ -249,16 +249,16 @@ def test_the_vocabulary_may_be_in_another_folder(pieces, vocabulary, tmp_path):
     torch.save({"model_state_dict": lab.state_dict()}, tmp_path / "lab.pt")
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "dict.txt").write_bytes((pieces / "dict.txt").read_bytes())
-    given = {"dictionary": tmp_path / "words" / "dict.txt", "sentencepiece": pieces / "french.model"}
-    run = import_lab(tmp_path / "lab.pt", tmp_path / "run", heads=3, **given)
+    files = {"dictionary": tmp_path / "words" / "dict.txt", "sentencepiece": pieces / "french.model"}
+    run = import_lab(tmp_path / "lab.pt", tmp_path / "run", heads=3, **files)
     assert run.config()["model"]["heads"] == 3
     assert run.tokenizer().encode("un livre") != []
 
 
 def test_other_models_are_not_exported_to_the_lab(corpus, tiny, tmp_path):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
-    with pytest.raises(UserError) as wrong:
+    with pytest.raises(UserError) as error:
         export_lab(RunFolder(tmp_path / "run"), tmp_path / "back")
-    told = ("model.norm is 'pre', not 'post'", "model.positions is 'learned'", "model.tied is True", "tokenizer is bpe")
-    assert all(part in str(wrong.value) for part in told), wrong.value
+    facts = ("model.norm is 'pre'", "model.positions is 'learned'", "model.tied is true", "tokenizer is bpe")
+    assert all(part in str(error.value) for part in facts), error.value
     assert not (tmp_path / "back").exists()

@@ -16,7 +16,7 @@ def interpret(module: str) -> None:
     code = f"from {module} import interpreted; interpreted()"
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, text=True)
+    if "only 0-dimensional arrays can be converted" in process.stderr:
         pytest.skip("Triton's interpreter does not support this NumPy")
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr

@@ -41,26 +41,26 @@ def test_onednn_is_disabled_until_the_last_context_ends(onednn, monkeypatch):
 
 
 def test_training_and_inference_disable_slow_onednn(corpus, tmp_path, tiny, onednn, monkeypatch):
-    seen, attend = [], F.scaled_dot_product_attention
+    flags, sdpa = [], F.scaled_dot_product_attention
 
-    def recorded(*args, **kwargs):
-        seen.append(onednn.enabled)
-        return attend(*args, **kwargs)
+    def recording_sdpa(*args, **kwargs):
+        flags.append(onednn.enabled)
+        return sdpa(*args, **kwargs)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recording_sdpa)
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 2}, device="cpu")
     loaded = headstock.load(tmp_path / "run", device="cpu")
-    for use, more in ((loaded.generate, {"max_tokens": 2}), (loaded.score, {}), (loaded.embed, {})):
-        before = len(seen)
-        use(["Anne"], **more)
-        assert len(seen) > before > 0
-    assert not any(seen) and onednn.enabled
+    for function, options in ((loaded.generate, {"max_tokens": 2}), (loaded.score, {}), (loaded.embed, {})):
+        before = len(flags)
+        function(["Anne"], **options)
+        assert len(flags) > before > 0
+    assert not any(flags) and onednn.enabled
 
 
 @pytest.mark.parametrize("before", [True, False])
 def test_cudnn_attention_is_disabled_until_the_last_context_ends(before):
     cuda = torch.backends.cuda
-    was = cuda.cudnn_sdp_enabled()
+    previous = cuda.cudnn_sdp_enabled()
     try:
         cuda.enable_cudnn_sdp(before)
         first, second = without_cudnn_attention(torch.device("cuda")), without_cudnn_attention(torch.device("cuda", 0))
@@ -74,4 +74,4 @@ def test_cudnn_attention_is_disabled_until_the_last_context_ends(before):
         second.__exit__(None, None, None)
         assert cuda.cudnn_sdp_enabled() == before
     finally:
-        cuda.enable_cudnn_sdp(was)
+        cuda.enable_cudnn_sdp(previous)

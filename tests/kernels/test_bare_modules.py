@@ -12,7 +12,7 @@ from tests.model.small import small_backbone, small_model, some_tokens
 
 
 @pytest.fixture(autouse=True)
-def reading():
+def inference_mode():
     with torch.inference_mode():
         yield
 
@@ -32,8 +32,8 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
-def close(one, other):
-    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 @given(shape=SHAPES)
@@ -42,29 +42,29 @@ def test_a_copy_agrees_with_its_module(shape):
     backbone, tokens = small_backbone(**shape), some_tokens(3, 9)
     copy = strip_modules(backbone)
     assert not isinstance(copy, nn.Module)
-    close(copy(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
+    assert_close(copy(Batch(tokens)).hidden, backbone(Batch(tokens)).hidden)
     states = [backbone.new_state(3, 9) for _ in range(2)]
-    for place in range(9):
-        batch = Batch(tokens[:, place : place + 1])
-        close(copy(batch, states[0]).hidden, backbone(batch, states[1]).hidden)
+    for position in range(9):
+        batch = Batch(tokens[:, position : position + 1])
+        assert_close(copy(batch, states[0]).hidden, backbone(batch, states[1]).hidden)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_copy_of_a_head_agrees(tied):
     model, hidden = small_model(tied=tied), torch.randn(4, 8)
-    close(strip_modules(model.heads["token"])(hidden), model.heads["token"](hidden))
+    assert_close(strip_modules(model.heads["token"])(hidden), model.heads["token"](hidden))
 
 
 def test_a_copy_with_cross_attention_agrees():
     backbone, tokens, memory = small_backbone(cross=True, qk_norm=True), some_tokens(2, 5), torch.randn(2, 4, 8)
     states = [backbone.new_state(2, 5) for _ in range(2)]
-    for place in range(5):
-        batch = Batch(tokens[:, place : place + 1])
-        both = [
+    for position in range(5):
+        batch = Batch(tokens[:, position : position + 1])
+        outputs = [
             part(batch, state, memory=memory).hidden
             for part, state in zip((strip_modules(backbone), backbone), states, strict=True)
         ]
-        close(*both)
+        assert_close(*outputs)
 
 
 def test_modules_with_hooks_are_not_copied():

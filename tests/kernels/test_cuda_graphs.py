@@ -42,8 +42,8 @@ def test_replayed_steps_generate_the_same_text(monkeypatch, positions, sampling,
 
 @pytest.mark.gpu
 @CUDA
-def test_a_short_text_is_not_worth_it():
+def test_few_steps_are_not_captured():
     state = small_backbone().cuda().new_state(2, 8)
     assert not can_capture(object(), state, MIN_STEPS - 1)
     assert can_capture(object(), state, MIN_STEPS)
-    assert not can_capture(small_backbone(), state, MIN_STEPS)  # a module may be listened to
+    assert not can_capture(small_backbone(), state, MIN_STEPS)  # a module may have hooks

@@ -25,19 +25,18 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(fp8, "MIN_ROWS", 64)
 
 
-def relative_error(found, wanted):
-    """The relative distance of two tensors."""
-    return ((found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm()).item()
+def relative_error(actual, expected):
+    return ((actual.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm()).item()
 
 
 def layer(device, rows=(4, 64), features=48, outputs=80):
     """A normalized input, weight and bias, and the gradient of a mean over all rows."""
-    draw = torch.Generator().manual_seed(0)
-    x = F.layer_norm(torch.randn(*rows, features, generator=draw), (features,))
-    others = torch.randn(outputs, features, generator=draw) * 0.1, torch.randn(outputs, generator=draw)
-    slope = torch.randn(*rows, outputs, generator=draw) / (rows[0] * rows[1])
-    x, weight, bias, slope = (tensor.to(device) for tensor in (x, *others, slope))
-    return (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()), slope
+    generator = torch.Generator().manual_seed(0)
+    x = F.layer_norm(torch.randn(*rows, features, generator=generator), (features,))
+    others = torch.randn(outputs, features, generator=generator) * 0.1, torch.randn(outputs, generator=generator)
+    output_grad = torch.randn(*rows, outputs, generator=generator) / (rows[0] * rows[1])
+    x, weight, bias, output_grad = (tensor.to(device) for tensor in (x, *others, output_grad))
+    return (x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()), output_grad
 
 
 def in_fp8(inputs, function=fp8.linear):
@@ -55,29 +54,29 @@ def in_parts(x, weight, bias):
 @pytest.mark.parametrize(("function", "outputs"), [(fp8.linear, 80), (in_parts, 144)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_linear_and_its_gradients_are_close(device, function, outputs):
-    inputs, slope = layer(device, outputs=outputs)
-    wanted = F.linear(*inputs)
-    found = in_fp8(inputs, function)
-    assert found.shape == wanted.shape and found.dtype == torch.bfloat16
-    assert 1e-3 < relative_error(found, wanted) < 0.03  # 3 bits of mantissa
-    theirs = torch.autograd.grad(wanted, inputs, slope)
-    mine = torch.autograd.grad(found, inputs, slope.bfloat16())
-    assert relative_error(mine[0], theirs[0]) < 0.08  # 2 bits of mantissa
-    assert all(relative_error(m, t) < 0.01 for m, t in zip(mine[1:], theirs[1:], strict=True))
+    inputs, output_grad = layer(device, outputs=outputs)
+    expected = F.linear(*inputs)
+    actual = in_fp8(inputs, function)
+    assert actual.shape == expected.shape and actual.dtype == torch.bfloat16
+    assert 1e-3 < relative_error(actual, expected) < 0.03  # 3 bits of mantissa
+    expected_grads = torch.autograd.grad(expected, inputs, output_grad)
+    actual_grads = torch.autograd.grad(actual, inputs, output_grad.bfloat16())
+    assert relative_error(actual_grads[0], expected_grads[0]) < 0.08  # 2 bits of mantissa
+    assert all(relative_error(a, e) < 0.01 for a, e in zip(actual_grads[1:], expected_grads[1:], strict=True))
 
 
 def test_small_gradients_do_not_underflow():
     """Gradients are divided by the tokens of a step: without a scale they would underflow."""
-    inputs, slope = layer("cpu")
-    found = torch.autograd.grad(in_fp8(inputs), inputs[0], (slope / 64).bfloat16())[0]  # 64 micro-batches
-    wanted = torch.autograd.grad(F.linear(*inputs), inputs[0], slope / 64)[0]
-    assert relative_error(found, wanted) < 0.08
+    inputs, output_grad = layer("cpu")
+    actual = torch.autograd.grad(in_fp8(inputs), inputs[0], (output_grad / 64).bfloat16())[0]  # 64 micro-batches
+    expected = torch.autograd.grad(F.linear(*inputs), inputs[0], output_grad / 64)[0]
+    assert relative_error(actual, expected) < 0.08
 
 
 def test_large_values_are_clamped():
     x = torch.full((64, 16), 1e6)
-    found = in_fp8((x, torch.eye(16), None))
-    assert found.isfinite().all() and (found == 448 / fp8.activation_scale(16)).all()
+    actual = in_fp8((x, torch.eye(16), None))
+    assert actual.isfinite().all() and (actual == 448 / fp8.activation_scale(16)).all()
 
 
 def test_inference_and_odd_sizes_do_not_use_fp8():
@@ -91,56 +90,58 @@ def test_inference_and_odd_sizes_do_not_use_fp8():
     assert not fp8.applies(x, weight)
 
 
-def head(device, bias):
-    draw = torch.Generator().manual_seed(1)
-    hidden = F.layer_norm(torch.randn(300, 32, generator=draw), (32,)).to(device).requires_grad_()
-    weight = (torch.randn(160, 32, generator=draw) * 0.3).to(device).requires_grad_()
-    labels = torch.randint(160, (300,), generator=draw).to(device)
+def vocabulary_layer(device, bias):
+    generator = torch.Generator().manual_seed(1)
+    hidden = F.layer_norm(torch.randn(300, 32, generator=generator), (32,)).to(device).requires_grad_()
+    weight = (torch.randn(160, 32, generator=generator) * 0.3).to(device).requires_grad_()
+    labels = torch.randint(160, (300,), generator=generator).to(device)
     labels[::7] = IGNORE_INDEX
-    shift = (torch.randn(160, generator=draw)).to(device).requires_grad_() if bias else None
-    return hidden, weight, shift, labels
+    biases = (torch.randn(160, generator=generator)).to(device).requires_grad_() if bias else None
+    return hidden, weight, biases, labels
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("most", [None, 160 * 140])
+@pytest.mark.parametrize("max_logits", [None, 160 * 140])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_linear_cross_entropy_and_its_gradients_are_close(device, bias, most, smoothing):
-    *inputs, labels = head(device, bias)
-    wanted, hits = cross_entropy.linear_cross_entropy(*inputs, labels, max_logits=most, smoothing=smoothing)
+def test_linear_cross_entropy_and_its_gradients_are_close(device, bias, max_logits, smoothing):
+    *inputs, labels = vocabulary_layer(device, bias)
+    options = {"max_logits": max_logits, "smoothing": smoothing}
+    expected, expected_correct = cross_entropy.linear_cross_entropy(*inputs, labels, **options)
     with torch.autocast(device, torch.bfloat16), fp8.fp8_matmuls():
-        found, found_hits = cross_entropy.linear_cross_entropy(*inputs, labels, max_logits=most, smoothing=smoothing)
-    assert found.item() == pytest.approx(wanted.item(), rel=0.01) and found.item() != wanted.item()
-    assert abs(int(found_hits - hits)) <= 3
+        actual, correct = cross_entropy.linear_cross_entropy(*inputs, labels, **options)
+    assert actual.item() == pytest.approx(expected.item(), rel=0.01) and actual.item() != expected.item()
+    assert abs(int(correct - expected_correct)) <= 3
     inputs = inputs if bias else inputs[:2]
-    theirs, mine = (torch.autograd.grad(loss / 300, inputs) for loss in (wanted, found))
-    assert all(relative_error(m, t) < 0.06 for m, t in zip(mine, theirs, strict=True))
-    assert (mine[0][labels == IGNORE_INDEX] == 0).all()
+    expected_grads, actual_grads = (torch.autograd.grad(loss / 300, inputs) for loss in (expected, actual))
+    assert all(relative_error(a, e) < 0.06 for a, e in zip(actual_grads, expected_grads, strict=True))
+    assert (actual_grads[0][labels == IGNORE_INDEX] == 0).all()
 
 
 def test_custom_ops_are_valid():
-    scores, labels = torch.randn(20, 32), torch.arange(20)
-    torch.library.opcheck(cross_entropy.cross_entropy_fp8, (scores, labels, 0.1))
-    torch.library.opcheck(fp8.concat_and_quantize, ([scores, scores[:, :16]], 2.0, True))
-    torch.library.opcheck(fp8.transpose, (scores.to(torch.int8),))  # opcheck cannot compare fp8
+    logits, labels = torch.randn(20, 32), torch.arange(20)
+    torch.library.opcheck(cross_entropy.cross_entropy_fp8, (logits, labels, 0.1))
+    torch.library.opcheck(fp8.concat_and_quantize, ([logits, logits[:, :16]], 2.0, True))
+    torch.library.opcheck(fp8.transpose, (logits.to(torch.int8),))  # opcheck cannot compare fp8
 
 
-def gradient_parts(kind=torch.float32, device="cpu", rows=70):
+def gradient_parts(dtype=torch.float32, device="cpu", rows=70):
     """Three gradients: with a row stride, contiguous, and transposed."""
-    draw = torch.Generator().manual_seed(2)
-    one, two, three = (torch.randn(*size, generator=draw) for size in ((rows, 300), (rows, 48), (32, rows)))
-    return [one.to(device, kind)[:, 100:260], two.to(device, kind), three.to(device, kind).t()]
+    generator = torch.Generator().manual_seed(2)
+    sizes = (rows, 300), (rows, 48), (32, rows)
+    strided, contiguous, transposed = (torch.randn(*size, generator=generator).to(device, dtype) for size in sizes)
+    return [strided[:, 100:260], contiguous, transposed.t()]
 
 
-def check_concat(parts, near=0.08):
+def check_concat(parts, tolerance=0.08):
     """Parts side by side, the same in fp8, and sums."""
-    wanted = torch.cat(parts, 1)
-    whole, small, sums = fp8.concat_and_quantize(parts, 4.0, True)
-    assert torch.equal(whole, wanted) and small.dtype == fp8.GRADIENT
-    assert relative_error(small.float() / 4, wanted) < near
-    torch.testing.assert_close(sums, wanted.sum(0, dtype=torch.float32), rtol=1e-4, atol=1e-4)
-    far = fp8.concat_and_quantize([part * 1e6 for part in parts], 4.0, False)[1].float()
-    assert far.isfinite().all() and far.abs().max() == torch.finfo(fp8.GRADIENT).max
+    expected = torch.cat(parts, 1)
+    grad, fp8_grad, sums = fp8.concat_and_quantize(parts, 4.0, True)
+    assert torch.equal(grad, expected) and fp8_grad.dtype == fp8.GRADIENT
+    assert relative_error(fp8_grad.float() / 4, expected) < tolerance
+    torch.testing.assert_close(sums, expected.sum(0, dtype=torch.float32), rtol=1e-4, atol=1e-4)
+    clamped = fp8.concat_and_quantize([part * 1e6 for part in parts], 4.0, False)[1].float()
+    assert clamped.isfinite().all() and clamped.abs().max() == torch.finfo(fp8.GRADIENT).max
 
 
 def check_transpose(device="cpu"):
@@ -175,13 +176,12 @@ def test_kernels_in_the_interpreter():
 def test_compiled_layers_agree(device, function, outputs):
     torch._dynamo.reset()
     backend = "inductor" if device == "cuda" else "aot_eager"
-    inputs, slope = layer(device, outputs=outputs)
+    inputs, output_grad = layer(device, outputs=outputs)
     compiled = torch.compile(function, backend=backend, fullgraph=True)
-    made = [in_fp8(inputs, way) for way in (function, compiled)]
-    mine, theirs = ([found, *torch.autograd.grad(found, inputs, slope.bfloat16())] for found in made)
-    assert all(
-        relative_error(a, b) < 0.03 for a, b in zip(mine, theirs, strict=True)
-    )  # compiled code rounds to bfloat16 less often
+    outputs = [in_fp8(inputs, layer_function) for layer_function in (compiled, function)]
+    actual, expected = ([y, *torch.autograd.grad(y, inputs, output_grad.bfloat16())] for y in outputs)
+    errors = [relative_error(a, e) for a, e in zip(actual, expected, strict=True)]
+    assert max(errors) < 0.03  # compiled code rounds to bfloat16 less often
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -189,8 +189,8 @@ def test_training_in_fp8_reaches_the_bfloat16_loss(corpus, tmp_path, tiny, devic
     losses, vocabulary = {}, {"vocabulary_multiple": 16}
     for dtype in ("bfloat16", "float8"):
         settings = tiny | vocabulary | {"steps": 20, "lr": 1e-2, "dtype": dtype, "width": 32, "hidden": 64}
-        done = headstock.pretrain(corpus, out=tmp_path / dtype, settings=settings, device=device)
-        losses[dtype] = done["valid_loss"]
+        results = headstock.pretrain(corpus, out=tmp_path / dtype, settings=settings, device=device)
+        losses[dtype] = results["valid_loss"]
     assert losses["float8"] == pytest.approx(losses["bfloat16"], abs=0.05)
     assert losses["float8"] != losses["bfloat16"]
 

@@ -28,8 +28,8 @@ def quantize_all(monkeypatch):
     monkeypatch.setattr(int8, "MIN_ROWS", 1)
 
 
-def relative_error(found, wanted):
-    return float((found - wanted).abs().max() / wanted.abs().max())
+def relative_error(actual, expected):
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -37,13 +37,13 @@ def relative_error(found, wanted):
 def test_a_layer_is_close_for_any_number_of_rows(bias):
     torch.manual_seed(0)
     layer = nn.Linear(96, 80, bias=bias)
-    small = Int8Linear(layer.weight, layer.bias)
+    quantized = Int8Linear(layer.weight, layer.bias)
     for shape in [(64, 96), (9, 96), (200, 96), (3, 7, 96), (64, 96)]:
         x = torch.randn(shape) + 0.5
-        assert 0 < relative_error(small(x), layer(x)) < 0.03
+        assert 0 < relative_error(quantized(x), layer(x)) < 0.03
     few = torch.randn(int8.MIN_ROWS - 1, 96)
-    assert torch.equal(small(few), layer(few))
-    half = small(torch.randn(16, 96).bfloat16())
+    assert torch.equal(quantized(few), layer(few))
+    half = quantized(torch.randn(16, 96).bfloat16())
     assert half.dtype == torch.bfloat16
 
 
@@ -53,23 +53,23 @@ def test_large_outputs_do_not_reduce_the_precision_of_others():
     layer = nn.Linear(64, 16, bias=False)
     layer.weight[3] *= 1000
     x = torch.randn(32, 64)
-    found, wanted = Int8Linear(layer.weight, None)(x), layer(x)
-    assert max(relative_error(found[:, i], wanted[:, i]) for i in range(16)) < 0.05
+    actual, expected = Int8Linear(layer.weight, None)(x), layer(x)
+    assert max(relative_error(actual[:, i], expected[:, i]) for i in range(16)) < 0.05
 
 
 @torch.no_grad()
 def test_a_model_is_close_and_its_weights_are_kept(quantize_all):
     model, batch = small_model().eval(), Batch(some_tokens(4, 12))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    wanted = model.heads["token"](model(batch).hidden)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = model.heads["token"](model(batch).hidden)
     quantize_int8(model)
-    found = model.heads["token"](model(batch).hidden)
-    assert 0 < relative_error(found, wanted) < 0.05
+    actual = model.heads["token"](model(batch).hidden)
+    assert 0 < relative_error(actual, expected) < 0.05
     assert sum(isinstance(part, Int8Linear) for part in model.modules()) >= 8
     backbone, head = strip_modules(model.backbone), strip_modules(model.heads["token"])
-    torch.testing.assert_close(head(backbone(batch).hidden), found)
-    assert before.keys() == model.state_dict().keys()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(head(backbone(batch).hidden), actual)
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
 def test_predictions_embeddings_and_text_are_close(corpus, tmp_path, tiny, call, quantize_all):
@@ -77,12 +77,12 @@ def test_predictions_embeddings_and_text_are_close(corpus, tmp_path, tiny, call,
     headstock.pretrain(corpus, out=tmp_path / "grown", settings=tiny)
     headstock.finetune(tmp_path / "grown", train=tmp_path / "rows.csv", out=tmp_path / "run", settings={"epochs": 2})
     texts = ["a good day", "a bad night", "one day after the other, good and bad"]
-    plain, small = headstock.load(tmp_path / "run"), headstock.load(tmp_path / "run", int8=True)
-    for one, other in zip(plain.predict(texts), small.predict(texts), strict=True):
-        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=0.05)
-    assert 0 < np.abs(plain.embed(texts) - small.embed(texts)).max() < 0.2
-    for words in (["predict", tmp_path / "run", *texts], ["evaluate", tmp_path / "run", tmp_path / "rows.csv"]):
-        out, _ = call(*words, "--int8", "--device", "cpu")
+    float32, quantized = headstock.load(tmp_path / "run"), headstock.load(tmp_path / "run", int8=True)
+    for first, second in zip(float32.predict(texts), quantized.predict(texts), strict=True):
+        assert first["probabilities"] == pytest.approx(second["probabilities"], abs=0.05)
+    assert 0 < np.abs(float32.embed(texts) - quantized.embed(texts)).max() < 0.2
+    for arguments in (["predict", tmp_path / "run", *texts], ["evaluate", tmp_path / "run", tmp_path / "rows.csv"]):
+        out, _ = call(*arguments, "--int8", "--device", "cpu")
         assert out
     out, _ = call("generate", tmp_path / "grown", "Anne", "--int8", "--max-tokens", 5, "--device", "cpu")
     assert out.startswith("Anne")
@@ -112,13 +112,13 @@ def use(_):
 with ThreadPoolExecutor(2) as pool:
     assert all(pool.map(use, range(4)))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0, process.stderr
 
 
 def test_dimensions_of_a_quantized_classifier():
     model = Model(small_model(width=64, heads=2).backbone, {"label": ClassificationHead(64, 100)}).eval()
-    wanted = model_dimensions(model)
+    expected = model_dimensions(model)
     quantize_int8(model)
     assert isinstance(model.heads["label"].linear, Int8Linear)
-    assert model_dimensions(model) == wanted
+    assert model_dimensions(model) == expected

@@ -67,16 +67,16 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float, with_grad: b
     """(n,) losses, (n,) True where the top-1 prediction is correct, (n, V) gradient of the sum if `with_grad`."""
     correct = logits.argmax(-1) == labels
     log_probs = logits.log_softmax(-1, dtype=torch.float32)
-    kept, index = (labels != IGNORE_INDEX).float(), labels.clamp(min=0)[:, None]
+    mask, index = (labels != IGNORE_INDEX).float(), labels.clamp(min=0)[:, None]
     losses = (smoothing - 1) * log_probs.gather(1, index).squeeze(1)
     if smoothing:
         losses = losses - smoothing * log_probs.mean(-1)
     if not with_grad:
-        return losses * kept, correct, logits
+        return losses * mask, correct, logits
     grad = log_probs.exp_().scatter_add_(1, index, log_probs.new_full(index.shape, smoothing - 1))
     if smoothing:
         grad -= smoothing / logits.size(1)
-    return losses * kept, correct, grad.mul_(kept[:, None]).to(logits.dtype)
+    return losses * mask, correct, grad.mul_(mask[:, None]).to(logits.dtype)
 
 
 @torch.library.custom_op("headstock::cross_entropy_", mutates_args={"logits"})
@@ -143,15 +143,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, correct_count = hidden.new_zeros((), dtype=torch.float32), labels.new_zeros(())
         hidden_grads: list[Tensor] = []
         weight_grad = bias_grad = None
-        begin, more = 0, True  # one chunk even if empty; `range` would specialize torch.compile to the number of rows
-        while more:
+        # one chunk even if empty; `range` would specialize torch.compile to the number of rows
+        begin, unfinished = 0, True
+        while unfinished:
             part = slice(begin, begin + chunk)
             begin += chunk
-            more = begin < len(hidden)
+            unfinished = begin < len(hidden)
             rows, chunk_labels = hidden[part], labels[part]
             if fp8_layer is not None:
                 losses, correct, grad = cross_entropy_fp8(fp8_layer.logits(part), chunk_labels, smoothing)
-                by_hidden, by_weight, by_bias = fp8_layer.backward(grad, part)
+                chunk_hidden_grad, chunk_weight_grad, chunk_bias_grad = fp8_layer.backward(grad, part)
             else:
                 logits = F.linear(rows, half_weight, half_bias)  # (n, V)
                 if updates_in_place(logits):
@@ -160,13 +161,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 else:
                     losses, correct, grad = cross_entropy(logits, chunk_labels, smoothing, with_grad)
                 if with_grad:
-                    by_hidden, by_weight = grad @ half_weight, grad.mT @ rows
-                    by_bias = None if bias is None else grad.sum(0, dtype=torch.float32)
+                    chunk_hidden_grad, chunk_weight_grad = grad @ half_weight, grad.mT @ rows
+                    chunk_bias_grad = None if bias is None else grad.sum(0, dtype=torch.float32)
             loss, correct_count = loss + losses.sum(), correct_count + correct.sum()
             if with_grad:
-                hidden_grads.append(by_hidden)
-                weight_grad = _accumulate(weight_grad, by_weight)
-                bias_grad = None if by_bias is None else _accumulate(bias_grad, by_bias)
+                hidden_grads.append(chunk_hidden_grad)
+                weight_grad = _accumulate(weight_grad, chunk_weight_grad)
+                bias_grad = None if chunk_bias_grad is None else _accumulate(bias_grad, chunk_bias_grad)
         hidden_grad = None
         if hidden_grads:
             hidden_grad = hidden_grads[0] if len(hidden_grads) == 1 else torch.cat(hidden_grads)

@@ -103,17 +103,17 @@ def concat_and_quantize(parts: Sequence[Tensor], scale: float, with_sums: bool) 
     if triton_works(parts[0].device):
         from headstock.kernels import fp8_triton
 
-        whole, fp8_whole, _ = _concat_outputs(parts)
-        return whole, fp8_whole, fp8_triton.concat_and_quantize(parts, whole, fp8_whole, scale, with_sums)
-    whole = torch.cat(list(parts), 1)
-    return whole, quantize(whole, scale, GRADIENT), whole.sum(0, dtype=torch.float32)
+        grad, fp8_grad, _ = _concat_outputs(parts)
+        return grad, fp8_grad, fp8_triton.concat_and_quantize(parts, grad, fp8_grad, scale, with_sums)
+    grad = torch.cat(list(parts), 1)
+    return grad, quantize(grad, scale, GRADIENT), grad.sum(0, dtype=torch.float32)
 
 
 @concat_and_quantize.register_fake
 def _concat_outputs(parts: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     features = sum(part.size(1) for part in parts)
-    whole = parts[0].new_empty(parts[0].size(0), features)
-    return whole, whole.new_empty(whole.shape, dtype=GRADIENT), whole.new_empty(features, dtype=torch.float32)
+    grad = parts[0].new_empty(parts[0].size(0), features)
+    return grad, grad.new_empty(grad.shape, dtype=GRADIENT), grad.new_empty(features, dtype=torch.float32)
 
 
 @torch.library.custom_op("headstock::transpose_fp8", mutates_args=())

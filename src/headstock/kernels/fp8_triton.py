@@ -17,21 +17,21 @@ ROWS, COLUMNS = 64, 128  # of a tile
 
 
 def concat_and_quantize(
-    parts: Sequence[Tensor], whole: Tensor, fp8_whole: Tensor, scale: float, with_sums: bool
+    parts: Sequence[Tensor], grad: Tensor, fp8_grad: Tensor, scale: float, with_sums: bool
 ) -> Tensor:
-    """Write parts (M, D) side by side into `whole` (M, N) and, scaled, into `fp8_whole`; return (N,) sums if asked."""
-    rows, features = whole.shape
+    """Write parts (M, D) side by side into `grad` (M, N) and, scaled, into `fp8_grad`; returns the (N,) sums."""
+    rows, features = grad.shape
     blocks = triton.cdiv(rows, ROWS)
-    sums = torch.empty(blocks if with_sums else 0, features, dtype=torch.float32, device=whole.device)
+    sums = torch.empty(blocks if with_sums else 0, features, dtype=torch.float32, device=grad.device)
     offset = 0
-    with torch.cuda.device_of(whole):  # Triton launches on the current device
+    with torch.cuda.device_of(grad):  # Triton launches on the current device
         for part in parts:
             part = part if part.stride(1) == 1 else part.contiguous()
             width = part.size(1)
             _concat_and_quantize[(triton.cdiv(width, COLUMNS), blocks)](
                 part,
-                whole,
-                fp8_whole,
+                grad,
+                fp8_grad,
                 sums,
                 rows,
                 width,
@@ -51,7 +51,7 @@ def concat_and_quantize(
 
 @triton.jit
 def _concat_and_quantize(
-    part, whole, fp8_whole, sums, rows, width, features, offset, stride, scale, limit,
+    part, grad, fp8_grad, sums, rows, width, features, offset, stride, scale, limit,
     WITH_SUMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
@@ -61,10 +61,10 @@ def _concat_and_quantize(
     row = row.to(tl.int64)  # offsets may exceed 32 bits
     values = tl.load(part + row[:, None] * stride + column[None, :], mask=mask, other=0.0)
     target = row[:, None] * features + offset + column[None, :]
-    tl.store(whole + target, values.to(whole.dtype.element_ty), mask=mask)
+    tl.store(grad + target, values.to(grad.dtype.element_ty), mask=mask)
     values = values.to(tl.float32)
     clamped = tl.minimum(tl.maximum(values * scale, -limit), limit)
-    tl.store(fp8_whole + target, clamped.to(fp8_whole.dtype.element_ty), mask=mask)
+    tl.store(fp8_grad + target, clamped.to(fp8_grad.dtype.element_ty), mask=mask)
     if WITH_SUMS:
         tl.store(sums + block * features + offset + column, tl.sum(values, 0), mask=column < width)
 

@@ -38,7 +38,7 @@ from train_speed import NEVER, WORKS, Text, Work, tiny, wait
 
 from headstock.data.token_store import SplitStores, TokenStore
 from headstock.data.tokenizer import Tokenizer
-from headstock.experiments.bench.synthetic_data import random_lines
+from headstock.experiments.bench.workloads import random_lines
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.tasks.causal import CausalConfig, CausalLM

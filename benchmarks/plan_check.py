@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import headstock
-from headstock.experiments.bench.synthetic_data import write_corpus
+from headstock.experiments.bench.workloads import write_corpus
 from headstock.experiments.recipe import to_toml
 from headstock.planner.planner import plan
 from headstock.planner.summary import plan_notes

@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 import headstock
-from headstock.experiments.bench.synthetic_data import write_corpus
+from headstock.experiments.bench.workloads import write_corpus
 from headstock.kernels import cross_entropy
 from headstock.model.backbones import transformer
 from headstock.train.run_folder import RunFolder

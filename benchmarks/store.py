@@ -26,7 +26,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import train_tokenizer
 from headstock.data.tokenizer_training import TokenizerSettings
-from headstock.experiments.bench.synthetic_data import write_corpus
+from headstock.experiments.bench.workloads import write_corpus
 
 T = TypeVar("T")
 BARE_BATCHES = (1000, 2000, 4000)

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the peers' side lies beside
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import SplitStores, build_split_stores
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, train_tokenizer
-from headstock.experiments.bench.synthetic_data import random_lines
+from headstock.experiments.bench.workloads import random_lines
 from headstock.kernels import cross_entropy
 from headstock.model.backbones import transformer
 from headstock.model.batch import Batch

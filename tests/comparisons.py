@@ -3,7 +3,7 @@
 import pytest
 
 import headstock
-from headstock.experiments import compare_trials
+from headstock.experiments import evaluation
 from headstock.experiments.compare import compare
 from headstock.experiments.tfidf import TfidfClassifier
 from tests.conftest import TINY
@@ -29,7 +29,7 @@ def files(tmp_path_factory):
 def done(stock, files, tmp_path_factory):
     """A comparison: its results, its folder, and the rows that each trial trained on."""
     out, seen = tmp_path_factory.mktemp("compare") / "out", []
-    fit, fit_baseline = compare_trials.fit, TfidfClassifier.fit
+    fit, fit_baseline = evaluation.fit, TfidfClassifier.fit
 
     def spy(chosen, tokenizer, weights, data, **more):
         seen.append((set(data.train.places), set(data.valid.places)))
@@ -40,7 +40,7 @@ def done(stock, files, tmp_path_factory):
         return fit_baseline(self, texts, labels, valid_texts, valid_labels, seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_trials, "fit", spy)
+        patch.setattr(evaluation, "fit", spy)
         patch.setattr(TfidfClassifier, "fit", spy_baseline)
         results = compare(stock, **files, out=out, **GRID)
     learned = {(c["arm"], c["labels"], c["seed"]): rows for c, rows in zip(results["cells"], seen, strict=True)}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headstock.errors import UserError
-from headstock.experiments.arms import KINDS, Arm, check_names, kind_of, make_arms
+from headstock.experiments.compare_settings import KINDS, Arm, check_arm_names, kind_of_arm, make_arms
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_missing_and_repeated_runs_are_refused(runs, tmp_path):
 
 
 def test_names_can_be_checked_without_a_run():
-    check_names(["scratch", "tfidf"], {})
+    check_arm_names(["scratch", "tfidf"], {})
     with pytest.raises(UserError, match="no such arm"):
-        check_names(["scratch", "tf-idf"], {})
-    assert kind_of("fast", {"fast": {"kind": "tfidf"}}) == "tfidf"
+        check_arm_names(["scratch", "tf-idf"], {})
+    assert kind_of_arm("fast", {"fast": {"kind": "tfidf"}}) == "tfidf"

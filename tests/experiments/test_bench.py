@@ -16,8 +16,16 @@ from headstock.experiments.bench.runner import (
     run_script,
     training_measurements,
 )
-from headstock.experiments.bench.synthetic_data import write_corpus, write_labelled_rows, write_token_stores
-from headstock.experiments.bench.training import QUICK, WORKLOADS, time_steps, workload_config, workloads_for
+from headstock.experiments.bench.workloads import (
+    QUICK,
+    WORKLOADS,
+    time_steps,
+    workload_config,
+    workloads_for,
+    write_corpus,
+    write_labelled_rows,
+    write_token_stores,
+)
 from headstock.train.models import placeholder_tokenizer
 
 CPU = torch.device("cpu")
@@ -48,7 +56,7 @@ def test_every_workload_has_a_valid_config(workload):
 
 @pytest.mark.parametrize(("supported", "count"), [(True, 1), (False, 0)])
 def test_fp8_is_measured_where_it_is_supported(monkeypatch, supported, count):
-    monkeypatch.setattr("headstock.experiments.bench.training.supports_fp8", lambda device: supported)
+    monkeypatch.setattr("headstock.experiments.bench.workloads.supports_fp8", lambda device: supported)
     names = [workload.name for workload in workloads_for(torch.device("cuda"), quick=False)]
     assert sum("fp8" in name for name in names) == count and len(names) > 3
 

@@ -14,11 +14,12 @@ from sklearn.metrics import f1_score
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.experiments import compare_trials
-from headstock.experiments.arms import Arm
+from headstock.experiments import evaluation
 from headstock.experiments.compare import compare
-from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan
-from headstock.experiments.comparison_summary import summarize_comparison, title_of, versions
+from headstock.experiments.compare_settings import Arm, CompareSettings, ComparisonPlan
+from headstock.experiments.compare_trials import ExperimentContext, LabelsOnly
+from headstock.experiments.comparison_summary import summarize_comparison, title_of
+from headstock.experiments.grid import versions
 from headstock.experiments.leakage import LeakageReport
 from headstock.intervals import difference
 from headstock.tasks.class_labels import label_numbers
@@ -62,8 +63,8 @@ def test_validation_rows_are_disjoint_and_no_more_than_training_rows(done, files
 
 
 def test_rows_held_out_of_the_training_file_are_not_trained_on(stock, files, tmp_path, monkeypatch):
-    seen, fit = [], compare_trials.fit
-    monkeypatch.setattr(compare_trials, "fit", lambda *given, **more: seen.append(given[3]) or fit(*given, **more))
+    seen, fit = [], evaluation.fit
+    monkeypatch.setattr(evaluation, "fit", lambda *given, **more: seen.append(given[3]) or fit(*given, **more))
     results = compare(stock, train=files["train"], out=tmp_path, arms=["scratch"], seeds=2, settings=SETTINGS)
     assert results["measured_on"] == "valid" and results["measured_rows"] == 6  # a tenth of 60
     for data in seen:
@@ -126,9 +127,9 @@ def test_near_ties_are_evaluated_as_stored():
     """Probabilities are stored rounded; metrics must agree with the stored values."""
     rows = Records("test.csv", [2, 3, 4], {"text": ["a", "b", "c"], "label": ["yes", "yes", "yes"]})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    data = compare_trials.LabelsOnly(label_numbers(rows, task.config))
+    data = LabelsOnly(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
-    told = compare_trials.evaluate_outputs(task, data, list(near))
+    told = evaluation.evaluate_outputs(task, data, list(near))
     assert told["accuracy"] == np.mean(np.array(told["probabilities"]).argmax(1) == 1)
     assert told["accuracy"] == pytest.approx(1 / 3)
     assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # of the unrounded values
@@ -160,10 +161,9 @@ def test_synthetic_trials_give_the_expected_summary(tmp_path):
     truth = ["no", "no", "no", "yes"] * times
     rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * times, "label": truth})
     judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    known = compare_trials.LabelsOnly(label_numbers(rows, judge.config))
-    ground = compare_trials.ExperimentContext(
-        Classify, LabelledSplits(rows, rows, rows), rows, judge.config, {}, tmp_path, DistributedContext("cpu"), judge
-    )
+    known = LabelsOnly(label_numbers(rows, judge.config))
+    splits = LabelledSplits(rows, rows, rows)
+    ground = ExperimentContext(judge, splits, rows, {}, tmp_path, DistributedContext("cpu"))
     right = {
         "scratch large": [[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]],
         "scratch small": [[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]],
@@ -177,7 +177,7 @@ def test_synthetic_trials_give_the_expected_summary(tmp_path):
             said = [bool(good) == (label == "yes") for good, label in zip(seeds[seed], truth, strict=True)]
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
             found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
-            cell |= compare_trials.evaluate_outputs(judge, known, found) | {"parameters": None}
+            cell |= evaluation.evaluate_outputs(judge, known, found) | {"parameters": None}
             made.append(cell | {"told": judge.error_analysis(rows, known, found)})
     plan = ComparisonPlan(CompareSettings(seeds=3), {}, {}, {})
     results = summarize_comparison(plan, ground, arms, made, LeakageReport(), seconds=0.0)

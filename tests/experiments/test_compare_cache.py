@@ -90,10 +90,10 @@ STOPPED = """
 import os, signal, sys
 from headstock import io as files
 from headstock.cli import main
-from headstock.experiments import compare_trials as cells
+from headstock.experiments import evaluation
 
 instant = sys.argv.pop(1)
-made, whole, fit = [], os.replace, cells.fit
+made, whole, fit = [], os.replace, evaluation.fit
 
 def replace(beside, path):
     if "/cells/" in str(path):
@@ -108,7 +108,7 @@ def fit_and_stop(*given, callbacks, **more):
             os.kill(os.getpid(), signal.SIGINT)
     return fit(*given, callbacks=[*callbacks, stop], **more)
 
-files.os.replace, cells.fit = replace, fit_and_stop
+files.os.replace, evaluation.fit = replace, fit_and_stop
 main()
 """
 

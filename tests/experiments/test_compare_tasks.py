@@ -8,7 +8,7 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.experiments.compare import compare
-from headstock.experiments.error_report import add_error_analysis
+from headstock.experiments.evaluation import add_error_analysis
 from headstock.experiments.tables import comparison_table
 from headstock.tasks.answer import NO_ANSWER, excerpt
 from headstock.tasks.entities import entities

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headstock.experiments.arms import make_arms
 from headstock.experiments.compare import compare, grid_points, make_context
-from headstock.experiments.compare_settings import make_plan
+from headstock.experiments.compare_settings import make_arms, make_plan
 from headstock.experiments.duration import (
     HIGH,
     LOW,

@@ -38,8 +38,8 @@ def documents(*texts: str) -> list[Document]:
 
 def small_batches(texts: list[str], corpus: list[Document], characters: int, pattern: int = 50) -> SearchResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leakage_search, "PATTERN", pattern)
-        patch.setattr(leakage_search, "BATCH", characters)
+        patch.setattr(leakage_search, "TEMPLATE_TEXTS", pattern)
+        patch.setattr(leakage_search, "BATCH_CHARACTERS", characters)
         return find_leaked_texts(texts, corpus)
 
 
@@ -208,7 +208,7 @@ def test_texts_of_one_template_do_not_match_each_other():
     def filled() -> str:
         return f"{pattern} {' '.join(draw.choices(RARE, k=8))} {pattern[::-1]}"
 
-    texts, corpus = [filled() for _ in range(leakage_search.PATTERN + 20)], [filled() for _ in range(50)]
+    texts, corpus = [filled() for _ in range(leakage_search.TEMPLATE_TEXTS + 20)], [filled() for _ in range(50)]
     assert find_leaked_texts(texts, documents(*corpus)).found == []
     assert kinds(find_leaked_texts(texts, documents(*corpus, texts[3]))) == {3: "exact"}
     assert (
@@ -264,13 +264,10 @@ def test_batch_boundaries_do_not_change_the_matches():
     wanted, corpus = [" ".join(text) for text in texts], documents("short one", huge, "another short one")
     whole = find_leaked_texts(wanted, corpus)
     assert sum(found.kind == "exact" for found in whole.found) >= 20 and "near" in kinds(whole).values()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leakage_search, "PAIRS", 3)
-        assert find_leaked_texts(wanted, corpus) == whole
-        alone = find_leaked_texts(wanted, documents(*(" ".join(piece) for piece in pieces)))
-        assert [(found.row, found.where) for found in alone.found if found.kind == "exact"] == [
-            (row, f"corpus.txt:{row + 1}") for row in range(0, len(texts), 2)
-        ]
+    alone = find_leaked_texts(wanted, documents(*(" ".join(piece) for piece in pieces)))
+    assert [(found.row, found.where) for found in alone.found if found.kind == "exact"] == [
+        (row, f"corpus.txt:{row + 1}") for row in range(0, len(texts), 2)
+    ]
     for characters in (150, 1000, 4000):
         parted = small_batches(wanted, corpus, characters)
         assert [replace(found, text="") for found in parted.found] == [replace(found, text="") for found in whole.found]
@@ -289,7 +286,7 @@ def test_memory_does_not_grow_with_the_corpus():
         tracemalloc.start()
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(leakage_search, "BATCH", 20_000)
+                patch.setattr(leakage_search, "BATCH_CHARACTERS", 20_000)
                 assert find_leaked_texts(texts, corpus(count)).documents == count
             return tracemalloc.get_traced_memory()[1]
         finally:
@@ -299,8 +296,8 @@ def test_memory_does_not_grow_with_the_corpus():
 
 
 def test_progress_is_logged_by_the_amount_of_text(monkeypatch, caplog):
-    monkeypatch.setattr(leakage_search, "PROGRESS", 1000)
-    monkeypatch.setattr(leakage_search, "BATCH", 100)
+    monkeypatch.setattr(leakage_search, "PROGRESS_CHARACTERS", 1000)
+    monkeypatch.setattr(leakage_search, "BATCH_CHARACTERS", 100)
     caplog.set_level("INFO", logger="headstock")
     find_leaked_texts(["one two three four five"], documents(*["one two three four five six"] * 100))
     assert caplog.messages[0] == "searched 40 documents: 1 of 1 texts found"
@@ -319,7 +316,7 @@ def test_words_in_order_are_the_longest_common_subsequence(wanted, stretch):
     for i, left in enumerate(wanted):
         for j, right in enumerate(stretch):
             table[i + 1][j + 1] = table[i][j] + 1 if left == right else max(table[i][j + 1], table[i + 1][j])
-    assert leakage_search._in_order(wanted, stretch) == table[-1][-1]
+    assert leakage_search._longest_common_subsequence(wanted, stretch) == table[-1][-1]
 
 
 # Training rows in the test file

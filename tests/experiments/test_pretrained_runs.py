@@ -4,7 +4,7 @@ import pytest
 
 import headstock
 from headstock.experiments.compare import compare
-from headstock.experiments.pretrained_runs import comparability_notes
+from headstock.experiments.comparison_summary import comparability_notes
 from headstock.experiments.tables import runs_table
 from headstock.report.format import compact_number
 from headstock.report.pages import write_report

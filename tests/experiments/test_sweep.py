@@ -15,9 +15,10 @@ from scipy import stats
 
 import headstock
 from headstock.errors import ConfigError, UserError
+from headstock.experiments.evaluation import t_interval
 from headstock.experiments.sweep import sweep
 from headstock.experiments.sweep_settings import Range, draw_points, parse_grid, read_grid
-from headstock.experiments.sweep_summary import ranking, summarize_sweep, t_interval
+from headstock.experiments.sweep_summary import ranking, summarize_sweep
 from headstock.report.sweep_points import canonical, point_file_name
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
@@ -331,6 +332,9 @@ class Judged:
 
     def __init__(self, folder):
         self.folder = folder
+
+    def run_folder(self, trial):
+        return self.folder / "runs" / trial.name
 
     def describe_data(self):
         return {}

@@ -15,7 +15,7 @@ from headstock.cost.model import model_cost, model_dimensions
 from headstock.cost.training import optimizer_flops
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
-from headstock.experiments.recipe import to_toml
+from headstock.experiments.recipe import flatten_tables, to_toml
 from headstock.planner import corpus_size, forecast, probe
 from headstock.planner import planner as planner_module
 from headstock.planner.corpus_size import compression_ratio, count_tokens, measure_corpus
@@ -28,7 +28,7 @@ from headstock.planner.forecast import (
     run_seconds,
 )
 from headstock.planner.machine import Machine, measure_machine
-from headstock.planner.planner import Planner, flatten, plan
+from headstock.planner.planner import Planner, plan
 from headstock.planner.probe import ProbeResult, corrected_estimate
 from headstock.planner.summary import plan_notes
 from headstock.train.execution import LAUNCH_SECONDS
@@ -212,7 +212,7 @@ def test_measurements_replace_the_forecast():
     assert costs.tokens_per_second == pytest.approx(5000)
     assert costs.startup_seconds == pytest.approx(0.0)  # five warm-up steps took 1.8 s, five steady ones take 2 s
     assert costs.validation_seconds_per_token == pytest.approx(5e-5)
-    assert costs.peak_bytes == 7 and costs.checkpoint_seconds == 0.1 and costs.measured
+    assert costs.peak_bytes == 7 and costs.checkpoint_seconds == 0.1 and costs.probed
     slow = corrected_estimate(COSTS, replace(result, step_seconds=[9.0, *[0.4] * 9]))
     assert slow.startup_seconds == pytest.approx(8.6)
 
@@ -233,13 +233,13 @@ def test_the_run_uses_the_execution_mode_of_the_probe(size):
     planner = make_planner(size, minutes=1, objective="causal")
     for machine, mode, setting in ((GPU, "recorded", "replay"), (GPU, "plain", False), (LAPTOP, "plain", None)):
         candidate, counts = planner.choose(machine)
-        measured = replace(COSTS, mode=mode, measured=True)
+        measured = replace(COSTS, mode=mode, probed=True)
         assert planner.plan(candidate, counts, machine, measured).config["train"].get("compile") is setting
 
 
 def test_time_and_speed_are_defined_as_in_a_run(size):
     planner = make_planner(size, minutes=1, objective="causal")
-    costs = replace(COSTS, step_seconds=0.01, startup_seconds=2.0, cold_start_seconds=30.0, measured=True)
+    costs = replace(COSTS, step_seconds=0.01, startup_seconds=2.0, cold_start_seconds=30.0, probed=True)
     proposal = planner.plan(*planner.choose(GPU), GPU, costs)
     paused = 10 * (proposal.valid_tokens * costs.validation_seconds_per_token + costs.checkpoint_seconds)
     assert proposal.tokens_per_second == pytest.approx(proposal.tokens / (proposal.seconds - paused))
@@ -281,7 +281,7 @@ def test_a_probed_plan_predicts_its_run(text, tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "TARGET_SECONDS", 0.0)
     proposal = plan(text, device="cpu", minutes=0.02, probe=True)
     facts = proposal.to_dict()
-    assert facts["probed"] and proposal.costs.measured and facts["tokens_per_second"] > 0
+    assert facts["probed"] and proposal.costs.probed and facts["tokens_per_second"] > 0
     path = tmp_path / "plan.toml"
     path.write_text(to_toml(proposal.config))
     results = headstock.pretrain(out=tmp_path / "run", config_file=path, device="cpu", settings={"tensorboard": False})
@@ -303,8 +303,8 @@ def test_wrong_options_are_named(text):
         plan([])
 
 
-def test_flatten_gives_option_names():
-    assert flatten({"model": {"depth": 4}, "train": {"lr": 0.1}}) == {"model.depth": 4, "train.lr": 0.1}
+def test_flattened_tables_are_option_names():
+    assert flatten_tables({"model": {"depth": 4}, "train": {"lr": 0.1}}) == {"model.depth": 4, "train.lr": 0.1}
 
 
 def test_costs_scale_with_the_slowdown():

@@ -47,6 +47,7 @@ ROW_SECONDS = 4e-4  # per row of a validation
 CHECKPOINT_SECONDS = 0.05
 COLD_SECONDS = 9.0  # to compile kernels
 STEPS = 1500
+MEASURED, SIZES = (11, 0.5, 0.1), {"validation_tokens": 100, "peak_bytes": 7}
 OPTIONS = {"valid_tokens": 2000, "steps_for": lambda result: STEPS, "device": CPU}
 
 
@@ -186,7 +187,7 @@ def test_shapes_beyond_the_graph_cache_stay_new(monkeypatch):
 def test_new_shapes_count_as_often_as_in_the_whole_run():
     kinds = [NEW, CAPTURED, *[REPLAYED] * 3, NEW, REPLAYED, REPLAYED, CAPTURED, REPLAYED, REPLAYED]
     seconds = [1.0, 0.5, 0.1, 0.1, 0.1, 0.4, 0.2, 0.1, 0.6, 0.3, 0.1]
-    result = ProbeResult(seconds, 11, 0.5, 100, 0.1, 7, kinds=kinds, expected_kinds={NEW: 10, CAPTURED: 5})
+    result = ProbeResult(seconds, *MEASURED, kinds=kinds, expected_kinds={NEW: 10, CAPTURED: 5}, **SIZES)
     assert result.steady_seconds == pytest.approx(0.1)  # 0.2 and 0.3 follow a step of another kind
     assert result.startup_seconds == pytest.approx(1.3 + 10 * 0.3 + 5 * 0.5)
     assert replace(result, kinds=(), expected_kinds={}).steady_seconds == pytest.approx(1.7 / 6)
@@ -194,7 +195,7 @@ def test_new_shapes_count_as_often_as_in_the_whole_run():
 
 def test_run_length_and_number_of_new_shapes_agree():
     kinds = [*[REPLAYED] * 5, NEW, CAPTURED, REPLAYED, REPLAYED]
-    result = ProbeResult([0.1] * 5 + [1.1, 1.1, 0.1, 0.1], 9, 0.5, 100, 0.1, 7, kinds=kinds)
+    result = ProbeResult([0.1] * 5 + [1.1, 1.1, 0.1, 0.1], *MEASURED, kinds=kinds, **SIZES)
 
     def predict_kinds(steps):  # one step in ten is new, and one captured
         return ([NEW, CAPTURED] + [REPLAYED] * 8) * (steps // 10)

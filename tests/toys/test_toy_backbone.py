@@ -4,6 +4,8 @@ Gated causal convolutions (Dauphin et al. 2017). B rows, T tokens, D width.
 """
 
 import json
+import tomllib
+from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +17,9 @@ import headstock
 from headstock.explain.prediction import explain_prediction
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.batch import Batch, Output
+from headstock.planner import rules
 from headstock.report.pages import write_report
+from headstock.tasks.base import TASKS
 from headstock.train.run_folder import RunFolder
 
 KERNEL = 3  # tokens that a convolution reads: its own and the two before it
@@ -26,7 +30,6 @@ context = 32
 depth = 2
 width = 16
 
-
 [tokenizer]
 vocabulary = 300
 
@@ -34,6 +37,7 @@ vocabulary = 300
 steps = 60
 batch = 8
 lr = 0.01
+optimizer = "adamw"
 tensorboard = false
 """
 
@@ -160,6 +164,24 @@ def test_its_parameters_are_counted_without_a_formula(files, call):
     facts = json.loads(out.splitlines()[-1])
     counted = sum(tensor.numel() for tensor in headstock.load(files / "run", device="cpu").model.parameters())
     assert facts["total"] == counted
+
+
+def test_its_plan_says_that_costs_are_measured(corpus, call, monkeypatch):
+    preset = tomllib.loads(SETTINGS) | {"task": {"name": "causal"}}
+    monkeypatch.setattr(TASKS.get("causal"), "default_family", "gated-conv")
+    monkeypatch.setattr(rules, "PRESETS", ("nano",))
+    monkeypatch.setattr(rules, "read_preset", lambda name: deepcopy(preset))
+    out, _ = call("plan", corpus, "--objective", "causal", "--device", "cpu")
+    assert "no closed form for backbone" in " ".join(out.split())
+    out, _ = call("plan", corpus, "--objective", "causal", "--device", "cpu", "--json")
+    output = json.loads(out.splitlines()[-1])
+    assert output["measured_parts"] == ["backbone"] and output["config"]["model"]["family"] == "gated-conv"
+    assert output["parameters"] > 300 * 16 and output["flops"] > 0 and output["peak_bytes"] > 0
+
+
+def test_a_plan_by_formula_has_no_measured_parts(corpus, call):
+    out, _ = call("plan", corpus, "--objective", "causal", "--device", "cpu", "--json")
+    assert json.loads(out.splitlines()[-1])["measured_parts"] == []
 
 
 def test_it_is_compared(files, tmp_path):

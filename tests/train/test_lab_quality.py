@@ -13,7 +13,7 @@ import torch
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
-from headstock.experiments.bench.synthetic_data import random_lines
+from headstock.experiments.bench.workloads import random_lines
 from headstock.train.models import build_model
 from headstock.train.settings import make_config
 

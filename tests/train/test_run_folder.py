@@ -11,8 +11,8 @@ import pytest
 
 import headstock
 from headstock.errors import UserError
+from headstock.experiments.comparison_summary import pretrained_origin
 from headstock.experiments.leakage import corpus_settings
-from headstock.experiments.pretrained_runs import pretrained_origin
 from headstock.logs import messages_to
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder, locked_run

@@ -97,7 +97,8 @@ def planned_settings(
 ) -> dict[str, Any]:
     """Add the planner's model size to the settings, unless they already name one."""
     from headstock import config
-    from headstock.planner.planner import flatten, plan
+    from headstock.experiments.recipe import flatten_tables
+    from headstock.planner.planner import plan
     from headstock.planner.summary import plan_reason
     from headstock.train.run_folder import RunFolder, check_output_folder
     from headstock.train.settings import TrainSettings
@@ -121,7 +122,7 @@ def planned_settings(
     )
     logger.info(plan_reason(proposal))
     named = {key.rpartition(".")[2] for key in settings} | {"steps", "corpus"}
-    planned = flatten(proposal.config)
+    planned = flatten_tables(proposal.config)
     return {key: value for key, value in planned.items() if key.rpartition(".")[2] not in named} | settings
 
 
@@ -163,7 +164,7 @@ def finetune(
     Example: headstock finetune reviews-en --train train.csv --valid valid.csv --test test.csv --out runs/mine
     """
     from headstock.errors import shell_quote
-    from headstock.experiments.error_report import add_error_analysis
+    from headstock.experiments.evaluation import add_error_analysis
     from headstock.report.pages import write_report
     from headstock.train import finetune as training
     from headstock.train.callbacks import terminal_progress

@@ -3,11 +3,13 @@
 Formulas are plain arithmetic: with numbers they give numbers, with sympy symbols the textbook's formula.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Size = Any  # a number or a sympy symbol
+Shapes = dict[str, tuple[Size, ...]]
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ class WeightTensor:
     path: str  # its name in the model, with * for the number of a layer
     shape: tuple[Size, ...]
     times: Size
-    table: bool  # an embedding, which is indexed and not multiplied
+    is_embedding: bool  # an embedding, which is indexed and not multiplied
 
     @property
     def count(self) -> Size:
-        return product(self.shape)
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -84,50 +86,54 @@ class ModuleCost:
     """A module: its own parameters, the cost of one token, and its submodules."""
 
     name: str  # in its parent
-    shapes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
-    buffers: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=dict)
+    buffers: Shapes = field(default_factory=dict)
     flops: Size = 0  # its own; a multiplication and an addition are two
-    kept: SavedActivations = SavedActivations()  # its own
+    saved: SavedActivations = SavedActivations()  # its own
     parts: tuple["ModuleCost", ...] = ()
     times: Size | None = None  # as many equal modules, numbered from 0
-    used: Size = 1  # passes through it per token of the row
-    table: bool = False
+    passes: Size = 1  # passes through it per token of the row
+    is_embedding: bool = False
     measured: bool = False  # counted in the module instead of derived from its config: see measured.py
 
     def weights(self, parent: str = "", times: Size = 1) -> Iterator[WeightTensor]:
         """Every parameter tensor, in the order of the model."""
         path = ".".join(filter(None, (parent, self.name, "*" if self.times is not None else "")))
-        times = times if self.times is None else times * self.times
+        times = times * self.copies
         for name, shape in self.shapes.items():
-            yield WeightTensor(f"{path}.{name}" if path else name, shape, times, self.table)
+            yield WeightTensor(f"{path}.{name}" if path else name, shape, times, self.is_embedding)
         for part in self.parts:
             yield from part.weights(path, times)
 
     @property
-    def one(self) -> Size:
+    def copies(self) -> Size:
+        return 1 if self.times is None else self.times
+
+    @property
+    def count_each(self) -> Size:
         """Parameters of one of the equal modules."""
-        return sum(map(product, self.shapes.values())) + sum(part.count for part in self.parts)
+        return sum(map(math.prod, self.shapes.values())) + sum(part.count for part in self.parts)
 
     @property
     def count(self) -> Size:
         """Parameters."""
-        return self.one * (1 if self.times is None else self.times)
+        return self.count_each * self.copies
 
     @property
-    def fixed(self) -> Size:
+    def buffer_count(self) -> Size:
         """Values in buffers."""
-        own = sum(map(product, self.buffers.values())) + sum(part.fixed for part in self.parts)
-        return own * (1 if self.times is None else self.times)
+        own = sum(map(math.prod, self.buffers.values())) + sum(part.buffer_count for part in self.parts)
+        return own * self.copies
 
     def total_flops(self) -> Size:
         """Of one token in the forward pass."""
         own = self.flops + sum(part.total_flops() for part in self.parts)
-        return own * self.used * (1 if self.times is None else self.times)
+        return own * self.passes * self.copies
 
-    def total_kept(self) -> SavedActivations:
+    def total_saved(self) -> SavedActivations:
         """Of one token."""
-        own = sum((part.total_kept() for part in self.parts), self.kept)
-        return own.times(self.used * (1 if self.times is None else self.times))
+        own = sum((part.total_saved() for part in self.parts), self.saved)
+        return own.times(self.passes * self.copies)
 
     def measured_parts(self) -> list[str]:
         """Names of the submodules without a closed form."""
@@ -139,30 +145,22 @@ def divide(size: Size, parts: Size) -> Size:
     return size // parts if isinstance(size, int) else size / parts
 
 
-def product(shape: tuple[Size, ...]) -> Size:
-    count: Size = 1
-    for size in shape:
-        count = count * size
-    return count
-
-
 def embedding(name: str, entries: Size, width: Size) -> ModuleCost:
     """An embedding: an index operation without FLOPs."""
-    return ModuleCost(name, {"weight": (entries, width)}, table=True)
+    return ModuleCost(name, {"weight": (entries, width)}, is_embedding=True)
 
 
-def linear(name: str, inputs: Size, outputs: Size, *, bias: bool = True, keeps: bool = True) -> ModuleCost:
-    """A linear layer, which saves its input for the gradient unless another module `keeps` it."""
-    shapes: dict[str, tuple[Size, ...]] = {"weight": (outputs, inputs)} | ({"bias": (outputs,)} if bias else {})
-    kept = SavedActivations(inputs) if keeps else SavedActivations()
-    return ModuleCost(name, shapes, flops=2 * inputs * outputs, kept=kept)
+def linear(name: str, inputs: Size, outputs: Size, *, bias: bool = True, saves_input: bool = True) -> ModuleCost:
+    """A linear layer; it saves its input for the gradient unless another module does."""
+    shapes: Shapes = {"weight": (outputs, inputs)} | ({"bias": (outputs,)} if bias else {})
+    saved = SavedActivations(inputs if saves_input else 0)
+    return ModuleCost(name, shapes, flops=2 * inputs * outputs, saved=saved)
 
 
 def norm(name: str, width: Size, kind: str, context: ExecutionContext, *, bias: bool = True) -> ModuleCost:
     """A norm saves its input with mean and scale. RMSNorm on a CPU also saves the normalized input."""
-    shapes: dict[str, tuple[Size, ...]] = {"weight": (width,)}
+    shapes: Shapes = {"weight": (width,)}
     if kind == "layer":
-        kept = SavedActivations(single=width + 2)
-        return ModuleCost(name, shapes | ({"bias": (width,)} if bias else {}), kept=kept)
-    kept = SavedActivations(single=width + 1 + (width if context.device == "cpu" else 0))
-    return ModuleCost(name, shapes, kept=kept)
+        return ModuleCost(name, shapes | ({"bias": (width,)} if bias else {}), saved=SavedActivations(single=width + 2))
+    normalized = width if context.device == "cpu" else 0
+    return ModuleCost(name, shapes, saved=SavedActivations(single=width + 1 + normalized))

@@ -5,6 +5,7 @@ on the meta device where the module can run there: no values are computed and no
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,14 @@ from torch import Tensor, nn
 from headstock.cost.formulas import ModuleCost, SavedActivations
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
+
+
+def measured_note(names: Sequence[str]) -> str:
+    """What to know about the cost of the modules `names`."""
+    return (
+        f"There is no closed form for {', '.join(names)}: its parameters are counted, and its FLOPs and activations "
+        "are measured in a forward pass on the meta device (torch.utils.flop_counter)."
+    )
 
 
 def measured_backbone(backbone: Backbone, length: int, source_length: int) -> ModuleCost:
@@ -43,7 +52,7 @@ def _measured(name: str, module: nn.Module, row: Any, *, tokens: int, known: set
     except (RuntimeError, NotImplementedError):  # it looks at values, which meta tensors do not have
         flops, saved = _run(copy.deepcopy(module).to("cpu"), row, torch.device("cpu"))
     tree = _parameters(name, module, set(known))
-    return replace(tree, flops=flops / tokens, kept=SavedActivations(saved / tokens), measured=True)
+    return replace(tree, flops=flops / tokens, saved=SavedActivations(saved / tokens), measured=True)
 
 
 def _run(module: nn.Module, row: Any, device: torch.device) -> tuple[int, int]:
@@ -77,4 +86,4 @@ def _parameters(name: str, module: nn.Module, known: set[int]) -> ModuleCost:
             shapes[key] = tuple(parameter.shape)
     buffers = {key: tuple(buffer.shape) for key, buffer in module.named_buffers(recurse=False)}
     parts = tuple(_parameters(key, part, known) for key, part in module.named_children())
-    return ModuleCost(name, shapes, buffers, parts=parts, table=isinstance(module, nn.Embedding))
+    return ModuleCost(name, shapes, buffers, parts=parts, is_embedding=isinstance(module, nn.Embedding))

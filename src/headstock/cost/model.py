@@ -5,8 +5,16 @@ from dataclasses import fields, replace
 
 from torch import nn
 
-from headstock.cost.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, Size
-from headstock.cost.heads import classification_cost, lm_head_cost, next_sentence_cost
+from headstock.cost.formulas import (
+    CPU,
+    Dimensions,
+    ExecutionContext,
+    ModuleCost,
+    SavedActivations,
+    Size,
+    linear,
+    norm,
+)
 from headstock.cost.measured import measured_backbone, measured_head
 from headstock.cost.recurrent import elmo_cost, recurrent_cost
 from headstock.cost.transformer import encoder_decoder_cost, transformer_cost
@@ -15,7 +23,7 @@ from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.recurrent import Recurrent
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.heads import ClassificationHead, LMHead, NextSentenceHead
+from headstock.model.heads import ClassificationHead, LMHead, LMHeadTransform, NextSentenceHead, SpanHead
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 
@@ -47,7 +55,7 @@ def module_costs(
     heads = []
     for name, head in model.heads.items():
         cost = head_cost(head, model.backbone, d, context)
-        heads.append(replace(cost, name=name, used=(uses or {}).get(name, 1)))
+        heads.append(replace(cost, name=name, passes=(uses or {}).get(name, 1)))
     backbone = backbone_cost(model.backbone, d, context)
     return ModuleCost("", parts=(backbone, ModuleCost("heads", parts=tuple(heads))))
 
@@ -75,3 +83,40 @@ def head_cost(head: nn.Module, backbone: Backbone, d: Dimensions, context: Execu
     if isinstance(head, ClassificationHead):
         return classification_cost(head, d, getattr(backbone.config, "width", backbone.width))
     return measured_head("head", head, backbone.width, {id(parameter) for parameter in backbone.parameters()})
+
+
+def lm_head_cost(head: LMHead, d: Dimensions, context: ExecutionContext) -> ModuleCost:
+    """The loss saves the logits in float32."""
+    full = linear("", d.width, d.vocabulary, bias=head.bias is not None)
+    shapes = {name: shape for name, shape in full.shapes.items() if not (head.tied and name == "weight")}
+    parts = () if head.transform is None else (transform_cost(head.transform, d, context),)
+    saved = full.saved + SavedActivations(single=d.vocabulary)
+    return ModuleCost("", shapes, flops=full.flops, saved=saved, parts=parts)
+
+
+def transform_cost(transform: LMHeadTransform, d: Dimensions, context: ExecutionContext) -> ModuleCost:
+    bias = transform.dense.bias is not None
+    dense = linear("dense", d.width, d.width, bias=bias)
+    kind = "layer" if isinstance(transform.norm, nn.LayerNorm) else "rms"
+    normed = norm("norm", d.width, kind, context, bias=bias)
+    return ModuleCost("transform", saved=SavedActivations(d.width), parts=(dense, normed))
+
+
+def next_sentence_cost(d: Dimensions) -> ModuleCost:
+    parts = (linear("pooler", d.width, d.width), linear("linear", d.width, 2))
+    return ModuleCost("", parts=parts, saved=SavedActivations(single=2))
+
+
+def classification_cost(head: ClassificationHead, d: Dimensions, width: int) -> ModuleCost:
+    """The head's input may be several vectors of the model's `width` side by side."""
+    inputs = head.linear.in_features // width * d.width
+    outputs: Size = 2 if isinstance(head, SpanHead) else d.classes
+    mix: tuple[ModuleCost, ...] = ()
+    if head.mix is not None:
+        saved = SavedActivations(single=(d.depth + 1) * inputs)
+        mix = (ModuleCost("mix", {"weights": (d.depth + 1,), "gamma": ()}, saved=saved),)
+    dropped = SavedActivations(dropped=inputs if head.dropout.p else 0)
+    dense = () if head.dense is None else (linear("dense", inputs, inputs),)
+    last = linear("linear", inputs, outputs, bias=head.linear.bias is not None)
+    activated = SavedActivations(inputs) if dense else SavedActivations()
+    return ModuleCost("", parts=(*mix, *dense, last), saved=SavedActivations(single=outputs) + dropped + activated)

@@ -47,7 +47,8 @@ def formula_table(model: Model) -> str:
 def _formula(part: ModuleCost) -> str:
     import sympy
 
-    return f"{part.times} × ({sympy.expand(part.one)})" if part.times is not None else str(sympy.expand(part.count))
+    each = str(sympy.expand(part.count_each))
+    return each if part.times is None else f"{part.times} × ({each})"
 
 
 def typeset(formula: str) -> str:

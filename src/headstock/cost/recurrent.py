@@ -5,7 +5,7 @@ from headstock.cost.formulas import (
     ExecutionContext,
     ModuleCost,
     SavedActivations,
-    Size,
+    Shapes,
     embedding,
     linear,
 )
@@ -27,14 +27,14 @@ def elmo_cost(c: RecurrentConfig, d: Dimensions, context: ExecutionContext) -> M
 def layers(name: str, c: RecurrentConfig, d: Dimensions, context: ExecutionContext) -> ModuleCost:
     project = (linear("project", d.hidden, d.width),) if c.hidden != c.width else ()
     plain = c.dropout and c.dropout_kind == "plain"
-    dropped = SavedActivations(dropped=d.width) if plain else SavedActivations()
-    return ModuleCost(name, parts=(cells("cells", c, d, context), *project), kept=dropped, times=d.depth)
+    dropped = SavedActivations(dropped=d.width if plain else 0)
+    return ModuleCost(name, parts=(cells("cells", c, d, context), *project), saved=dropped, times=d.depth)
 
 
 def cells(name: str, c: RecurrentConfig, d: Dimensions, context: ExecutionContext) -> ModuleCost:
     """LSTM or GRU cells: each gate reads the input and the previous output."""
     gates, width, hidden = GATES[c.cell], d.width, d.hidden
-    shapes: dict[str, tuple[Size, ...]] = {
+    shapes: Shapes = {
         "weight_ih_l0": (gates * hidden, width),
         "weight_hh_l0": (gates * hidden, hidden),
         "bias_ih_l0": (gates * hidden,),
@@ -45,5 +45,5 @@ def cells(name: str, c: RecurrentConfig, d: Dimensions, context: ExecutionContex
         # oneDNN saves a workspace instead, with one step more than there are tokens; the formula fits its size
         states = 5 * hidden + 6 * (hidden if c.hidden >= c.width else width)
         inside = 5 * hidden + states * (d.length + 1) / d.length
-    kept = SavedActivations(single=width + inside)  # cells always run in float32
-    return ModuleCost(name, shapes, flops=2 * gates * hidden * (width + hidden), kept=kept)
+    saved = SavedActivations(single=width + inside)  # cells always run in float32
+    return ModuleCost(name, shapes, flops=2 * gates * hidden * (width + hidden), saved=saved)

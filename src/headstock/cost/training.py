@@ -38,7 +38,7 @@ def flops_per_token(cost: ModuleCost, *, training: bool = False) -> Size:
 
 
 def optimizer_state_bytes(weights: Iterable[WeightTensor], optimizer: str) -> Size:
-    """AdamW keeps two values per weight and a counter per tensor; Muon one, for the matrices it updates."""
+    """AdamW saves_input two values per weight and a counter per tensor; Muon one, for the matrices it updates."""
     size: Size = 0
     for tensor in weights:
         if optimizer == "muon" and uses_muon(tensor):
@@ -49,7 +49,7 @@ def optimizer_state_bytes(weights: Iterable[WeightTensor], optimizer: str) -> Si
 
 
 def uses_muon(tensor: WeightTensor) -> bool:
-    return tensor.path.startswith("backbone.") and len(tensor.shape) == 2 and not tensor.table
+    return tensor.path.startswith("backbone.") and len(tensor.shape) == 2 and not tensor.is_embedding
 
 
 def optimizer_flops(weights: Iterable[WeightTensor], optimizer: str) -> Size:
@@ -83,16 +83,16 @@ def training_memory(
     _, heads = cost.parts
     trained = [tensor for tensor in cost.weights() if not frozen or tensor.path.startswith("heads.")]
     tokens = rows * d.length
-    kept = (heads if frozen else cost).total_kept()
-    predictions = sum(head.used for head in heads.parts if head.name == "token") * tokens
+    saved = (heads if frozen else cost).total_saved()
+    predictions = sum(head.passes for head in heads.parts if head.name == "token") * tokens
     working = predictions * d.vocabulary * (FLOAT32 + FLOAT16 if context.half else FLOAT32)
     if context.half:
         working += FLOAT16 * sum(tensor.count * tensor.times for tensor in trained if len(tensor.shape) == 2)
     return TrainingMemory(
-        weights=FLOAT32 * (cost.count + cost.fixed),
+        weights=FLOAT32 * (cost.count + cost.buffer_count),
         gradients=FLOAT32 * sum(tensor.count * tensor.times for tensor in trained),
         optimizer=optimizer_state_bytes(trained, optimizer),
         average=FLOAT32 * cost.count if averaged else 0,
-        activations=tokens * kept.size(context),
+        activations=tokens * saved.size(context),
         working=working,
     )

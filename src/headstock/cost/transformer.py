@@ -11,6 +11,7 @@ from headstock.cost.formulas import (
     ExecutionContext,
     ModuleCost,
     SavedActivations,
+    Shapes,
     Size,
     divide,
     embedding,
@@ -30,13 +31,13 @@ def transformer_cost(
     parts += [norm("embed_norm", d.width, c.norm_kind, context, bias=c.bias)] if c.embed_norm else []
     parts += [blocks("blocks", c, d, context)]
     parts += [norm("final_norm", d.width, c.norm_kind, context, bias=c.bias)] if c.norm == "pre" else []
-    buffers: dict[str, Any] = {"waves": (d.context, d.width)} if c.positions == "sinusoidal" else {}
-    kept = SavedActivations(dropped=d.width) if c.dropout else SavedActivations()
+    buffers: Shapes = {"waves": (d.context, d.width)} if c.positions == "sinusoidal" else {}
+    saved = SavedActivations(dropped=d.width if c.dropout else 0)
     if c.positions == "rotary":
         angles = (d.context, divide(d.head_width, 2))
         buffers = {"cosine": angles, "sine": angles}
-        kept += SavedActivations(single=d.head_width)
-    return ModuleCost(name, buffers=buffers, kept=kept, parts=tuple(parts))
+        saved += SavedActivations(single=d.head_width)
+    return ModuleCost(name, buffers=buffers, saved=saved, parts=tuple(parts))
 
 
 def encoder_decoder_cost(backbone: EncoderDecoder, d: Dimensions, context: ExecutionContext) -> ModuleCost:
@@ -47,10 +48,10 @@ def encoder_decoder_cost(backbone: EncoderDecoder, d: Dimensions, context: Execu
     encoder = transformer_cost(backbone.encoder.config, source, context, name="encoder", own_tokens=separate)
     return ModuleCost(
         "backbone",
-        kept=SavedActivations(d.width).times(share),  # the encoder's output, saved once for all decoder blocks
+        saved=SavedActivations(d.width).times(share),  # the encoder's output, saved once for all decoder blocks
         parts=(
             embedding("tokens", d.vocabulary, d.width),
-            replace(encoder, used=share),
+            replace(encoder, passes=share),
             transformer_cost(backbone.decoder.config, d, context, name="decoder", own_tokens=False),
         ),
     )
@@ -58,9 +59,9 @@ def encoder_decoder_cost(backbone: EncoderDecoder, d: Dimensions, context: Execu
 
 def blocks(name: str, c: Any, d: Dimensions, context: ExecutionContext) -> ModuleCost:
     def residual(of: str) -> ModuleCost:
-        dropped = SavedActivations(dropped=d.width) if c.dropout else SavedActivations()
+        dropped = SavedActivations(dropped=d.width if c.dropout else 0)
         parts = (norm("norm", d.width, c.norm_kind, context, bias=c.bias),)
-        return ModuleCost(f"around_{of}", parts=parts, kept=dropped)
+        return ModuleCost(f"around_{of}", parts=parts, saved=dropped)
 
     parts = [attention("attention", c, d, context), residual("attention")]
     if c.cross:
@@ -76,17 +77,17 @@ def attention(name: str, c: Any, d: Dimensions, context: ExecutionContext, *, cr
     inputs = linear("inputs", width, 3 * width, bias=c.bias)
     norms: tuple[ModuleCost, ...] = ()
     if c.qk_norm:
-        weight: dict[str, tuple[Size, ...]] = {"weight": (d.head_width,)}
+        weight: Shapes = {"weight": (d.head_width,)}
         norms = (ModuleCost("query_norm", weight), ModuleCost("key_norm", weight))
-    kept = attention_kept(c, d, context, keys=keys, share=share, rotary=c.positions == "rotary" and not cross)
+    saved = saved_by_attention(c, d, context, keys=keys, share=share, rotary=c.positions == "rotary" and not cross)
     if context.packed and not cross and is_fused(c, context):
-        kept += SavedActivations(keys)  # the mask
+        saved += SavedActivations(keys)  # the mask
     return ModuleCost(
         name,
         flops=4 * keys * width,  # each query with each key, each weight with each value
-        kept=kept,
+        saved=saved,
         parts=(
-            ModuleCost("inputs", inputs.shapes, flops=2 * width * width * (1 + 2 * share), kept=inputs.kept),
+            ModuleCost("inputs", inputs.shapes, flops=2 * width * width * (1 + 2 * share), saved=inputs.saved),
             linear("output", width, width, bias=c.bias),
             *norms,
         ),
@@ -98,7 +99,7 @@ def is_fused(c: Any, context: ExecutionContext) -> bool:
     return context.device == "cuda" or not c.dropout
 
 
-def attention_kept(
+def saved_by_attention(
     c: Any, d: Dimensions, context: ExecutionContext, *, keys: Size, share: Size, rotary: bool
 ) -> SavedActivations:
     """What is saved between the input projection and the output projection."""
@@ -118,13 +119,9 @@ def attention_kept(
 def feed_forward(name: str, c: Any, d: Dimensions) -> ModuleCost:
     gated, drops = c.activation == "swiglu", c.dropout and c.inner_dropout
     activated = {"relu": d.hidden if drops else 0, "swiglu": 3 * d.hidden}.get(c.activation, d.hidden)
-    gate = (linear("gate", d.width, d.hidden, bias=c.bias, keeps=False),) if gated else ()
+    gate = (linear("gate", d.width, d.hidden, bias=c.bias, saves_input=False),) if gated else ()
     return ModuleCost(
         name,
-        kept=SavedActivations(activated, dropped=d.hidden if drops else 0),
-        parts=(
-            *gate,
-            linear("up", d.width, d.hidden, bias=c.bias),
-            linear("down", d.hidden, d.width, bias=c.bias),
-        ),
+        saved=SavedActivations(activated, dropped=d.hidden if drops else 0),
+        parts=(*gate, linear("up", d.width, d.hidden, bias=c.bias), linear("down", d.hidden, d.width, bias=c.bias)),
     )

@@ -4,17 +4,25 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.experiments.arms import Arm, check_names, kind_of, make_arms
-from headstock.experiments.compare_settings import CompareSettings, ComparisonPlan, make_plan
+from headstock.experiments.compare_settings import (
+    Arm,
+    CompareSettings,
+    ComparisonPlan,
+    check_arm_names,
+    kind_of_arm,
+    make_arms,
+    make_plan,
+)
 from headstock.experiments.compare_trials import ExperimentContext, GridPoint, run_trial, trial_config
 from headstock.experiments.comparison_summary import summarize_comparison
 from headstock.experiments.duration import format_duration_range, grid_seconds
-from headstock.experiments.grid import TrialResult, exclusive, explained_interruption, run_grid
+from headstock.experiments.grid import TrialResult, check_folder, exclusive, explain_interruption, run_grid
 from headstock.experiments.leakage import LeakageReport, check_leakage
 from headstock.experiments.recipe import flatten_tables, given_options
 from headstock.io import FolderLayout
@@ -73,60 +81,42 @@ def compare(
     The result of every trial (arm, number of labels, seed) is saved in `out`: repeating the call continues an
     interrupted comparison.
     """
-    start = time.monotonic()
-    options = given_options(
-        train=train,
-        valid=valid,
-        test=test,
-        task=task,
-        arms=arms,
-        features=features,
-        labels=labels,
-        seeds=seeds,
-        seed=seed,
-        columns=columns,
-        skip_blank=skip_blank,
-        leakage=leakage,
-        rows=rows,
-    )
-    plan = make_plan(config_file, options, settings or {})
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; a comparison needs a folder")
+    plan = make_plan(config_file, given_options(CompareSettings, locals()), settings or {})
+    start, folder = time.monotonic(), Path(out)
+    check_folder(folder)
     run_names = [runs] if isinstance(runs, str | Path) else list(runs)
     context = make_context(plan, folder, DistributedContext(choose_device(device)))
     if not run_names and plan.pretrain:
         with exclusive(folder, "stock"):
             run_names = [pretrain_backbone(plan, folder, device, callbacks).path]
-    arm_list = make_arms(run_names, plan.compare.arms, plan.arms)
-    for arm in arm_list:  # report invalid settings of any arm before training the first one
-        trial_config(context, GridPoint(arm, 0, plan.compare.seed, analyze_errors=False), context.splits.train)
-    leaks = check_leakage(arm_list, context.eval_records, plan.compare.leakage, folder)
+    compared_arms = make_arms(run_names, plan.compare.arms, plan.arms)
+    for arm in compared_arms:  # report invalid settings of any arm before training the first one
+        trial_config(context, GridPoint(arm, 0, plan.compare.seed), context.splits.train)
+    leaks = check_leakage(compared_arms, context.eval_records, plan.compare.leakage, folder)
     context = replace(context, eval_records=select_eval_records(context.eval_records, leaks, plan.compare))
-    results = run_comparison_grid(plan, context, arm_list, callbacks)
-    return summarize_comparison(plan, context, arm_list, results, leaks, seconds=time.monotonic() - start)
+    results = run_comparison_grid(plan, context, compared_arms, callbacks)
+    return summarize_comparison(plan, context, compared_arms, results, leaks, seconds=time.monotonic() - start)
 
 
 def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedContext) -> ExperimentContext:
     """Read and check the labelled files, before anything is trained."""
     settings = plan.compare
-    check_names(settings.arms, plan.arms)
+    check_arm_names(settings.arms, plan.arms)
     task_class = labelled_task(settings.task)
-    if "tfidf" in (kind_of(name, plan.arms) for name in settings.arms) and (reason := tfidf_unsupported(settings)):
+    if "tfidf" in (kind_of_arm(name, plan.arms) for name in settings.arms) and (reason := tfidf_unsupported(settings)):
         raise UserError(f"--arms: TF-IDF {reason}; remove tfidf from --arms")
     if settings.separator is not None and "separator" not in {part.name for part in fields(task_class.Config)}:
         raise UserError(f"separator: a row of {settings.task} has a single label, so there is nothing to separate")
-    files = LabelledSettings(
-        settings.train, settings.valid, settings.test, settings.columns, skip_blank=settings.skip_blank
-    )
-    has_separator = settings.separator is not None
-    task_config = task_class.Config(separator=settings.separator) if has_separator else task_class.Config()
+    task_config = task_class.Config()
+    if settings.separator is not None:
+        task_config = replace(task_config, separator=settings.separator)
     if hasattr(task_config, "many_classes"):
         many = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
         task_config = replace(task_config, many_classes=bool(many))
+    paths = settings.train, settings.valid, settings.test
+    files = LabelledSettings(*paths, settings.columns, skip_blank=settings.skip_blank)
     splits = read_splits(files, task_class, task_config, seed=settings.seed)
-    task_config = task_class.infer_settings(task_config, splits.train)
-    task = task_class(task_config, None)
+    task = task_class(task_class.infer_settings(task_config, splits.train), None)
     eval_records = splits.test if splits.test is not None and splits.test.has_labels else splits.valid
     for records in (splits.train, splits.valid, eval_records):
         task.check(records)
@@ -135,9 +125,7 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
         raise UserError(f"--labels {counts}: {splits.train.source} has only {len(splits.train):,} rows")
     if settings.seeds < 2:
         logger.info("with a single seed there are no intervals; use --seeds 2 or more")
-    return ExperimentContext(
-        task_class, splits, eval_records, task_config, plan.settings, folder, distributed, task, settings.columns
-    )
+    return ExperimentContext(task, splits, eval_records, plan.settings, folder, distributed, settings.columns)
 
 
 def tfidf_unsupported(settings: CompareSettings) -> str | None:
@@ -157,15 +145,8 @@ def pretrain_backbone(plan: ComparisonPlan, folder: Path, device: str, callbacks
     if run.is_finished():
         check_same_settings(run, settings)  # refuses a recipe that was changed since
         return run
-    with explained_interruption(f"pretraining checkpoints are saved in {run}"):
-        pretrain(
-            out=run.path,
-            preset=preset,
-            settings=settings,
-            resume=True,
-            device=device,
-            callbacks=callbacks,
-        )
+    with explain_interruption(lambda: f"pretraining checkpoints are saved in {run}"):
+        pretrain(out=run.path, preset=preset, settings=settings, resume=True, device=device, callbacks=callbacks)
     return run
 
 
@@ -185,13 +166,7 @@ def grid_points(settings: CompareSettings, context: ExperimentContext, arms: Seq
     counts = sorted(settings.labels) or [len(context.splits.train)]
     seeds = range(settings.seed, settings.seed + settings.seeds)
     return [
-        GridPoint(
-            arm,
-            count,
-            seed,
-            analyze_errors=count == counts[-1] and seed == settings.seed,
-            unit=context.unit,
-        )
+        GridPoint(arm, count, seed, count == counts[-1] and seed == settings.seed, context.unit)
         for count in counts
         for seed in seeds
         for arm in arms
@@ -207,6 +182,6 @@ def run_comparison_grid(
     return run_grid(
         context.folder,
         points,
-        lambda point: run_trial(context, point, callbacks),
+        partial(run_trial, context, callbacks),
         format_score=lambda result: f"{format_score(context.task.primary_metric, result['score']):>6s}",
     )

@@ -1,16 +1,19 @@
-"""Settings of a comparison: a recipe file and command-line options merged and checked."""
+"""Settings of a comparison: a recipe file and command-line options merged and checked, and the arms they describe."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from headstock import config
-from headstock.errors import ConfigError
+from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.experiments.recipe import fixed_setting_problems, section_problems, table_problems
 from headstock.train.resolve import labelled_task
+from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import override_flat
 
 SECTIONS = ("compare", "finetune", "arms", "pretrain")
+KINDS = ("scratch", "pretrained", "frozen", "tfidf")  # of arms
 FIXED_SETTINGS = {  # fine-tuning settings that a comparison chooses itself
     "init": "it follows from the kind of the arm",
     "freeze": "it follows from the kind of the arm",
@@ -39,16 +42,15 @@ class CompareSettings:
     skip_blank: bool = False  # drop rows with a blank text or label
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.seeds < 1:
-            problems.append(("seeds", f"must be 1 or more, not {self.seeds}"))
-        if self.rows is not None and self.rows < 1:
-            problems.append(("rows", f"must be 1 or more, not {self.rows}"))
-        problems += [("labels", f"must be 2 or more, not {count}") for count in self.labels if count < 2]
-        if len(set(self.labels)) < len(self.labels):
-            problems.append(("labels", "contains a number twice"))
-        if len(set(self.features)) < len(self.features):
-            problems.append(("features", "contains a choice twice"))
+        minimum = (("seeds", self.seeds, 1), ("rows", self.rows, 1), *(("labels", count, 2) for count in self.labels))
+        problems = [
+            (name, f"must be {least} or more, not {value}")
+            for name, value, least in minimum
+            if value is not None and value < least
+        ]
+        for name, noun in (("labels", "number"), ("features", "choice")):
+            values = getattr(self, name)
+            problems += [(name, f"contains a {noun} twice")] if len(set(values)) < len(values) else []
         if problems:
             raise ConfigError(problems)
 
@@ -90,3 +92,71 @@ def default_arms(settings: CompareSettings) -> tuple[str, ...]:
     frozen = ["frozen"] if task.can_freeze_backbone else []
     tfidf = ["tfidf"] if task.predicts_classes and settings.separator is None else []
     return ("scratch", "pretrained", *frozen, *tfidf)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to obtain a model, with its own settings."""
+
+    name: str
+    kind: str
+    run: RunFolder | None = None  # None for TF-IDF
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """Fine-tuning settings: those implied by the kind, and the arm's own."""
+        init = "scratch" if self.kind == "scratch" else "pretrained"
+        return {"transfer.init": init, "transfer.freeze": self.kind == "frozen"} | self.settings
+
+
+ArmTables = Mapping[str, Mapping[str, Any]]
+
+
+def make_arms(runs: Sequence[str | Path], names: Sequence[str], tables: ArmTables | None = None) -> list[Arm]:
+    """The named arms, once per run except TF-IDF.
+
+    `tables` defines custom arms, such as `{"fast": {"kind": "frozen", "lr": 1e-3}}`, and settings of standard ones.
+    """
+    tables = tables or {}
+    check_arm_names(names, tables)
+    folders = [open_run(run) for run in runs]
+    paths = [run.path.resolve() for run in folders]
+    if repeated := [run for run in folders if paths.count(run.path.resolve()) > 1]:
+        raise UserError(f"{repeated[0]}: given twice")
+    if not folders and any(kind_of_arm(name, tables) != "tfidf" for name in names):
+        raise UserError("no run to compare: give one, such as reviews-en, or use --arms tfidf")
+    titles = [run.path.name for run in folders]
+    if len(set(titles)) < len(titles):
+        titles = [str(run) for run in folders]
+    arms = []
+    for name in names:
+        kind = kind_of_arm(name, tables)
+        settings = {key: value for key, value in tables.get(name, {}).items() if key != "kind"}
+        if kind == "tfidf":
+            arms.append(Arm(name, kind, settings=settings))
+            continue
+        for run, title in zip(folders, titles, strict=True):
+            arms.append(Arm(name if len(folders) == 1 else f"{name} {title}", kind, run, settings))
+    return arms
+
+
+def check_arm_names(names: Sequence[str], tables: ArmTables) -> None:
+    """Refuse unknown and repeated arms, tables without a kind, and settings for TF-IDF."""
+    available = [*KINDS, *(name for name in tables if name not in KINDS)]
+    for name in names:
+        if name not in available:
+            hint = did_you_mean(name, available)
+            raise UserError(f"--arms {name}: no such arm{hint} (have: {', '.join(available)})")
+    if repeated := sorted({name for name in names if list(names).count(name) > 1}):
+        raise UserError(f"--arms: {', '.join(repeated)} given twice")
+    for name, table in tables.items():
+        if kind_of_arm(name, tables) == "tfidf" and (keys := [key for key in table if key != "kind"]):
+            raise UserError(f"arms.{name}: TF-IDF has no settings, so {', '.join(keys)} cannot be set")
+
+
+def kind_of_arm(name: str, tables: ArmTables) -> str:
+    kind = tables.get(name, {}).get("kind", name)
+    if kind not in KINDS:
+        hint = did_you_mean(str(kind), KINDS)
+        raise UserError(f"arms.{name}.kind: must be one of {', '.join(KINDS)}, not {kind!r}{hint}")
+    return str(kind)

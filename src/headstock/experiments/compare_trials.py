@@ -1,6 +1,5 @@
 """One trial of a comparison: an arm, a number of labels and a seed."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,29 +9,23 @@ import numpy as np
 
 from headstock import __version__, config
 from headstock.data.records import Records
-from headstock.data.tokenizer import Tokenizer
-from headstock.experiments.arms import Arm
-from headstock.experiments.error_report import attribution_for
-from headstock.experiments.grid import ResultCache, TrialResult
+from headstock.experiments.compare_settings import Arm
+from headstock.experiments.evaluation import attribution_for, evaluate_outputs, fit_run, rounded
+from headstock.experiments.grid import Outcome, ResultCache, TrialResult
 from headstock.experiments.tfidf import TfidfClassifier
-from headstock.intervals import SufficientStatistics, macro_f1
 from headstock.io import fingerprint, sha256
-from headstock.logs import muted
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
-from headstock.tasks.error_analysis import reliability
-from headstock.tasks.labelled import LabelledTask, RowMetric, metric_value
+from headstock.tasks.labelled import LabelledTask, metric_value
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext
 from headstock.train.finetune import parameter_counts, save_fit
-from headstock.train.fit import FitResult, LabelledData, fit
+from headstock.train.fit import FitResult
 from headstock.train.labelled_data import LabelledSplits, subset
-from headstock.train.models import source_weights
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
-DIGITS = 5  # of probabilities in a result file
 SHARED_SETTINGS = ("classes", "separator", "unanswerable")  # inferred from all training rows, also for trials on few
 
 
@@ -40,14 +33,12 @@ SHARED_SETTINGS = ("classes", "separator", "unanswerable")  # inferred from all 
 class ExperimentContext:
     """What all trials of a comparison share: data, task and settings."""
 
-    task_class: type[LabelledTask]
+    task: LabelledTask  # without a tokenizer: computes metrics of any model's predictions
     splits: LabelledSplits
     eval_records: Records  # the test rows, or the validation rows if the test file has no labels
-    task_config: Any
     settings: dict[str, Any]  # of every fine-tuned arm
     folder: Path
     distributed: DistributedContext
-    task: LabelledTask  # without a tokenizer: computes metrics of any model's predictions
     columns: tuple[str, ...] = ()  # column names in the files
 
     @property
@@ -63,7 +54,7 @@ class ExperimentContext:
     @property
     def unit(self) -> str:
         """What the number of training rows counts, in the singular: label or pair."""
-        return self.task_class.nouns.unit
+        return self.task.nouns.unit
 
     def rows(self, labels: int, seed: int) -> tuple[Records, Records]:
         """Training and validation rows, the same for every arm; at most `labels` validation rows, also labelled."""
@@ -78,7 +69,7 @@ class GridPoint:
     arm: Arm
     labels: int
     seed: int
-    analyze_errors: bool  # also save the model and analyse its errors
+    analyze_errors: bool = False  # also save the model and analyse its errors
     unit: str = "label"
 
     @property
@@ -94,25 +85,24 @@ class GridPoint:
         return f"{self.labels:6,} {self.unit}s  seed {self.seed}  {arm_label(self.arm.name):14s}"
 
 
-def run_trial(context: ExperimentContext, point: GridPoint, callbacks: Sequence[Callback]) -> tuple[TrialResult, bool]:
-    """The result of a trial and whether it is new (not from the cache)."""
-    cache = ResultCache(context.folder)
+def run_trial(context: ExperimentContext, callbacks: Sequence[Callback], point: GridPoint) -> Outcome:
     train, valid = context.rows(point.labels, point.seed)
     run_config = trial_config(context, point, train)
-    key = trial_key(context, point, run_config, train, valid)
-    cached = cache.read(point)
-    if cached.get("key") == key and (cached["shown"] or not point.analyze_errors):
-        return cached, False
-    start = time.monotonic()
-    if run_config is None:
-        result = run_tfidf(context, point, train, valid)
-    else:
-        with muted():
+
+    def run() -> TrialResult:
+        if run_config is None:
+            result = run_tfidf(context, point, train, valid)
+        else:
             result = run_finetuning(context, point, run_config, train, valid, callbacks)
-    result |= {"seconds": round(time.monotonic() - start, 3), "key": key, "shown": point.analyze_errors}
-    result |= {"arm": point.arm.name, "labels": point.labels, "seed": point.seed}
-    cache.write(point, result)
-    return result, True
+        position = {"arm": point.arm.name, "labels": point.labels, "seed": point.seed}
+        return result | {"shown": point.analyze_errors} | position
+
+    return ResultCache(context.folder).get_or_run(
+        point,
+        trial_key(context, point, run_config, train, valid),
+        run,
+        is_complete=lambda cached: cached["shown"] or not point.analyze_errors,
+    )
 
 
 def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -> RunConfig | None:
@@ -120,10 +110,10 @@ def trial_config(context: ExperimentContext, point: GridPoint, train: Records) -
     if point.arm.run is None:
         return None
     settings = {**context.settings, **point.arm.options(), "train.seed": point.seed}
-    shared = {name: getattr(context.task_config, name, None) for name in SHARED_SETTINGS}
+    shared = {name: getattr(context.task.config, name, None) for name in SHARED_SETTINGS}
     settings |= {f"task.{name}": config.to_dict(value) for name, value in shared.items() if value}
     settings |= {"data.train": context.splits.train.source, "data.columns": list(context.columns)}
-    return resolve_with_data(resolve_finetune_config(point.arm.run, context.task_class.name, None, settings), train)
+    return resolve_with_data(resolve_finetune_config(point.arm.run, context.task.name, None, settings), train)
 
 
 def trial_key(
@@ -140,7 +130,7 @@ def trial_key(
             "version": __version__,
             "rows": LabelledSplits(train, valid, context.eval_records).fingerprint(),
             "unlabelled": context.unlabelled_test.columns if context.unlabelled_test else None,
-            "task": [context.task_class.name, config.to_dict(context.task_config)],
+            "task": [context.task.name, config.to_dict(context.task.config)],
             "settings": settings,
             "tokenizer": run.data()["tokenizer"] if run else None,
             "weights": sha256(run.weights_file) if run and point.arm.kind != "scratch" else None,
@@ -148,69 +138,12 @@ def trial_key(
     )
 
 
-def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Metrics of a model's outputs on the evaluation rows, and the values per row from which intervals are computed."""
-    stored = list(rounded(np.stack(outputs))) if task.predicts_classes else outputs  # metrics agree with what is stored
-    row_metrics, certainty = task.row_metrics(data, stored), task.confidences(data, stored)
-    metrics = task.extra_metrics(data, stored) | {name: metric_value(values) for name, values in row_metrics.items()}
-    if (numbers := task.true_and_predicted(data, stored)) is not None:
-        metrics["macro_f1"] = macro_f1(*numbers)
-    return {
-        "score": metrics[task.primary_metric],
-        "accuracy": metrics.get("accuracy", metrics.get("exact_match")),  # a translation has neither
-        **{name: metrics[name] for name in row_metrics},
-        "macro_f1": metrics.get("macro_f1"),
-        "loss": task.extra_metrics(data, outputs).get("loss"),  # not of rounded probabilities, which may be 0
-        "ece": None if certainty is None else reliability(*certainty)["ece"],
-        "tallies": {name: serialize_metric(values) for name, values in row_metrics.items()},
-        "probabilities": np.stack(stored).tolist() if task.predicts_classes else None,
-    }
-
-
-def serialize_metric(values: RowMetric) -> list[list[float]]:
-    """A metric's values per row as lists: numerators and denominators, or the counts of each row."""
-    return [compact_list(row) for row in (values.values if isinstance(values, SufficientStatistics) else values)]
-
-
-def rounded(probabilities: np.ndarray) -> np.ndarray:
-    return probabilities.astype(np.float64).round(DIGITS)
-
-
-def compact_list(values: np.ndarray) -> list[float]:
-    """Integers where possible, otherwise rounded numbers, to keep the JSON short."""
-    return [int(value) if value == int(value) else round(float(value), DIGITS) for value in values]
-
-
-def run_tfidf(context: ExperimentContext, point: GridPoint, train: Records, valid: Records) -> TrialResult:
-    """TF-IDF features and a linear classifier on the raw texts."""
-    task = context.task
-    assert task.predicts_classes
-    labels = [label_numbers(rows, context.task_config) for rows in (train, valid, context.eval_records)]
-    classifier = TfidfClassifier(context.task_config.classes).fit(
-        input_texts(train), labels[0], input_texts(valid), labels[1], seed=point.seed
-    )
-    probabilities, data = classifier.probabilities(input_texts(context.eval_records)), LabelsOnly(labels[2])
-    result = {
-        **evaluate_outputs(task, data, list(probabilities)),
-        "valid_score": classifier.valid_accuracy,
-        "best_epoch": None,
-        "tokens_per_second": None,
-        "chosen": classifier.chosen,
-        "epochs": [],
-        "parameters": None,
-        "predicted": None,
-    }
-    if context.unlabelled_test is not None:
-        outputs = classifier.probabilities(input_texts(context.unlabelled_test))
-        result["predicted"] = task.predictions(None, list(rounded(outputs)))
-    if point.analyze_errors:
-        result["told"] = task.error_analysis(context.eval_records, data, list(rounded(probabilities)))
-    return result
+# TF-IDF
 
 
 @dataclass(frozen=True)
 class LabelsOnly:
-    """Rows that are not tokenized, for TF-IDF."""
+    """Rows that are not tokenized."""
 
     labels: np.ndarray
 
@@ -219,6 +152,40 @@ def input_texts(records: Records) -> list[Any]:
     """The texts of the rows, or pairs of texts."""
     columns = records.columns
     return list(zip(columns["text"], columns["text_b"], strict=True)) if "text_b" in columns else records.display_texts
+
+
+def fit_tfidf(context: ExperimentContext, train: Records, valid: Records, *, seed: int) -> TfidfClassifier:
+    labels, valid_labels = (label_numbers(records, context.task.config) for records in (train, valid))
+    classifier = TfidfClassifier(context.task.config.classes)
+    return classifier.fit(input_texts(train), labels, input_texts(valid), valid_labels, seed=seed)
+
+
+def run_tfidf(context: ExperimentContext, point: GridPoint, train: Records, valid: Records) -> TrialResult:
+    """TF-IDF features and a linear classifier on the raw texts."""
+    task, records = context.task, context.eval_records
+    classifier = fit_tfidf(context, train, valid, seed=point.seed)
+    probabilities = classifier.probabilities(input_texts(records))
+    data = LabelsOnly(label_numbers(records, task.config))
+    predicted = None
+    if context.unlabelled_test is not None:
+        outputs = classifier.probabilities(input_texts(context.unlabelled_test))
+        predicted = task.predictions(None, list(rounded(outputs)))
+    result = {
+        **evaluate_outputs(task, data, list(probabilities)),
+        "valid_score": classifier.valid_accuracy,
+        "best_epoch": None,
+        "tokens_per_second": None,
+        "chosen": classifier.chosen,
+        "epochs": [],
+        "parameters": None,
+        "predicted": predicted,
+    }
+    if point.analyze_errors:
+        result["told"] = task.error_analysis(records, data, list(rounded(probabilities)))
+    return result
+
+
+# Fine-tuning
 
 
 def run_finetuning(
@@ -230,13 +197,12 @@ def run_finetuning(
     callbacks: Sequence[Callback],
 ) -> TrialResult:
     """Fine-tune and evaluate a model; save it and analyse its errors where the grid point says so."""
-    run = point.arm.run
-    assert run is not None
-    tokenizer, dtype, frozen = run.tokenizer(), run_config.train.dtype, run_config.transfer.freeze
-    task = context.task_class(run_config.task, tokenizer)
-    data = LabelledData(task.prepare(train), task.prepare(valid))
-    weights = None if point.arm.kind == "scratch" else source_weights(run)
-    fitted = fit(run_config, tokenizer, weights, data, run=None, distributed=context.distributed, callbacks=callbacks)
+    source, distributed, dtype = point.arm.run, context.distributed, run_config.train.dtype
+    assert source is not None
+    fitted, data = fit_run(
+        source, type(context.task), run_config, train, valid, distributed=distributed, callbacks=callbacks
+    )
+    task, frozen = fitted.task, run_config.transfer.freeze
     eval_data = task.prepare(context.eval_records)
     outputs = fitted.outputs(eval_data, dtype=dtype)
     predicted = None
@@ -245,7 +211,7 @@ def run_finetuning(
         predicted = task.predictions(rows, fitted.outputs(rows, dtype=dtype))
     result = {
         **evaluate_outputs(task, eval_data, outputs),
-        "valid_score": valid_score(fitted, data.valid, run_config),
+        "valid_score": valid_score(fitted, data.valid, dtype),
         "best_epoch": fitted.best_epoch,
         "tokens_per_second": None if frozen else tokens_per_second(fitted),  # frozen features are computed once
         "chosen": None,
@@ -256,29 +222,18 @@ def run_finetuning(
     if point.analyze_errors:
         attribute = attribution_for(fitted.model, task, eval_data, length=fitted.length)
         result["told"] = task.error_analysis(context.eval_records, eval_data, outputs, attribute=attribute)
-        save_run(context, point, run_config, tokenizer, fitted, LabelledSplits(train, valid, None))
+        run, splits = RunFolder(context.folder / "runs" / point.run_name), LabelledSplits(train, valid, None)
+        save_fit(run, run_config, source.tokenizer(), fitted, splits, distributed)
     return result
 
 
-def valid_score(fitted: FitResult, valid: Any, run_config: RunConfig) -> float:
+def valid_score(fitted: FitResult, valid: Any, dtype: str) -> float:
     """The primary metric on the validation rows at the best epoch."""
     if fitted.task.primary_metric == "accuracy":
         return next(row["valid_accuracy"] for row in fitted.epochs if row["step"] == fitted.state.best_step)
-    outputs = fitted.outputs(valid, dtype=run_config.train.dtype)
+    outputs = fitted.outputs(valid, dtype=dtype)
     return metric_value(fitted.task.row_metrics(valid, outputs)[fitted.task.primary_metric])
 
 
 def tokens_per_second(fitted: FitResult) -> float:
     return round(fitted.state.tokens / max(1e-9, fitted.state.seconds - fitted.state.overhead_seconds), 1)
-
-
-def save_run(
-    context: ExperimentContext,
-    point: GridPoint,
-    run_config: RunConfig,
-    tokenizer: Tokenizer,
-    fitted: FitResult,
-    splits: LabelledSplits,
-) -> None:
-    run = RunFolder(context.folder / "runs" / point.run_name)
-    save_fit(run, run_config, tokenizer, fitted, splits, context.distributed)

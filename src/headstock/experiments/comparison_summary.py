@@ -1,9 +1,8 @@
 """Summarizes the trials of a comparison: means, intervals, paired differences, verdicts and error details."""
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from itertools import chain, combinations
 from typing import Any
 
@@ -12,28 +11,30 @@ import numpy as np
 from headstock import config
 from headstock.data.catalog import PREFIX
 from headstock.data.records import Records
-from headstock.experiments.arms import Arm
-from headstock.experiments.compare_settings import ComparisonPlan
+from headstock.experiments.compare_settings import Arm, ComparisonPlan
 from headstock.experiments.compare_trials import ExperimentContext
-from headstock.experiments.grid import TrialResult
+from headstock.experiments.evaluation import paired_difference, row_values
+from headstock.experiments.grid import SINGLE_SEED, TrialResult, total_seconds, versions
 from headstock.experiments.leakage import LeakageReport
 from headstock.experiments.leakage_search import overlapping_rows
-from headstock.experiments.pretrained_runs import comparability_notes, describe_runs
 from headstock.experiments.verdict import features_verdict, verdict
-from headstock.intervals import SufficientStatistics, difference, interval, macro_f1_interval
+from headstock.intervals import interval, macro_f1_interval
 from headstock.io import write_json, write_text
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import label_errors
-from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.wording import metric_name
 from headstock.train.metrics import majority_class, majority_warning
+from headstock.train.run_folder import RunFolder, source_run
 
 CELL_KEYS = (
     "arm", "labels", "seed", "score", "accuracy", "macro_f1", "loss", "ece", "valid_score", "best_epoch", "seconds",
     "tokens_per_second", "chosen", "epochs",
 )  # fmt: skip
-PACKAGES = ("headstock", "torch", "tokenizers", "scikit-learn", "numpy")
+RUN_METRICS = (
+    "perplexity", "masked_perplexity", "forward_perplexity", "backward_perplexity", "bits_per_byte", "accuracy",
+)  # fmt: skip
+SIZE_TOLERANCE = 0.1  # runs whose sizes differ by a larger fraction are reported as different
 
 ResultsByArm = dict[tuple[str, int], list[TrialResult]]  # by arm and number of labels, one per seed
 
@@ -55,25 +56,30 @@ def summarize_comparison(
         for count in counts
     }
     summary = [summarize_arm(context, arm.name, count, by_arm[arm.name, count]) for count in counts for arm in arms]
-    pairs = [compare_pair(context.task, a.name, b.name, n, by_arm) for n in counts for a, b in combinations(arms, 2)]
+    pairs = [
+        {"labels": count, "a": a.name, "b": b.name, "difference": gap.mean, "low": gap.low, "high": gap.high}
+        for count in counts
+        for a, b in combinations(arms, 2)
+        for gap in [paired_difference(context.task, by_arm[a.name, count], by_arm[b.name, count])]
+    ]
     arm_rows = [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms]
     runs, majority = describe_runs(arms, summary), majority_baseline(context)
     results = {
         "kind": "compare",
-        "task": context.task_class.name,
+        "task": context.task.name,
         "metric": context.task.primary_metric,
         "title": title_of(context, arms),
         "versions": versions(),
         "device": str(context.distributed.device),
-        "seconds": round(max(seconds, sum(result["seconds"] for result in trials)), 1),  # including cached trials
+        "seconds": total_seconds(seconds, trials),
         "seed": plan.compare.seed,
         "settings": settings_of(plan),
         "data": context.splits.describe(),
-        "classes": list(getattr(context.task_config, "classes", ())),
+        "classes": list(getattr(context.task.config, "classes", ())),
         "measured_on": "valid" if context.evaluates_on_valid else "test",
         "measured_rows": len(context.eval_records),
         "majority": majority,
-        "leakage": leaks.runs,
+        "leakage": [asdict(run) for run in leaks.runs],
         "train_overlap": len(overlapping_rows(full_texts(context.eval_records), full_texts(context.splits.train))),
         "arms": arm_rows,
         "runs": runs,
@@ -98,7 +104,7 @@ def majority_baseline(context: ExperimentContext) -> dict[str, Any] | None:
     """The most frequent class (or tag) of the evaluation rows, and the accuracy of always predicting it."""
     columns = context.eval_records.columns
     labels = columns.get("label", list(chain.from_iterable(columns.get("tags", []))))
-    if not labels or getattr(context.task_config, "separator", None) is not None:
+    if not labels or getattr(context.task.config, "separator", None) is not None:
         return None
     name, accuracy = majority_class(labels)
     return {"class": name, "accuracy": accuracy}
@@ -164,50 +170,22 @@ def title_of(context: ExperimentContext, arms: Sequence[Arm]) -> str:
     return f"{', '.join(runs) or 'TF-IDF'} on {data}"
 
 
-def versions() -> dict[str, str]:
-    result = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            result[name] = version(name)
-        except PackageNotFoundError:  # run from a source tree
-            continue
-    return result
-
-
 def stacked_probabilities(results: list[TrialResult]) -> np.ndarray:
     """(seeds, rows, classes)"""
     return np.array([result["probabilities"] for result in results])
 
 
-def row_values(
-    task: LabelledTask, results: list[TrialResult], metric: str
-) -> tuple[np.ndarray | SufficientStatistics, np.ndarray | None]:
-    """A metric's numerators and denominators, each (seeds, rows); the denominators are None if all are 1.
-
-    For a metric that is not a ratio, such as BLEU, the (seeds, rows, K) counts it is computed from.
-    """
-    if metric in task.formulas:
-        return SufficientStatistics(
-            np.array([result["tallies"][metric] for result in results]), task.formulas[metric]
-        ), None
-    numerators, denominators = (np.array([result["tallies"][metric][part] for result in results]) for part in (0, 1))
-    return numerators, None if (denominators == 1).all() else denominators
-
-
 def summarize_arm(context: ExperimentContext, arm: str, labels: int, results: list[TrialResult]) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
+    primary, metrics = context.task.primary_metric, dict[str, Any]()
     for name in results[0]["tallies"]:
-        mean = interval(*row_values(context.task, results, name), key=("accuracy",))
-        metrics |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
-    primary = context.task.primary_metric
+        metrics |= with_bounds(name, *interval(*row_values(context.task, results, name), key=("accuracy",)))
     macro_f1 = [result["macro_f1"] for result in results if result["macro_f1"] is not None]
-    f1 = {"macro_f1": float(np.mean(macro_f1)) if macro_f1 else None, "macro_f1_low": None, "macro_f1_high": None}
+    f1 = with_bounds("macro_f1", float(np.mean(macro_f1)) if macro_f1 else None)
     if results[0]["probabilities"] is not None:
-        labels_true = label_numbers(context.eval_records, context.task_config)
-        if labels_true.ndim == 1:
+        true = label_numbers(context.eval_records, context.task.config)
+        if true.ndim == 1:
             predicted = stacked_probabilities(results).argmax(-1)
-            mean = macro_f1_interval(labels_true, predicted, len(context.task_config.classes))
-            f1 = {"macro_f1": mean.mean, "macro_f1_low": mean.low, "macro_f1_high": mean.high}
+            f1 = with_bounds("macro_f1", *macro_f1_interval(true, predicted, len(context.task.config.classes)))
     speeds = [result["tokens_per_second"] for result in results if result["tokens_per_second"]]
     return {
         "arm": arm,
@@ -225,11 +203,8 @@ def summarize_arm(context: ExperimentContext, arm: str, labels: int, results: li
     }
 
 
-def compare_pair(task: LabelledTask, a: str, b: str, labels: int, by_arm: ResultsByArm) -> dict[str, Any]:
-    """The difference of two arms' scores, paired by seed and row."""
-    (hits, of), (other_hits, other_of) = (row_values(task, by_arm[arm, labels], task.primary_metric) for arm in (a, b))
-    gap = difference(hits, other_hits, of, other_of)
-    return {"labels": labels, "a": a, "b": b, "difference": gap.mean, "low": gap.low, "high": gap.high}
+def with_bounds(name: str, mean: float | None, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def describe_arm(arm: Arm, result: TrialResult) -> dict[str, Any]:
@@ -264,18 +239,17 @@ def notes(plan: ComparisonPlan, context: ExperimentContext, leaks: LeakageReport
         for name, signature in context.task.metric_signatures().items()
     ]
     if plan.compare.seeds < 2:
-        lines.append("One seed only: the variation between seeds is unknown, so there are no intervals.")
+        lines.append(SINGLE_SEED)
     if context.evaluates_on_valid:
         bias = "" if last else ", which also selected the epochs: the scores of all arms are optimistic"
         lines.append(f"Evaluated on the validation rows{bias}.")
     if leaks.excluded:
-        lines.append(
-            f"{len(leaks.excluded):,} evaluation rows were excluded: their texts occur in the pretraining text."
-        )
+        count = len(leaks.excluded)
+        lines.append(f"{count:,} evaluation rows were excluded: their texts occur in the pretraining text.")
     lines += [
-        f"The pretraining text of {run['run']} was not searched for evaluation texts: {run['why']}."
+        f"The pretraining text of {run.run} was not searched for evaluation texts: {run.why}."
         for run in leaks.runs
-        if not run["checked"]
+        if not run.checked
     ]
     if plan.compare.rows == len(context.eval_records):
         lines.append(f"Evaluated on a stratified sample of {len(context.eval_records):,} rows.")
@@ -288,13 +262,13 @@ def details(context: ExperimentContext, arms: list[Arm], by_arm: ResultsByArm, l
     errors = {name: {"seed": trial["seed"], **trial["told"]} for name, trial in first_seed.items() if trial.get("told")}
     if not errors:  # multi-label tasks have no error analysis
         return {}
-    judges = [arm for arm in arms if arm.kind != "scratch"] or arms
-    results = [result for arm in judges for result in by_arm[arm.name, labels]]
+    informed = [arm for arm in arms if arm.kind != "scratch"] or arms
+    results = [result for arm in informed for result in by_arm[arm.name, labels]]
     if results[0]["probabilities"] is None:
         return {"labels": labels, "arms": errors}
-    true = label_numbers(context.eval_records, context.task_config)
+    true = label_numbers(context.eval_records, context.task.config)
     suspects = label_errors(
-        stacked_probabilities(results), true, rows=context.eval_records, classes=context.task_config.classes
+        stacked_probabilities(results), true, rows=context.eval_records, classes=context.task.config.classes
     )
     return {"labels": labels, "arms": errors, "label_errors": suspects}
 
@@ -309,3 +283,63 @@ def write_predictions(context: ExperimentContext, arm: Arm, results: list[TrialR
     best = max(results, key=lambda result: (result["valid_score"], -best_valid_loss(result)))
     path = context.folder / "predictions" / f"{arm.name.replace(' ', '-').replace('/', '-')}.jsonl"
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in best["predicted"]))
+
+
+# The pretrained runs side by side. Perplexity is per token: it compares only runs with the same tokenizer, and never a
+# bidirectional with a causal model. Bits per byte compare wherever they are defined.
+
+
+def describe_runs(arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per pretrained run; empty if there is only one."""
+    runs = list({arm.run.path: arm.run for arm in arms if arm.run is not None and arm.run.exists()}.values())
+    return [describe_run(run, arms, summary) for run in runs] if len(runs) > 1 else []
+
+
+def describe_run(run: RunFolder, arms: Sequence[Arm], summary: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    language_model = pretrained_origin(run)
+    settings = language_model.config() if language_model else run.config()
+    results = language_model.results() if language_model else {}
+    metrics = results.get("metrics", {})
+    most_labels = max(row["labels"] for row in summary)
+    scores = {
+        arm.kind: {key: row[key] for key in ("score", "low", "high", "tokens_per_second")}
+        for arm in arms
+        for row in summary
+        if arm.run == run and (row["arm"], row["labels"]) == (arm.name, most_labels)
+    }
+    return {
+        "run": str(run),
+        "family": settings["model"]["family"],
+        "objective": settings["task"]["name"] if language_model else None,
+        "parameters": results.get("parameters", {}).get("total"),
+        "tokens": results.get("tokens"),
+        "tokens_per_second": results.get("tokens_per_second"),
+        "tokenizer": run.data()["tokenizer"],
+        **{name: metrics.get(name) for name in RUN_METRICS},
+        "bits_per_byte_withheld": results.get("bits_per_byte_withheld"),
+        "labels": most_labels,
+        "scores": scores,
+    }
+
+
+def pretrained_origin(run: RunFolder) -> RunFolder | None:
+    """The language model behind a run: the run itself, or the run it was fine-tuned from if that still exists."""
+    source = source_run(run)
+    return source if source is not None and source.is_finished() else None
+
+
+def comparability_notes(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Differences between the runs that limit what their numbers mean."""
+    lines = []
+    if len({run["tokenizer"] for run in runs}) > 1:
+        lines.append("The runs have different tokenizers: compare their bits per byte, not their perplexities.")
+    lines += [
+        f"The bits per byte of {run['run']} are withheld: {reason}."
+        for run in runs
+        if (reason := run.get("bits_per_byte_withheld"))
+    ]
+    for key, noun in (("parameters", "parameters"), ("tokens", "pretraining tokens")):
+        counts = [run[key] for run in runs if run[key]]
+        if counts and max(counts) > (1 + SIZE_TOLERANCE) * min(counts):
+            lines.append(f"The runs differ in {noun}: from {min(counts):,} to {max(counts):,}.")
+    return lines

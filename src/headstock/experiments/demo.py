@@ -10,9 +10,8 @@ from typing import Any
 from headstock.data import catalog
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError, shell_quote
-from headstock.experiments.arms import make_arms
 from headstock.experiments.compare import LAYOUT, compare, grid_points, make_context
-from headstock.experiments.compare_settings import make_plan
+from headstock.experiments.compare_settings import make_arms, make_plan
 from headstock.experiments.duration import format_duration_range, grid_seconds, measure_throughput
 from headstock.experiments.grid import read_json
 from headstock.experiments.tables import comparison_table
@@ -216,7 +215,7 @@ def largest_fitting(
     estimates: Sequence[tuple[ComparisonSize, float]], *, seconds: float
 ) -> tuple[ComparisonSize, float]:
     """The last size that fits in the time, or the first if none does."""
-    return [estimates[0], *(one for one in estimates[1:] if one[1] <= seconds)][-1]
+    return [estimates[0], *(estimate for estimate in estimates[1:] if estimate[1] <= seconds)][-1]
 
 
 def summarize_pretrained(results: dict[str, Any]) -> str:

@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from headstock.data.records import Records
-from headstock.experiments.arms import Arm
-from headstock.experiments.compare_trials import ExperimentContext, GridPoint, input_texts, trial_config
+from headstock.experiments.compare_settings import Arm
+from headstock.experiments.compare_trials import ExperimentContext, GridPoint, fit_tfidf, input_texts, trial_config
+from headstock.experiments.evaluation import fit_run
 from headstock.experiments.grid import ResultCache
-from headstock.experiments.tfidf import TfidfClassifier
 from headstock.logs import muted
 from headstock.planner.machine import synchronize
-from headstock.tasks.class_labels import label_numbers
 from headstock.train.callbacks import Event
-from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import subset
 from headstock.train.resolve import CHARACTERS_PER_TOKEN
 from headstock.train.settings import RunConfig
@@ -48,52 +46,49 @@ def measure_throughput(context: ExperimentContext, arm: Arm) -> Throughput:
     valid = subset(context.splits.valid, min(TRAIN_ROWS, len(context.splits.valid)), seed=0)
     if arm.run is None:
         return tfidf_throughput(context, train, valid)
-    # a frozen arm is timed as a pretrained one: validation gives the time to read a row
-    timed_arm = replace(arm, settings=without_layers(arm), kind="pretrained" if arm.kind == "frozen" else arm.kind)
-    config = trial_config(context, GridPoint(timed_arm, len(train), 0, analyze_errors=False), train)
+    # a frozen arm is timed as a pretrained one, without `layers`: validation gives the time to read a row
+    kind = "pretrained" if arm.kind == "frozen" else arm.kind
+    settings = {key: value for key, value in arm.settings.items() if key.rpartition(".")[2] != "layers"}
+    point = GridPoint(replace(arm, kind=kind, settings=settings), len(train), seed=0)
+    config = trial_config(context, point, train)
     assert config is not None
-    dtype = config.train.dtype
     short = replace(config.train, steps=STEPS, epochs=None, minutes=None, validate_every=STEPS, ema=0.0)
-    tokenizer = arm.run.tokenizer()
-    task = context.task_class(config.task, tokenizer)
-    data = LabelledData(task.prepare(train), task.prepare(valid))
+    device = context.distributed.device
     step_times, valid_seconds = [time.perf_counter()], [0.0]
 
     def record_time(event: Event) -> None:
-        synchronize(context.distributed.device)
+        synchronize(device)
         if event.kind == "step":
             step_times.append(time.perf_counter())
         elif event.kind == "valid":
             valid_seconds.append(time.perf_counter() - step_times[-1])
 
-    weights = None if arm.kind == "scratch" else arm.run.weights()
-    short_config, distributed = replace(config, train=short), context.distributed
     with muted():
-        fitted = fit(short_config, tokenizer, weights, data, run=None, distributed=distributed, callbacks=[record_time])
-    rows = valid.select(range(min(PREDICTED_ROWS, len(valid))))
+        fitted, _ = fit_run(
+            arm.run,
+            type(context.task),
+            replace(config, train=short),
+            train,
+            valid,
+            distributed=context.distributed,
+            callbacks=[record_time],
+        )
+    rows = fitted.task.prepare(valid.select(range(min(PREDICTED_ROWS, len(valid)))))
     start = time.perf_counter()
-    fitted.outputs(task.prepare(rows), dtype=dtype)
+    fitted.outputs(rows, dtype=short.dtype)
     output = (time.perf_counter() - start) / max(1, len(rows))
     steps = [after - before for before, after in pairwise(step_times)][WARMUP_STEPS:]
     # the mean, not the median: on a busy machine some steps take much longer
     return Throughput(step=statistics.mean(steps), row=valid_seconds[-1] / max(1, len(valid)), output=output)
 
 
-def without_layers(arm: Arm) -> dict[str, object]:
-    """An arm's settings without `layers`, which only a frozen backbone has."""
-    return {key: value for key, value in arm.settings.items() if key.rpartition(".")[2] != "layers"}
-
-
 def tfidf_throughput(context: ExperimentContext, train: Records, valid: Records) -> Throughput:
     import sklearn.feature_extraction.text  # noqa: F401  # imported before the clock starts
 
-    train_labels, valid_labels = (label_numbers(rows, context.task_config) for rows in (train, valid))
-    if len(set(map(int, train_labels))) < 2:
+    if len(set(train.columns["label"])) < 2:
         return Throughput()
     start = time.perf_counter()
-    classifier = TfidfClassifier(context.task_config.classes).fit(
-        input_texts(train), train_labels, input_texts(valid), valid_labels, seed=0
-    )
+    classifier = fit_tfidf(context, train, valid, seed=0)
     fitted = time.perf_counter()
     classifier.probabilities(input_texts(valid))
     return Throughput(text=(time.perf_counter() - fitted) / max(1, len(valid)), fitting=fitted - start)

@@ -20,7 +20,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Literal
 
@@ -32,15 +32,14 @@ from headstock.data.corpus import Document
 logger = logging.getLogger(__name__)
 
 GRAM, LONG_GRAM = 5, 13  # words per n-gram
-FEWEST_EXACT, FEWEST_NEAR = GRAM, 12  # words that must occur in the document
-ONE_IN = 5  # 13-grams in the document: sufficient
-IN_ORDER = 0.7  # of the words, together with as many 5-grams: sufficient
-PATTERN = 50  # a 5-gram of more texts belongs to a template
-STRETCH = 1.5  # maximum length of the span relative to the text
-BATCH = 1 << 18  # characters
-PAIRS = 1_000_000  # (document, text) pairs counted at a time
-EXCERPT = 200  # characters
-PROGRESS = 100_000_000  # characters between progress messages
+MIN_EXACT_WORDS, MIN_NEAR_WORDS = GRAM, 12  # words that must occur in the document
+QUOTED_ONE_IN = 5  # 13-grams in the document: sufficient
+IN_ORDER_SHARE = 0.7  # of the words, together with as many 5-grams: sufficient
+TEMPLATE_TEXTS = 50  # a 5-gram of more texts belongs to a template
+SPAN_FACTOR = 1.5  # maximum length of the span relative to the text
+BATCH_CHARACTERS = 1 << 18
+EXCERPT_CHARACTERS = 200
+PROGRESS_CHARACTERS = 100_000_000  # between progress messages
 
 ACCENTS = re.compile("[\u0300-\u036f\u00ad\u200b-\u200d\u2060\ufe00-\ufe0f\ufeff]+")  # and invisible characters
 # Unicode blocks with other combining marks, such as the vowel signs of Indic scripts
@@ -50,16 +49,18 @@ OTHER_MARKS = re.compile(
 SPACELESS = re.compile(  # Thai, Lao, Burmese, Khmer, kana and ideographs
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]"
 )
-END = "\x1e"  # separates the documents of a batch
-WORD = re.compile(rf"[^\W_]+|{END}")
-Hit = tuple[int, int]  # the position of a 5-gram in a batch, and its number
-NO_WORD, END_NUMBER = 0, -1  # ids of words in no test text, and of the end of a document
+SEPARATOR = "\x1e"  # between the documents of a batch
+WORD = re.compile(rf"[^\W_]+|{SEPARATOR}")
+UNKNOWN_ID, SEPARATOR_ID = 0, -1  # of words in no test text, and of the separator
+
+Kind = Literal["exact", "near"]
+GramMatch = tuple[int, int]  # the position of a 5-gram in a batch, and its number
 
 
 @dataclass(frozen=True)
 class LeakedText:
     row: int  # index of the test text
-    kind: Literal["exact", "near"]
+    kind: Kind
     share: float  # of the text's words that occur in order in one span of the document
     where: str  # the document, as file:line
     text: str  # the beginning of the span
@@ -74,26 +75,24 @@ class SearchResult:
 
 def find_leaked_texts(texts: Sequence[str], corpus: Iterable[Document]) -> SearchResult:
     """Find which of `texts` occur in the corpus; of several equal matches the first is reported."""
-    rows: dict[tuple[str, ...], list[int]] = {}
+    rows: dict[tuple[str, ...], list[int]] = {}  # of each distinct text
     for row, text in enumerate(texts):
-        if len(key := tuple(words(text))) >= FEWEST_EXACT:
+        if len(key := tuple(words(text))) >= MIN_EXACT_WORDS:
             rows.setdefault(key, []).append(row)
-    index = _index(list(rows))
-    best: dict[int, LeakedText] = {}
+    index, best = _build_index(list(rows)), dict[int, LeakedText]()
     documents = characters = 0
     tail = np.zeros(0, np.int32)
     for parts in _batches(corpus):
         batch = _to_ids(index, parts, tail)
         _update_matches(index, batch, best)
-        tail = tail[:0] if parts[-1].last else batch.numbers[batch.starts[-1] :][-index.reach :]
-        documents += sum(part.last for part in parts)
+        tail = tail[:0] if parts[-1].is_last else batch.ids[batch.starts[-1] :][-index.overlap :]
+        documents += sum(part.is_last for part in parts)
         before, characters = characters, characters + sum(len(part.text) for part in parts)
-        if characters // PROGRESS > before // PROGRESS:
-            hits = f"{len(best):,} of {len(rows):,} texts found"
-            logger.info("searched %s documents: %s", f"{documents:,}", hits)
-    same = list(rows.values())
-    leaked = [LeakedText(row, hit.kind, hit.share, hit.where, hit.text) for i, hit in best.items() for row in same[i]]
-    return SearchResult(documents, sum(map(len, same)), sorted(leaked, key=lambda hit: hit.row))
+        if characters // PROGRESS_CHARACTERS > before // PROGRESS_CHARACTERS:
+            logger.info("searched %s documents: %d of %d texts found", f"{documents:,}", len(best), len(rows))
+    equal_rows = list(rows.values())
+    leaked = [replace(match, row=row) for text, match in best.items() for row in equal_rows[text]]
+    return SearchResult(documents, sum(map(len, equal_rows)), sorted(leaked, key=lambda match: match.row))
 
 
 def overlapping_rows(texts: Sequence[str], others: Sequence[str]) -> list[int]:
@@ -111,20 +110,20 @@ def overlapping_rows(texts: Sequence[str], others: Sequence[str]) -> list[int]:
 
 def words(text: str) -> list[str]:
     """The normalized words of a text."""
-    return WORD.findall(_folded(text.replace(END, " ")))
+    return WORD.findall(_normalize(text.replace(SEPARATOR, " ")))
 
 
-def _folded(text: str) -> str:
+def _normalize(text: str) -> str:
     if not text.isascii():
         text = ACCENTS.sub("", unicodedata.normalize("NFKD", text))
         if OTHER_MARKS.search(text):
-            text = text.translate(MARKS)
+            text = text.translate(COMBINING_MARKS)
         if SPACELESS.search(text):
             text = SPACELESS.sub(r" \g<0> ", text)
     return text.casefold()
 
 
-class _Marks(dict[int, int | None]):
+class _CombiningMarks(dict[int, int | None]):
     """A table for `str.translate` that removes combining marks."""
 
     def __missing__(self, code: int) -> int | None:
@@ -132,7 +131,7 @@ class _Marks(dict[int, int | None]):
         return self[code]
 
 
-MARKS = _Marks()
+COMBINING_MARKS = _CombiningMarks()
 
 
 # Batches of the corpus
@@ -144,16 +143,16 @@ class _Part:
 
     document: Document
     text: str
-    last: bool  # True for the last part of a document
+    is_last: bool  # of its document
 
 
 @dataclass
 class _Batch:
     parts: list[_Part]
-    numbers: np.ndarray  # word ids of all parts, NO_WORD between two parts
-    starts: np.ndarray  # (parts,) offsets in numbers
+    ids: np.ndarray  # word ids of all parts, UNKNOWN_ID between two parts
+    starts: np.ndarray  # (parts,) offsets in ids
     ends: np.ndarray  # (parts,)
-    carried: int  # leading words repeated from the previous part of the same document
+    repeated: int  # leading words, from the previous part of the same document
 
 
 def _batches(corpus: Iterable[Document]) -> Iterator[list[_Part]]:
@@ -163,7 +162,7 @@ def _batches(corpus: Iterable[Document]) -> Iterator[list[_Part]]:
         for part in _parts(document):
             parts.append(part)
             size += len(part.text)
-            if size >= BATCH or not part.last:  # the next part of a document starts a batch
+            if size >= BATCH_CHARACTERS or not part.is_last:  # the next part of a document starts a batch
                 yield parts
                 parts, size = [], 0
     if parts:
@@ -172,35 +171,34 @@ def _batches(corpus: Iterable[Document]) -> Iterator[list[_Part]]:
 
 def _parts(document: Document) -> Iterator[_Part]:
     text, start, space = document.text, 0, re.compile(r"\s")
-    while len(text) - start > BATCH and (cut := space.search(text, start + BATCH)):
-        yield _Part(document, text[start : cut.end()], False)
+    while len(text) - start > BATCH_CHARACTERS and (cut := space.search(text, start + BATCH_CHARACTERS)):
+        yield _Part(document, text[start : cut.end()], is_last=False)
         start = cut.end()
-    yield _Part(document, text[start:], True)
+    yield _Part(document, text[start:], is_last=True)
 
 
 def _to_ids(index: "_Index", parts: list[_Part], tail: np.ndarray) -> _Batch:
-    joined = f" {END} ".join(part.text.replace(END, " ") for part in parts)
-    batch_words = WORD.findall(_folded(joined))
-    ids = map(index.vocabulary.get, batch_words, repeat(NO_WORD))
-    numbers = np.fromiter(ids, np.int32, len(batch_words))
-    numbers = np.concatenate([tail, numbers])
-    ends = np.append(np.flatnonzero(numbers == END_NUMBER), len(numbers))
-    numbers[ends[:-1]] = NO_WORD
-    return _Batch(parts, numbers, np.append(0, ends[:-1] + 1), ends, len(tail))
+    joined = f" {SEPARATOR} ".join(part.text.replace(SEPARATOR, " ") for part in parts)
+    batch_words = WORD.findall(_normalize(joined))
+    ids = np.fromiter(map(index.vocabulary.get, batch_words, repeat(UNKNOWN_ID)), np.int32, len(batch_words))
+    ids = np.concatenate([tail, ids])
+    ends = np.append(np.flatnonzero(ids == SEPARATOR_ID), len(ids))
+    ids[ends[:-1]] = UNKNOWN_ID
+    return _Batch(parts, ids, np.append(0, ends[:-1] + 1), ends, len(tail))
 
 
 def _excerpt(text: str, word: int) -> str:
     """The text from its `word`-th word on; words are recounted because normalization shifts offsets."""
-    for piece in re.finditer(r"(?s).{1,1000}\S*", text):
-        inside = len(words(piece[0]))
-        if word < inside:
-            for token in re.finditer(r"\S+", piece[0]):
+    for chunk in re.finditer(r"(?s).{1,1000}\S*", text):
+        count = len(words(chunk[0]))
+        if word < count:
+            for token in re.finditer(r"\S+", chunk[0]):
                 word -= len(words(token[0]))
                 if word < 0:
-                    start = piece.start() + token.start()
-                    return text[start : start + EXCERPT]
-        word -= inside
-    return text[:EXCERPT]  # the span lies in the repeated words, followed only by punctuation
+                    start = chunk.start() + token.start()
+                    return text[start : start + EXCERPT_CHARACTERS]
+        word -= count
+    return text[:EXCERPT_CHARACTERS]  # the span lies in the repeated words, followed only by punctuation
 
 
 # The index of the test texts
@@ -213,72 +211,68 @@ class _Index:
     vocabulary: dict[str, int]
     codes: np.ndarray  # (words,) random hash codes
     texts: list[np.ndarray]
-    runs: list[np.ndarray]  # the 5-grams of each text in order
+    text_grams: list[np.ndarray]  # the 5-grams of each text in order
     grams: np.ndarray  # (G,) sorted hashes
-    bits: int  # leading bits of a hash used by the filter
-    maybe: np.ndarray  # (2 ** bits,) True if some 5-gram has this prefix; filters out most of the corpus
-    first: np.ndarray  # (G + 1,) offsets of the owners of each 5-gram
+    prefix_bits: int  # leading bits of a hash used by the filter
+    prefixes: np.ndarray  # (2 ** prefix_bits,) True if some 5-gram has this prefix; filters out most of the corpus
+    first: np.ndarray  # (G + 1,) offsets of each 5-gram in owners and times
     owners: np.ndarray  # texts that contain the 5-gram
     times: np.ndarray  # how often the owner contains it
-    needed: np.ndarray  # (texts,) shared 5-grams that make a document a candidate
-    reach: int  # words to repeat between parts of a document
+    required: np.ndarray  # (texts,) shared 5-grams that make a document a candidate
+    overlap: int  # words to repeat between parts of a document
 
 
-def _index(texts: list[tuple[str, ...]]) -> _Index:
-    vocabulary = {END: END_NUMBER}
-    numbered = [np.array([vocabulary.setdefault(word, len(vocabulary)) for word in text], np.int32) for text in texts]
+def _build_index(texts: list[tuple[str, ...]]) -> _Index:
+    vocabulary, count = {SEPARATOR: SEPARATOR_ID}, max(1, len(texts))
+    ids = [np.array([vocabulary.setdefault(word, len(vocabulary)) for word in text], np.int32) for text in texts]
     codes = randomness.generator("leakage").integers(0, 1 << 64, len(vocabulary), np.uint64)
-    hashes = [_hashes(text, codes) for text in numbered]
-    grams, runs = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]), return_inverse=True)
-    pairs, times = _owned(runs, np.repeat(np.arange(len(texts)), [len(text) for text in hashes]), len(texts))
-    counted = np.bincount(pairs % max(1, len(texts)), times, len(texts)).astype(int)
-    bits = min(28, max(10, (16 * len(grams)).bit_length()))
-    maybe = np.zeros(1 << bits, bool)
-    maybe[grams >> np.uint64(64 - bits)] = True
+    hashes = [_gram_hashes(text, codes) for text in ids]
+    lengths = [len(text) for text in hashes]
+    grams, gram_numbers = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]), return_inverse=True)
+    pairs, times = np.unique(gram_numbers * count + np.repeat(np.arange(len(texts)), lengths), return_counts=True)
+    gram, text = np.divmod(pairs, count)
+    is_specific = np.bincount(gram)[gram] <= TEMPLATE_TEXTS
+    relevant = is_specific | ~np.isin(text, text[is_specific])  # a text with only template 5-grams uses them
+    pairs, times, owners = pairs[relevant], times[relevant], text[relevant]
+    relevant_counts = np.bincount(owners, times, len(texts)).astype(int)
+    prefix_bits = min(28, max(10, (16 * len(grams)).bit_length()))
+    prefixes = np.zeros(1 << prefix_bits, bool)
+    prefixes[grams >> np.uint64(64 - prefix_bits)] = True
     return _Index(
         vocabulary=vocabulary,
         codes=codes,
-        texts=numbered,
-        runs=np.split(runs, np.cumsum([len(text) for text in hashes])[:-1]),
+        texts=ids,
+        text_grams=np.split(gram_numbers, np.cumsum(lengths)[:-1]),
         grams=grams,
-        bits=bits,
-        maybe=maybe,
-        first=np.searchsorted(pairs, np.arange(len(grams) + 1) * len(texts)),
-        owners=pairs % max(1, len(texts)),
+        prefix_bits=prefix_bits,
+        prefixes=prefixes,
+        first=np.searchsorted(pairs, np.arange(len(grams) + 1) * count),
+        owners=owners,
         times=times,
-        needed=np.array([_needed(len(text), count) for text, count in zip(texts, counted, strict=True)], np.int64),
-        reach=2 * max((_width(len(text)) for text in texts), default=1),
+        required=np.array(list(map(_required_grams, map(len, texts), relevant_counts)), np.int64),
+        overlap=2 * max((_span_length(len(text)) for text in texts), default=1),
     )
 
 
-def _owned(runs: np.ndarray, texts: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The relevant pairs (run * count + text), and how often the text contains the run."""
-    pairs, times = np.unique(runs * count + texts, return_counts=True)
-    run, text = np.divmod(pairs, max(1, count))
-    own = np.bincount(run)[run] <= PATTERN
-    keep = own | ~np.isin(text, text[own])  # a text with only template 5-grams keeps them
-    return pairs[keep], times[keep]
-
-
-def _hashes(numbers: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def _gram_hashes(ids: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """A hash of each 5-gram. Collisions only cost time: the words are compared later."""
-    coded = codes[numbers]
-    hashes = np.zeros(max(0, len(numbers) - GRAM + 1), np.uint64)
-    for k in range(GRAM):
+    word_codes = codes[ids]
+    hashes = np.zeros(max(0, len(ids) - GRAM + 1), np.uint64)
+    for offset in range(GRAM):
         hashes *= np.uint64(0x9E3779B97F4A7C15)  # odd, so that the product is invertible
-        hashes += coded[k : k + len(hashes)]
+        hashes += word_codes[offset : offset + len(hashes)]
     return hashes
 
 
-def _needed(count: int, runs: int) -> int:
-    """How many of a text's `runs` relevant 5-grams make a document a candidate."""
+def _required_grams(count: int, relevant: int) -> int:
+    """How many of the `relevant` 5-grams of a text of `count` words make a document a candidate."""
     grams = count - GRAM + 1
-    required = grams if count < FEWEST_NEAR else max(1, (count - LONG_GRAM + 1) / ONE_IN)
-    return math.ceil(required * runs / grams)
+    required = grams if count < MIN_NEAR_WORDS else max(1, (count - LONG_GRAM + 1) / QUOTED_ONE_IN)
+    return math.ceil(required * relevant / grams)
 
 
-def _width(count: int) -> int:
-    return math.ceil(STRETCH * count)
+def _span_length(count: int) -> int:
+    return math.ceil(SPAN_FACTOR * count)
 
 
 # The search
@@ -286,116 +280,110 @@ def _width(count: int) -> int:
 
 @dataclass
 class _Span:
-    kind: Literal["exact", "near"]
-    start: int  # in the numbers of the batch
+    kind: Kind
+    start: int  # in the ids of the batch
     share: float
 
 
 def _update_matches(index: _Index, batch: _Batch, best: dict[int, LeakedText]) -> None:
     """Update the best match of each text with those in the batch."""
-    positions, grams = _find_hits(index, batch.numbers)
-    parts = np.searchsorted(batch.ends, positions)
-    for part, text in _candidates(index, parts, grams):
-        mine = slice(*np.searchsorted(parts, [part, part + 1]))
-        span = _match(index, text, batch, part, positions[mine], grams[mine])
-        previous = best.get(text)
-        if span and (previous is None or (span.kind, -span.share) < (previous.kind, -previous.share)):
-            document = batch.parts[part].document
-            word = span.start - int(batch.starts[part]) - (batch.carried if part == 0 else 0)
-            excerpt = _excerpt(batch.parts[part].text, max(0, word))
-            best[text] = LeakedText(text, span.kind, span.share, f"{document.source}:{document.line}", excerpt)
-            if span.kind == "exact":
-                index.needed[text] = len(index.texts[text]) + 1  # unreachable: stop searching for it
+    positions, grams = _shared_grams(index, batch.ids)
+    parts, offsets = np.unique(np.searchsorted(batch.ends, positions), return_index=True)
+    groups = zip(parts.tolist(), np.split(positions, offsets[1:]), np.split(grams, offsets[1:]), strict=False)
+    for part, part_positions, part_grams in groups:
+        for text in _candidates(index, part_grams):
+            span = _match(index, text, batch, part, part_positions, part_grams)
+            previous = best.get(text)
+            if span and (previous is None or (span.kind, -span.share) < (previous.kind, -previous.share)):
+                document = batch.parts[part].document
+                word = span.start - int(batch.starts[part]) - (batch.repeated if part == 0 else 0)
+                excerpt = _excerpt(batch.parts[part].text, max(0, word))
+                best[text] = LeakedText(text, span.kind, span.share, f"{document.source}:{document.line}", excerpt)
+                if span.kind == "exact":
+                    index.required[text] = len(index.texts[text]) + 1  # unreachable: stop searching for it
 
 
-def _find_hits(index: _Index, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _shared_grams(index: _Index, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The positions and numbers of the batch's 5-grams that occur in some text."""
-    hashes = _hashes(numbers, index.codes)
-    hit = index.maybe[hashes >> np.uint64(64 - index.bits)]
-    in_texts = numbers != NO_WORD
-    for k in range(GRAM):
-        hit &= in_texts[k : k + len(hit)]
-    positions = np.flatnonzero(hit)
+    hashes = _gram_hashes(ids, index.codes)
+    is_candidate = index.prefixes[hashes >> np.uint64(64 - index.prefix_bits)]
+    is_word_of_texts = ids != UNKNOWN_ID
+    for offset in range(GRAM):
+        is_candidate &= is_word_of_texts[offset : offset + len(is_candidate)]
+    positions = np.flatnonzero(is_candidate)
     if not len(positions):
         return positions, positions
     grams = np.searchsorted(index.grams, hashes[positions])
-    there = index.grams[np.minimum(grams, len(index.grams) - 1)] == hashes[positions]
-    return positions[there], grams[there]
+    is_equal = index.grams[np.minimum(grams, len(index.grams) - 1)] == hashes[positions]
+    return positions[is_equal], grams[is_equal]
 
 
-def _candidates(index: _Index, parts: np.ndarray, grams: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Pairs of a part and a text that share enough 5-grams."""
-    if not len(parts):
-        return
-    count = len(index.texts)
-    once = np.unique(parts * len(index.grams) + grams)
-    parts, grams = np.divmod(once, len(index.grams))
-    owned = index.first[grams + 1] - index.first[grams]
-    before = np.cumsum(owned) - owned
-    portion = before[np.searchsorted(parts, parts)] // PAIRS  # bounds memory for phrases that all texts share
-    for some in np.split(np.arange(len(once)), np.flatnonzero(np.diff(portion)) + 1):
-        many = owned[some]
-        at = np.repeat(index.first[grams[some]] - before[some] + before[some[0]], many) + np.arange(many.sum())
-        pairs, pair = np.unique(np.repeat(parts[some], many) * count + index.owners[at], return_inverse=True)
-        shared = np.bincount(pair, index.times[at])
-        for pair_number in pairs[shared >= index.needed[pairs % count]].tolist():
-            yield divmod(pair_number, count)
+def _candidates(index: _Index, grams: np.ndarray) -> list[int]:
+    """The texts that share enough 5-grams with a part."""
+    slices = [slice(index.first[gram], index.first[gram + 1]) for gram in np.unique(grams).tolist()]
+    owners, owner = np.unique(np.concatenate([index.owners[entries] for entries in slices]), return_inverse=True)
+    shared = np.bincount(owner, np.concatenate([index.times[entries] for entries in slices]))
+    return owners[shared >= index.required[owners]].tolist()
 
 
 def _match(
     index: _Index, text: int, batch: _Batch, part: int, positions: np.ndarray, grams: np.ndarray
 ) -> _Span | None:
-    """The span of a part that matches the text, if any; `positions` and `grams` are the part's hits."""
-    text_words, own = index.texts[text], index.runs[text]
-    for start in positions[grams == own[0]].tolist():
-        if np.array_equal(batch.numbers[start : start + len(text_words)], text_words):
+    """The span of a part that matches the text, if any; `positions` and `grams` are those of the part."""
+    text_ids, text_grams = index.texts[text], index.text_grams[text]
+    for start in positions[grams == text_grams[0]].tolist():
+        if np.array_equal(batch.ids[start : start + len(text_ids)], text_ids):
             return _Span("exact", start, 1.0)
-    if len(text_words) < FEWEST_NEAR:
+    if len(text_ids) < MIN_NEAR_WORDS:
         return None
-    times = Counter(own.tolist())
-    hits = [(at, gram) for at, gram in zip(positions.tolist(), grams.tolist(), strict=True) if gram in times]
-    first, last = _densest_window(hits, times, _width(len(text_words)))
+    times = Counter(text_grams.tolist())
+    matches = [pair for pair in zip(positions.tolist(), grams.tolist(), strict=True) if pair[1] in times]
+    first, last = _densest_window(matches, times, _span_length(len(text_ids)))
     # extend the span by the words before the first and after the last shared 5-gram
-    start = max(first[0] - int(np.flatnonzero(own == first[1])[0]), int(batch.starts[part]))
-    end = min(last[0] + GRAM + len(own) - 1 - int(np.flatnonzero(own == last[1])[-1]), int(batch.ends[part]))
-    span = batch.numbers[start:end].tolist()
-    in_order = _in_order(text_words.tolist(), span)
-    near = in_order >= max(FEWEST_NEAR, IN_ORDER * len(text_words)) or _quoted(text_words.tolist(), span)
-    return _Span("near", start, in_order / len(text_words)) if near else None
+    words_before = int(np.flatnonzero(text_grams == first[1])[0])
+    words_after = len(text_grams) - 1 - int(np.flatnonzero(text_grams == last[1])[-1])
+    start = max(first[0] - words_before, int(batch.starts[part]))
+    end = min(last[0] + GRAM + words_after, int(batch.ends[part]))
+    span = batch.ids[start:end].tolist()
+    in_order = _longest_common_subsequence(text_ids.tolist(), span)
+    is_near = in_order >= max(MIN_NEAR_WORDS, IN_ORDER_SHARE * len(text_ids)) or _is_quoted(text_ids.tolist(), span)
+    return _Span("near", start, in_order / len(text_ids)) if is_near else None
 
 
-def _densest_window(hits: list[Hit], times: Counter[int], width: int) -> tuple[Hit, Hit]:
-    """The first and last hit of the window of `width` words with the most 5-grams of the text."""
+def _densest_window(matches: list[GramMatch], times: Counter[int], width: int) -> tuple[GramMatch, GramMatch]:
+    """The first and last match in the window of `width` words with the most 5-grams of the text."""
     inside: Counter[int] = Counter()
-    shared = most = low = 0
-    best = hits[0], hits[0]
-    for at, gram in hits:
+    shared = maximum = first = 0
+    best = matches[0], matches[0]
+    for position, gram in matches:
         shared += 0 if inside[gram] else times[gram]
         inside[gram] += 1
-        while at + GRAM - hits[low][0] > width:
-            left = hits[low][1]
-            inside[left] -= 1
-            shared -= 0 if inside[left] else times[left]
-            low += 1
-        if shared > most:
-            most, best = shared, (hits[low], (at, gram))
+        while position + GRAM - matches[first][0] > width:
+            removed = matches[first][1]
+            inside[removed] -= 1
+            shared -= 0 if inside[removed] else times[removed]
+            first += 1
+        if shared > maximum:
+            maximum, best = shared, (matches[first], (position, gram))
     return best
 
 
-def _in_order(text_words: list[int], span: list[int]) -> int:
-    """The length of the longest common subsequence (bit-parallel; a bit is 1 while a word is unmatched)."""
+def _longest_common_subsequence(text: list[int], span: list[int]) -> int:
+    """Its length (bit-parallel; a bit is 1 while a word of the text is unmatched)."""
     masks: dict[int, int] = {}  # by word, a bit for each of its positions
-    for i, word in enumerate(text_words):
-        masks[word] = masks.get(word, 0) | 1 << i
-    everywhere = free = (1 << len(text_words)) - 1
+    for position, word in enumerate(text):
+        masks[word] = masks.get(word, 0) | 1 << position
+    all_bits = unmatched = (1 << len(text)) - 1
     for word in span:
-        here = free & masks.get(word, 0)
-        free = (free + here | free - here) & everywhere
-    return len(text_words) - free.bit_count()
+        matched = unmatched & masks.get(word, 0)
+        unmatched = (unmatched + matched | unmatched - matched) & all_bits
+    return len(text) - unmatched.bit_count()
 
 
-def _quoted(text_words: list[int], span: list[int]) -> bool:
+def _is_quoted(text: list[int], span: list[int]) -> bool:
     """Whether the span contains a fifth of the text's 13-grams."""
-    there = set(zip(*(span[k:] for k in range(LONG_GRAM)), strict=False))
-    own = list(zip(*(text_words[k:] for k in range(LONG_GRAM)), strict=False))
-    return bool(own) and sum(run in there for run in own) * ONE_IN >= len(own)
+    text_grams, span_grams = (
+        list(zip(*(ids[offset:] for offset in range(LONG_GRAM)), strict=False)) for ids in (text, span)
+    )
+    shared = sum(map(set(span_grams).__contains__, text_grams))
+    return bool(text_grams) and shared * QUOTED_ONE_IN >= len(text_grams)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,16 @@ def fixed_setting_problems(settings: Mapping[str, Any], fixed: Mapping[str, str]
     return [(f"{prefix}{key}", f"cannot be set: {reason}") for key, reason in reasons if reason]
 
 
-def given_options(**options: Any) -> dict[str, Any]:
-    """The options that are not None, as a recipe would write them: paths as text, columns as `name=column`."""
-    if options.get("columns") is not None:
+def given_options(settings: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The `arguments` of a function that are fields of `settings` and not None, as a recipe would write them."""
+    options = {field.name: arguments.get(field.name) for field in fields(settings)}
+    if options["columns"] is not None:
         options["columns"] = [f"{name}={column}" for name, column in options["columns"].items()] or None
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in options.items() if value is not None
-    }
+    return {name: plain_value(value) for name, value in options.items() if value is not None}
+
+
+def plain_value(value: Any) -> Any:
+    """Paths as text, tuples as lists."""
+    if isinstance(value, Path):
+        return str(value)
+    return [plain_value(item) for item in value] if isinstance(value, list | tuple) else value

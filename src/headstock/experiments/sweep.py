@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstock import io as files
 from headstock.data.corpus import read_corpus
 from headstock.errors import ConfigError, UserError
-from headstock.experiments.grid import TrialResult, exclusive, explained_interruption, run_grid
+from headstock.experiments.grid import TrialResult, check_folder, exclusive, explain_interruption, run_grid
 from headstock.experiments.recipe import fixed_setting_problems, given_options
-from headstock.experiments.sweep_settings import SweepPlan, draw_points, make_plan
+from headstock.experiments.sweep_settings import SweepPlan, SweepSettings, draw_points, make_plan
 from headstock.experiments.sweep_summary import ranking, summarize_sweep
 from headstock.experiments.sweep_trials import (
     FIXED_SETTINGS,
@@ -20,10 +19,9 @@ from headstock.experiments.sweep_trials import (
     Pretraining,
     SweepKind,
     SweepTrial,
-    run_folder_of,
     run_trial,
 )
-from headstock.io import rank_and_size
+from headstock.io import rank_and_size, write_json
 from headstock.report.sweep_points import Point, canonical, format_metric, point_label
 from headstock.train.callbacks import Callback
 from headstock.train.settings import RunConfig, assign_sections
@@ -61,35 +59,17 @@ def sweep(
     `{"lr": "1e-4..1e-2"}`. The result of every trial (point, seed) is saved in the folder `out`: repeating the call
     continues an interrupted sweep.
     """
-    start = time.monotonic()
-    options = given_options(
-        run=run,
-        train=train,
-        tokenizer=tokenizer,
-        columns=columns,
-        task=task,
-        preset=preset,
-        objective=objective,
-        sample=sample,
-        seeds=seeds,
-        seed=seed,
-        by=by,
-        keep=keep,
-    )
-    for name, paths in (("corpus", corpus), ("valid", valid)):
-        if paths:
-            options[name] = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    if "-" in options.get("corpus", ()):  # standard input is copied to a file, which every trial can read
-        options["corpus"] = list(read_corpus(options["corpus"]).paths)
-    plan = make_plan(config_file, options, grid or {}, settings or {})
+    start, folder = time.monotonic(), Path(out)
+    corpus = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    if "-" in corpus:  # standard input is copied to a file, which every trial can read
+        corpus = list(read_corpus([str(path) for path in corpus]).paths)
+    options = given_options(SweepSettings, locals() | {"corpus": corpus or None, "valid": valid or None})
+    plan = make_plan(config_file, options, grid or {}, settings or {}, preset=preset, objective=objective)
     check_plan(plan)
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; a sweep needs a folder")
+    check_folder(folder)
     points = draw_points(plan.grid, sample=plan.sweep.sample, seed=plan.sweep.seed)
     kind: SweepKind = Finetuning(plan, folder, device) if plan.kind == "finetune" else Pretraining(plan, folder, device)
-    configs = configure_all(plan, kind, points)
-    kind.read(configs)
+    kind.read(configure_all(plan, kind, points))
     build_all(points, lambda point: kind.complete(kind.configure(point, plan.sweep.seed)))
     if plan.sweep.seeds < 2:
         logger.info("with a single seed there are no intervals; use --seeds 2 or more")
@@ -97,7 +77,7 @@ def sweep(
     with exclusive(folder, "best"):
         best = keep_best(plan, kind, points, results_by_point, callbacks)
     results = summarize_sweep(plan, kind, points, results_by_point, best, seconds=time.monotonic() - start)
-    files.write_json(folder / "results.json", results)
+    write_json(folder / "results.json", results)
     return results
 
 
@@ -109,24 +89,18 @@ def check_plan(plan: SweepPlan) -> None:
     sweep = plan.sweep
     if rank_and_size()[1] > 1:
         raise UserError("a sweep runs in one process; start it without torchrun")
-    misplaced: dict[str, Any]
     if plan.kind == "finetune":
-        misplaced = {
-            "preset": plan.preset,
-            "objective": plan.objective,
-            "tokenizer": sweep.tokenizer,
-            "by": sweep.by != "auto",
-        }
-        reason = f"applies to pretraining, not to --run {sweep.run}"
         if len(sweep.valid) > 1:
             raise UserError("--valid: fine-tuning takes one file of validation rows")
+        misplaced = {"preset": plan.preset, "objective": plan.objective, "tokenizer": sweep.tokenizer}
+        misplaced |= {"by": None if sweep.by == "auto" else sweep.by}
+        reason = f"applies to pretraining, not to --run {sweep.run}"
+        problems = fixed_setting_problems(plan.settings, FIXED_SETTINGS)
     else:
-        misplaced = {"train": sweep.train, "columns": sweep.columns}
-        reason = "applies to fine-tuning, which needs --run"
-    problems = [(f"--{name}", reason) for name, value in misplaced.items() if value]
+        misplaced = {"train": sweep.train, "columns": ",".join(sweep.columns)}
+        reason, problems = "applies to fine-tuning, which needs --run", []
+    problems += [(f"--{name}", reason) for name, value in misplaced.items() if value]
     problems += [(f"grid.{key}", f"cannot vary: {why}") for key in plan.grid if (why := reason_fixed(plan, key))]
-    if plan.kind == "finetune":
-        problems += fixed_setting_problems(plan.settings, FIXED_SETTINGS)
     if problems:
         raise ConfigError(problems)
 
@@ -159,8 +133,8 @@ def configure_all(plan: SweepPlan, kind: SweepKind, points: Sequence[Point]) -> 
         except UserError:
             continue  # reported for every point below
     full_names = {key: full_name for key in plan.grid if (full_name := full_setting_name(key, tree))}
-    if twice := sorted(key for key, name in full_names.items() if list(full_names.values()).count(name) > 1):
-        raise UserError(f"--grid {', '.join(twice)}: are two names of one setting")
+    if repeated := sorted(key for key, name in full_names.items() if list(full_names.values()).count(name) > 1):
+        raise UserError(f"--grid {', '.join(repeated)}: are two names of one setting")
     kind.overridden |= {key for key in plan.settings if full_setting_name(key, tree) in full_names.values()}
     configs = build_all(points, lambda point: kind.configure(point, seed))
     if len({config.objective for config in configs}) > 1:
@@ -232,9 +206,9 @@ def run_sweep_grid(
 
     def remove_worse_runs(index: int, results: dict[int, TrialResult]) -> None:
         finished = {
-            number: [results[at] for at in range(number * seeds, (number + 1) * seeds)]
-            for number in range(len(points))
-            if all(at in results for at in range(number * seeds, (number + 1) * seeds))
+            number: [results[first + seed] for seed in range(seeds)]
+            for number, first in enumerate(range(0, len(trials), seeds))
+            if all(first + seed in results for seed in range(seeds))
         }
         if index // seeds in finished:
             remove_runs(plan, kind, [points[number] for number in finished], list(finished.values()))
@@ -246,7 +220,7 @@ def run_sweep_grid(
         format_score=lambda result: f"{kind.metric} {format_trial(kind.metric, result)}",
         on_result=remove_worse_runs,
     )
-    return [results[at : at + seeds] for at in range(0, len(results), seeds)]
+    return [results[first : first + seeds] for first in range(0, len(results), seeds)]
 
 
 def format_trial(metric: str, result: TrialResult) -> str:
@@ -266,7 +240,7 @@ def remove_runs(
         for trial, result in zip(trials_of(plan, point), results, strict=True):
             is_best = number == best and best_seed in (None, trial.seed)
             if not is_best and not result["kept"]:
-                run_folder_of(kind.folder, trial).remove()
+                kind.run_folder(trial).remove()
 
 
 def keep_best(
@@ -278,20 +252,15 @@ def keep_best(
 ) -> SweepTrial | None:
     """The best trial of the best point. Its run is kept; it is trained again if its weights were removed earlier."""
     best = ranking(results_by_point, lower=kind.lower)[0]
-    successful = [result for result in results_by_point[best] if not result["failed"]]
-    if not successful:
-        return None
     sign = 1 if kind.lower else -1
-    with_run = [
-        result
-        for result in successful
-        if run_folder_of(kind.folder, SweepTrial(points[best], result["seed"])).is_finished()
-    ]
-    seed = min(with_run or successful, key=lambda result: sign * result["score"])["seed"]
-    trial = SweepTrial(points[best], seed)
+    scores = {result["seed"]: sign * result["score"] for result in results_by_point[best] if not result["failed"]}
+    if not scores:
+        return None
+    with_run = [seed for seed in scores if kind.run_folder(SweepTrial(points[best], seed)).is_finished()]
+    trial = SweepTrial(points[best], min(with_run or scores, key=scores.__getitem__))
     if not with_run:
         logger.info("training the best trial again (%s): its weights were not kept", trial.label)
-        with explained_interruption(f"all trials are saved in {kind.folder}"):
+        with explain_interruption(lambda: f"all trials are saved in {kind.folder}"):
             run_trial(kind, trial, keep=plan.sweep.keep, needs_run=True, callbacks=callbacks)
-    remove_runs(plan, kind, points, results_by_point, best_seed=seed)
+    remove_runs(plan, kind, points, results_by_point, best_seed=trial.seed)
     return trial

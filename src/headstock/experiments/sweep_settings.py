@@ -61,7 +61,7 @@ class Range:
     def size(self) -> float:
         return self.high - self.low + 1 if self.is_integer else math.inf
 
-    def at(self, fraction: float) -> float:
+    def interpolate(self, fraction: float) -> float:
         """The value at a fraction from 0 to 1 of the interval."""
         if self.low <= 0:
             value = self.low + fraction * (self.high - self.low)
@@ -90,20 +90,23 @@ class SweepPlan:
 
 
 def make_plan(
-    file: str | Path | None, options: Mapping[str, Any], grid: Mapping[str, Any], settings: Mapping[str, Any]
+    file: str | Path | None,
+    options: Mapping[str, Any],
+    grid: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    objective: str | None = None,
 ) -> SweepPlan:
     """Merge a file with options, which take precedence. The file is a recipe or the config of a run."""
-    options = dict(options)
-    preset, objective = options.pop("preset", None), options.pop("objective", None)
     contents = config.read_settings(Path(file)) if file else {}
     is_recipe = any(name in contents for name in SECTIONS)
     recipe = contents if is_recipe else {}
     if problems := section_problems(recipe, SECTIONS):
         raise ConfigError(problems)
-    merged = dict(recipe.get("sweep", {}))
+    merged = recipe.get("sweep", {}) | options
     if not isinstance(recipe_grid := merged.pop("grid", {}), dict):
         raise ConfigError([("sweep.grid", "must be a table")])
-    merged |= options
     for name in ("corpus", "valid"):
         if isinstance(merged.get(name), str):
             merged[name] = [merged[name]]
@@ -174,12 +177,12 @@ def draw_points(grid: Mapping[str, Values], *, sample: int | None, seed: int) ->
     points: dict[str, Point] = {}
     for draw in range(MAX_DRAWS * sample * len(grid)):
         fractions = generator(seed, "sweep", draw).random(len(grid))
-        point = {key: value_at(values, at) for (key, values), at in zip(grid.items(), fractions, strict=True)}
+        point = {key: pick_value(grid[key], fraction) for key, fraction in zip(grid, fractions, strict=True)}
         points.setdefault(canonical(point), point)
         if len(points) == sample:
             return list(points.values())
     raise UserError(f"--sample {sample}: could not draw that many distinct points from this grid; use fewer")
 
 
-def value_at(values: Values, fraction: float) -> Any:
-    return values.at(fraction) if isinstance(values, Range) else values[int(fraction * len(values))]
+def pick_value(values: Values, fraction: float) -> Any:
+    return values.interpolate(fraction) if isinstance(values, Range) else values[int(fraction * len(values))]

@@ -3,21 +3,20 @@
 import json
 import logging
 import math
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from headstock import __version__
 from headstock.data.corpus import Corpus
 from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
 from headstock.errors import DivergenceError, UserError
-from headstock.experiments.compare_trials import serialize_metric
-from headstock.experiments.grid import ResultCache, TrialResult
+from headstock.experiments.evaluation import fit_run, serialize_metric
+from headstock.experiments.grid import Outcome, ResultCache, TrialResult
 from headstock.experiments.sweep_settings import SweepPlan
 from headstock.io import fingerprint, sha256
-from headstock.logs import muted
 from headstock.report.sweep_points import Point, point_file_name, point_label
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
@@ -25,18 +24,22 @@ from headstock.train import resolve
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.finetune import parameter_counts, save_fit
-from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
-from headstock.train.models import source_weights
 from headstock.train.pretrain import pretrain, read_corpora
-from headstock.train.resolve import require_corpus, resolve_pretrain_config, with_vocabulary
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import RunConfig
 
 logger = logging.getLogger(__name__)
 
 MAX_LABEL = 40  # characters of a point in progress lines
+FIXED_SETTINGS = {  # settings that a sweep of fine-tuning chooses itself
+    "seed": "each trial has its own; the first is --seed",
+    "classes": "they come from the training rows",
+    "ensemble": "a trial is one model",
+    "adapt_steps": "trials start from the run as it is; adapt it with finetune, then sweep from its adapted/",
+    "test": "points are ranked on validation rows; evaluate the best run once on the test rows with evaluate",
+}
 
 
 @dataclass(frozen=True)
@@ -53,92 +56,93 @@ class SweepTrial:
         return f"{point_label(self.point)[:MAX_LABEL]}  seed {self.seed}"
 
 
-class SweepKind(Protocol):
-    """What the trials of a sweep share, and how one is trained. Pretraining and fine-tuning implement it."""
+class SweepKind(ABC):
+    """What the trials of a sweep share, and how one is trained."""
 
-    folder: Path
-    metric: str
-    lower: bool  # True if lower values of the metric are better
-    overridden: set[str]  # settings of every point that the grid also sets
-    task: LabelledTask | None  # computes metrics per row; None for pretraining
+    lower: ClassVar[bool]  # True if lower values of the metric are better
+    metric: str  # by which points are ranked
+    task: LabelledTask | None = None  # computes metrics per row; None for pretraining
+
+    def __init__(self, plan: SweepPlan, folder: Path):
+        self.plan, self.folder = plan, folder
+        self.overridden: set[str] = set()  # settings of every point that the grid also sets
+
+    def run_folder(self, trial: SweepTrial) -> RunFolder:
+        return RunFolder(self.folder / "runs" / trial.name)
+
+    def settings_of(self, point: Point, seed: int) -> dict[str, Any]:
+        base = {name: value for name, value in self.plan.settings.items() if name not in self.overridden}
+        return base | point | {"train.seed": seed}
 
     @property
-    def curve_metric(self) -> str: ...
+    def curve_metric(self) -> str:
+        """The metric of the learning curves."""
+        return "loss"
 
+    @abstractmethod
     def configure(self, point: Point, seed: int) -> RunConfig:
         """The settings of a trial, checked without reading any data."""
-        ...
 
+    @abstractmethod
     def read(self, configs: Sequence[RunConfig]) -> None:
         """Read the data of all trials and check it before anything is trained."""
-        ...
 
+    @abstractmethod
     def complete(self, config: RunConfig) -> RunConfig:
         """The settings with those inferred from the data."""
-        ...
 
+    @abstractmethod
     def key(self, config: RunConfig) -> str:
         """A fingerprint of everything that can change the result: settings, data and weights."""
-        ...
 
-    def train(self, trial: SweepTrial, config: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> TrialResult:
-        """Train in the folder `run`, which is complete afterwards, and return the result."""
-        ...
+    @abstractmethod
+    def train(self, trial: SweepTrial, config: RunConfig, callbacks: Sequence[Callback]) -> TrialResult:
+        """Train in the run folder of the trial, which is complete afterwards, and return the result."""
 
+    @abstractmethod
     def describe_data(self) -> dict[str, Any]:
         """The `data` entry of results.json."""
-        ...
-
-
-def run_folder_of(folder: Path, trial: SweepTrial) -> RunFolder:
-    return RunFolder(folder / "runs" / trial.name)
 
 
 def run_trial(
     kind: SweepKind, trial: SweepTrial, *, keep: bool, needs_run: bool = False, callbacks: Sequence[Callback]
-) -> tuple[TrialResult, bool]:
-    """The result of a trial and whether it is new (not from the cache).
-
-    With `needs_run` its run folder must exist too, otherwise it is trained again. `keep` marks the run as permanent.
-    """
-    cache, run = ResultCache(kind.folder), run_folder_of(kind.folder, trial)
+) -> Outcome:
+    """With `needs_run` a cached result needs its run folder too. `keep` marks the run as permanent."""
+    cache, run = ResultCache(kind.folder), kind.run_folder(trial)
     config = kind.complete(kind.configure(trial.point, trial.seed))
     key, cached = kind.key(config), cache.read(trial)
-    is_cached = cached.get("key") == key
-    keep = keep or (is_cached and cached["kept"])
-    if is_cached and (cached["failed"] or not (keep or needs_run) or run.is_finished()):
-        if keep and not cached["kept"]:
-            cache.write(trial, cached := cached | {"kept": True})
-        return with_score(kind, cached), False
-    started = fingerprint([key, config.plain()])
-    if is_cached or cached.get("begun") != started:  # an existing run folder is not a partial run of this trial
-        run.remove()
-        cache.write(trial, {"begun": started})
-    start = time.monotonic()
-    try:
-        with muted():
-            result = kind.train(trial, config, run, callbacks)
-        loss = result["metrics"].get("loss", 0.0)
-        failed = None if math.isfinite(loss) else "the validation loss is not finite"
-    except DivergenceError as error:
-        failed = str(error).partition(";")[0]
-    if failed is not None:
-        result = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
-        run.remove()
-    else:
-        run.remove_checkpoints()
-    result = {"settings": trial.point, "seed": trial.seed, "seconds": round(time.monotonic() - start, 3)} | result
-    result |= {"failed": failed, "kept": keep, "key": key}
-    cache.write(trial, result)
-    return with_score(kind, result), True
+    keep = keep or (cached.get("key") == key and cached["kept"])
+
+    def train() -> TrialResult:
+        started = fingerprint([key, config.plain()])
+        if cached.get("begun") != started:  # an existing run folder is not a partial run of this trial
+            run.remove()
+            cache.write(trial, {"begun": started})
+        try:
+            result = kind.train(trial, config, callbacks)
+            is_finite = math.isfinite(result["metrics"].get("loss", 0.0))
+            failure = None if is_finite else "the validation loss is not finite"
+        except DivergenceError as error:
+            failure = str(error).partition(";")[0]
+        if failure is not None:
+            result = {"metrics": {}, "curves": {}, "parameters": None, "steps": None}
+            run.remove()
+        else:
+            run.remove_checkpoints()
+        return {"settings": trial.point, "seed": trial.seed, **result, "failed": failure, "kept": keep}
+
+    outcome = cache.get_or_run(
+        trial, key, train, is_complete=lambda cached: cached["failed"] or not (keep or needs_run) or run.is_finished()
+    )
+    result = outcome.result
+    if keep and not result["kept"]:
+        cache.write(trial, result := result | {"kept": True})
+    # a file has all metrics, so that points can be ranked by another one
+    scores = {"score": result["metrics"].get(kind.metric), "curve": result["curves"].get(kind.curve_metric, [])}
+    return Outcome(result | scores, outcome.is_new)
 
 
-def with_score(kind: SweepKind, result: TrialResult) -> TrialResult:
-    """A result with the score and curve of the ranking metric; the file has all metrics, so the ranking may change."""
-    return result | {"score": result["metrics"].get(kind.metric), "curve": result["curves"].get(kind.curve_metric, [])}
-
-
-class Pretraining:
+class Pretraining(SweepKind):
     """Trials that each pretrain a language model. All are evaluated on the same validation text.
 
     Points with the same tokenizer settings share one tokenizer and one token store.
@@ -147,32 +151,28 @@ class Pretraining:
     lower = True
 
     def __init__(self, plan: SweepPlan, folder: Path, device: str):
-        self.plan, self.folder, self.device = plan, folder, device
-        self.metric: str = "loss" if plan.sweep.by == "auto" else plan.sweep.by
-        self.task: LabelledTask | None = None
+        super().__init__(plan, folder)
+        self.device = device
+        self.metric = "loss" if plan.sweep.by == "auto" else plan.sweep.by
         self.tokenizers: dict[str, Tokenizer] = {}
         self.corpora: dict[str, tuple[Corpus, str]] = {}  # by how they are read, with their fingerprints
-        self.overridden: set[str] = set()
 
     @property
     def curve_metric(self) -> str:
         return self.metric
 
-    def settings_of(self, point: Point, seed: int) -> tuple[str | None, dict[str, Any]]:
-        """The preset and the settings of a trial, as `pretrain` takes them."""
+    def preset_and_settings(self, point: Point, seed: int) -> tuple[str | None, dict[str, Any]]:
+        """As `pretrain` takes them."""
         sweep, point = self.plan.sweep, dict(point)
         preset = point.pop("preset", self.plan.preset)
-        base = {name: value for name, value in self.plan.settings.items() if name not in self.overridden}
-        settings = {"train.tensorboard": False} | base | point | {"train.seed": seed}
-        settings |= {"data.corpus": list(sweep.corpus)} if sweep.corpus else {}
-        settings |= {"data.valid": list(sweep.valid)} if sweep.valid else {}
-        settings |= {"tokenizer.file": sweep.tokenizer} if sweep.tokenizer else {}
-        settings |= {"task.name": self.plan.objective} if self.plan.objective else {}
-        return preset, settings
+        own = {"data.corpus": list(sweep.corpus), "data.valid": list(sweep.valid), "tokenizer.file": sweep.tokenizer}
+        own |= {"task.name": self.plan.objective}
+        settings = {"train.tensorboard": False} | self.settings_of(point, seed)
+        return preset, settings | {name: value for name, value in own.items() if value}
 
     def configure(self, point: Point, seed: int) -> RunConfig:
-        preset, settings = self.settings_of(point, seed)
-        return require_corpus(resolve_pretrain_config(preset, self.plan.file, settings))
+        preset, settings = self.preset_and_settings(point, seed)
+        return resolve.require_corpus(resolve.resolve_pretrain_config(preset, self.plan.file, settings))
 
     def read(self, configs: Sequence[RunConfig]) -> None:
         for config in configs:
@@ -187,9 +187,8 @@ class Pretraining:
             logger.info("ranking by bits per byte: %s", reason)
         objective = configs[0].objective
         if self.metric == "bits_per_byte" and not TASKS.get(objective).generates:
-            raise UserError(
-                f"the objective {objective!r} has no bits per byte, so tokenizers cannot vary and --by must be loss"
-            )
+            reason = f"the objective {objective!r} has no bits per byte"
+            raise UserError(f"{reason}, so tokenizers cannot vary and --by must be loss")
 
     def corpus_of(self, config: RunConfig) -> tuple[Corpus, str]:
         """The corpus and a fingerprint that includes the validation text."""
@@ -218,7 +217,7 @@ class Pretraining:
     def complete(self, config: RunConfig) -> RunConfig:
         tokenizer = self.tokenizers[self.tokenizer_key(config)]
         TASKS.get(config.objective)(config.task, tokenizer)  # refuses a tokenizer without the special tokens it needs
-        return with_vocabulary(config, tokenizer)
+        return resolve.with_vocabulary(config, tokenizer)
 
     def key(self, config: RunConfig) -> str:
         settings, paths = config.plain(), ("corpus", "valid")
@@ -229,8 +228,9 @@ class Pretraining:
         charged = {"unknown": "charged"} if tokenizer.can_produce_unk else {}
         return versioned_fingerprint({"text": self.corpus_of(config)[1], "settings": settings, **charged})
 
-    def train(self, trial: SweepTrial, config: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> TrialResult:
-        preset, settings = self.settings_of(trial.point, trial.seed)
+    def train(self, trial: SweepTrial, config: RunConfig, callbacks: Sequence[Callback]) -> TrialResult:
+        run = self.run_folder(trial)
+        preset, settings = self.preset_and_settings(trial.point, trial.seed)
         objective = settings.pop("task.name", None)
         results = pretrain(
             out=run.path,
@@ -259,43 +259,26 @@ class Pretraining:
         return {"text": sorted({name for corpus, _ in self.corpora.values() for name in corpus.names()})}
 
 
-FIXED_SETTINGS = {  # settings that a sweep of fine-tuning chooses itself
-    "seed": "each trial has its own; the first is --seed",
-    "classes": "they come from the training rows",
-    "ensemble": "a trial is one model",
-    "adapt_steps": "trials start from the run as it is; adapt it with finetune, then sweep from its adapted/",
-    "test": "points are ranked on validation rows; evaluate the best run once on the test rows with evaluate",
-}
-
-
-class Finetuning:
+class Finetuning(SweepKind):
     """Trials that each fine-tune the same run. They are evaluated on validation rows only: test rows stay unseen."""
 
     lower = False
 
     def __init__(self, plan: SweepPlan, folder: Path, device: str):
-        self.plan, self.folder = plan, folder
+        super().__init__(plan, folder)
         assert plan.sweep.run is not None
         self.source, self.distributed = open_run(plan.sweep.run), DistributedContext(choose_device(device))
         self.task_class = resolve.labelled_task(plan.sweep.task)
         self.metric = self.task_class.primary_metric
         self.tokenizer = self.source.tokenizer()
-        self.overridden: set[str] = set()
         self.splits: LabelledSplits
-        self.task: LabelledTask | None = None
         self.weights_hash: str | None = None
-
-    @property
-    def curve_metric(self) -> str:
-        return "loss"
 
     def configure(self, point: Point, seed: int) -> RunConfig:
         sweep = self.plan.sweep
-        base = {name: value for name, value in self.plan.settings.items() if name not in self.overridden}
-        settings = base | point | {"train.seed": seed}
-        settings |= {"data.train": sweep.train} if sweep.train else {}
-        settings |= {"data.valid": sweep.valid[0]} if sweep.valid else {}
-        settings |= {"data.columns": list(sweep.columns)} if sweep.columns else {}
+        valid = next(iter(sweep.valid), None)
+        own = {"data.train": sweep.train, "data.valid": valid, "data.columns": list(sweep.columns)}
+        settings = self.settings_of(point, seed) | {name: value for name, value in own.items() if value}
         return resolve.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings)
 
     def read(self, configs: Sequence[RunConfig]) -> None:
@@ -321,15 +304,16 @@ class Finetuning:
         parts = {"tokenizer": self.tokenizer.fingerprint, "weights": weights}
         return versioned_fingerprint({"rows": self.splits.fingerprint(), "settings": settings, **parts})
 
-    def train(self, trial: SweepTrial, config: RunConfig, run: RunFolder, callbacks: Sequence[Callback]) -> TrialResult:
-        task = self.task_class(config.task, self.tokenizer)
-        data = LabelledData(task.prepare(self.splits.train), task.prepare(self.splits.valid))
-        weights = None if config.transfer.init == "scratch" else source_weights(self.source)
-        fitted = fit(config, self.tokenizer, weights, data, run=None, distributed=self.distributed, callbacks=callbacks)
+    def train(self, trial: SweepTrial, config: RunConfig, callbacks: Sequence[Callback]) -> TrialResult:
+        train, valid, distributed = self.splits.train, self.splits.valid, self.distributed
+        fitted, data = fit_run(
+            self.source, self.task_class, config, train, valid, distributed=distributed, callbacks=callbacks
+        )
+        task = fitted.task
         outputs = fitted.outputs(data.valid, dtype=config.train.dtype)
         metric, metrics = task.primary_metric, metrics_with_intervals(task, data.valid, outputs)
-        splits = LabelledSplits(self.splits.train, self.splits.valid, None)
-        save_fit(run, config, self.tokenizer, fitted, splits, self.distributed)
+        splits = LabelledSplits(train, valid, None)
+        save_fit(self.run_folder(trial), config, self.tokenizer, fitted, splits, distributed)
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},

@@ -1,9 +1,18 @@
-"""States in one sentence whether pretraining helps at a number of labels, and whether TF-IDF would be sufficient."""
+"""States results in sentences: whether pretraining helps, whether TF-IDF is sufficient, which settings are best."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headstock.report.difference import Difference, to_points
+from headstock.report.sweep_points import (
+    format_difference,
+    format_difference_range,
+    format_interval,
+    format_metric,
+    format_value,
+    point_label,
+    value_spreads,
+)
 from headstock.tasks.wording import NOT_PERCENT, metric_name
 
 NEGLIGIBLE = 2.0  # points: if a model can be better by at most this, TF-IDF is called sufficient
@@ -165,3 +174,56 @@ def _tfidf(scores: ArmScores, rivals: list[str]) -> str:
         for name in losers
     )
     return f"{opening}it outperforms {' and '.join(beaten)}"
+
+
+# Sweeps
+
+
+def sweep_verdict(results: dict[str, Any]) -> str:
+    """Which point is best, whether the difference is clear, and which setting matters most."""
+    metric, best = results["metric"], results["best"]
+    if best is None:
+        return "Every point failed: the training loss became infinite or NaN. Try lower learning rates."
+    score = f"{format_metric(metric, best['mean'])}{format_interval(metric, best)}"
+    opening = f"The best point is {point_label(best['settings'])} with {metric_name(metric)} {score}"
+    return f"{opening}{_second_best(results)}.{_most_important(results)}"
+
+
+def _second_best(results: dict[str, Any]) -> str:
+    metric, second = results["metric"], results["best"]["second"]
+    if second is None:
+        return "; there is no other point to compare with"
+    gap, name = format_difference(metric, abs(second["mean"])), point_label(second["settings"])
+    if second["low"] is None:
+        return f"; the second best, {name}, is {gap} behind, but one seed cannot show whether that is chance"
+    low, high = sorted(abs(end) if second["clear"] else end for end in (second["low"], second["high"]))
+    if second["clear"]:
+        span = format_difference_range(metric, low, high)
+        return f"; it is clearly better than the second best, {name}, by {gap} (95% CI {span}, paired by seed)"
+    if results["better"] == "higher":
+        low, high = -high, -low
+    span = format_difference_range(metric, low, high)
+    return f"; it is not clearly better than the second best, {name}: {gap} ahead (95% CI {span}, paired by seed)"
+
+
+def _most_important(results: dict[str, Any]) -> str:
+    """The setting whose values differ most in their mean score."""
+    metric, spreads = results["metric"], value_spreads(results)
+    if not spreads:
+        return ""
+    (key, spread), *others = spreads.items()
+    hedge = "" if results["seeds"] > 1 else " (one seed only)"
+    if len(results["marginals"]) == 1:
+        return f" Across its values, {key} changes the score by {format_difference(metric, spread)}{hedge}."
+    rows = [row for row in results["marginals"][key] if row["mean"] is not None]
+    rows.sort(key=lambda row: row["mean"], reverse=results["better"] == "higher")
+    text = f" The most important setting is {key}{hedge}: the means of its values differ by "
+    text += f"{format_difference(metric, spread)} (best {_values_label(rows[0])}, worst {_values_label(rows[-1])})"
+    compared = ", ".join(f"{format_difference(metric, value)} for {other}" for other, value in others)
+    return f"{text}, compared with {compared}." if compared else f"{text}."
+
+
+def _values_label(row: dict[str, Any]) -> str:
+    if "from" in row:
+        return f"{format_value(row['from'])} to {format_value(row['to'])}"
+    return format_value(row["value"])

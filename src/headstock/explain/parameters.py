@@ -1,12 +1,14 @@
 """Parameter counts beside their closed forms, and what a token and a training step cost."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from headstock.cost.formulas import Dimensions, ExecutionContext, ModuleCost, product
+from headstock.cost.formulas import Dimensions, ExecutionContext, ModuleCost
+from headstock.cost.measured import measured_note
 from headstock.cost.model import model_cost, model_dimensions, module_costs
 from headstock.cost.training import flops_per_token, training_memory
 from headstock.errors import UserError
@@ -156,7 +158,7 @@ def explain_parameters(
     totals = [head_total(one, symbols, values) for one in (model, *others)]
     costs = training_costs(subject, symbols, values, batch)
     has_attention = hasattr(model.backbone.config, "heads")
-    fixed = evaluate(forms.fixed, values)
+    fixed = evaluate(forms.buffer_count, values)
     used = [module.formula for module in modules] + [one.formula for one in totals] + costs.formulas()
     return ParameterFacts(
         name=subject.name,
@@ -180,7 +182,7 @@ def explain_parameters(
         totals=totals,
         frozen=bool(config.transfer and config.transfer.freeze),
         derivative=sympify(totals[0].formula).diff(symbols.heads) if has_attention else None,
-        fixed=Cost("fixed", forms.fixed, fixed) if fixed else None,
+        fixed=Cost("fixed", forms.buffer_count, fixed) if fixed else None,
         flops=costs.flops,
         forward=costs.forward,
         training=costs.training,
@@ -193,10 +195,7 @@ def explain_parameters(
 
 def measured_notes(forms: ModuleCost) -> Iterator[str]:
     if names := forms.measured_parts():
-        yield (
-            f"There is no closed form for {', '.join(names)}: its parameters are counted, and its FLOPs and "
-            "activations are measured in a forward pass on the meta device (torch.utils.flop_counter)."
-        )
+        yield measured_note(names)
 
 
 def other_heads(subject: ExplainSubject, classes: int | None) -> list[Model]:
@@ -242,7 +241,7 @@ def module_counts(
     path = f"{parent}.{part.name}" if parent else part.name
     if part.times is not None:
         path, times = f"{path}.*", times * evaluate(part.times, values)
-    if part.one == 0:
+    if part.count_each == 0:
         return
 
     def module(path: str, level: int, form: Any, shape: tuple[Any, ...] | None = None) -> ModuleCount:
@@ -250,9 +249,9 @@ def module_counts(
         assert value == count, f"{path}: {form} is {value}, but {count} were counted"
         return ModuleCount(path, level, shape is not None, shape or (), form, value, count, times)
 
-    yield module(path, level, part.one)
+    yield module(path, level, part.count_each)
     for name, shape in part.shapes.items():
-        yield module(f"{path}.{name}", level + 1, product(shape), shape)
+        yield module(f"{path}.{name}", level + 1, math.prod(shape), shape)
     for child in part.parts:
         yield from module_counts(child, values, counts, level=level + 1, parent=path, times=times)
 
@@ -340,7 +339,7 @@ def flops_by_module(parts: ModuleCost) -> Iterator[tuple[str, Any]]:
     """FLOP of the forward pass by module, where there are any."""
 
     def walk(part: ModuleCost, path: str, times: Any) -> Iterator[tuple[str, Any]]:
-        times = times * part.used * (1 if part.times is None else part.times)
+        times = times * part.passes * part.copies
         if part.flops != 0:
             yield path, times * part.flops
         for child in part.parts:

@@ -41,10 +41,11 @@ class CostEstimate:
     checkpoint_seconds: float
     peak_bytes: int
     startup_seconds: float = 0.0  # extra time of the first steps and of steps with new batch shapes
-    cold_start_seconds: float = 0.0  # extra time of a process that must first load its kernels; only measured
-    cpu_seconds: float = 0.0  # CPU time of a step over all cores; only measured
-    mode: ExecutionMode | None = None  # only measured
-    measured: bool = False
+    measured_parts: tuple[str, ...] = ()  # modules without a closed formula, whose cost is counted
+    probed: bool = False  # True if steps were measured, and not only forecast
+    cold_start_seconds: float = 0.0  # extra time of a process that must first load its kernels; only if probed
+    cpu_seconds: float = 0.0  # CPU time of a step over all cores; only if probed
+    mode: ExecutionMode | None = None  # only if probed
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,11 +84,11 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
     else:
         step = compute + launch
     step = float(step) * machine.slowdown
+    backbone = (weight for weight in cost.weights() if weight.path.startswith("backbone."))
+    non_embedding = sum(weight.count * weight.times for weight in backbone if not weight.is_embedding)
     return CostEstimate(
         parameters=int(cost.count),
-        non_embedding_parameters=int(
-            sum(w.count * w.times for w in cost.weights() if w.path.startswith("backbone.") and not w.table)
-        ),
+        non_embedding_parameters=int(non_embedding),
         flops_per_token=float(flops),
         step_tokens=tokens,
         step_seconds=step,
@@ -95,6 +96,7 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
         checkpoint_seconds=float(memory.weights + memory.optimizer + memory.average) / CHECKPOINT_BYTES_PER_SECOND,
         peak_bytes=int(memory.total) + (machine.baseline_bytes if machine.device != "cuda" else 0),
         startup_seconds=startup * machine.slowdown,
+        measured_parts=tuple(cost.measured_parts()),
     )
 
 
@@ -102,9 +104,8 @@ def estimate_memory(
     model: Model, task: Task, dimensions: Dimensions, execution: ExecutionContext, rows: int, run_config: RunConfig
 ) -> TrainingMemory:
     """Memory by the closed formula, with the chunked logits of fused cross-entropy where it is used."""
-    memory_of = partial(
-        training_memory, model, task, rows=rows, optimizer=run_config.train.optimizer, context=execution
-    )
+    optimizer = run_config.train.optimizer
+    memory_of = partial(training_memory, model, task, rows=rows, optimizer=optimizer, context=execution)
     memory = memory_of(dimensions, averaged=run_config.train.ema > 0)
     positions = round(rows * dimensions.length * task.head_passes("token", dimensions.length))
     logits = positions * dimensions.vocabulary

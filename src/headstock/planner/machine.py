@@ -60,10 +60,10 @@ def device_name(device: torch.device) -> str:
     return f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
 
 
-def median_seconds(work: Callable[[], object], device: torch.device) -> float:
+def median_seconds(work: Callable[[], object], device: torch.device, *, repeats: int = REPEATS) -> float:
     """The median duration of several calls, after one to warm up."""
     times = []
-    for _ in range(REPEATS + 1):
+    for _ in range(repeats + 1):
         synchronize(device)
         start = time.perf_counter()
         work()

@@ -97,7 +97,8 @@ class TrainingPlan:
             "tokens": self.tokens,
             "passes": round(self.epochs, 3),
             "text": {"bytes": text.bytes, "tokens": round(text.tokens), "exact": self.exact},
-            "probed": self.costs.measured,
+            "probed": self.costs.probed,
+            "measured_parts": list(self.costs.measured_parts),
             "device": self.machine.name,
             "reasons": rules.REASONS,
             "config": self.config,
@@ -278,8 +279,3 @@ class Planner:
 
 def with_one_row(run_config: RunConfig) -> RunConfig:
     return replace(run_config, train=replace(run_config.train, batch=1, micro_batch=None))
-
-
-def flatten(sections: dict[str, Any]) -> dict[str, Any]:
-    """`{"model": {"depth": 4}}` -> `{"model.depth": 4}`."""
-    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}

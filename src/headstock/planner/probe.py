@@ -61,15 +61,27 @@ NEW, CAPTURED, REPLAYED = range(3)  # a step with a new shape runs eagerly, the 
 COMPILE_SETTING = {mode: setting for setting, mode in BY_SETTING.items()}
 
 
-@dataclass
-class ProbeResult:
+@dataclass(frozen=True)
+class StepTimings:
+    """What one short training took."""
+
     step_seconds: list[float]  # of each step, without validations and checkpoints
     tokens: int
-    validation_seconds: float
-    validation_tokens: int
-    checkpoint_seconds: float
-    peak_bytes: int
+    validation_seconds: float  # mean
+    checkpoint_seconds: float  # mean
     cpu_seconds: float = 0.0  # median over steps, all cores together; hardly affected by other programs
+
+    def first_seconds(self) -> float:
+        """The first steps, a validation and a checkpoint."""
+        return sum(self.step_seconds[:COLD_STEPS]) + self.validation_seconds + self.checkpoint_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult(StepTimings):
+    """The measured training, and what is known about the whole run."""
+
+    validation_tokens: int
+    peak_bytes: int
     kinds: Sequence[int] = ()  # NEW, CAPTURED or REPLAYED for each step, with CUDA graphs
     expected_kinds: dict[int, int] = field(default_factory=dict)  # number of NEW and CAPTURED steps in the whole run
     cold_start_seconds: float = 0.0  # extra time of the first training in this process
@@ -78,11 +90,11 @@ class ProbeResult:
     @property
     def steady_seconds(self) -> float:
         """Duration of a step after warm-up; with CUDA graphs, of a replayed step that follows another."""
-        late = list(range(WARMUP_STEPS, len(self.step_seconds))) or list(range(len(self.step_seconds)))
+        steps = list(range(WARMUP_STEPS, len(self.step_seconds))) or list(range(len(self.step_seconds)))
         if self.kinds:
-            replayed = [step for step in late if self.kinds[step] == REPLAYED]
-            late = [step for step in replayed if self.kinds[step - 1] == REPLAYED] or replayed or late
-        return statistics.mean(self.step_seconds[step] for step in late)
+            replayed = [step for step in steps if self.kinds[step] == REPLAYED]
+            steps = [step for step in replayed if self.kinds[step - 1] == REPLAYED] or replayed or steps
+        return statistics.mean(self.step_seconds[step] for step in steps)
 
     @property
     def startup_seconds(self) -> float:
@@ -110,14 +122,11 @@ def probe(
 
     `valid_tokens` is the size of each validation of the run; `steps_for` gives the length of the run at some costs.
     """
-    result = measure(
-        run_config,
-        tokenizer,
-        sample,
-        valid_tokens=valid_tokens,
-        steps_for=lambda result: steps_for(corrected_estimate(forecast, result)),
-        device=device,
-    )
+
+    def run_steps(result: ProbeResult) -> int:
+        return steps_for(corrected_estimate(forecast, result))
+
+    result = measure(run_config, tokenizer, sample, valid_tokens=valid_tokens, steps_for=run_steps, device=device)
     return corrected_estimate(forecast, result)
 
 
@@ -133,7 +142,7 @@ def corrected_estimate(forecast: CostEstimate, result: ProbeResult) -> CostEstim
         startup_seconds=result.startup_seconds,
         cold_start_seconds=result.cold_start_seconds,
         mode=result.mode,
-        measured=True,
+        probed=True,
     )
 
 
@@ -175,15 +184,11 @@ def measure(
         timings = run.train(count)
         rows = min(max(1, settings.valid_tokens // length), len(task.examples(stores.valid, length=length)))
         result = ProbeResult(
-            step_seconds=timings.step_seconds,
-            tokens=timings.tokens,
-            validation_seconds=timings.validation_seconds,
+            **vars(timings),
             validation_tokens=rows * length,
-            checkpoint_seconds=timings.checkpoint_seconds,
             peak_bytes=peak.bytes(),
-            cpu_seconds=timings.cpu_seconds,
             kinds=kinds,
-            cold_start_seconds=max(0.0, cold.startup_seconds() - timings.startup_seconds()),
+            cold_start_seconds=max(0.0, cold.first_seconds() - timings.first_seconds()),
             mode=mode,
         )
         return with_expected_kinds(result, predict_kinds, steps_for) if kinds else result
@@ -208,21 +213,6 @@ def with_expected_kinds(
         low, high = (steps, high) if affordable > steps else (low, steps)
         steps = min(max(affordable, (3 * low + high) // 4), (low + 3 * high) // 4)
     return result
-
-
-@dataclass
-class StepTimings:
-    """What one short training took."""
-
-    step_seconds: list[float]
-    tokens: int
-    validation_seconds: float  # mean
-    checkpoint_seconds: float  # mean
-    cpu_seconds: float
-
-    def startup_seconds(self) -> float:
-        """The first steps, a validation and a checkpoint."""
-        return sum(self.step_seconds[:COLD_STEPS]) + self.validation_seconds + self.checkpoint_seconds
 
 
 @dataclass(frozen=True)
@@ -270,8 +260,10 @@ class ProbeRun:
         callbacks = [record, log_metrics(run)]
         distributed = DistributedContext(self.device)
         state = train(model, task, self.stores, settings, run=run, distributed=distributed, callbacks=callbacks)
-        del model
-        self.clean_up()
+        del model  # free memory and compiled code, which the next training must not find
+        if self.mode in ("compiled", "both"):
+            torch.compiler.reset()
+        gc.collect()
         validation = statistics.mean(validations)
         return StepTimings(
             step_seconds=[after - before for before, after in pairwise(times)],
@@ -280,12 +272,6 @@ class ProbeRun:
             checkpoint_seconds=max(0.0, state.overhead_seconds / len(validations) - validation),
             cpu_seconds=statistics.median(after - before for before, after in pairwise(cpu_times)),
         )
-
-    def clean_up(self) -> None:
-        """Free memory and compiled code, which the next training must not find."""
-        if self.mode in ("compiled", "both"):
-            torch.compiler.reset()
-        gc.collect()
 
 
 def probe_steps(seconds: float, run_steps: int) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from headstock.cost.measured import measured_note
 from headstock.planner.planner import TrainingPlan
 from headstock.planner.rules import REASONS, max_epochs
 from headstock.report.format import compact_number, format_bytes, format_duration
@@ -40,12 +41,14 @@ def plan_notes(plan: TrainingPlan) -> list[str]:
     """What the plan costs, and what to know about that estimate."""
     costs = plan.costs
     notes = [
-        f"{'measured' if costs.measured else 'forecast'}: {format_duration(plan.seconds)}, "
+        f"{'measured' if costs.probed else 'forecast'}: {format_duration(plan.seconds)}, "
         f"{plan.tokens_per_second:,.0f} tokens/s, {format_bytes(costs.peak_bytes)} of memory at most, "
         f"{plan.to_dict()['flops']:.2g} FLOPs"
     ]
-    if not costs.measured:
+    if not costs.probed:
         notes.append("The time is a rough estimate and may be off by a factor of two; --probe measures it here.")
+    if costs.measured_parts:
+        notes.append(measured_note(costs.measured_parts))
     if costs.cold_start_seconds > 0.05 * plan.seconds:
         duration = format_duration(costs.cold_start_seconds)
         notes.append(f"A new process may take up to {duration} more to compile or load its kernels.")
@@ -82,6 +85,6 @@ def recipe_heading(plan: TrainingPlan) -> str:
     costs, tokens = plan.costs, plan.candidate.text.tokens
     return (
         f"{costs.parameters:,} parameters, {plan.epochs:.1f} epochs over about {tokens:,.0f} tokens.\n"
-        f"{'Measured' if costs.measured else 'Forecast'} on {plan.machine.name}: {format_duration(plan.seconds)}, "
+        f"{'Measured' if costs.probed else 'Forecast'} on {plan.machine.name}: {format_duration(plan.seconds)}, "
         f"{plan.tokens_per_second:,.0f} tokens/s, {format_bytes(costs.peak_bytes)}."
     )

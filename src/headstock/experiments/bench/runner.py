@@ -26,17 +26,21 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import UserError
-from headstock.experiments.bench.synthetic_data import (
+from headstock.experiments.bench.workloads import (
+    QUICK,
+    Workload,
     random_lines,
+    time_steps,
+    workload_config,
+    workloads_for,
     write_corpus,
     write_labelled_rows,
     write_token_stores,
 )
-from headstock.experiments.bench.training import QUICK, Workload, time_steps, workload_config, workloads_for
 from headstock.inference.pipeline import load
 from headstock.io import write_json
 from headstock.logs import muted
-from headstock.planner.machine import device_name, synchronize
+from headstock.planner.machine import device_name, median_seconds
 from headstock.train.distributed import choose_device
 from headstock.train.finetune import finetune
 from headstock.train.models import blueprint
@@ -126,19 +130,6 @@ def format_amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def median_seconds(work: Callable[[], object], *, rounds: int, device: torch.device) -> float:
-    """The median time of several rounds after a warm-up."""
-    work()
-    times = []
-    for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        work()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 # Measurements
 
 
@@ -192,7 +183,7 @@ def bench_decoding(device: torch.device, *, quick: bool) -> list[Measurement]:
     for rows in (1, 4) if quick else (1, 64):
         prompts = [[rng.randrange(10, 200) for _ in range(PROMPT_LENGTH)] for _ in range(rows)]
         decode = partial(generate, model, prompts, max_tokens=new_tokens, sampling=Sampling(temperature=0.0))
-        seconds = median_seconds(decode, rounds=1 if quick else 3, device=device)
+        seconds = median_seconds(decode, device, repeats=1 if quick else 3)
         name = f"decoding {workload.preset}, {rows} rows"
         measurements.append(Measurement(name, rows * new_tokens / seconds, "tokens/s"))
     return measurements
@@ -212,7 +203,7 @@ def bench_finetuned(device: torch.device, *, quick: bool) -> list[Measurement]:
     texts = [next(lines) for _ in range(40 if quick else count)]
     measurements = [Measurement(f"fine-tuning {preset}", results["tokens_per_second"], "tokens/s")]
     for name, work in (("classifying", pipeline.predict), ("embedding", pipeline.embed)):
-        seconds = median_seconds(partial(work, texts), rounds=1 if quick else 3, device=pipeline.model.device)
+        seconds = median_seconds(partial(work, texts), pipeline.model.device, repeats=1 if quick else 3)
         measurements.append(Measurement(f"{name} with {preset}", len(texts) / seconds, "texts/s"))
     return measurements
 

@@ -13,8 +13,7 @@ from headstock.cost.model import model_cost, model_dimensions
 from headstock.cost.training import flops_per_token
 from headstock.data.token_store import SplitStores, open_split_stores
 from headstock.experiments.bench.runner import environment_info
-from headstock.experiments.bench.synthetic_data import write_token_stores
-from headstock.experiments.bench.training import Workload, time_steps, workload_config
+from headstock.experiments.bench.workloads import Workload, time_steps, workload_config, write_token_stores
 from headstock.io import write_json
 from headstock.train.distributed import choose_device
 from headstock.train.models import blueprint

@@ -208,8 +208,9 @@ def ours(work: Work, steps: int, *, freeze: bool = False) -> Timed:
     # the loop validates when it ends, which is after the last step and so not timed
     data = LabelledData(work.train, work.train.select(range(work.batch)))
     distributed = DistributedContext(torch.device("cpu"))
+    task = Classify(chosen.task, work.tokenizer)
     with messages_to(note):
-        fitted = fit(chosen, work.tokenizer, None, data, run=None, distributed=distributed, callbacks=[hear])
+        fitted = fit(chosen, task, None, data, run=None, distributed=distributed, callbacks=[hear])
     seconds = [after - before for (before, _), (after, _) in pairwise(moments)]
     if freeze:
         return Timed(seconds, 0, 0, epochs=FROZEN_EPOCHS, reading=moments[0][0] - asked[0])

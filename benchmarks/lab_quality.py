@@ -46,7 +46,7 @@ from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import BatchSums, evaluate
 from headstock.train.loop import train
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import RunConfig, TrainSettings, make_config
 
@@ -129,7 +129,7 @@ def perplexity(
     """Of held-out text, and how many tokens had to be given; the same for every model, however it was trained."""
     task, pieces = CausalLM(CausalConfig(rows=rows), tokenizer), BatchSums()  # type: ignore[arg-type]
     examples = task.examples(store, length=length)
-    options: dict[str, Any] = {"rows": MEASURED_ROWS, "size": 0, "dtype": "float32", "batch_sums": pieces}
+    options: dict[str, Any] = {"batch_size": MEASURED_ROWS, "size": 0, "dtype": "float32", "batch_sums": pieces}
     metrics = evaluate(model, task, examples, distributed=DistributedContext(device), **options)
     targets = sum(counts["token"] for _, counts, _ in pieces)
     assert targets == store.tokens, f"{targets} of {store.tokens} tokens were asked for"
@@ -213,7 +213,8 @@ def trained(
 ) -> Told:
     device = torch.device(given.device)
     chosen = settings_of(way, work, device, seed)
-    model, task = build_model(chosen, tokenizer)
+    task = build_task(chosen, tokenizer)
+    model = build_model(chosen, task)
     seen, real = seen_after(task, stores.train, chosen.train, given.tokens)
     shares = given.tokens * np.arange(1, given.points + 1) / given.points
     marks = {int(step) for step in np.searchsorted(seen, shares, side="right") if step} | {len(seen)}

@@ -26,7 +26,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.train.callbacks import log_metrics
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config, read_preset
@@ -87,12 +87,14 @@ def main() -> None:
         )
         times: dict[str, list[float]] = {"bare": [], "headstock": []}
         for number in range(given.rounds):
-            model, task = build_model(chosen, tokenizer)
+            task = build_task(chosen, tokenizer)
+            model = build_model(chosen, task)
             order = BatchSampler(task, stores.train, length=chosen.model.context, batch=given.batch, seed=0)
             batches = [order.micro_batches(i, size=None, rank=0, world_size=1)[0] for i in range(given.steps + 1)]
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
             times["bare"] += bare(model, task, batches, optimizer)[1:]
-            model, task = build_model(chosen, tokenizer)
+            task = build_task(chosen, tokenizer)
+            model = build_model(chosen, task)
             times["headstock"] += ours(model, task, stores, settings, RunFolder(Path(folder) / f"run-{number}"))
     tokens = given.batch * chosen.model.context
     print(

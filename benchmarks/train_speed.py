@@ -47,7 +47,7 @@ from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData
 from headstock.train.loop import train
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.prefetch import Prefetcher
 from headstock.train.settings import RunConfig, make_config
 
@@ -257,7 +257,8 @@ def ours(
         data: Any = LabelledData(rows, rows.select(range(8)))
     else:
         tokenizer, data = text.stores(work)
-    model, task = build_model(chosen, tokenizer)
+    task = build_task(chosen, tokenizer)
+    model = build_model(chosen, task)
     moments: list[tuple[float, int]] = []
     losses: list[float] = []
 

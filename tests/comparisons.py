@@ -31,9 +31,9 @@ def done(stock, files, tmp_path_factory):
     out, seen = tmp_path_factory.mktemp("compare") / "out", []
     fit, fit_baseline = evaluation.fit, TfidfClassifier.fit
 
-    def spy(chosen, tokenizer, weights, data, **more):
+    def spy(chosen, task, weights, data, **more):
         seen.append((set(data.train.places), set(data.valid.places)))
-        return fit(chosen, tokenizer, weights, data, **more)
+        return fit(chosen, task, weights, data, **more)
 
     def spy_baseline(self, texts, labels, valid_texts, valid_labels, *, seed):
         seen.append((places_of(files["train"], texts), places_of(files["valid"], valid_texts)))

@@ -8,7 +8,7 @@ import pytest
 import headstock
 from headstock.errors import UserError
 from headstock.interop import import_run
-from headstock.train.run_folder import STOCKS
+from headstock.train.run_folder import BUNDLED_RUNS
 
 DEEP = 100_000  # levels of nesting, far beyond what a decoder's recursion allows
 
@@ -34,7 +34,7 @@ def test_malformed_recipes_are_refused(tmp_path, corpus, name, text):
 @pytest.mark.parametrize("broken", [{"model": 3}, {"task": None}, {"train": "fast"}])
 def test_malformed_run_configs_are_refused(tmp_path, broken):
     run = tmp_path / "stock"
-    shutil.copytree(STOCKS / "reviews-en", run)
+    shutil.copytree(BUNDLED_RUNS / "reviews-en", run)
     (run / "manifest.json").unlink()
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | broken))

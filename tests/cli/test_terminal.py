@@ -10,9 +10,9 @@ import pytest
 
 from headstock.cli.terminal import wrapped
 from headstock.io import rank_and_size
-from headstock.train.run_folder import STOCKS
+from headstock.train.run_folder import BUNDLED_RUNS
 
-SHOW = ["tokenizer", "show", str(STOCKS / "reviews-en"), "le café …"]
+SHOW = ["tokenizer", "show", str(BUNDLED_RUNS / "reviews-en"), "le café …"]
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 

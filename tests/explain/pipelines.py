@@ -6,7 +6,7 @@ from typing import Any
 from headstock.data.corpus import read_corpus
 from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from headstock.inference.pipeline import Pipeline
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
 from tests.model.small import stir
@@ -30,7 +30,8 @@ def make_pipeline(
         model["causal"] = task not in ("masked", "hybrid")
     model |= {key: value for key, value in settings.items() if not key.startswith("task_")}
     config = make_config({"model": model, "task": {"name": task, **own}})
-    built, built_task = build_model(config, tokenizer)
+    built_task = build_task(config, tokenizer)
+    built = build_model(config, built_task)
     stir(built, spread=0.2)
     return Pipeline(RunFolder(Path("runs/tiny")), config, tokenizer, [built.eval()], built_task)
 

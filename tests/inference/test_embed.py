@@ -12,7 +12,7 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.data.windowing import SpecialTokens, windows
 from headstock.errors import UserError
 from headstock.inference.embed import align_tokens, embed, layer_vectors, resolve_pooling, word_vectors
-from headstock.inference.vector_files import write_vectors
+from headstock.inference.output_files import write_vectors
 from headstock.model.batch import Batch
 from headstock.model.heads import ClassificationHead
 from headstock.model.layer_features import ScalarMix

@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
-from headstock.inference import embed, pipeline, predict
+from headstock.inference import embed, inputs, pipeline
 from headstock.model.batch import Batch
-from headstock.train import outputs
+from headstock.train import evaluate
+from headstock.train.evaluate import as_arrays, ensemble_mean
 from headstock.train.finetune import finetune
-from headstock.train.outputs import as_arrays, ensemble_mean
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 4, "lr": 0.01}
@@ -119,7 +119,7 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
     model = headstock.load(run)
     given = texts(50, seed=1)
     whole = model.predict(given)
-    monkeypatch.setattr(predict, "MAX_CHUNK", 7)
+    monkeypatch.setattr(inputs, "MAX_CHUNK", 7)
     parts = model.predict(iter(given))
     assert [row["label"] for row in parts] == [row["label"] for row in whole]
     for one, other in zip(parts, whole, strict=True):
@@ -132,8 +132,8 @@ def test_many_texts_are_read_in_parts_and_told_in_order(run, monkeypatch):
 def test_many_threads_cut_what_one_cuts(run, monkeypatch):
     model, given = headstock.load(run, device="cpu"), texts(50, seed=1)
     one = model.predict(given), model.embed(given)
-    monkeypatch.setattr(predict, "MAX_CHUNK", 7)
-    monkeypatch.setattr(predict, "tokenizer_threads", lambda device: 3)
+    monkeypatch.setattr(inputs, "MAX_CHUNK", 7)
+    monkeypatch.setattr(inputs, "tokenizer_threads", lambda device: 3)
     monkeypatch.setattr(pipeline, "MAX_CHUNK", 7)
     monkeypatch.setattr(pipeline, "tokenizer_threads", lambda device: 3)
     for row, other in zip(model.predict(given), one[0], strict=True):
@@ -152,7 +152,7 @@ def test_texts_are_read_by_kernels_that_take_any_shape(run, monkeypatch):
         inside.pop()
 
     model = headstock.load(run, device="cpu")
-    monkeypatch.setattr(outputs, "without_cudnn_attention", noted)
+    monkeypatch.setattr(evaluate, "without_cudnn_attention", noted)
     monkeypatch.setattr(embed, "without_cudnn_attention", noted)
     model.model.backbone.register_forward_pre_hook(lambda *_: seen.append(len(inside)))
     model.predict(texts(5))

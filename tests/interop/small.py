@@ -14,7 +14,7 @@ from headstock.inference.pipeline import Pipeline
 from headstock.interop.imported_run import imported_config, write_imported_run
 from headstock.model.batch import Batch
 from headstock.model.heads import pool
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
 from tests.model.small import stir
 
@@ -60,7 +60,7 @@ def small_run(
     tokenizer = tokenizer_of(kind)
     sizes = SIZES | {"family": "transformer", "vocabulary": tokenizer.vocabulary + 2, "dropout": 0.1}
     config = imported_config(sizes | model, task, source="a test")
-    network, _ = build_model(config, tokenizer)
+    network = build_model(config, build_task(config, tokenizer))
     stir(network, spread=spread)
     return write_imported_run(path, config, tokenizer, network.tensors(), source="a test", notes=())
 

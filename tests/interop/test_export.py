@@ -358,12 +358,12 @@ def test_an_inexact_export_is_refused_with_every_reason(model, task, facts, tmp_
 
 def recurrent(folder: Path):
     from headstock.interop.imported_run import imported_config, write_imported_run
-    from headstock.train.models import build_model
+    from headstock.train.models import build_model, build_task
 
     tokenizer = tokenizer_of("char")
     model = {"family": "recurrent", "vocabulary": tokenizer.vocabulary, "depth": 1, "width": 8}
     config = imported_config(model, {"name": "causal"}, source="a test")
-    tensors = build_model(config, tokenizer)[0].tensors()
+    tensors = build_model(config, build_task(config, tokenizer)).tensors()
     return write_imported_run(folder / "run", config, tokenizer, tensors, source="a test", notes=())
 
 

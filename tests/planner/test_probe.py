@@ -25,11 +25,11 @@ from headstock.planner.probe import (
 )
 from headstock.train.budget import Budget, Milestones
 from headstock.train.callbacks import Event
+from headstock.train.checkpoint import TrainState
 from headstock.train.execution import BY_SETTING
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config
-from headstock.train.state import TrainState
 
 CPU = torch.device("cpu")
 COSTS = CostEstimate(
@@ -78,7 +78,7 @@ def make_run_config(objective, tokenizer):
 
 def make_sampler(run_config, tokenizer, sample, folder):
     stores = probe.sample_stores(sample, tokenizer, folder, run_config, 2000)
-    return BatchSampler(build_model(run_config, tokenizer)[1], stores.train, length=32, batch=16, seed=0)
+    return BatchSampler(build_task(run_config, tokenizer), stores.train, length=32, batch=16, seed=0)
 
 
 class SimulatedGPU:
@@ -112,7 +112,7 @@ class SimulatedGPU:
 
 def emit(callbacks, kind, state):
     for callback in callbacks:
-        callback(Event(kind, state, 1, 1, state.step, 0.0))
+        callback(Event(kind, state, Budget(state.step, None), steps_per_epoch=1))
 
 
 @pytest.fixture
@@ -127,7 +127,8 @@ def gpu(monkeypatch):
 def whole_run(gpu, run_config, tokenizer, sample, folder):
     """The whole run on the simulated GPU."""
     stores = probe.sample_stores(sample, tokenizer, folder, run_config, 2000)
-    model, task = build_model(run_config, tokenizer)
+    task = build_task(run_config, tokenizer)
+    model = build_model(run_config, task)
     return gpu.train(model, task, stores, run_config.train, run=None, distributed=None)
 
 

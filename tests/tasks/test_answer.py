@@ -16,7 +16,7 @@ from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.answer import Answer, AnswerConfig, Passage, best_spans
 from headstock.tasks.base import padded_batch
-from headstock.train.outputs import cache_features, ensemble_mean, model_outputs
+from headstock.train.evaluate import cache_features, ensemble_mean, model_outputs
 from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij ?"

@@ -22,7 +22,7 @@ from headstock.model.model import Model
 from headstock.tasks.base import pad_with_special_tokens, padded_batch
 from headstock.tasks.class_labels import balanced_weights, find_classes, label_numbers
 from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts, as_predictions
-from headstock.train.outputs import cache_features
+from headstock.train.evaluate import cache_features
 from tests.model.small import small_backbone, stir
 
 POOLS = ("last", "cls", "mean", "max", "concat")

@@ -15,9 +15,9 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.masked import MaskedConfig, MaskedLM
-from headstock.train.callbacks import format_metrics
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
+from headstock.train.metrics import format_metrics
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from tests.tasks.small import model_for

@@ -16,7 +16,7 @@ from headstock.model.model import Model
 from headstock.tasks.base import padded_batch
 from headstock.tasks.labelled import CachedFeatures
 from headstock.tasks.tag import Tag, TagConfig, find_tags
-from headstock.train.outputs import cache_features, model_outputs
+from headstock.train.evaluate import cache_features, model_outputs
 from tests.model.small import small_backbone, stir
 
 TEXTS = ["Anne voit l'eau, a-t-il dit.", "Ben likes the sea (he said), it's true.", "Zoë voit le café."] * 3

@@ -13,7 +13,7 @@ from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import padded_batch
 from headstock.tasks.labelled import metric_value
 from headstock.tasks.translate import Translate, TranslateConfig
-from headstock.train.outputs import model_outputs
+from headstock.train.evaluate import model_outputs
 from tests.tasks.parallel import model_for, sentences
 
 ROWS = sentences(30, "rows")

@@ -12,12 +12,11 @@ from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.model import Model
 from headstock.tasks.causal import CausalLM
-from headstock.train.budget import Budget
+from headstock.train.budget import Budget, ValidationBudget
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
 from headstock.train.settings import TrainSettings
-from headstock.train.state import TrainState
-from headstock.train.validation import ValidationBudget
 from tests.model.small import small_backbone
 
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from headstock.train.budget import Budget
 from headstock.train.callbacks import Event, terminal_progress
-from headstock.train.state import TrainState
+from headstock.train.checkpoint import TrainState
 
 
 class Terminal(io.StringIO):
@@ -22,6 +23,6 @@ def test_the_bar_shows_a_perplexity_only_where_tokens_are_predicted(of_tokens, m
     progress = TrainState(step=3, tokens=60, seconds=1.0, loss=1.5)
     with terminal_progress(quiet=False) as callbacks:
         for callback in callbacks:
-            callback(Event("log", progress, 1, 10, 10, 5.0, tokens_per_second=60.0, of_tokens=of_tokens))
+            callback(Event("log", progress, Budget(10, None), 10, tokens_per_second=60.0, of_tokens=of_tokens))
     shown = sys.stderr.getvalue()
     assert "loss 1.500" in shown and ("ppl 4.48" in shown) == of_tokens == ("ppl" in shown)

@@ -10,7 +10,7 @@ import torch
 import headstock
 from headstock.errors import HeadstockError, UserError
 from headstock.train.finetune import finetune
-from headstock.train.run_folder import STOCKS, RunFolder
+from headstock.train.run_folder import BUNDLED_RUNS, RunFolder
 from headstock.train.tensors import read_tensors, write_tensors
 from tests.conftest import TINY
 
@@ -60,7 +60,7 @@ def test_every_flipped_bit_is_refused(run, name):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "data.json"])
 def test_a_flipped_bit_in_a_stock_is_refused(tmp_path, name):
-    stock = shutil.copytree(STOCKS / "reviews-en", tmp_path / "stock")
+    stock = shutil.copytree(BUNDLED_RUNS / "reviews-en", tmp_path / "stock")
     headstock.load(stock, device="cpu")
     size = (stock / name).stat().st_size
     for bit in (77, 4 * size, 8 * size - 5):
@@ -71,7 +71,7 @@ def test_a_flipped_bit_in_a_stock_is_refused(tmp_path, name):
 
 
 def test_every_stock_has_checksums():
-    for stock in STOCKS.glob("*/config.json"):
+    for stock in BUNDLED_RUNS.glob("*/config.json"):
         listed = RunFolder(stock.parent).manifest().keys()
         assert listed >= {"config.json", "data.json", "tokenizer.json", "model.safetensors"}
 

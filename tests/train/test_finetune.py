@@ -23,7 +23,7 @@ from headstock.train.finetune import finetune
 from headstock.train.fit import LabelledData
 from headstock.train.loop import train
 from headstock.train.metrics import majority_warning
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.resolve import resolve_finetune_config
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
@@ -192,7 +192,7 @@ def test_frozen_is_training_the_head_alone(stock, pool, request, learn, files, t
     assert done["parameters"]["frozen"] == done["parameters"]["base"]
 
     chosen = make_config(run.config())
-    model, _ = build_model(chosen, run.tokenizer())
+    model = build_model(chosen, build_task(chosen, run.tokenizer()))
     model.load_backbone(RunFolder(source).weights(), source="the stock")
     for parameter in model.backbone.parameters():
         parameter.requires_grad_(False)

@@ -13,7 +13,7 @@ from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, pad
 from headstock.model.model import Model
 from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.train.distributed import DistributedContext
-from headstock.train.graphed_step import GraphedStep
+from headstock.train.execution import GraphedStep
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
 from headstock.train.step import LossModule

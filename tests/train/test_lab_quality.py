@@ -14,7 +14,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.experiments.bench.workloads import random_lines
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.settings import make_config
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "lab_quality.py"
@@ -79,7 +79,8 @@ def test_all_see_as_many_tokens_and_are_measured_on_the_same_ones(tmp_path):
 def test_padded_and_packed_rows_ask_for_the_same_tokens_and_lose_the_same(quality, text):
     tokenizer, stores = text
     whole = stores.valid.tokens  # in rows so long no sentence is cut, so both show each of them from its beginning
-    model, _ = build_model(tiny_settings(quality, context=whole), tokenizer)
+    run_config = tiny_settings(quality, context=whole)
+    model = build_model(run_config, build_task(run_config, tokenizer))
 
     def found(rows: str, length: int) -> tuple[float, int]:
         return quality.perplexity(model, tokenizer, stores.valid, length, torch.device("cpu"), rows)
@@ -95,7 +96,7 @@ def test_padded_and_packed_rows_ask_for_the_same_tokens_and_lose_the_same(qualit
 def test_steps_are_as_many_as_fit_into_the_tokens(quality, text, rows):
     tokenizer, stores = text
     chosen = tiny_settings(quality, rows=rows)
-    _, task = build_model(chosen, tokenizer)
+    task = build_task(chosen, tokenizer)
     budget = 2 * stores.train.tokens  # two passes
     seen, share = quality.seen_after(task, stores.train, chosen.train, budget)
     assert seen[-1] == budget and (seen[:-1] < seen[1:]).all()

@@ -13,13 +13,13 @@ import headstock
 from headstock.errors import UserError, WorkError
 from headstock.model.batch import Batch
 from headstock.train.budget import Budget, Milestones
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.execution import check_settings
 from headstock.train.meters import SpikeDetector
 from headstock.train.optimizers import update_weights
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
-from headstock.train.state import TrainState
 from headstock.train.step import LossModule, TrainingStep
 
 

@@ -12,7 +12,7 @@ from headstock.cost.parameter_table import formula_table
 from headstock.data import catalog
 from headstock.report.pages import write_report
 from headstock.train.model_card import model_without_weights, render_card
-from headstock.train.run_folder import STOCKS, RunFolder
+from headstock.train.run_folder import BUNDLED_RUNS, RunFolder
 from tests.conftest import TINY
 from tests.report.browsing import Outline
 
@@ -128,7 +128,7 @@ def test_licences_come_from_the_catalog(corpus, tmp_path):
 
 
 def test_the_stocks_cards_can_be_made_again():
-    for folder in STOCKS.iterdir():
+    for folder in BUNDLED_RUNS.iterdir():
         card = render_card(RunFolder(folder))
         assert catalog.find_entry("imdb").licence in card
         assert sum(counted(card).values()) == RunFolder(folder).results()["parameters"]["total"]

@@ -129,7 +129,7 @@ def test_workers_end_when_a_mapped_stream_is_closed():
 
 @given(st.integers(0, 3000), st.integers(1, 900))
 def test_chunks_grow_and_hold_every_item_once(count, most):
-    chunks = list(growing_chunks(range(count), most=most))
+    chunks = list(growing_chunks(range(count), max_size=most))
     assert [item for chunk in chunks for item in chunk] == list(range(count))
     assert all(len(chunk) <= most for chunk in chunks)
     assert all(len(after) >= min(most, 2 * len(before)) for before, after in itertools.pairwise(chunks[:-1]))

@@ -175,7 +175,8 @@ def test_windows_with_the_carried_state_are_the_document_read_whole(long_documen
 
     def loss(length, carries):
         task.needs_prefix = carries
-        return evaluate(model, task, task.examples(store, length=length), distributed=ALONE, rows=4, size=0)["loss"]
+        examples = task.examples(store, length=length)
+        return evaluate(model, task, examples, distributed=ALONE, batch_size=4, size=0)["loss"]
 
     whole = loss(store.tokens, False)
     assert loss(half, True) == pytest.approx(whole, rel=1e-6)

@@ -100,8 +100,8 @@ def damage_checkpoint(path):
 @pytest.mark.parametrize("keep", [1, 2])
 def test_damaged_checkpoints_do_not_count_among_those_kept(tmp_path, keep):
     def save(step):
-        state = checkpoint.Checkpoint({"w": torch.ones(2)}, {"w/m": torch.ones(99)}, {}, {"step": step})
-        checkpoint.write_checkpoint(tmp_path, state)
+        saved = checkpoint.Checkpoint({"w": torch.ones(2)}, {"w/m": torch.ones(99)}, {}, {"step": step})
+        saved.write(tmp_path / f"step-{step}")
         checkpoint.prune(tmp_path, written=step, keep=keep, best=2)
 
     for step in (2, 4, 6, 8, 10):

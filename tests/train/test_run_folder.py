@@ -15,7 +15,8 @@ from headstock.experiments.comparison_summary import pretrained_origin
 from headstock.experiments.leakage import corpus_settings
 from headstock.logs import messages_to
 from headstock.train.finetune import finetune
-from headstock.train.run_folder import RunFolder, locked_run
+from headstock.train.run_folder import RunFolder
+from headstock.train.session import locked_run
 from tests.conftest import TINY
 
 SETTINGS = TINY | {"depth": 1, "steps": 4}

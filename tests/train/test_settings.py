@@ -12,7 +12,7 @@ from headstock.errors import ConfigError, UserError
 from headstock.model.backbone import BACKBONES
 from headstock.tasks.base import TASKS
 from headstock.tasks.labelled import LabelledTask
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.resolve import require_corpus, resolve_pretrain_config, supports, with_vocabulary
 from headstock.train.run_folder import open_run
 from headstock.train.settings import (
@@ -81,7 +81,9 @@ def test_every_preset_goes_with_every_objective_of_its_family(stores, name, obje
     chosen = resolve_pretrain_config(name, None, given)
     assert chosen.objective == objective
     tokenizer, store = stores[chosen.tokenizer.kind]
-    model, task = build_model(with_vocabulary(chosen, tokenizer), tokenizer)
+    chosen = with_vocabulary(chosen, tokenizer)
+    task = build_task(chosen, tokenizer)
+    model = build_model(chosen, task)
     batch = task.examples(store, length=32, seed=0).batch(range(16))
     losses, counts = task.losses(model, batch), task.counts(batch)
     for head, count in counts.items():

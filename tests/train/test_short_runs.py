@@ -147,7 +147,7 @@ def test_patience_ends_a_run_that_gets_worse_with_its_best_weights(tmp_path, pla
     assert progress.step == progress.best_step + 3 * 5 < 150  # three validations in vain
     assert merits[at] < merits[-1]
     assert not same(best, last)
-    found = evaluate(model, task, task.examples(data.valid, length=16), distributed=ALONE, rows=8, size=0)
+    found = evaluate(model, task, task.examples(data.valid, length=16), distributed=ALONE, batch_size=8, size=0)
     assert found == pytest.approx(scores, rel=1e-5)
     if not ema:  # with it, the averaged weights of that moment are kept instead
         assert same(kept(model), best)
@@ -210,7 +210,7 @@ def test_what_training_batches_score_is_what_the_rows_score(separator, micro):
     for found, steps in zip(heard, [range(5), range(5, 10), range(10, 14)], strict=True):  # each since the one before
         rows = [row for step in steps for row in order.indices(step)]
         examples = task.examples(data.train.select(rows), length=16)
-        again = evaluate(model, task, examples, distributed=ALONE, rows=len(rows), size=0)
+        again = evaluate(model, task, examples, distributed=ALONE, batch_size=len(rows), size=0)
         assert 0 < again["accuracy"] < 1
         assert found == pytest.approx(again, rel=1e-5)
     assert heard[0]["loss"] != pytest.approx(heard[1]["loss"], rel=1e-3)

@@ -9,9 +9,9 @@ import torch
 
 import headstock
 from headstock.errors import UserError
+from headstock.train.distributed import Interrupted
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
-from headstock.train.signals import Interrupted
 from tests.conftest import TINY
 
 QUICK = {"least_steps": 0, "epochs": 6, "lr": 2e-2}

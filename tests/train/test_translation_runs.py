@@ -13,9 +13,9 @@ import headstock
 from headstock.errors import UserError
 from headstock.model.attention_weights import record_attention
 from headstock.report.alignment import alignment_svg
+from headstock.train.distributed import Interrupted
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder
-from headstock.train.signals import Interrupted
 from tests.tasks.parallel import QUICK, SMALL, sentences, write
 
 LONG = QUICK | {"epochs": 16.0}

@@ -182,7 +182,7 @@ def embed(
     """Embed texts: one vector per text, word or token."""
     from headstock.data.labelled_texts import stream_texts
     from headstock.inference.embed import align_tokens, word_vectors
-    from headstock.inference.vector_files import write_vectors
+    from headstock.inference.output_files import write_vectors
 
     check_text_source(text, file)
     if words and pool not in (None, "none"):

@@ -41,7 +41,7 @@ def evaluate(
     Reports perplexity on text, the task's metrics on labelled rows, and accuracy on minimal pairs.
     """
     from headstock.tasks.labelled import is_labelled
-    from headstock.train.model_card import SHOWN_METRICS, measured_lines
+    from headstock.train.metrics import LABELS, labelled_metric_lines
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is only for --minimal-pairs")
@@ -63,9 +63,9 @@ def evaluate(
         metrics = pipeline.evaluate(file or (), columns=names, skip_blank=skip_blank)
         if skipped := metrics.get("skipped_rows"):
             log_skipped(metrics["file"], skipped)
-        for line in measured_lines(metrics["file"], metrics):
+        for line in labelled_metric_lines(metrics["file"], metrics):
             common.show(line)
-        printed = (*SHOWN_METRICS, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
+        printed = (*LABELS, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
         for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
             common.show(line)
         return {"metrics": metrics}
@@ -129,7 +129,7 @@ def predict(
     Example: headstock predict runs/reviews --file reviews.csv --with id,text --out predictions.csv
     """
     from headstock.data.records import Records
-    from headstock.inference.prediction_files import InputColumns, check_suffix, open_prediction_file
+    from headstock.inference.output_files import InputColumns, check_suffix, open_prediction_file
 
     check_text_source(text, file)
     check_suffix(out)

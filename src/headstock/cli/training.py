@@ -60,8 +60,10 @@ def pretrain(
     from headstock.tasks.base import TASKS
     from headstock.tasks.samples import sample_lines
     from headstock.train import pretrain as training
-    from headstock.train.callbacks import format_metrics, terminal_progress
-    from headstock.train.run_folder import RunFolder, check_resumable, open_run
+    from headstock.train.callbacks import terminal_progress
+    from headstock.train.metrics import format_metrics
+    from headstock.train.run_folder import RunFolder, open_run
+    from headstock.train.session import check_resumable
 
     values = settings.to_dict()
     values |= {"train.seed": common.seed} if common.seed is not None else {}
@@ -100,7 +102,8 @@ def planned_settings(
     from headstock.experiments.recipe import flatten_tables
     from headstock.planner.planner import plan
     from headstock.planner.summary import plan_reason
-    from headstock.train.run_folder import RunFolder, check_output_folder
+    from headstock.train.run_folder import RunFolder
+    from headstock.train.session import check_output_folder
     from headstock.train.settings import TrainSettings
 
     # report wrong settings before the plan, which takes seconds and prints a message
@@ -168,9 +171,10 @@ def finetune(
     from headstock.report.pages import write_report
     from headstock.train import finetune as training
     from headstock.train.callbacks import terminal_progress
-    from headstock.train.model_card import measured_lines
+    from headstock.train.metrics import labelled_metric_lines
     from headstock.train.resolve import labelled_task
-    from headstock.train.run_folder import RunFolder, check_resumable
+    from headstock.train.run_folder import RunFolder
+    from headstock.train.session import check_resumable
 
     values = settings.to_dict() | ({"train.seed": common.seed} if common.seed is not None else {})
     if options["resume"]:
@@ -196,7 +200,7 @@ def finetune(
     )
     for split in ("valid", "test"):
         if split in results:
-            for line in measured_lines(split, results[split]):
+            for line in labelled_metric_lines(split, results[split]):
                 common.show_prose(line)
     head = labelled_task(results["task"])
     common.show(f"report: {RunFolder(out).report}")

@@ -31,9 +31,10 @@ from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.labelled_data import read_splits, stratified_order
 from headstock.train.pretrain import pretrain
-from headstock.train.resolve import check_same_settings, labelled_task
+from headstock.train.resolve import labelled_task
 from headstock.train.run_folder import LAYOUT as RUN_LAYOUT
 from headstock.train.run_folder import RunFolder
+from headstock.train.session import check_same_settings
 from headstock.train.settings import LabelledSettings
 
 logger = logging.getLogger(__name__)

@@ -223,7 +223,7 @@ def run_finetuning(
         attribute = attribution_for(fitted.model, task, eval_data, length=fitted.length)
         result["told"] = task.error_analysis(context.eval_records, eval_data, outputs, attribute=attribute)
         run, splits = RunFolder(context.folder / "runs" / point.run_name), LabelledSplits(train, valid, None)
-        save_fit(run, run_config, source.tokenizer(), fitted, splits, distributed)
+        save_fit(run, run_config, fitted, splits, distributed)
     return result
 
 

@@ -38,11 +38,10 @@ def fit_run(
     callbacks: Sequence[Callback],
 ) -> tuple[FitResult, LabelledData]:
     """Fine-tune a run, or its architecture from scratch; also returns the prepared rows."""
-    tokenizer = source.tokenizer()
-    task = task_class(run_config.task, tokenizer)
+    task = task_class(run_config.task, source.tokenizer())
     data = LabelledData(task.prepare(train), task.prepare(valid))
     weights = None if run_config.transfer.init == "scratch" else source_weights(source)
-    return fit(run_config, tokenizer, weights, data, run=None, distributed=distributed, callbacks=callbacks), data
+    return fit(run_config, task, weights, data, run=None, distributed=distributed, callbacks=callbacks), data
 
 
 def evaluate_outputs(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:

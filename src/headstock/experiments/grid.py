@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from headstock.errors import UserError
 from headstock.io import remove_stale, try_lock, write_json
 from headstock.logs import muted
-from headstock.train.signals import Interrupted
+from headstock.train.distributed import Interrupted
 
 logger = logging.getLogger(__name__)
 

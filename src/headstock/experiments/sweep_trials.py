@@ -313,7 +313,7 @@ class Finetuning(SweepKind):
         outputs = fitted.outputs(data.valid, dtype=config.train.dtype)
         metric, metrics = task.primary_metric, metrics_with_intervals(task, data.valid, outputs)
         splits = LabelledSplits(train, valid, None)
-        save_fit(self.run_folder(trial), config, self.tokenizer, fitted, splits, distributed)
+        save_fit(self.run_folder(trial), config, fitted, splits, distributed)
         return {
             "metrics": {name: value for name, value in metrics.items() if name != "intervals"},
             "curves": {"loss": [[row["step"], row["valid_loss"]] for row in fitted.epochs]},

@@ -26,8 +26,8 @@ from headstock.tasks.labelled import UNLIMITED, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.teacher_forcing import teacher_forcing_batch
 from headstock.tasks.translate import EncodedPairs, Translate
+from headstock.train.evaluate import model_outputs
 from headstock.train.loop import sequence_length
-from headstock.train.outputs import model_outputs
 
 CHUNK = 16  # texts of a file per batch
 

@@ -27,8 +27,8 @@ from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.labelled import is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
+from headstock.train.evaluate import model_outputs
 from headstock.train.loop import sequence_length
-from headstock.train.outputs import model_outputs
 
 
 class PredictionCase(ABC):

@@ -7,7 +7,6 @@ from typing import Any
 from headstock.data.corpus import read_corpus
 from headstock.data.records import Records
 from headstock.data.token_store import TokenStore, build_store
-from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.inference.inputs import resolve_columns
 from headstock.logs import muted
@@ -21,7 +20,7 @@ from headstock.train.pretrain import reopen_stores
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 
-ROWS = 16  # per batch
+BATCH_SIZE = 16
 
 
 def held_out_records(run: RunFolder, config: RunConfig, task: LabelledTask) -> Records:
@@ -53,7 +52,6 @@ def evaluation_store(
     run: RunFolder,
     config: RunConfig,
     task: Task,
-    tokenizer: Tokenizer,
     corpus: str | Path | Sequence[str | Path],
     *,
     documents: str,
@@ -62,9 +60,9 @@ def evaluation_store(
     """A corpus as tokens; by default the run's validation split."""
     if not corpus:
         with muted():
-            return reopen_stores(run, config, tokenizer, task).valid
+            return reopen_stores(run, config, task).valid
     text = read_corpus(corpus, documents=documents, column=column or config.data.column)  # type: ignore[arg-type]
-    return build_store(text, tokenizer, sentences=task.needs_sentences)
+    return build_store(text, task.tokenizer, sentences=task.needs_sentences)
 
 
 def evaluate_store(model: Model, task: Task, store: TokenStore, *, length: int, dtype: str) -> dict[str, Any]:
@@ -74,7 +72,7 @@ def evaluate_store(model: Model, task: Task, store: TokenStore, *, length: int, 
         task,
         task.examples(store, length=length),
         distributed=DistributedContext(model.device),
-        rows=ROWS,
+        batch_size=BATCH_SIZE,
         size=store.bytes,
         dtype=dtype,
         unknown=store.unknown,

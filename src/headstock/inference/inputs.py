@@ -1,15 +1,20 @@
 """Validates and reads the inputs of a pipeline: texts, rows and files."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from headstock.data import formats
 from headstock.data.formats import detect_format
 from headstock.data.labelled_texts import find_file, is_table, stream_texts
 from headstock.data.records import LABEL, Records, parse_columns
+from headstock.decoding.batching import tokenizer_threads
 from headstock.errors import UserError
 from headstock.tasks.labelled import LabelledTask
+from headstock.train.prefetch import MAX_CHUNK, growing_chunks, prefetch_map
 from headstock.train.settings import LabelledSettings, RunConfig
 
 
@@ -38,8 +43,8 @@ def check_iterable(values: Any, name: str) -> Iterable[Any]:
     if hasattr(values, "columns") and hasattr(values, "shape"):  # pandas, polars and similar
         columns = [str(column) for column in values.columns]
         example = "text" if "text" in columns or not columns else columns[0]
-        listed = ", ".join(map(repr, columns[:8])) + (", ..." if len(columns) > 8 else "")
-        raise UserError(f"{name}: is a DataFrame; pass one column, such as df[{example!r}] (columns: {listed})")
+        names = ", ".join(map(repr, columns[:8])) + (", ..." if len(columns) > 8 else "")
+        raise UserError(f"{name}: is a DataFrame; pass one column, such as df[{example!r}] (columns: {names})")
     if isinstance(values, Mapping | bytes | bytearray) or not isinstance(values, Iterable):
         raise UserError(f"{name}: is {describe_value(values)}, expected a text or an iterable of texts")
     return values
@@ -52,8 +57,8 @@ def describe_value(value: Any) -> str:
     kind = type(value).__name__
     if isinstance(value, list | tuple | Mapping):
         return f"a {kind} of {len(value)}"
-    shown = repr(value)
-    return f"{shown} ({kind})" if len(shown) <= 40 else f"a {kind}"
+    text = repr(value)
+    return f"{text} ({kind})" if len(text) <= 40 else f"a {kind}"
 
 
 # Files
@@ -89,3 +94,21 @@ def read_numbered_rows(
         return stream_texts(file, columns=inputs, skipped=skipped)
     skip_blank = skipped is not None
     return task.read_file(file, config=task.config, columns=columns, strict=False, skip_blank=skip_blank)
+
+
+# Streams
+
+
+def prepare_ahead(rows: Iterable[Any] | Records, task: LabelledTask, device: torch.device) -> Iterator[Any]:
+    """Chunks of rows as the task prepares them; the next ones are tokenized while the model runs."""
+    prepare = partial(task.prepare, labelled=False)
+    return prefetch_map(prepare, record_batches(rows, task), threads=tokenizer_threads(device))
+
+
+def record_batches(rows: Iterable[Any] | Records, task: LabelledTask) -> Iterator[Records]:
+    """Rows in chunks of up to a few thousand, within which they are sorted by length."""
+    if isinstance(rows, Records):
+        yield from (rows.select(chunk) for chunk in growing_chunks(range(len(rows)), max_size=MAX_CHUNK))
+        return
+    for chunk in growing_chunks(rows, max_size=MAX_CHUNK):
+        yield Records("row", list(range(1, len(chunk) + 1)), task.columns_of(chunk))

@@ -22,10 +22,10 @@ from headstock.inference.inputs import (
     iter_rows,
     iter_texts,
     list_texts,
+    prepare_ahead,
     read_numbered_rows,
     resolve_columns,
 )
-from headstock.inference.predict import prepare_ahead
 from headstock.inference.score import LikelihoodKind, TextScore, score_minimal_pairs, token_log_probabilities
 from headstock.inference.translate import Alignment, align_translation, prepare_texts, translate_texts
 from headstock.kernels.int8 import quantize_int8
@@ -36,10 +36,10 @@ from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import Translate
 from headstock.train.distributed import choose_device
+from headstock.train.evaluate import ensemble_mean, model_outputs
 from headstock.train.loop import sequence_length
 from headstock.train.metrics import metrics_with_intervals
-from headstock.train.models import load_run_model
-from headstock.train.outputs import ensemble_mean, model_outputs
+from headstock.train.models import build_task, load_run_model
 from headstock.train.prefetch import FIRST_CHUNK, MAX_CHUNK, growing_chunks, prefetch_map
 from headstock.train.run_folder import RunFolder, check_tokenizers, open_run
 from headstock.train.settings import RunConfig, make_config
@@ -55,18 +55,13 @@ def load(run: str | Path, *, device: str = "auto", int8: bool = False) -> "Pipel
     check_tokenizers(folder, tokenizer)
     target = choose_device(device)
     models = []
-    for member in member_runs(folder, config):
-        model, task = load_run_model(member, config, tokenizer)
+    task = build_task(config, tokenizer)
+    for member in folder.model_runs():
+        model = load_run_model(member, config, task)
         models.append(model.to(target).eval())
         if int8:
             quantize_int8(model)
     return Pipeline(folder, config, tokenizer, models, task)
-
-
-def member_runs(run: RunFolder, config: RunConfig) -> list[RunFolder]:
-    """The run itself, or the members of an ensemble."""
-    count = config.transfer.ensemble if config.transfer else 1
-    return [run] if count == 1 else [run.member(number) for number in range(count)]
 
 
 class Pipeline:
@@ -111,34 +106,15 @@ class Pipeline:
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         texts = list_texts(prompts, "prompts")
         special = special_tokens_for(self.task, self.tokenizer, left_to_right=True)
+        options: dict[str, Any] = {"special": special, "max_tokens": max_tokens, "stop": stop}
         if beams is None:
             if length_penalty != 1.0 or no_repeat:
                 raise UserError("length_penalty and no_repeat require beams")
-            return sample_texts(
-                self.model,
-                self.tokenizer,
-                texts,
-                special=special,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                samples=samples,
-                seed=seed,
-                stop=stop,
-                stream=stream,
-                cache=cache,
-            )
+            options |= {"sampling": sampling, "samples": samples, "seed": seed, "stream": stream, "cache": cache}
+            return sample_texts(self.model, self.tokenizer, texts, **options)
         check_beams(sampling, samples=samples, stream=stream, cache=cache)
-        return search_texts(
-            self.model,
-            self.tokenizer,
-            texts,
-            special=special,
-            max_tokens=max_tokens,
-            beams=beams,
-            length_penalty=length_penalty,
-            no_repeat=no_repeat,
-            stop=stop,
-        )
+        options |= {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat}
+        return search_texts(self.model, self.tokenizer, texts, **options)
 
     def suppressed_tokens(self) -> list[int]:
         """Ids that are never generated."""
@@ -216,16 +192,12 @@ class Pipeline:
             raise UserError(f"{self.run}: is an ensemble; use one of its models, such as {self.run.member(0)}")
         if self.model.backbone.is_encoder_decoder:
             raise UserError(f"{self.run}: encoder-decoders have no text embeddings; use a run of another family")
-        pooling, most = resolve_pooling(pool, self.model.backbone), MAX_CHUNK if pool != "none" else FIRST_CHUNK
         check_layers(layers, self.model.backbone.depth)
-        special, length = special_tokens_for(self.task, self.tokenizer), self.length
-        threads = tokenizer_threads(self.model.device)
-        for rows in prefetch_map(
-            self.tokenizer.encode_batch, growing_chunks(iter_texts(texts), most=most), threads=threads
-        ):
-            yield from self.check_finite(
-                embed(self.model, rows, special=special, length=length, layers=layers, pool=pooling)
-            )
+        options: dict[str, Any] = {"special": special_tokens_for(self.task, self.tokenizer), "length": self.length}
+        options |= {"layers": layers, "pool": resolve_pooling(pool, self.model.backbone)}
+        chunks = growing_chunks(iter_texts(texts), max_size=MAX_CHUNK if pool != "none" else FIRST_CHUNK)
+        for rows in prefetch_map(self.tokenizer.encode_batch, chunks, threads=tokenizer_threads(self.model.device)):
+            yield from self.check_finite(embed(self.model, rows, **options))
 
     # Labelled tasks
 
@@ -360,9 +332,7 @@ class Pipeline:
             files = [corpus] if isinstance(corpus, str | Path) else list(corpus)
             return self.evaluate_rows(files, columns, skip_blank=skip_blank)
         column = (columns or {}).get("text")
-        store = evaluation_store(
-            self.run, self.config, self.task, self.tokenizer, corpus, documents=documents, column=column
-        )
+        store = evaluation_store(self.run, self.config, self.task, corpus, documents=documents, column=column)
         metrics = evaluate_store(self.model, self.task, store, length=self.length, dtype=self.config.train.dtype)
         self.check_finite([np.array([metrics["loss"]])])
         return metrics

@@ -15,7 +15,7 @@ from headstock.errors import UserError
 from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.model import Model
 from headstock.tasks.translate import EncodedPairs, Translate
-from headstock.train.outputs import model_outputs
+from headstock.train.evaluate import model_outputs
 
 
 def translate_texts(

@@ -74,7 +74,8 @@ def import_run(
 
     `dictionary` and `sentencepiece` are the lab's dict.txt and model, if they are not in the checkpoint's folder.
     """
-    from headstock.train.run_folder import RunFolder, check_inputs_outside, check_output_folder
+    from headstock.train.run_folder import RunFolder
+    from headstock.train.session import check_inputs_outside, check_output_folder
 
     source, run = Path(path), RunFolder(Path(out))
     if not source.exists():

@@ -16,9 +16,10 @@ from headstock.errors import UserError
 from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import is_labelled
 from headstock.train.model_card import write_card
-from headstock.train.models import build_model
-from headstock.train.run_folder import RunFolder, check_finite, tokenizer_fingerprints
+from headstock.train.models import build_model, build_task
+from headstock.train.run_folder import RunFolder, tokenizer_fingerprints
 from headstock.train.settings import RunConfig, make_config
+from headstock.train.tensors import check_finite
 
 
 def load_checkpoint(path: Path) -> Any:
@@ -65,7 +66,8 @@ def write_imported_run(
     if config.tokenizer is not None and tokenizer.kind in get_args(get_type_hints(TokenizerSettings)["kind"]):
         config = replace(config, tokenizer=replace(config.tokenizer, kind=tokenizer.kind))
     check_finite(tensors, source=source)
-    model, task = build_model(config, tokenizer)
+    task = build_task(config, tokenizer)
+    model = build_model(config, task)
     model.load_tensors(tensors, source=source)
     run = RunFolder(out)
     data: dict[str, Any] = {"fingerprint": "imported", **tokenizer_fingerprints(tokenizer)}

@@ -23,7 +23,7 @@ from headstock.interop.imported_run import imported_config, load_checkpoint, wri
 from headstock.io import atomic_folder, sha256, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig, read_preset
 
@@ -108,7 +108,7 @@ def import_lab(
     notes = (*notes, f"assuming {config.model.heads} attention heads, since no file of the lab states their number")
     for note in notes:
         logger.info(note)
-    model, _ = build_model(config, tokenizer)
+    model = build_model(config, build_task(config, tokenizer))
     tensors = from_lab(file, state, model, HEADS.get(config.objective))
     provenance = {"sha256": sha256(file), COUNTS: " ".join(piece_counts(dictionary))}
     return write_imported_run(out, config, tokenizer, tensors, source=str(file), notes=notes, provenance=provenance)

@@ -10,7 +10,8 @@ from headstock.interop.onnx_graph import CausalGraph, EmbeddingGraph, Graph, Nam
 from headstock.markdown import escape_markdown
 from headstock.tasks.labelled import is_labelled, separator_id
 from headstock.tasks.special_tokens import special_tokens_for
-from headstock.train.model_card import render_card, with_intervals
+from headstock.train.metrics import format_labelled_metrics
+from headstock.train.model_card import render_card
 
 CARD = """# {name}, for ONNX Runtime
 
@@ -152,7 +153,8 @@ def parity_section(result: dict[str, Any]) -> str:
     if measured is not None:
         lines += ["", f"| on {escape_markdown(measured['file'])} | |", "|---|---|"]
         names = {"float32": "`model.onnx`", "int8": "`model_int8.onnx`"}
-        lines += [f"| {names[name]} | {with_intervals(measured[name])} |" for name in names if name in measured]
+        models = {file: measured[name] for name, file in names.items() if name in measured}
+        lines += [f"| {file} | {format_labelled_metrics(metrics)} |" for file, metrics in models.items()]
         if "change" in measured:
             rows, headline = measured["int8"]["rows"], measured["headline"].replace("_", " ")
             cost = f"int8 weights change {headline} by {100 * measured['change']:+.2f} points"

@@ -12,10 +12,10 @@ from headstock.kernels.cross_entropy import MAX_LOGITS, MAX_LOGITS_CUDA, worth_c
 from headstock.model.model import Model
 from headstock.planner.machine import Machine
 from headstock.tasks.base import TASKS, Task
+from headstock.train.budget import VALIDATIONS
 from headstock.train.execution import LAUNCH_SECONDS, ExecutionMode
 from headstock.train.models import blueprint
 from headstock.train.settings import RunConfig
-from headstock.train.validation import VALIDATIONS
 
 # Fitted to measured steps; a probe replaces them by measurements.
 MATMUL_EFFICIENCY = {"cpu": 0.5, "mps": 0.5, "cuda": 0.8}  # of the speed of large matrix products

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headstock.train.peak_memory import free_bytes, process_bytes
+from headstock.train.memory import free_bytes, process_bytes
 
 MATRIX_SIZE = {"cpu": 768, "mps": 2048, "cuda": 8192}
 BANDWIDTH_ELEMENTS = {"cpu": 1 << 24, "mps": 1 << 26, "cuda": 1 << 28}

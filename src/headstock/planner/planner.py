@@ -26,11 +26,11 @@ from headstock.planner.forecast import (
 )
 from headstock.planner.machine import Machine, measure_machine
 from headstock.planner.rules import TOKENS_PER_PARAMETER, TextStatistics, max_epochs, planned_objectives
+from headstock.train.budget import validation_tokens
 from headstock.train.distributed import choose_device
 from headstock.train.execution import LAUNCH_SECONDS, MIN_COMPILED_SECONDS
 from headstock.train.resolve import with_direction
 from headstock.train.settings import DataSettings, RunConfig, make_config
-from headstock.train.validation import validation_tokens
 
 logger = logging.getLogger(__name__)
 

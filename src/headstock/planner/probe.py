@@ -34,16 +34,15 @@ from headstock.planner.machine import synchronize
 from headstock.tasks.base import TASKS
 from headstock.train.budget import Budget
 from headstock.train.callbacks import Event, log_metrics
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
-from headstock.train.execution import BY_SETTING, ExecutionMode, choose_execution_mode, uses_graphs
-from headstock.train.graphed_step import MAX_GRAPHS
+from headstock.train.execution import BY_SETTING, MAX_GRAPHS, ExecutionMode, choose_execution_mode, uses_graphs
 from headstock.train.loop import sequence_length, train
-from headstock.train.models import build_model
-from headstock.train.peak_memory import PeakMemory
+from headstock.train.memory import PeakMemory
+from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler, StepLoader
 from headstock.train.settings import RunConfig, TrainSettings
-from headstock.train.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +159,8 @@ def measure(
     assert settings.valid_tokens is not None  # set by the planner
     with tempfile.TemporaryDirectory() as folder:
         stores = sample_stores(sample, tokenizer, Path(folder), run_config, valid_tokens)
-        model, task = build_model(run_config, tokenizer)
+        task = build_task(run_config, tokenizer)
+        model = build_model(run_config, task)
         length = sequence_length(model, settings)
         sizes: dict[str, Any] = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
         sampler = BatchSampler(task, stores.train, length=length, seed=settings.seed, **sizes)
@@ -255,7 +255,8 @@ class ProbeRun:
 
         run = RunFolder(self.folder / f"run-{count}")
         run.path.mkdir()
-        model, task = build_model(self.run_config, self.tokenizer)
+        task = build_task(self.run_config, self.tokenizer)
+        model = build_model(self.run_config, task)
         times[0], cpu_times[0] = time.perf_counter(), time.process_time()
         callbacks = [record, log_metrics(run)]
         distributed = DistributedContext(self.device)

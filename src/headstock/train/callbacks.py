@@ -1,20 +1,18 @@
 """Training events and callbacks: metrics.jsonl, TensorBoard, log lines and a progress bar."""
 
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstock.train.budget import Budget
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
-from headstock.train.meters import LossMeter
+from headstock.train.metrics import format_metrics, perplexity
 from headstock.train.run_folder import RunFolder
-from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
-from headstock.train.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -23,40 +21,25 @@ class Event:
 
     kind: Literal["step", "log", "valid"]
     state: TrainState
-    epoch: int
+    budget: Budget
     steps_per_epoch: int
-    expected_steps: int
-    expected_seconds: float
     lr: float = 0.0
     gradient_norm: float = 0.0
     tokens_per_second: float = 0.0
     of_tokens: bool = True  # the loss is per token, so it has a perplexity
 
-    @classmethod
-    def of(
-        cls,
-        kind: Literal["step", "log", "valid"],
-        *,
-        state: TrainState,
-        sampler: BatchSampler,
-        budget: Budget,
-        meter: LossMeter,
-        of_tokens: bool,
-        lr: float,
-        gradient_norm: float = 0.0,
-    ) -> "Event":
-        return cls(
-            kind,
-            state,
-            epoch=(state.step - 1) // sampler.steps_per_epoch + 1,
-            steps_per_epoch=sampler.steps_per_epoch,
-            expected_steps=budget.expected_steps(state.step, state.seconds),
-            expected_seconds=budget.expected_seconds(state.step, state.seconds),
-            lr=lr,
-            gradient_norm=gradient_norm,
-            tokens_per_second=meter.tokens_per_second(),
-            of_tokens=of_tokens,
-        )
+    @property
+    def epoch(self) -> int:
+        return (self.state.step - 1) // self.steps_per_epoch + 1
+
+    @property
+    def expected_steps(self) -> int:
+        return self.budget.expected_steps(self.state.step, self.state.seconds)
+
+    @property
+    def time_left(self) -> str:
+        expected = self.budget.expected_seconds(self.state.step, self.state.seconds)
+        return format_duration(expected - self.state.seconds)
 
 
 Callback = Callable[[Event], None]
@@ -93,9 +76,8 @@ def log_metrics(run: RunFolder) -> Callback:
             row |= {f"train_{name}": value for name, value in state.train.items()}
         else:
             return
-        run.add_metrics(
-            {"step": state.step, "epoch": event.epoch, "seconds": round(state.seconds, 3), "tokens": state.tokens} | row
-        )
+        seconds = round(state.seconds, 3)
+        run.add_metrics({"step": state.step, "epoch": event.epoch, "seconds": seconds, "tokens": state.tokens} | row)
 
     return on_event
 
@@ -135,8 +117,7 @@ def log_lines(write: Callable[[str], None]) -> Callback:
         state = event.state
         prefix = f"| epoch {event.epoch:3d} | {state.step:5d}/{event.expected_steps:5d} steps"
         if event.kind == "log":
-            left = format_duration(event.expected_seconds - state.seconds)
-            speed = f"{event.tokens_per_second:,.0f} tokens/s | {left} left"
+            speed = f"{event.tokens_per_second:,.0f} tokens/s | {event.time_left} left"
             ppl = f" | ppl {perplexity(state.loss):8.3f}" if event.of_tokens else ""
             write(f"{prefix} | loss {state.loss:.5f}{ppl} | {speed}")
         elif event.kind == "valid":
@@ -166,8 +147,7 @@ def progress_bar() -> Iterator[Callback]:
     def on_event(event: Event) -> None:
         bar.start()  # at the first step, not while data is prepared; idempotent
         state = event.state
-        left = format_duration(event.expected_seconds - state.seconds)
-        bar.update(row, completed=state.step, total=event.expected_steps, epoch=event.epoch, left=left)
+        bar.update(row, completed=state.step, total=event.expected_steps, epoch=event.epoch, left=event.time_left)
         if event.kind == "log":
             ppl = f" ppl {perplexity(state.loss):,.2f}" if event.of_tokens else ""
             bar.update(row, loss=f"loss {state.loss:.3f}{ppl}", speed=f"{event.tokens_per_second:,.0f}")
@@ -202,8 +182,7 @@ def status_line(*, quiet: bool) -> Iterator[list[Callback]]:
     def on_event(event: Event) -> None:
         step, total = event.state.step, event.expected_steps
         if event.kind == "step":
-            left = format_duration(event.expected_seconds - event.state.seconds)
-            text = f"         step {step:,} of {total:,}, {left} left" if step < total else ""
+            text = f"         step {step:,} of {total:,}, {event.time_left} left" if step < total else ""
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
@@ -211,24 +190,6 @@ def status_line(*, quiet: bool) -> Iterator[list[Callback]]:
         yield [on_event]
     finally:
         sys.stderr.write("\r\x1b[K")
-
-
-def format_metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
-    """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`, each number once.
-
-    With intervals: `valid loss 3.210 (3.151 to 3.272) | ...`.
-    """
-    around = {name: f" ({low:.3f} to {high:.3f})" for name, (low, high) in (intervals or {}).items()}
-    labels = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
-    labels |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl", "next_accuracy": "next accuracy"}
-    labels |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
-    redundant = {"perplexity"} if {"causal_perplexity", "forward_perplexity"} & metrics.keys() else set()
-    shown = {name: value for name, value in metrics.items() if name not in redundant | {"next_loss"}}
-    return " | ".join(f"{labels.get(name, name)} {value:.3f}{around.get(name, '')}" for name, value in shown.items())
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))
 
 
 def format_duration(seconds: float) -> str:

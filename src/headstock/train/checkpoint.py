@@ -1,23 +1,67 @@
-"""Checkpoint folders: tensors, state and a manifest of sizes and hashes. One that does not match is ignored."""
+"""The state of a training run, and its checkpoints: on disk to resume from, or in memory for runs without a folder."""
 
 import json
 import logging
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from headstock.io import atomic_folder, checksum, checksum_mismatch, remove_folder, remove_stale, write_json
+from headstock.errors import WorkError
+from headstock.io import atomic_folder, checksum, remove_folder, remove_stale, write_json
 from headstock.model.model import Model
+from headstock.train.distributed import DistributedContext
 from headstock.train.optimizers import EMA
-from headstock.train.tensors import read_tensors, write_tensors
+from headstock.train.run_folder import RunFolder
+from headstock.train.settings import TrainSettings
+from headstock.train.tensors import MANIFEST, find_damage, read_tensors, write_tensors
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
 PARTS = ("model", "optimizer", "average")  # of a checkpoint, each a safetensors file
+
+# fields of the state as checkpoints of earlier versions name them
+FORMER_NAMES = {
+    "aside": "overhead_seconds",
+    "best_merit": "best_score",
+    "worse": "validations_since_best",
+    "valid_pace": "seconds_per_valid_example",
+    "at_once": "micro_batch",
+}
+
+
+@dataclass
+class TrainState:
+    """The progress of a run, which every checkpoint contains."""
+
+    step: int = 0
+    tokens: int = 0  # without padding
+    seconds: float = 0.0
+    overhead_seconds: float = 0.0  # part of `seconds` spent on validation and checkpoints
+    loss: float = math.nan  # mean over the last log window
+    best_score: float = math.inf  # the task's selection score; lower is better
+    best_step: int | None = None
+    validations_since_best: int = 0
+    train: dict[str, float] = field(default_factory=dict)  # metrics of the training batches since the last validation
+    valid: dict[str, float] = field(default_factory=dict)
+    window: dict[str, Any] = field(default_factory=dict)  # running sums towards the next log line and validation
+    valid_tokens: int | None = None  # read by each validation, once decided
+    valid_examples: int = 0  # read by the first validation
+    seconds_per_valid_example: float | None = None  # of the first validation
+    spikes: int = 0  # steps whose loss or gradient norm was far above those before
+    micro_batch: int | None = None  # examples per micro-batch and process in the last step; None: all
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainState":
+        """Read a checkpoint's state, also one of an earlier version; unknown keys are ignored."""
+        names = {part.name for part in fields(cls)}
+        renamed = {FORMER_NAMES.get(key, key): value for key, value in values.items()}
+        return cls(**{key: value for key, value in renamed.items() if key in names})
 
 
 @dataclass
@@ -29,62 +73,136 @@ class Checkpoint:
     average: dict[str, Tensor]  # the exponential moving average of the weights
     state: dict[str, Any]
 
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        files = {part: path / f"{part}.safetensors" for part in PARTS}
+        tensors = {part: read_tensors(file) if file.is_file() else {} for part, file in files.items()}
+        return cls(**tensors, state=json.loads((path / "progress.json").read_text()))
 
-def capture(model: Model, optimizers: list[Optimizer], ema: EMA | None, state: dict[str, Any]) -> Checkpoint:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    moments = {
-        f"{names[id(parameter)]}/{key}": value
-        for optimizer in optimizers
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-    }
-    state = state | {"average_steps": 0 if ema is None else ema.steps}
-    return Checkpoint(model.tensors(), moments, {} if ema is None else ema.tensors, state)
-
-
-def restore(checkpoint: Checkpoint, model: Model, optimizers: list[Optimizer], ema: EMA | None) -> None:
-    model.load_tensors(checkpoint.model, source="the checkpoint")
-    states: dict[str, dict[str, Tensor]] = {}
-    for path, value in checkpoint.optimizer.items():
-        name, _, key = path.rpartition("/")
-        states.setdefault(name, {})[key] = value
-    for name, parameter in model.named_parameters():
-        for optimizer in optimizers:
-            if name in states and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in states[name].items()}
-    if ema is not None:
-        ema.steps = checkpoint.state["average_steps"]
-        for name, tensor in checkpoint.average.items():
-            ema.tensors[name].copy_(tensor)
+    def write(self, path: Path) -> None:
+        """Write a folder atomically; the manifest is the last file."""
+        with atomic_folder(path) as folder:
+            for part in PARTS:
+                if tensors := getattr(self, part):
+                    write_tensors(folder / f"{part}.safetensors", tensors)
+            write_json(folder / "progress.json", self.state)
+            write_json(folder / MANIFEST, {file.name: checksum(file) for file in sorted(folder.iterdir())})
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `folder/step-N` atomically; the manifest is the last file."""
-    path = folder / f"step-{checkpoint.state['step']}"
-    with atomic_folder(path) as inside:
-        for part in PARTS:
-            if tensors := getattr(checkpoint, part):
-                write_tensors(inside / f"{part}.safetensors", tensors)
-        write_json(inside / "progress.json", checkpoint.state)
-        write_json(inside / MANIFEST, {file.name: checksum(file) for file in sorted(inside.iterdir())})
-    return path
+@dataclass
+class Checkpointer:
+    """Keeps the best weights in memory, for short runs that are repeated rather than resumed."""
+
+    model: Model
+    optimizers: list[Optimizer]
+    ema: EMA | None
+    settings: TrainSettings
+    best: dict[str, Tensor] | None = None
+
+    def newest(self) -> Path | None:
+        """The newest valid checkpoint on disk."""
+        return None
+
+    def resume(self) -> TrainState:
+        """Restore the newest checkpoint; the initial state if there is none."""
+        return TrainState()
+
+    def resume_hint(self, step: int) -> str:
+        """How to resume an interrupted run, for its last message."""
+        return ""
+
+    def save(self, state: TrainState) -> None:
+        if state.best_step == state.step:
+            tensors = self.model.tensors() if self.ema is None else self.ema.tensors
+            self.best = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def finish(self, state: TrainState) -> None:
+        """Load the final weights into the model: the best, the averaged or the last ones."""
+        if self.settings.weights == "best" and self.best is not None:
+            self.model.load_tensors(self.best, source="the best weights")
+        elif self.ema is not None:
+            self.model.load_tensors(self.ema.tensors, source="the averaged weights")
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    files = {part: path / f"{part}.safetensors" for part in PARTS}
-    tensors = {part: read_tensors(file) if file.is_file() else {} for part, file in files.items()}
-    return Checkpoint(**tensors, state=json.loads((path / "progress.json").read_text()))
+@dataclass
+class DiskCheckpointer(Checkpointer):
+    """Writes checkpoints to the run folder and resumes from the newest valid one."""
 
+    run: RunFolder = field(kw_only=True)
+    distributed: DistributedContext = field(kw_only=True)
 
-def find_damage(path: Path) -> str | None:
-    """How a checkpoint differs from its manifest; None if it does not."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        return next(
-            filter(None, (checksum_mismatch(path / name, recorded) for name, recorded in manifest.items())), None
-        )
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
+    def newest(self) -> Path | None:
+        return newest_valid(self.run.checkpoints)
+
+    def resume_hint(self, step: int) -> str:
+        return f", saved in {self.run.checkpoints / f'step-{step}'}; continue with --resume"
+
+    def resume(self) -> TrainState:
+        state, path = TrainState(), self.newest()
+        if path is not None:
+            checkpoint = Checkpoint.read(path)
+            self.restore(checkpoint)
+            logger.info(f"resuming from {path}")
+            log_changed_environment(checkpoint.state.get("environment", {}), environment(self.distributed))
+            state = TrainState.from_dict(checkpoint.state)
+        if self.distributed.is_main and (damaged := self.run.rewind_metrics(state.step)):
+            logger.warning(f"{self.run.metrics}: {damaged} damaged lines were removed")
+        return state
+
+    def save(self, state: TrainState) -> None:
+        if self.distributed.is_main:
+            folder = self.run.checkpoints
+            try:
+                self.capture(state).write(folder / f"step-{state.step}")
+                prune(folder, written=state.step, keep=self.settings.keep, best=state.best_step)
+            except OSError as error:
+                newest = self.newest()
+                last = f"the last good one is {newest}" if newest else "there is none before it"
+                reason = f"{error.filename or folder}: {error.strerror or error}"
+                raise WorkError(f"step {state.step}: the checkpoint could not be written ({reason}); {last}") from error
+        self.distributed.barrier()
+
+    def finish(self, state: TrainState) -> None:
+        best = self.run.checkpoints / f"step-{state.best_step}"
+        if self.settings.weights == "best" and state.best_step not in (None, state.step) and best.is_dir():
+            if damage := find_damage(best):
+                logger.warning(f"{best} is damaged ({damage}): keeping the weights of the last step instead")
+                state.best_step = state.step
+            else:
+                checkpoint = Checkpoint.read(best)
+                self.best = checkpoint.average or checkpoint.model
+        super().finish(state)
+        if self.distributed.is_main:
+            self.run.save_weights(self.model.tensors())
+        self.distributed.barrier()
+
+    def capture(self, state: TrainState) -> Checkpoint:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        moments = {
+            f"{names[id(parameter)]}/{key}": value
+            for optimizer in self.optimizers
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+        }
+        steps = 0 if self.ema is None else self.ema.steps
+        values = asdict(state) | {"environment": environment(self.distributed), "average_steps": steps}
+        return Checkpoint(self.model.tensors(), moments, {} if self.ema is None else self.ema.tensors, values)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_tensors(checkpoint.model, source="the checkpoint")
+        states: dict[str, dict[str, Tensor]] = {}
+        for path, value in checkpoint.optimizer.items():
+            name, _, key = path.rpartition("/")
+            states.setdefault(name, {})[key] = value
+        for name, parameter in self.model.named_parameters():
+            for optimizer in self.optimizers:
+                if name in states and any(parameter is p for group in optimizer.param_groups for p in group["params"]):
+                    on_device = {key: value.to(parameter.device) for key, value in states[name].items()}
+                    optimizer.state[parameter] = on_device
+        if self.ema is not None:
+            self.ema.steps = checkpoint.state["average_steps"]
+            for name, tensor in checkpoint.average.items():
+                self.ema.tensors[name].copy_(tensor)
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -121,3 +239,22 @@ def prune(folder: Path, *, written: int, keep: int, best: int | None) -> None:
             undamaged += 1
         elif step_of(path) != best:
             remove_folder(path)
+
+
+def environment(distributed: DistributedContext) -> dict[str, Any]:
+    """What affects the last bits of a result beside settings and seed, through the order of summation."""
+    device = distributed.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {
+        "threads": torch.get_num_threads(),
+        "processes": distributed.size,
+        "device": name,
+        "torch": torch.__version__,
+    }
+
+
+def log_changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Log why a resumed run may not be bit-identical. Checkpoints of earlier versions lack some entries."""
+    changes = [f"{name} {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]]
+    if changes:
+        logger.info(f"results may differ from an uninterrupted run in their last digits: {', '.join(changes)}")

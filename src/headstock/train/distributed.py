@@ -1,18 +1,22 @@
-"""Distributed training: one process, or as many as torchrun started."""
+"""Distributed training: one process, or as many as torchrun started; and signals that stop all of them."""
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headstock.errors import LostProcessError, UserError
+from headstock.errors import HeadstockError, LostProcessError, UserError
 from headstock.io import rank_and_size
 
 TIMEOUT = "HEADSTOCK_TIMEOUT"  # environment variable: seconds that a process waits for the others
@@ -129,3 +133,47 @@ def init_distributed(device_name: str, seconds: float) -> DistributedContext:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     return DistributedContext(device, dist.get_rank(), dist.get_world_size(), borrowed)
+
+
+# Ctrl-C and SIGTERM: the first asks the run to save and stop, the second stops it at once
+
+
+class Interrupted(HeadstockError):
+    """The run was asked to stop, and has saved its state."""
+
+    def __init__(self, message: str, received: int):
+        super().__init__(message)
+        self.exit_code = 128 + received
+
+
+class Interruption:
+    """Records signals within the context, for the loop to check between steps."""
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self.distributed = distributed
+        self.received: int | None = None
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers nowhere else
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, self.handle)
+        return self
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.received = number
+
+    def agreed(self) -> int | None:
+        """A signal that any process received, known to all of them at the same step."""
+        if self.distributed.size == 1:
+            return self.received
+        shared = torch.tensor(self.received or 0, device=self.distributed.device)
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return int(shared) or None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,17 +14,18 @@ from headstock.cost.model import model_cost, model_dimensions
 from headstock.cost.training import flops_per_token
 from headstock.errors import UserError
 from headstock.io import cache_folder
+from headstock.kernels.cuda_graphs import CapturedGraph, SynchronizedError, no_synchronization, signature
 from headstock.kernels.fp8 import supports_fp8
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Task
 from headstock.train.budget import Budget
 from headstock.train.distributed import DistributedContext
-from headstock.train.graphed_step import GraphedStep
-from headstock.train.oom import MicroBatching, Split
+from headstock.train.evaluate import precision
+from headstock.train.optimizers import update_weights
 from headstock.train.sampler import BatchSampler
 from headstock.train.settings import TrainSettings
-from headstock.train.step import LossModule, TrainingStep
+from headstock.train.step import LossModule, MicroBatching, Split, TrainingStep, is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 MIN_COMPILED_SECONDS = 180.0  # of a run; compiling takes about one minute and saves about a third
 FLOPS = 0.7e12  # per second and multiprocessor, for a large eager model
 LAUNCH_SECONDS = 4e-3  # per layer and batch: the time to launch its kernels, however small they are
+
+MAX_GRAPHS = 256
 
 ExecutionMode = Literal["plain", "compiled", "recorded", "both"]
 BY_SETTING: dict[Any, ExecutionMode] = {True: "compiled", False: "plain", "replay": "recorded", "both": "both"}
@@ -144,3 +148,100 @@ class DynamicShapes(nn.Module):
         for tensor in (*batch.label_positions.values(), *([] if batch.cu_seqlens is None else [batch.cu_seqlens])):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self.compiled(batch)
+
+
+class GraphedStep(TrainingStep):
+    """A training step as CUDA graphs, for small models whose kernels take longer to launch than to run.
+
+    One graph per batch shape holds the forward and backward pass, another the weight update; they run the same kernels
+    in the same order as the plain step. A shape is captured when it occurs for the second time: the first runs
+    eagerly, which also initializes the device and compiles. Graphs write gradients to fixed memory, so gradients are
+    set to zero and never freed. Learning rates and loss weights are read from the device.
+    """
+
+    zero_to_none = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        device = self.distributed.device
+        self.shapes: set[Any] = set()  # that have occurred
+        self.graphs: dict[Any, CapturedGraph] = {}
+        self.pool: Any = None  # memory shared by all graphs: one is replayed at a time
+        self.capturable: bool | None = None  # unknown until a shape recurs
+        self.scale: dict[str, Tensor] = {}  # loss weight by head
+        self.groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.rates = torch.zeros(len(self.groups), device=device)
+        for group, rate in zip(self.groups, self.rates.unbind(), strict=True):
+            group |= {"lr": rate, "capturable": True}
+        self.update_graph: CapturedGraph | None = None
+        self.updates = 0
+
+    def forward_backward(self, batch: Batch, counts: Mapping[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
+        for head, count in counts.items():
+            if head not in self.scale:
+                self.scale[head] = torch.zeros((), device=self.distributed.device)
+            self.scale[head].fill_(self.task.weight(head) / max(1, count))
+        key = signature(batch), tuple(counts)
+        if key in self.graphs:
+            return self.graphs[key](batch)
+        batch = batch.to(self.distributed.device)
+        if self.capturable is False or key not in self.shapes or len(self.graphs) >= MAX_GRAPHS:
+            self.shapes.add(key)
+            return self.eager(batch, key[1])
+        if self.capturable is None:
+            return self.try_capturable(batch, key[1])
+        if self.capture(batch, key):
+            return self.graphs[key](batch)
+        logger.warning("out of memory for CUDA graphs: steps run without them from now on")
+        self.graphs, self.pool, self.capturable = {}, None, False
+        torch.cuda.empty_cache()
+        return self.eager(batch, key[1])
+
+    def capture(self, batch: Batch, key: Any) -> bool:
+        """Whether memory sufficed. The caller acts on it, since a live exception keeps tensors of its frames alive."""
+        try:
+            graph = CapturedGraph(lambda inputs: self.eager(inputs, key[1]), batch, pool=self.pool)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        self.graphs[key], self.pool = graph, graph.graph.pool()
+        return True
+
+    def eager(self, batch: Batch, heads: tuple[str, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        with precision(self.distributed.device, self.settings.dtype):
+            sums = self.module(batch)
+        loss = torch.stack([sums[head].float() * self.scale[head] for head in heads]).sum()
+        loss.backward()
+        return loss.detach(), {name: value.detach() for name, value in sums.items()}
+
+    def try_capturable(self, batch: Batch, heads: tuple[str, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run once more eagerly, to find out whether the model waits for the GPU within a step."""
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        gradients = [p.grad.clone() for p in parameters if p.grad is not None]  # of the step's earlier micro-batches
+        try:
+            with no_synchronization():
+                result = self.eager(batch, heads)
+        except SynchronizedError:
+            self.capturable = False
+        else:
+            self.capturable = True
+            return result
+        logger.info("CUDA graphs are off: this model synchronizes with the GPU within a step")
+        self.module.zero_grad(set_to_none=False)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(gradient)
+        return self.eager(batch, heads)
+
+    def update(self, lr: float) -> Tensor:
+        rates = torch.tensor([lr * group.get("scale", 1.0) for group in self.groups])
+        self.rates.copy_(rates.pin_memory() if self.rates.is_cuda else rates, non_blocking=True)
+        self.updates += 1
+        if self.updates < 3:  # the first creates the optimizer state, and some optimizers initialize in the second
+            return update_weights(self.optimizers, self.settings.clip, to_none=False)
+        if self.update_graph is None:
+            self.update_graph = CapturedGraph(
+                lambda _: update_weights(self.optimizers, self.settings.clip, to_none=False), ()
+            )
+        return self.update_graph(())

@@ -12,37 +12,37 @@ from torch import Tensor
 
 from headstock import config
 from headstock.data.records import Records
-from headstock.data.tokenizer import Tokenizer, open_tokenizer, train_tokenizer
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.io import write_text
 from headstock.model.model import Model
 from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import Callback, run_callbacks
-from headstock.train.distributed import DistributedContext, process_group
+from headstock.train.distributed import DistributedContext
+from headstock.train.evaluate import ensemble_mean
 from headstock.train.fit import FitResult, LabelledData, epochs_of, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
-from headstock.train.model_card import write_card
 from headstock.train.models import build_model, build_task, load_source_weights, source_weights
-from headstock.train.outputs import ensemble_mean
-from headstock.train.pretrain import environment_results, finished_results, pretrain
+from headstock.train.pretrain import open_or_train_tokenizer, pretrain
 from headstock.train.resolve import (
     labelled_task,
     resolve_finetune_config,
     resolve_with_data,
-    resumed_config,
-    save_data_paths,
     source_settings,
     with_vocabulary,
 )
-from headstock.train.run_folder import (
-    RunFolder,
+from headstock.train.run_folder import RunFolder, open_run, tokenizer_fingerprints
+from headstock.train.session import (
+    Session,
     check_inputs_outside,
     check_not_source,
-    check_output_folder,
-    locked_run,
-    open_run,
-    tokenizer_fingerprints,
+    environment_results,
+    finish_run,
+    finished_results,
+    open_session,
+    resumed_config,
+    save_data_paths,
 )
 from headstock.train.settings import RunConfig, make_config
 
@@ -77,51 +77,51 @@ def finetune(
     """
     if run is not None and preset is not None:
         raise UserError(f"--preset {preset}: conflicts with the run {run}; name one of them")
-    target, source = RunFolder(Path(out)), None if run is None else open_run(run)
-    files = {"data.train": train, "data.valid": valid, "data.test": test}
-    options = {key: str(value) for key, value in files.items() if value is not None} | (settings or {})
-    options |= {"data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()]} if columns else {}
-    options |= {"data.skip_blank": True} if skip_blank else {}
-    options |= {"transfer.init": init} if init else {}
-    options |= {"transfer.freeze": freeze} if freeze is not None else {}
-    options |= {"transfer.preset": preset} if preset is not None else {}
+    source = None if run is None else open_run(run)
+    arguments = {
+        **{f"data.{split}": str(file) for split, file in (("train", train), ("valid", valid), ("test", test)) if file},
+        "data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()] if columns else None,
+        "data.skip_blank": skip_blank or None,
+        "transfer.init": init,
+        "transfer.freeze": freeze,
+        "transfer.preset": preset,
+    }
+    options = (settings or {}) | {key: value for key, value in arguments.items() if value is not None}
     if source is not None:
-        check_not_source(target, source)
-    with locked_run(target):
-        check_output_folder(target, resume=resume, overwrite=overwrite)
-        resuming = resume and target.exists()
-        with process_group(device) as distributed:  # waits until every process has checked the folder
-            if resuming:
-                run_config = resumed_config(target, options)
-                source = source or (open_run(run_config.transfer.run) if run_config.transfer.run else None)
-            else:
-                run_config = resolve_finetune_config(source, task, config_file, options, preset=preset)
-                data, tokenizer_file = run_config.data, run_config.tokenizer.file if run_config.tokenizer else None
-                check_inputs_outside(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
-            task_class, train_settings = labelled_task(run_config.objective), run_config.train
-            splits = read_splits(run_config.data, task_class, run_config.task, seed=train_settings.seed)
-            if resuming:
-                check_same_data(target, splits)
-                if distributed.is_main:
-                    save_data_paths(target, run_config)
-            run_config = resolve_with_data(run_config, splits.train)
-            if source is None:
-                tokenizer = target.tokenizer() if resuming else train_tokenizers(run_config, splits.train)
-                run_config = with_vocabulary(run_config, tokenizer)
-            else:
-                tokenizer = source.tokenizer()
-            labelled = build_task(run_config, tokenizer)
-            assert is_labelled(labelled)
-            weights = check_inputs(source, run_config, labelled, splits)
-            if resuming and target.is_complete():
-                return finished_results(target, distributed)
-            if distributed.is_main and not resuming:
-                # the length as set: inferred from these rows, it would contradict the same options at a resume
-                create_run(target, replace(run_config, train=train_settings), tokenizer, splits)
-            distributed.barrier()
-            if run_config.transfer.adapt_steps and source is not None:
-                weights = adapt(target, source, run_config, splits.train, device, callbacks)
-            return train_and_evaluate(target, run_config, labelled, weights, splits, distributed, callbacks)
+        check_not_source(RunFolder(Path(out)), source)
+    with open_session(out, device=device, resume=resume, overwrite=overwrite) as session:
+        target, distributed, resuming = session.run, session.distributed, session.resuming
+        if resuming:
+            run_config = resumed_config(target, options)
+            source = source or (open_run(run_config.transfer.run) if run_config.transfer.run else None)
+        else:
+            run_config = resolve_finetune_config(source, task, config_file, options, preset=preset)
+            data, tokenizer_file = run_config.data, run_config.tokenizer.file if run_config.tokenizer else None
+            check_inputs_outside(target, [data.train, data.valid, data.test, tokenizer_file, config_file])
+        task_class, train_settings = labelled_task(run_config.objective), run_config.train
+        splits = read_splits(run_config.data, task_class, run_config.task, seed=train_settings.seed)
+        if resuming:
+            check_same_data(target, splits)
+            if distributed.is_main:
+                save_data_paths(target, run_config)
+        run_config = resolve_with_data(run_config, splits.train)
+        if source is None:
+            tokenizer = target.tokenizer() if resuming else make_tokenizers(run_config, splits.train)
+            run_config = with_vocabulary(run_config, tokenizer)
+        else:
+            tokenizer = source.tokenizer()
+        labelled = build_task(run_config, tokenizer)
+        assert is_labelled(labelled)
+        weights = check_inputs(source, run_config, labelled, splits)
+        if resuming and target.is_complete():
+            return finished_results(target, distributed)
+        if distributed.is_main and not resuming:
+            # the length as set: inferred from these rows, it would contradict the same options at a resume
+            create_run(target, replace(run_config, train=train_settings), tokenizer, splits)
+        distributed.barrier()
+        if run_config.transfer.adapt_steps and source is not None:
+            weights = adapt(target, source, run_config, splits.train, device, callbacks)
+        return train_and_evaluate(session, run_config, labelled, weights, splits, callbacks)
 
 
 def check_same_data(target: RunFolder, splits: LabelledSplits) -> None:
@@ -134,16 +134,13 @@ def create_run(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer, spli
     run.create(run_config.plain(), tokenizer, data)
 
 
-def train_tokenizers(run_config: RunConfig, records: Records) -> Tokenizer:
+def make_tokenizers(run_config: RunConfig, records: Records) -> Tokenizer:
     """A tokenizer of the training texts; with two tokenizers, that of the sources is its `source_tokenizer`."""
     settings = run_config.tokenizer
-    if settings.file:
-        return open_tokenizer(Path(settings.file))
-    logger.info(f"training a {settings.kind} tokenizer of at most {settings.vocabulary:,} entries")
-    if not getattr(run_config.task, "two_tokenizers", False):
-        return train_tokenizer(records.documents, settings)
-    tokenizer = train_tokenizer(records.columns["target"], settings)
-    tokenizer.source_tokenizer = train_tokenizer(records.columns["source"], settings)
+    if settings.file or not getattr(run_config.task, "two_tokenizers", False):
+        return open_or_train_tokenizer(settings, records.documents)
+    tokenizer = open_or_train_tokenizer(settings, records.columns["target"])
+    tokenizer.source_tokenizer = open_or_train_tokenizer(settings, records.columns["source"])
     return tokenizer
 
 
@@ -171,9 +168,8 @@ def check_weights_fit(source: RunFolder, run_config: RunConfig, task: LabelledTa
     changed = {name: value for name, value in config.to_dict(run_config.model).items() if theirs.get(name) != value}
     if not changed:
         return
-    model, _ = build_model(run_config, task.tokenizer, task)
     try:
-        load_source_weights(model, task, weights, source=str(source))
+        load_source_weights(build_model(run_config, task), task, weights, source=str(source))
     except UserError:
         changes = ", ".join(f"model.{name}={value} (it has {theirs.get(name)})" for name, value in changed.items())
         hint = "leave that out, or train from new weights with --init scratch"
@@ -204,33 +200,25 @@ def adapt(
         }
         if "nsp" in theirs["task"]:  # a labelled text is often a single sentence, which has no next one
             settings |= {"task.nsp": False}
-        pretrain(
-            texts,
-            out=adapted.path,
-            start=source.path,
-            settings=settings,
-            resume=True,
-            device=device,
-            callbacks=callbacks,
-        )
+        out, start = adapted.path, source.path
+        pretrain(texts, out=out, start=start, settings=settings, resume=True, device=device, callbacks=callbacks)
     return adapted.weights()
 
 
 def train_and_evaluate(
-    target: RunFolder,
+    session: Session,
     run_config: RunConfig,
     task: LabelledTask,
     weights: dict[str, Tensor] | None,
     splits: LabelledSplits,
-    distributed: DistributedContext,
     callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
     """Train one model, or an ensemble with one seed each, evaluate it, and write results and model card."""
-    began = time.monotonic()
+    began, target, distributed = time.monotonic(), session.run, session.distributed
     data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
     if length := run_config.train.length or getattr(run_config.model, "context", None):
-        for part in (data.train, data.valid):
-            for line in task.reading_warnings(part, length=length):
+        for rows in (data.train, data.valid):
+            for line in task.reading_warnings(rows, length=length):
                 logger.info(line)
     count = run_config.transfer.ensemble
     fits: list[FitResult] = []
@@ -245,15 +233,12 @@ def train_and_evaluate(
                 run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
         with run_callbacks(run, callbacks, member.train, distributed) as active:
-            result = fit(member, task.tokenizer, weights, data, run=run, distributed=distributed, callbacks=active)
+            result = fit(member, task, weights, data, run=run, distributed=distributed, callbacks=active)
         result.epochs = epochs_of(run)  # also those before an interruption
         fits.append(result)
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
     results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
-    if distributed.is_main:
-        target.write_results(results)
-        write_card(target)
-    return results
+    return finish_run(target, distributed, results)
 
 
 def finetune_results(
@@ -310,19 +295,15 @@ def finetune_results(
 
 
 def save_fit(
-    run: RunFolder,
-    run_config: RunConfig,
-    tokenizer: Tokenizer,
-    result: FitResult,
-    splits: LabelledSplits,
-    distributed: DistributedContext,
+    run: RunFolder, run_config: RunConfig, result: FitResult, splits: LabelledSplits, distributed: DistributedContext
 ) -> None:
     """Write a model that was trained without a run folder to one."""
-    create_run(run, run_config, tokenizer, splits)
+    task = result.task
+    create_run(run, run_config, task.tokenizer, splits)
     run.save_weights(result.model.tensors())
-    data = LabelledData(result.task.prepare(splits.train), result.task.prepare(splits.valid))
-    run.write_results(finetune_results(run, run_config, [result], data, splits, distributed, result.state.seconds))
-    write_card(run)
+    data = LabelledData(task.prepare(splits.train), task.prepare(splits.valid))
+    results = finetune_results(run, run_config, [result], data, splits, distributed, result.state.seconds)
+    finish_run(run, distributed, results)
 
 
 def ensemble_outputs(fits: list[FitResult], data: Any, run_config: RunConfig) -> list[np.ndarray]:

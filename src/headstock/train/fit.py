@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headstock.data.tokenizer import Tokenizer
 from headstock.model.backbone import CachedBackbone
 from headstock.model.model import Model
-from headstock.tasks.labelled import LabelledTask, is_labelled
+from headstock.tasks.labelled import LabelledTask
 from headstock.train.callbacks import Callback, Event
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
+from headstock.train.evaluate import cache_features, model_outputs
 from headstock.train.loop import sequence_length, train
 from headstock.train.models import build_model, load_source_weights
-from headstock.train.outputs import cache_features, model_outputs
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
-from headstock.train.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class FitResult:
 
 def fit(
     run_config: RunConfig,
-    tokenizer: Tokenizer,
+    task: LabelledTask,
     weights: dict[str, Tensor] | None,
     data: LabelledData,
     *,
@@ -68,26 +67,23 @@ def fit(
 
     With `freeze`, the backbone reads each row once and the head is trained on the cached features.
     """
-    model, task = build_model(run_config, tokenizer)
-    assert is_labelled(task)
+    model = build_model(run_config, task)
     if weights is not None:
         load_source_weights(model, task, weights, source=run_config.transfer.run)
     model.to(distributed.device)
     settings = run_config.train
     length = sequence_length(model, settings)
     epochs: list[dict[str, Any]] = []
-    run_train = partial(
-        train, settings=settings, run=run, distributed=distributed, callbacks=[*callbacks, record_epochs(epochs)]
-    )
+    trained, train_data = model, data
     if run_config.transfer.freeze:
         logger.info(f"computing the features of {len(data.train) + len(data.valid):,} rows with the frozen backbone")
         features = partial(cache_features, model, task, length=length, dtype=settings.dtype)
-        head = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
-        state = run_train(head, task, LabelledData(features(data.train), features(data.valid)))
-        if run is not None and distributed.is_main:
-            run.save_weights(model.tensors())
-    else:
-        state = run_train(model, task, data)
+        trained = Model(CachedBackbone(model.backbone), dict(model.heads.items()))
+        train_data = LabelledData(features(data.train), features(data.valid))
+    callbacks = [*callbacks, record_epochs(epochs)]
+    state = train(trained, task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
+    if trained is not model and run is not None and distributed.is_main:
+        run.save_weights(model.tensors())  # with the frozen backbone
     return FitResult(model.eval(), task, state, epochs, length)
 
 

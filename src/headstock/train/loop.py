@@ -9,21 +9,18 @@ from headstock.errors import DivergenceError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.train.budget import Budget, Milestones
+from headstock.train.budget import VALIDATIONS, Budget, Milestones, ValidationBudget
 from headstock.train.callbacks import Callback, Event, emit
-from headstock.train.checkpointer import Checkpointer, DiskCheckpointer, MemoryCheckpointer
-from headstock.train.distributed import DistributedContext
+from headstock.train.checkpoint import Checkpointer, DiskCheckpointer, TrainState
+from headstock.train.distributed import DistributedContext, Interrupted, Interruption
+from headstock.train.evaluate import Validator
 from headstock.train.execution import build_step, check_settings, choose_execution_mode, uses_graphs
-from headstock.train.meters import LossMeter, SpikeDetector
+from headstock.train.meters import LossMeter, MetricAccumulator, SpikeDetector
 from headstock.train.optimizers import EMA, lr_factor, make_optimizers
 from headstock.train.prefetch import Prefetcher
 from headstock.train.run_folder import RunFolder
 from headstock.train.sampler import BatchSampler, StepLoader
 from headstock.train.settings import TrainSettings
-from headstock.train.signals import Interrupted, Interruption
-from headstock.train.state import TrainState
-from headstock.train.step import MetricAccumulator
-from headstock.train.validation import VALIDATIONS, ValidationBudget, Validator
 
 LOG_LINES = 50  # per run, unless set otherwise
 
@@ -46,23 +43,17 @@ def train(
     """
     check_settings(settings, distributed)
     length = sequence_length(model, settings)
-    sampler = BatchSampler(
-        task,
-        data.train,
-        length=length,
-        batch=settings.batch,
-        batch_tokens=settings.batch_tokens,
-        seed=settings.seed,
-    )
+    batch, batch_tokens, seed = settings.batch, settings.batch_tokens, settings.seed
+    sampler = BatchSampler(task, data.train, length=length, batch=batch, batch_tokens=batch_tokens, seed=seed)
     budget = Budget.of(settings, sampler.steps_per_epoch)
     validation_budget = ValidationBudget(settings, budget, length)
     model.to(distributed.device)
     optimizers = make_optimizers(model, settings)
     ema = EMA(model, settings.ema) if settings.ema else None
-    checkpointer: Checkpointer = (
-        DiskCheckpointer(run, settings, distributed) if run is not None else MemoryCheckpointer(settings)
-    )
-    state = checkpointer.resume(model, optimizers, ema)
+    checkpointer = Checkpointer(model, optimizers, ema, settings)
+    if run is not None:
+        checkpointer = DiskCheckpointer(model, optimizers, ema, settings, run=run, distributed=distributed)
+    state = checkpointer.resume()
 
     mode = choose_execution_mode(model, task, settings, budget, sampler, distributed)
     loader = StepLoader(sampler, budget, state, distributed, full=mode != "plain", graphs=uses_graphs(mode))
@@ -77,9 +68,8 @@ def train(
     clock = distributed.stopwatch(state.seconds, shared=budget.seconds is not None)
     validate = Validator(model, task, data.valid, settings, validation_budget, distributed, ema, clock)
     milestones = Milestones(budget, state)
-    event = partial(
-        Event.of, state=state, sampler=sampler, budget=budget, meter=meter, of_tokens=task.is_language_model
-    )
+    of_tokens = task.is_language_model
+    event = partial(Event, state=state, budget=budget, steps_per_epoch=sampler.steps_per_epoch, of_tokens=of_tokens)
 
     prefetcher = Prefetcher(loader.stream(lambda: step.size), size=StepLoader.PREFETCHED)
     with Interruption(distributed) as interruption, prefetcher:
@@ -105,7 +95,8 @@ def train(
             if milestones.due(settings.log_every, LOG_LINES):
                 meter.flush()
                 state.loss = meter.mean()
-                emit(callbacks, event("log", lr=lr, gradient_norm=float(result.gradient_norm)))
+                gradient_norm, speed = float(result.gradient_norm), meter.tokens_per_second()
+                emit(callbacks, event("log", lr=lr, gradient_norm=gradient_norm, tokens_per_second=speed))
                 meter.reset()
             with meter.pause(state):
                 if milestones.due(settings.validate_every, validation_budget.count(state)):
@@ -119,11 +110,11 @@ def train(
                 due = milestones.due(settings.checkpoint_every or settings.validate_every, VALIDATIONS)
                 if due or signal or state.best_step == state.step:
                     state.window = {"losses": meter.state(), "seen": train_metrics.state(distributed)}
-                    checkpointer.save(model, optimizers, ema, state)
+                    checkpointer.save(state)
             state.seconds = clock()
             if signal is not None:
                 raise Interrupted(f"stopped after step {state.step}{checkpointer.resume_hint(state.step)}", signal)
-    checkpointer.finish(model, ema, state)
+    checkpointer.finish(state)
     return state
 
 
@@ -147,7 +138,7 @@ def raise_diverged(
     step: int, *, sampler: BatchSampler, checkpointer: Checkpointer, what: str = "the loss or its gradient"
 ) -> None:
     names = sampler.names(step - 1)
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    rows = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     newest = checkpointer.newest()
     last = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
-    raise DivergenceError(f"step {step}: {what} is not a finite number; the step read {shown}; {last}")
+    raise DivergenceError(f"step {step}: {what} is not a finite number; the step read {rows}; {last}")

@@ -1,4 +1,4 @@
-"""Running training statistics: the mean loss and throughput of a log window, and detection of loss spikes."""
+"""Running training statistics: mean loss and throughput of a log window, training metrics, and loss spikes."""
 
 import logging
 import math
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.train.state import TrainState
+from headstock.tasks.base import Task
+from headstock.train.checkpoint import TrainState
+from headstock.train.distributed import DistributedContext
 
 logger = logging.getLogger(__name__)
 
@@ -125,3 +127,42 @@ class LossMeter:
         self.since = time.monotonic() - state["seconds"]
         if self.spikes:
             self.spikes.restore(state.get("spikes", {}))
+
+
+class MetricAccumulator:
+    """Summed losses and counts of training batches, which give training metrics without another forward pass."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
+        for name, value in sums.items():
+            # a copy: a CUDA graph overwrites its outputs in the next step
+            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
+        for head, count in counts.items():
+            self.counts[head] = self.counts.get(head, 0) + count
+
+    def state(self, distributed: DistributedContext) -> dict[str, Any]:
+        """For a checkpoint: the exact sums over all processes with their dtypes, and the counts."""
+        names = sorted(self.sums)
+        totals = distributed.all_reduce([self.sums[name].item() for name in names])
+        dtypes = [str(self.sums[name].dtype).removeprefix("torch.") for name in names]
+        return {"sums": dict(zip(names, zip(totals, dtypes, strict=True), strict=True)), "counts": dict(self.counts)}
+
+    def restore(self, state: Mapping[str, Any], distributed: DistributedContext) -> None:
+        """Continue from a checkpoint; rank 0 gets the sums of all processes."""
+        self.counts = dict(state["counts"])
+        self.sums = {
+            name: torch.tensor(
+                total if distributed.is_main else 0, dtype=getattr(torch, dtype), device=distributed.device
+            )
+            for name, (total, dtype) in state["sums"].items()
+        }
+
+    def score(self, task: Task, distributed: DistributedContext) -> dict[str, float]:
+        """The task's metrics over all processes; resets the accumulator."""
+        names = sorted(self.sums)
+        totals = distributed.all_reduce([float(self.sums[name]) for name in names])
+        counts, self.sums, self.counts = self.counts, {}, {}
+        return task.score(dict(zip(names, totals, strict=True)), counts, size=0)

@@ -1,5 +1,6 @@
-"""Metrics of a model's predictions with 95% intervals over the rows."""
+"""Metrics of predictions with 95% intervals over the rows, and metrics as text."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,20 +10,29 @@ import numpy as np
 from headstock.intervals import SufficientStatistics, item_interval, macro_f1_item_interval
 from headstock.tasks.labelled import LabelledTask
 
+# metrics of labelled tasks in the order in which they are printed
+LABELS = {"accuracy": "accuracy", "exact_match": "exact match", "f1": "F1", "micro_f1": "micro F1"}
+LABELS |= {"macro_f1": "macro F1", "bleu": "BLEU", "chrf": "chrF"}
+# metrics of language models; others are printed under their own names
+LANGUAGE_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
+LANGUAGE_LABELS |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl"}
+LANGUAGE_LABELS |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
+LANGUAGE_LABELS |= {"next_accuracy": "next accuracy"}
+
 
 def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
     """The task's metrics, each with its 95% interval over the rows where there is one."""
     metrics: dict[str, Any] = {}
     intervals: dict[str, list[float | None]] = {}
-    for name, tally in task.row_metrics(data, outputs).items():
-        if isinstance(tally, SufficientStatistics):
-            interval = item_interval(tally)
+    for name, metric in task.row_metrics(data, outputs).items():
+        if isinstance(metric, SufficientStatistics):
+            interval = item_interval(metric)
         else:
-            hits, of = tally
-            interval = item_interval(hits, None if (of == 1).all() else of)
+            correct, count = metric
+            interval = item_interval(correct, None if (count == 1).all() else count)
         metrics[name], intervals[name] = interval.mean, [interval.low, interval.high]
-    if (numbers := task.true_and_predicted(data, outputs)) is not None:
-        f1 = macro_f1_item_interval(*numbers)
+    if (classes := task.true_and_predicted(data, outputs)) is not None:
+        f1 = macro_f1_item_interval(*classes)
         metrics["macro_f1"], intervals["macro_f1"] = f1.mean, [f1.low, f1.high]
     metrics |= task.extra_metrics(data, outputs)
     if "accuracy" in metrics and (truth := task.true_class_ids(data)) is not None and len(truth):
@@ -50,3 +60,45 @@ def majority_warning(metrics: Mapping[str, Any]) -> str | None:
     if accuracy == majority or (low is not None and low <= majority):
         return f"With an accuracy of {100 * accuracy:.1f}% the model is not clearly above {always}."
     return None
+
+
+def format_labelled_metrics(metrics: Mapping[str, Any]) -> str:
+    """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
+    parts = []
+    for name, label in LABELS.items():
+        if name in metrics:
+            low, high = metrics["intervals"].get(name, (None, None))
+            interval = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
+            unit = "" if name in ("bleu", "chrf") else "%"
+            parts.append(f"{label} {100 * metrics[name]:.1f}{unit}{interval}")
+    if "majority" in metrics:
+        parts.append(f"majority class {100 * metrics['majority']:.1f}%")
+    if "loss" in metrics:
+        parts.append(f"loss {metrics['loss']:.4f}")
+    return ", ".join([*parts, f"{metrics['rows']:,} rows"])
+
+
+def labelled_metric_lines(name: str, metrics: Mapping[str, Any]) -> list[str]:
+    """The metrics of a file as finetune and evaluate print them, with a warning if they do not beat the majority."""
+    line, warning = f"{name}: {format_labelled_metrics(metrics)} (intervals: 95%)", majority_warning(metrics)
+    return [line, f"{name}: {warning}"] if warning else [line]
+
+
+def format_metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]] | None = None) -> str:
+    """`valid loss 3.210 | valid ppl 24.779 | bits per byte 1.502`, each number once.
+
+    With intervals: `valid loss 3.210 (3.151 to 3.272) | ...`.
+    """
+    around = {name: f" ({low:.3f} to {high:.3f})" for name, (low, high) in (intervals or {}).items()}
+    redundant = {"next_loss"}
+    if {"causal_perplexity", "forward_perplexity"} & metrics.keys():
+        redundant.add("perplexity")
+    return " | ".join(
+        f"{LANGUAGE_LABELS.get(name, name)} {value:.3f}{around.get(name, '')}"
+        for name, value in metrics.items()
+        if name not in redundant
+    )
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))

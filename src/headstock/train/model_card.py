@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -9,93 +10,117 @@ import torch
 from headstock.cost.parameter_table import formula_table
 from headstock.data.catalog import licence_of
 from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, shell_quote
+from headstock.io import write_text
 from headstock.markdown import escape_markdown
 from headstock.model.backbone import BACKBONES
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS
+from headstock.tasks.base import TASKS, Task
 from headstock.tasks.labelled import LabelledTask
-from headstock.train.callbacks import format_metrics
-from headstock.train.metrics import majority_warning
-from headstock.train.resolve import labelled_task
+from headstock.train.metrics import format_labelled_metrics, format_metrics, majority_warning
 from headstock.train.run_folder import RunFolder, open_run
 from headstock.train.settings import make_config
 
-CARD = """# {name}
-
-{title}
-
-## Data
-
-{data}
-
-## Tokenizer
-
-{tokenizer}
-
-## Architecture
-
-{architecture}
-
-## Training
-
-{training}
-
-## Results
-
-{results}
-
-## Limits
-
-{limits}
-
-## Use it here
-
-{here}
-
-## Use it elsewhere
-
-{there}
-"""
-
-TEXT = '"..."'
 UNKNOWN_LICENCE = "unknown: the licence of the original text applies"
+TOTALS = ("base", "total", "trainable", "frozen")  # keys of parameter counts that are not heads
+INITIALIZATIONS = {
+    "pretrained": "all weights were fine-tuned",
+    "scratch": "its architecture, trained from scratch",
+    "frozen": "a new head on its frozen weights",
+}
+TRUNCATIONS = {  # what is read of a text that is longer than the model's context
+    "head": "the beginning",
+    "tail": "the end",
+    "head+tail": "the beginning (a quarter of the tokens) and the end",
+    "windows": "overlapping windows, whose outputs are averaged",
+}
+SELECTION_NOTE = """The best epoch was selected on the validation rows, so their metrics are optimistic.
+Intervals are 95% over the rows; they exclude the variation between seeds."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The files of a finished run that its card describes."""
+
+    run: RunFolder
+    settings: dict[str, Any]
+    data: dict[str, Any]
+    results: dict[str, Any]
+    tokenizer: Tokenizer
+
+    @property
+    def task(self) -> type[Task]:
+        return TASKS.get(self.settings["task"]["name"])
+
+    @property
+    def transfer(self) -> dict[str, Any]:
+        return self.settings.get("transfer") or {}
+
+    @property
+    def version(self) -> str:
+        return self.results["versions"]["headstock"]
 
 
 def write_card(run: RunFolder) -> None:
-    run.write_card(render_card(run))
+    write_text(run.model_card, render_card(run))
 
 
 def render_card(run: RunFolder) -> str:
     """The card of a finished run: pretrained, fine-tuned or imported."""
-    results = run.results()
-    kind = "import" if results.get("imported") else results.get("kind", "pretrain")
-    parts = {"finetune": finetuned_parts, "import": imported_parts}.get(kind, pretrained_parts)(run)
-    return CARD.format(
-        name=escape_markdown(run.path.name),
-        tokenizer=tokenizer_section(run),
-        architecture=architecture_section(run),
-        there=export_section(run),
-        **parts,
-    )
+    facts = RunFacts(run, run.config(), run.data(), run.results(), run.tokenizer())
+    if facts.results.get("imported"):
+        title, sections = imported_sections(facts)
+    elif facts.results.get("kind") == "finetune":
+        title, sections = finetuned_sections(facts)
+    else:
+        title, sections = pretrained_sections(facts)
+    sections = {
+        "Data": sections["Data"],
+        "Tokenizer": tokenizer_section(facts),
+        "Architecture": architecture_section(facts),
+        **sections,
+        "Use it here": usage_section(facts),
+        "Use it elsewhere": export_section(facts),
+    }
+    body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
+    return f"# {escape_markdown(run.path.name)}\n\n{title}\n\n{body}\n"
 
 
-# Language models
+# Data, training, results and limits of each kind of run
 
 
-def pretrained_parts(run: RunFolder) -> dict[str, str]:
-    settings, data, results = run.config(), run.data(), run.results()
-    objective, family = settings["task"]["name"], settings["model"]["family"]
-    total, version = results["parameters"]["total"], results["versions"]["headstock"]
-    measured, share = format_metrics(results["metrics"], results.get("intervals")), results.get("measured_share", 1)
+def pretrained_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
+    settings, data, results = facts.settings, facts.data, facts.results
+    total, family = results["parameters"]["total"], settings["model"]["family"]
+    held_out = "from separate files" if settings["data"]["valid"] else "held out by document before training"
+    rows = {
+        "text": f"{first_names(data['corpus'], 3)}; {escape_markdown(data['how'])}",
+        "licence": licences([*data["corpus"], *settings["data"]["corpus"]]),
+        "training": f"{data['train_documents']:,} documents, {data['train_bytes']:,} bytes, "
+        f"{data['train_tokens']:,} tokens",
+        "validation": f"{data['valid_documents']:,} documents, {data['valid_bytes']:,} bytes, {held_out}",
+    }
+    if duplicates := data.get("duplicates", 0) + data.get("in_validation", 0):
+        rows["removed"] = f"{duplicates:,} duplicate documents"
+    share = results.get("measured_share", 1)
     part = "all of it" if share == 1 else f"{share:.0%} of it, evenly sampled"
-    return {
-        "title": f"A {objective} language model ({family}, {total:,} parameters), pretrained with Headstock {version}.",
-        "data": table(corpus_rows(settings, data)),
-        "training": table(training_rows(settings, results)),
-        "results": f"On the held-out text, {part}: {measured.replace(' | ', ', ')}.{unknown_note(results)}",
-        "limits": listed(language_limits(run)),
-        "here": language_use(run),
+    metrics = format_metrics(results["metrics"], results.get("intervals")).replace(" | ", ", ")
+    limits = [
+        "It reproduces the errors, biases and gaps of the text it was trained on.",
+        "The held-out text comes from the same sources; on other text the loss will be higher.",
+    ]
+    if context := settings["model"].get("context"):
+        length = settings["train"].get("length") or context
+        limits.append(f"It was trained on rows of {length:,} tokens; its context is {context:,}.")
+    if facts.task.generates:
+        limits.append("Generated text is plausible, not factual, and may repeat the training text.")
+    title = f"A {facts.task.name} language model ({family}, {total:,} parameters), "
+    return f"{title}pretrained with Headstock {facts.version}.", {
+        "Data": table(rows | {"fingerprint": f"`{data['fingerprint']}`"}),
+        "Training": table(training_rows(facts)),
+        "Results": f"On the held-out text, {part}: {metrics}.{unknown_note(results)}",
+        "Limits": bullets(limits),
     }
 
 
@@ -112,91 +137,41 @@ def unknown_note(results: dict[str, Any]) -> str:
     )
 
 
-def corpus_rows(settings: dict[str, Any], data: dict[str, Any]) -> dict[str, str]:
-    files = data["corpus"]
-    held = "held out by document before training" if not settings["data"]["valid"] else "from separate files"
-    rows = {
-        "text": f"{some(files, 3)}; {escape_markdown(data['how'])}",
-        "licence": licences([*files, *settings["data"]["corpus"]]),
-        "training": f"{data['train_documents']:,} documents, {data['train_bytes']:,} bytes, "
-        f"{data['train_tokens']:,} tokens",
-        "validation": f"{data['valid_documents']:,} documents, {data['valid_bytes']:,} bytes, {held}",
-    }
-    if duplicates := data.get("duplicates", 0) + data.get("in_validation", 0):
-        rows["removed"] = f"{duplicates:,} duplicate documents"
-    return rows | {"fingerprint": f"`{data['fingerprint']}`"}
-
-
-def language_limits(run: RunFolder) -> Iterable[str]:
-    settings = run.config()
-    task = TASKS.get(settings["task"]["name"])
-    yield "It reproduces the errors, biases and gaps of the text it was trained on."
-    yield "The held-out text comes from the same sources; on other text the loss will be higher."
-    if context := settings["model"].get("context"):
-        length = settings["train"].get("length") or context
-        yield f"It was trained on rows of {length:,} tokens; its context is {context:,}."
-    if task.generates:
-        yield "Generated text is plausible, not factual, and may repeat the training text."
-
-
-def language_use(run: RunFolder) -> str:
-    name, task = run.path.name, TASKS.get(run.config()["task"]["name"])
-    quoted = shell_quote(name)
-    commands = [f'headstock generate {quoted} "..."'] if task.generates else []
-    commands += [f'headstock fill {quoted} "... [MASK] ..."'] if task.fills_masks else []
-    commands = commands or ([f'headstock embed {quoted} "..."'] if not task.needs_encoder_decoder else [])
-    calls = (["generate"] if task.generates else []) + (["fill"] if task.fills_masks else [])
-    train = "--task translate --train pairs.tsv" if task.needs_encoder_decoder else "--train labelled.csv"
-    commands += [f"headstock evaluate {quoted} FILE"] if task.trainable else []
-    commands += [f"headstock finetune {quoted} {train} --out ANOTHER"]
-    if not task.needs_encoder_decoder:
-        commands.append(f"headstock compare {quoted} --train labelled.csv --out COMPARISON     # worth it?")
-    if not run.results().get("imported"):
-        commands.append(
-            f"headstock pretrain --config {shell_quote(f'{name}/config.json')} --out ANOTHER     # repeat this run"
-        )
-    return (
-        lines(commands)
-        + "\n\nIn Python:\n\n"
-        + in_python(name, calls[:1] or ([] if task.needs_encoder_decoder else ["embed"]))
-    )
-
-
-# Fine-tuned models
-
-
-def finetuned_parts(run: RunFolder) -> dict[str, str]:
-    settings, data, results = run.config(), run.data(), run.results()
-    transfer, task, classes = settings["transfer"], labelled_task(results["task"]), results["classes"]
-    how = {
-        "pretrained": "all weights were fine-tuned",
-        "scratch": "its architecture, trained from scratch",
-        "frozen": "a new head on its frozen weights",
-    }["frozen" if transfer["freeze"] else transfer["init"]]
+def finetuned_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
+    settings, results, transfer = facts.settings, facts.results, facts.transfer
+    classes, init = results["classes"], "frozen" if transfer["freeze"] else transfer["init"]
     source = escape_markdown(transfer["run"] or f"the preset {transfer['preset']}")
-    title = f"A {task.title}" + (f" ({some(classes, 12)})" if classes else "")
-    metrics = {f"{side} rows": with_intervals(results[side]) for side in ("valid", "test") if side in results}
-    selection = "The best epoch was selected on the validation rows, so their metrics are optimistic."
-    return {
-        "title": f"{title}, fine-tuned with Headstock {results['versions']['headstock']} from {source}: {how}.",
-        "data": table(labelled_rows(data) | backbone_rows(transfer["run"])),
-        "training": table(training_rows(settings, results)),
-        "results": f"{table(metrics)}\n\n{selection} Intervals are 95% over\nthe rows; they exclude the variation "
-        "between seeds.",
-        "limits": listed(task_limits(run)),
-        "here": task_use(run.path.name, task),
+    metrics = {f"{side} rows": format_labelled_metrics(results[side]) for side in ("valid", "test") if side in results}
+    limits = ["It was evaluated on rows like its training rows; on other text it may perform worse."]
+    if classes:
+        limits.append("It always predicts one of these classes, also for a text that belongs to none of them.")
+    if length := settings["train"].get("length") or settings["model"].get("context"):
+        part = TRUNCATIONS.get(settings["task"].get("long", ""))
+        longer = f"Of a text longer than {length:,} tokens it reads {part}."
+        limits.append(longer if part else f"A row has at most {length:,} tokens.")
+    if warning := majority_warning(results["metrics"]):
+        limits.append(escape_markdown(warning))
+    if "test" not in results:
+        limits.append("It was not evaluated on test rows, only on the rows that selected its best epoch.")
+    title = f"A {facts.task.title}" + (f" ({first_names(classes, 12)})" if classes else "")
+    return f"{title}, fine-tuned with Headstock {facts.version} from {source}: {INITIALIZATIONS[init]}.", {
+        "Data": table(labelled_rows(facts.data) | backbone_rows(transfer["run"])),
+        "Training": table(training_rows(facts)),
+        "Results": f"{table(metrics)}\n\n{SELECTION_NOTE}",
+        "Limits": bullets(limits),
     }
 
 
 def labelled_rows(data: dict[str, Any]) -> dict[str, str]:
+    splits = {"training": data["train"], "validation": data["valid"]} | (
+        {"test": data["test"]} if "test" in data else {}
+    )
     rows = {}
-    for side, name in (("train", "training"), ("valid", "validation"), ("test", "test")):
-        if side in data:
-            counts = data[side].get("classes") or {}
-            by_class = some([f"{label} {count:,}" for label, count in counts.items()], 12)
-            file = escape_markdown(data[side]["file"])
-            rows[name] = f"{file}: {data[side]['rows']:,} rows" + (f" ({by_class})" if counts else "")
-    files = dict.fromkeys(data[side]["file"] for side in ("train", "valid", "test") if side in data)
+    for name, split in splits.items():
+        by_class = [f"{label} {count:,}" for label, count in (split.get("classes") or {}).items()]
+        classes = f" ({first_names(by_class, 12)})" if by_class else ""
+        rows[name] = f"{escape_markdown(split['file'])}: {split['rows']:,} rows{classes}"
+    files = dict.fromkeys(split["file"] for split in splits.values())
     return rows | {"licence": licences(files), "fingerprint": f"`{data['fingerprint']}`"}
 
 
@@ -206,98 +181,64 @@ def backbone_rows(name: str) -> dict[str, str]:
         files = open_run(name).data().get("corpus", [])
     except UserError:
         files = []
-    return {"pretrained on": f"{some(files, 3)} (licence: {licences(files)})"} if files else {}
+    return {"pretrained on": f"{first_names(files, 3)} (licence: {licences(files)})"} if files else {}
 
 
-def task_limits(run: RunFolder) -> Iterable[str]:
-    settings, results = run.config(), run.results()
-    task = settings["task"]
-    yield "It was evaluated on rows like its training rows; on other text it may perform worse."
-    if results["classes"]:
-        yield "It always predicts one of these classes, also for a text that belongs to none of them."
-    if length := settings["train"].get("length") or settings["model"].get("context"):
-        longer = f"Of a text longer than {length:,} tokens it reads"
-        truncation = {
-            "head": f"{longer} the beginning.",
-            "tail": f"{longer} the end.",
-            "head+tail": f"{longer} the beginning (a quarter of the tokens) and the end.",
-            "windows": f"{longer} overlapping windows, whose outputs are averaged.",
-        }
-        yield truncation.get(task.get("long", ""), f"A row has at most {length:,} tokens.")
-    if warning := majority_warning(results["metrics"]):
-        yield escape_markdown(warning)
-    if "test" not in results:
-        yield "It was not evaluated on test rows, only on the rows that selected its best epoch."
-
-
-SHOWN_METRICS = ("accuracy", "exact_match", "f1", "micro_f1", "macro_f1", "bleu", "chrf")
-
-
-def measured_lines(name: str, metrics: Mapping[str, Any]) -> list[str]:
-    """The metrics of a file as finetune and evaluate print them, with a warning if they do not beat the majority."""
-    warning = majority_warning(metrics)
-    return [f"{name}: {with_intervals(metrics)} (intervals: 95%)", *([f"{name}: {warning}"] if warning else [])]
-
-
-def with_intervals(metrics: Mapping[str, Any]) -> str:
-    """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
-    parts = []
-    for name in SHOWN_METRICS:
-        if name in metrics:
-            low, high = metrics["intervals"].get(name, (None, None))
-            interval = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
-            label = {"bleu": "BLEU", "chrf": "chrF"}.get(name, name.replace("f1", "F1").replace("_", " "))
-            unit = "" if name in ("bleu", "chrf") else "%"
-            parts.append(f"{label} {100 * metrics[name]:.1f}{unit}{interval}")
-    if "majority" in metrics:
-        parts.append(f"majority class {100 * metrics['majority']:.1f}%")
-    loss = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
-    return ", ".join([*parts, *loss, f"{metrics['rows']:,} rows"])
-
-
-# Imported models
-
-
-def imported_parts(run: RunFolder) -> dict[str, str]:
-    data, results, name = run.data(), run.results(), run.path.name
-    total, version = results["parameters"]["total"], results["versions"]["headstock"]
+def imported_sections(facts: RunFacts) -> tuple[str, dict[str, str]]:
+    data, total = facts.data, facts.results["parameters"]["total"]
     rows = {"source": escape_markdown(data["imported"]), "licence": "unknown: that of the original model applies"}
     rows |= {"sha256": f"`{data['sha256']}`"} if "sha256" in data else {}
-    rows |= {"training data": "unknown"}
-    notes = f"\n\n{listed(map(escape_markdown, data['notes']))}" if data.get("notes") else ""
-    task, here = TASKS.get(run.config()["task"]["name"]), language_use(run)
-    if task.is_labelled:
-        here = task_use(name, cast(type[LabelledTask], task))
-    return {
-        "title": f"A model of {total:,} parameters, imported with Headstock {version}.",
-        "data": table(rows) + notes,
-        "training": "Unknown.",
-        "results": "None are known; evaluate it on your own data.",
-        "limits": listed(["Its training data is unknown, and so are its errors and biases."]),
-        "here": here,
+    notes = f"\n\n{bullets(map(escape_markdown, data['notes']))}" if data.get("notes") else ""
+    return f"A model of {total:,} parameters, imported with Headstock {facts.version}.", {
+        "Data": table(rows | {"training data": "unknown"}) + notes,
+        "Training": "Unknown.",
+        "Results": "None are known; evaluate it on your own data.",
+        "Limits": bullets(["Its training data is unknown, and so are its errors and biases."]),
     }
 
 
-def task_use(name: str, task: type[LabelledTask]) -> str:
-    quoted = shell_quote(name)
-    commands = [f"headstock {task.verb} {quoted} {task.example}", f"headstock evaluate {quoted} FILE"]
-    call = "translate" if task.needs_encoder_decoder else "predict"
-    return lines(commands) + "\n\nIn Python:\n\n" + in_python(name, [call])
+def training_rows(facts: RunFacts) -> dict[str, str]:
+    """The training settings, time and versions."""
+    train, results = facts.settings["train"], facts.results
+    batch = f"{train['batch_tokens']:,} tokens" if train.get("batch_tokens") else f"{train['batch']:,} rows"
+    best, speed, processes = results.get("best_epoch"), results.get("tokens_per_second"), results.get("processes", 1)
+    return {
+        "steps": f"{results['steps']:,} of {batch}" + (f"; best epoch {best}" if best is not None else ""),
+        "tokens": f"{results['tokens']:,}" + (f", {speed:,.0f} per second" if speed else ""),
+        "time": f"{results['seconds']:,.0f} s on {results['device']}"
+        + (f", {processes} processes" if processes > 1 else ""),
+        "optimizer": f"{train['optimizer']}, learning rate {train['lr']:g} ({train['schedule']}), weight decay "
+        f"{train['weight_decay']:g}",
+        "seed": str(train["seed"]),
+        "versions": ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+    }
 
 
-# All models
+# Sections of every card
 
 
-def tokenizer_section(run: RunFolder) -> str:
-    tokenizer, data = run.tokenizer(), run.data()
-    text = f"{tokenizer.kind}, {tokenizer.vocabulary:,} entries, fingerprint `{data['tokenizer']}`."
-    if tokenizer.source_tokenizer is not None:
-        source = tokenizer.source_tokenizer
+def tokenizer_section(facts: RunFacts) -> str:
+    tokenizer = facts.tokenizer
+    text = f"{tokenizer.kind}, {tokenizer.vocabulary:,} entries, fingerprint `{facts.data['tokenizer']}`."
+    if (source := tokenizer.source_tokenizer) is not None:
         text += f" The source side has its own: {source.kind}, {source.vocabulary:,} entries."
-    if (unused := run.config()["model"].get("vocabulary", 0) - tokenizer.vocabulary) > 0:
+    if (unused := facts.settings["model"].get("vocabulary", 0) - tokenizer.vocabulary) > 0:
         text += f" The model's vocabulary has {unused:,} unused entries more."
-    settings = run.config().get("tokenizer") or {}
-    return text + (f" Taken from {escape_markdown(settings['file'])}." if settings.get("file") else "")
+    file = (facts.settings.get("tokenizer") or {}).get("file")
+    return text + (f" Taken from {escape_markdown(file)}." if file else "")
+
+
+def architecture_section(facts: RunFacts) -> str:
+    settings, parameters = facts.settings["model"], facts.results["parameters"]
+    sizes = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "family")
+    parts = [f"backbone {parameters['base']:,}"]
+    parts += [f"head `{name}` {count:,}" for name, count in parameters.items() if name not in TOTALS and count]
+    trained = parameters.get("trainable", parameters["total"])
+    trainable = f", {trained:,} of them trained" if trained != parameters["total"] else ""
+    total = f"{parameters['total']:,} parameters{trainable}: {', '.join(parts)}."
+    if (ensemble := facts.transfer.get("ensemble", 1)) > 1:
+        total += f" The run is an ensemble of {ensemble} models; these numbers are for one."
+    return f"{settings['family']}: {sizes}.\n\n{total}\n\n{formula_table(model_without_weights(facts.run))}"
 
 
 def model_without_weights(run: RunFolder) -> Model:
@@ -308,58 +249,55 @@ def model_without_weights(run: RunFolder) -> Model:
         return Model(backbone, TASKS.get(config.objective)(config.task, run.tokenizer()).heads(backbone))
 
 
-def architecture_section(run: RunFolder) -> str:
-    settings, parameters = run.config()["model"], run.results()["parameters"]
-    shape = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "family")
-    ensemble = (run.config().get("transfer") or {}).get("ensemble", 1)
-    several = f" The run is an ensemble of {ensemble} models; these numbers are for one." if ensemble > 1 else ""
-    parts = [f"backbone {parameters['base']:,}"]
-    parts += [f"head `{name}` {count:,}" for name, count in parameters.items() if name not in TOTALS and count]
-    trained = parameters.get("trainable", parameters["total"])
-    trainable = f", {trained:,} of them trained" if trained != parameters["total"] else ""
-    total = f"{parameters['total']:,} parameters{trainable}: {', '.join(parts)}."
-    return f"{settings['family']}: {shape}.\n\n{total}{several}\n\n{formula_table(model_without_weights(run))}"
+def usage_section(facts: RunFacts) -> str:
+    """Commands and a call in Python that suit the run's task."""
+    name, task = facts.run.path.name, facts.task
+    quoted = shell_quote(name)
+    call: tuple[str, str] | None  # the method of a pipeline and its argument
+    if task.is_labelled:
+        labelled = cast(type[LabelledTask], task)
+        call = ("translate" if task.needs_encoder_decoder else "predict", "...")
+        commands = [f"headstock {labelled.verb} {quoted} {labelled.example}", f"headstock evaluate {quoted} FILE"]
+    else:
+        calls = [("generate", "...")] if task.generates else []
+        calls += [("fill", "... [MASK] ...")] if task.fills_masks else []
+        calls = calls or ([] if task.needs_encoder_decoder else [("embed", "...")])
+        call = calls[0] if calls else None
+        data = "--task translate --train pairs.tsv" if task.needs_encoder_decoder else "--train labelled.csv"
+        commands = [f'headstock {verb} {quoted} "{argument}"' for verb, argument in calls]
+        commands += [f"headstock evaluate {quoted} FILE"] if task.trainable else []
+        commands += [f"headstock finetune {quoted} {data} --out ANOTHER"]
+        if not task.needs_encoder_decoder:
+            commands.append(f"headstock compare {quoted} --train labelled.csv --out COMPARISON     # worth it?")
+        if not facts.results.get("imported"):
+            config_file = shell_quote(f"{name}/config.json")
+            commands.append(f"headstock pretrain --config {config_file} --out ANOTHER     # repeat this run")
+    python = ["import headstock", "", f"model = headstock.load({json.dumps(name, ensure_ascii=False)})"]
+    python += [f'model.{call[0]}("{call[1]}")'] if call else []
+    return f"{code_block(commands)}\n\nIn Python:\n\n{code_block(python)}"
 
 
-TOTALS = ("base", "total", "trainable", "frozen")  # keys of parameter counts that are not heads
-
-
-def training_rows(settings: dict[str, Any], results: dict[str, Any]) -> dict[str, str]:
-    """The training settings, time and versions."""
-    train = settings["train"]
-    rows = f"{train['batch_tokens']:,} tokens" if train.get("batch_tokens") else f"{train['batch']:,} rows"
-    best = results.get("best_epoch")
-    steps = f"{results['steps']:,} of {rows}" + (f"; best epoch {best}" if best is not None else "")
-    speed = results.get("tokens_per_second")
-    processes = f", {results['processes']} processes" if results.get("processes", 1) > 1 else ""
-    return {
-        "steps": steps,
-        "tokens": f"{results['tokens']:,}" + (f", {speed:,.0f} per second" if speed else ""),
-        "time": f"{results['seconds']:,.0f} s on {results['device']}{processes}",
-        "optimizer": f"{train['optimizer']}, learning rate {train['lr']:g} ({train['schedule']}), weight decay "
-        f"{train['weight_decay']:g}",
-        "seed": str(train["seed"]),
-        "versions": ", ".join(f"{name} {version}" for name, version in results["versions"].items()),
-    }
-
-
-def export_section(run: RunFolder) -> str:
+def export_section(facts: RunFacts) -> str:
     """The commands for the formats that a run of this family can be exported to."""
-    settings, name = run.config(), run.path.name
-    family = BACKBONES.get(settings["model"]["family"])
-    if (settings.get("transfer") or {}).get("ensemble", 1) > 1:
+    run, tokenizer, family = facts.run, facts.tokenizer, facts.settings["model"]["family"]
+    name = run.path.name
+    if facts.transfer.get("ensemble", 1) > 1:
         name = run.member(0).path.relative_to(run.path.parent).as_posix()
-    name, commands, tokenizer = shell_quote(name), [], run.tokenizer()
-    if family.name in ("transformer", "seq2seq") and not isinstance(tokenizer.backend, SentencePieceBackend):
-        commands.append(f"headstock export {name} --to huggingface FOLDER     # for transformers' from_pretrained")
-    if family.name == "transformer":
-        commands.append(f"headstock export {name} --to onnx FOLDER            # for ONNX Runtime, without torch")
-    if family.name == "transformer" and tokenizer.kind == "lab":
-        commands.append(f"headstock export {name} --to lab FOLDER             # for the course lab's own modules")
+    is_transformer, has_lab_tokenizer = family == "transformer", tokenizer.kind == "lab"
+    in_huggingface = family in ("transformer", "seq2seq") and not isinstance(tokenizer.backend, SentencePieceBackend)
+    formats = {
+        "huggingface FOLDER     # for transformers' from_pretrained": in_huggingface,
+        "onnx FOLDER            # for ONNX Runtime, without torch": is_transformer,
+        "lab FOLDER             # for the course lab's own modules": is_transformer and has_lab_tokenizer,
+    }
+    commands = [f"headstock export {shell_quote(name)} --to {line}" for line, possible in formats.items() if possible]
     if not commands:
-        kind = f"of the family {family.name} with a {tokenizer.kind} tokenizer"
+        kind = f"of the family {family} with a {tokenizer.kind} tokenizer"
         return f"It runs in Headstock only: no export format supports a model {kind}."
-    return lines(commands) + "\n\nExport fails with a reason if a format cannot represent the model exactly."
+    return code_block(commands) + "\n\nExport fails with a reason if a format cannot represent the model exactly."
+
+
+# Markdown
 
 
 def licences(files: Iterable[str]) -> str:
@@ -367,29 +305,21 @@ def licences(files: Iterable[str]) -> str:
     return "; ".join(map(escape_markdown, names)) or UNKNOWN_LICENCE
 
 
-def some(names: Iterable[str], most: int) -> str:
+def first_names(names: Iterable[str], count: int) -> str:
     """The first names, escaped, and the number of the others."""
     names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(escape_markdown, names[:most])) + more
+    others = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(map(escape_markdown, names[:count])) + others
 
 
 def table(rows: Mapping[str, str]) -> str:
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items())]
-    )
+    lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])
 
 
-def listed(sentences: Iterable[str]) -> str:
+def bullets(sentences: Iterable[str]) -> str:
     return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
-def lines(commands: Iterable[str]) -> str:
-    """An indented code block."""
-    return "\n".join(f"    {line}".rstrip() for line in commands)
-
-
-def in_python(name: str, calls: Iterable[str]) -> str:
-    arguments = {"fill": '"... [MASK] ..."'}
-    used = [f"model.{call}({arguments.get(call, TEXT)})" for call in calls]
-    return lines(["import headstock", "", f"model = headstock.load({json.dumps(name, ensure_ascii=False)})", *used])
+def code_block(lines: Iterable[str]) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in lines)

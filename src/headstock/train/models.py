@@ -25,22 +25,21 @@ SPARE_BYTES = 1 << 30  # for buffers that the weights file does not contain
 
 
 def build_task(run_config: RunConfig, tokenizer: Tokenizer) -> Task:
-    return TASKS.get(run_config.objective)(run_config.task, tokenizer)
+    task = TASKS.get(run_config.objective)(run_config.task, tokenizer)
+    task.needs_prefix = BACKBONES.get(run_config.family).carries_state
+    return task
 
 
-def build_model(run_config: RunConfig, tokenizer: Tokenizer, task: Task | None = None) -> tuple[Model, Task]:
-    """A newly initialized model and its task. The seed determines the weights; the global generator is unchanged."""
-    task = task or build_task(run_config, tokenizer)
+def build_model(run_config: RunConfig, task: Task) -> Model:
+    """A newly initialized model. The seed determines the weights; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also seed every GPU's generator
         torch.default_generator.manual_seed(derive_seed(run_config.train.seed, "weights"))
         backbone = BACKBONES.get(run_config.family)(run_config.model)
-        model = Model(backbone, task.heads(backbone))
-    task.needs_prefix = backbone.carries_state
-    return model, task
+        return Model(backbone, task.heads(backbone))
 
 
-def build_checked_model(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
+def build_checked_model(run: RunFolder, run_config: RunConfig, task: Task) -> Model:
     """A model with the shapes of the run's weights.
 
     Sizes in config.json that the weights do not have are rejected before memory is allocated for them.
@@ -49,45 +48,45 @@ def build_checked_model(run: RunFolder, run_config: RunConfig, tokenizer: Tokeni
     values = check_config_sizes(run, run_config, shapes)
     try:
         with AllocationLimit(8 * values + SPARE_BYTES):
-            model, task = build_model(run_config, tokenizer)
+            model = build_model(run_config, task)
     except AllocationTooLarge:
-        sizes = ", ".join(
-            f"model.{name} {getattr(run_config.model, name)}" for name in ("context", "width", "vocabulary")
-        )
+        names = ("context", "width", "vocabulary")
+        sizes = ", ".join(f"model.{name} {getattr(run_config.model, name)}" for name in names)
         raise UserError(
             f"{run}: the sizes in config.json ({sizes}) need more memory than its {values} weights"
         ) from None
     except (RuntimeError, OverflowError, TypeError) as error:
         raise UserError(f"{run}: no model has the sizes in config.json ({str(error).splitlines()[0]})") from None
     model.check_shapes(shapes, source=str(run))
-    return model, task
+    return model
 
 
 def check_config_sizes(run: RunFolder, run_config: RunConfig, shapes: Mapping[str, Size]) -> int:
     """The number of values in the weights; rejects a size in config.json that exceeds it."""
     values = sum(shape.numel() for shape in shapes.values())
     for part in fields(run_config.model):
-        size, most = getattr(run_config.model, part.name), len(shapes) if part.name.endswith("depth") else values
-        if part.name != "context" and isinstance(size, int) and size > most:
+        size, limit = getattr(run_config.model, part.name), len(shapes) if part.name.endswith("depth") else values
+        if part.name != "context" and isinstance(size, int) and size > limit:
             raise UserError(f"{run}: config.json says model.{part.name} {size}, but its weights have {values} values")
     return values
 
 
-def load_run_model(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer) -> tuple[Model, Task]:
-    """A run's model with its weights, and its task."""
-    model, task = build_checked_model(run, run_config, tokenizer)
+def load_run_model(run: RunFolder, run_config: RunConfig, task: Task) -> Model:
+    """A run's model with its weights."""
+    model = build_checked_model(run, run_config, task)
     model.load_tensors(run.weights(checked=True), source=str(run))
-    return model, task
+    return model
 
 
 def source_weights(run: RunFolder) -> dict[str, Tensor]:
     """The weights of a run that another one starts from."""
-    build_checked_model(run, make_config(run.config()), run.tokenizer())
+    run_config = make_config(run.config())
+    build_checked_model(run, run_config, build_task(run_config, run.tokenizer()))
     return run.weights(checked=True)
 
 
-def transferred_tensors(model: Model, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A source's backbone and the heads that both models have, with the model's own tensors for its other heads."""
+def load_backbone_and_shared_heads(model: Model, weights: dict[str, Tensor], *, source: str) -> None:
+    """Load a source's backbone and the heads that both models have; the model's other heads keep their weights."""
     own = model.tensors()
 
     def heads(names: Iterable[str]) -> set[str]:
@@ -99,21 +98,21 @@ def transferred_tensors(model: Model, weights: dict[str, Tensor]) -> dict[str, T
         return not name.startswith("heads.") or name.split(".")[1] in shared
 
     new = {name: tensor for name, tensor in own.items() if not is_shared(name)}
-    return new | {name: tensor for name, tensor in weights.items() if is_shared(name)}
+    transferred = {name: tensor for name, tensor in weights.items() if is_shared(name)}
+    model.load_tensors(new | transferred, source=source)
 
 
 def load_source_weights(model: Model, task: LabelledTask, weights: dict[str, Tensor], *, source: str) -> None:
     """Load a source's backbone, and its head if the task reuses one."""
-    if task.reuses_head:
-        model.load_tensors(transferred_tensors(model, weights), source=source)
-    else:
-        model.load_backbone(weights, source=source)
+    load = load_backbone_and_shared_heads if task.reuses_head else Model.load_backbone
+    load(model, weights, source=source)
 
 
 def blueprint(run_config: RunConfig, *, weights: bool = False) -> tuple[Model, Task]:
     """The model and task of a configuration without data; on the meta device unless `weights`."""
     with nullcontext() if weights else torch.device("meta"):
-        return build_model(run_config, placeholder_tokenizer())
+        task = build_task(run_config, placeholder_tokenizer())
+        return build_model(run_config, task), task
 
 
 def describe_preset(name: str) -> dict[str, Any]:

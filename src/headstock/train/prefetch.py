@@ -95,9 +95,9 @@ def prefetch_map(function: Callable[[T], Result], items: Iterable[T], *, threads
             jobs.close()
 
 
-def growing_chunks(items: Iterable[T], *, most: int = MAX_CHUNK) -> Iterator[list[T]]:
-    """All items in lists, each twice as long as the previous one up to `most`."""
-    waiting, size = iter(items), min(FIRST_CHUNK, most)
-    while chunk := list(islice(waiting, size)):
+def growing_chunks(items: Iterable[T], *, max_size: int = MAX_CHUNK) -> Iterator[list[T]]:
+    """All items in lists, each twice as long as the previous one up to `max_size`."""
+    remaining, size = iter(items), min(FIRST_CHUNK, max_size)
+    while chunk := list(islice(remaining, size)):
         yield chunk
-        size = min(2 * size, most)
+        size = min(2 * size, max_size)

@@ -1,52 +1,52 @@
 """Pretrains a tokenizer and a language model on raw text, in a run folder."""
 
 import logging
-import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from headstock import __version__
 from headstock.data.corpus import Corpus, read_corpus, resolve_paths
 from headstock.data.token_shards import UnknownTokens
 from headstock.data.token_store import SplitStores, build_split_stores
-from headstock.data.tokenizer import Tokenizer, open_tokenizer, tokenizer_statistics, train_tokenizer
+from headstock.data.tokenizer import (
+    Tokenizer,
+    TokenizerSettings,
+    open_tokenizer,
+    tokenizer_statistics,
+    train_tokenizer,
+)
 from headstock.errors import UserError
-from headstock.model.model import Model
 from headstock.tasks.base import Task
-from headstock.train.budget import Budget
+from headstock.train.budget import Budget, ValidationBudget
 from headstock.train.callbacks import Callback, run_callbacks
-from headstock.train.distributed import DistributedContext, process_group
+from headstock.train.checkpoint import TrainState
+from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import BatchSums, bootstrap_intervals, evaluate
 from headstock.train.loop import sequence_length, train
-from headstock.train.model_card import write_card
-from headstock.train.models import build_model, build_task, source_weights, transferred_tensors
-from headstock.train.peak_memory import PeakMemory
-from headstock.train.resolve import (
-    require_corpus,
-    resolve_pretrain_config,
-    resumed_config,
-    save_data_paths,
-    with_vocabulary,
-)
-from headstock.train.run_folder import (
-    RunFolder,
+from headstock.train.memory import PeakMemory
+from headstock.train.models import build_model, build_task, load_backbone_and_shared_heads, source_weights
+from headstock.train.resolve import require_corpus, resolve_pretrain_config, with_vocabulary
+from headstock.train.run_folder import RunFolder, open_run
+from headstock.train.session import (
+    Session,
     check_inputs_outside,
     check_not_source,
-    check_output_folder,
-    locked_run,
-    open_run,
+    environment_results,
+    finish_run,
+    finished_results,
+    open_session,
+    resumed_config,
+    save_data_paths,
 )
 from headstock.train.settings import RunConfig, make_config
-from headstock.train.state import TrainState
-from headstock.train.validation import ValidationBudget
 
 logger = logging.getLogger(__name__)
+
+START = "the run to start from"
 
 
 def pretrain(
@@ -70,7 +70,6 @@ def pretrain(
     wins. With `resume`, an interrupted run continues as if it had not been interrupted, and a run that does not exist
     is started. `start` is a finished run whose model, tokenizer and weights this run starts from.
     """
-    run = RunFolder(Path(out))
     paths = [str(corpus)] if isinstance(corpus, str | Path) else [str(path) for path in corpus]
     options = dict(settings or {})
     options |= {"task.name": objective} if objective else {}
@@ -79,28 +78,26 @@ def pretrain(
     options |= {"data.corpus": paths} if paths else {}
     options |= {"tokenizer.file": str(tokenizer)} if tokenizer else {}
     if start and not resume:
-        check_not_source(run, open_run(start))
-    with locked_run(run):
-        check_output_folder(run, resume=resume, overwrite=overwrite)
-        resuming = resume and run.exists()
-        with process_group(device) as distributed:  # waits until every process has checked the folder
-            if resuming:
-                run_config = resumed_config(run, options)
-            else:
-                run_config = require_corpus(resolve_pretrain_config(preset, config_file, options, start=start))
-                texts = [source.path for source in resolve_paths((*run_config.data.corpus, *run_config.data.valid))]
-                check_inputs_outside(run, [*texts, run_config.tokenizer.file, config_file])
-            complete = resuming and run.is_complete()
-            weights = source_weights(open_run(start)) if start and not complete else None
-            setup = None
-            if distributed.is_main:
-                setup = open_setup(run, run_config) if resuming else create_run(run, run_config, weights)
-                save_data_paths(run, run_config)
-            distributed.barrier()  # the folder exists now
-            if complete:
-                return finished_results(run, distributed)
-            setup = setup or open_setup(run, make_config(run.config()))
-            return train_and_evaluate(run, setup, distributed, callbacks, weights)
+        check_not_source(RunFolder(Path(out)), open_run(start))
+    with open_session(out, device=device, resume=resume, overwrite=overwrite) as session:
+        run = session.run
+        if session.resuming:
+            run_config = resumed_config(run, options)
+        else:
+            run_config = require_corpus(resolve_pretrain_config(preset, config_file, options, start=start))
+            texts = [source.path for source in resolve_paths((*run_config.data.corpus, *run_config.data.valid))]
+            check_inputs_outside(run, [*texts, run_config.tokenizer.file, config_file])
+        complete = session.resuming and run.is_complete()
+        weights = source_weights(open_run(start)) if start and not complete else None
+        setup = None
+        if session.distributed.is_main:
+            setup = open_setup(run, run_config) if session.resuming else create_run(run, run_config, weights)
+            save_data_paths(run, run_config)
+        session.distributed.barrier()  # the folder exists now
+        if complete:
+            return finished_results(run, session.distributed)
+        setup = setup or open_setup(run, make_config(run.config()))
+        return train_and_evaluate(session, setup, callbacks, weights)
 
 
 @dataclass
@@ -108,7 +105,6 @@ class RunSetup:
     """The parts of a run before training."""
 
     config: RunConfig
-    tokenizer: Tokenizer
     task: Task
     stores: SplitStores
 
@@ -116,38 +112,32 @@ class RunSetup:
 def create_run(run: RunFolder, run_config: RunConfig, weights: dict[str, Tensor] | None = None) -> RunSetup:
     """Prepare text, tokenizer and token store, then create the run folder."""
     corpus, valid = read_corpora(run_config)
-    if run_config.tokenizer.file:
-        tokenizer = open_tokenizer(Path(run_config.tokenizer.file))
-    else:
-        kind, vocabulary = run_config.tokenizer.kind, run_config.tokenizer.vocabulary
-        logger.info(f"training a {kind} tokenizer of at most {vocabulary:,} entries")
-        tokenizer = train_tokenizer(corpus.sample_texts(), run_config.tokenizer)
+    tokenizer = open_or_train_tokenizer(run_config.tokenizer, corpus.sample_texts())
     task = build_task(run_config, tokenizer)  # rejects a tokenizer without the special tokens it needs
     logger.info(tokenizer_line(tokenizer, corpus))
-    stores = build_stores(run_config, tokenizer, task, corpus, valid)
+    stores = build_stores(run_config, task, corpus, valid)
     for store in (stores.train, stores.valid):  # rejects text that the task cannot use
         task.examples(store, length=run_config.train.length or getattr(run_config.model, "context", None) or 256)
     run_config = with_vocabulary(run_config, tokenizer)
     if spare := run_config.model.vocabulary - tokenizer.vocabulary:
         logger.info(f"the model's vocabulary is padded to {run_config.model.vocabulary:,}: {spare:,} unused entries")
-    if weights is not None:
-        load_start(build_model(run_config, tokenizer)[0], weights)  # rejects weights that do not fit
+    if weights is not None:  # rejects weights that do not fit
+        load_backbone_and_shared_heads(build_model(run_config, task), weights, source=START)
     sources = {"corpus": list(corpus.names()), "how": corpus.describe()}
     data = {"fingerprint": stores.folder.name, "tokenizer": tokenizer.fingerprint, **sources, **stores.summary}
     run.create(run_config.plain(), tokenizer, data)
-    return RunSetup(run_config, tokenizer, task, stores)
+    return RunSetup(run_config, task, stores)
 
 
 def open_setup(run: RunFolder, run_config: RunConfig) -> RunSetup:
     """The parts of an existing run."""
-    tokenizer = run.tokenizer()
-    task = build_task(run_config, tokenizer)
-    return RunSetup(run_config, tokenizer, task, reopen_stores(run, run_config, tokenizer, task))
+    task = build_task(run_config, run.tokenizer())
+    return RunSetup(run_config, task, reopen_stores(run, run_config, task))
 
 
-def reopen_stores(run: RunFolder, run_config: RunConfig, tokenizer: Tokenizer, task: Task) -> SplitStores:
+def reopen_stores(run: RunFolder, run_config: RunConfig, task: Task) -> SplitStores:
     """A run's token stores; rejects text that has changed since the run was created."""
-    stores = build_stores(run_config, tokenizer, task, *read_corpora(run_config))
+    stores = build_stores(run_config, task, *read_corpora(run_config))
     if stores.folder.name != run.data()["fingerprint"]:
         raise UserError(f"{run}: the corpus has changed since the run was created, so it cannot be resumed")
     return stores
@@ -159,19 +149,24 @@ def read_corpora(run_config: RunConfig) -> tuple[Corpus, Corpus | None]:
     return read(data.corpus), read(data.valid) if data.valid else None
 
 
-def build_stores(
-    run_config: RunConfig, tokenizer: Tokenizer, task: Task, corpus: Corpus, valid: Corpus | None
-) -> SplitStores:
+def build_stores(run_config: RunConfig, task: Task, corpus: Corpus, valid: Corpus | None) -> SplitStores:
     data = run_config.data
     return build_split_stores(
         corpus,
-        tokenizer,
+        task.tokenizer,
         valid=valid,
         valid_fraction=data.valid_fraction,
         deduplicate=data.deduplicate,
         sentences=task.needs_sentences,
         seed=data.split_seed,
     )
+
+
+def open_or_train_tokenizer(settings: TokenizerSettings, texts: Iterable[str]) -> Tokenizer:
+    if settings.file:
+        return open_tokenizer(Path(settings.file))
+    logger.info(f"training a {settings.kind} tokenizer of at most {settings.vocabulary:,} entries")
+    return train_tokenizer(texts, settings)
 
 
 def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
@@ -183,22 +178,15 @@ def tokenizer_line(tokenizer: Tokenizer, corpus: Corpus) -> str:
     )
 
 
-def load_start(model: Model, weights: dict[str, Tensor]) -> None:
-    model.load_tensors(transferred_tensors(model, weights), source="the run to start from")
-
-
 def train_and_evaluate(
-    run: RunFolder,
-    setup: RunSetup,
-    distributed: DistributedContext,
-    callbacks: Sequence[Callback],
-    weights: dict[str, Tensor] | None = None,
+    session: Session, setup: RunSetup, callbacks: Sequence[Callback], weights: dict[str, Tensor] | None = None
 ) -> dict[str, Any]:
     """Train the model, evaluate it on the held-out text, and write results and model card."""
-    settings, stores = setup.config.train, setup.stores
-    model, task = build_model(setup.config, setup.tokenizer, setup.task)
+    run, distributed = session.run, session.distributed
+    task, stores, settings = setup.task, setup.stores, setup.config.train
+    model = build_model(setup.config, task)
     if weights is not None:
-        load_start(model, weights)
+        load_backbone_and_shared_heads(model, weights, source=START)
     counts = model.parameter_counts()
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name != "total" and count)
     logger.info(f"{setup.config.family}: {counts['total']:,} parameters ({parts}) on {distributed.device}")
@@ -209,8 +197,8 @@ def train_and_evaluate(
     examples = task.examples(stores.valid, length=length)
     size, unknown, batch_sums = stores.valid.bytes, stores.valid.unknown or UnknownTokens(), BatchSums()
     limit = ValidationBudget(settings, Budget.of(settings, 1), length).final_examples(state)
-    most = min(limit or len(examples), len(examples))
-    share = most / max(1, len(examples))
+    max_examples = min(limit or len(examples), len(examples))
+    share = max_examples / max(1, len(examples))
     if share < 1:
         logger.info(f"evaluating on {share:.0%} of the held-out text to save time; `evaluate` reads all of it")
     metrics = evaluate(
@@ -218,32 +206,26 @@ def train_and_evaluate(
         task,
         examples,
         distributed=distributed,
-        rows=state.micro_batch or settings.micro_batch or settings.batch // distributed.size,
+        batch_size=state.micro_batch or settings.micro_batch or settings.batch // distributed.size,
         size=size,
         dtype=settings.dtype,
-        most=most,
+        max_examples=max_examples,
         batch_sums=batch_sums,
         unknown=unknown,
     )
+    if unknown.tokens and "bits_per_byte" in metrics:
+        logger.info(
+            f"{unknown.tokens / stores.valid.tokens:.1%} of the held-out tokens are unknown: bits per byte include "
+            f"8 bits for each of the {unknown.bytes:,} bytes that they replace, and 8 for each unknown token"
+        )
     results = pretrain_results(run, state, metrics, counts, distributed)
     results |= {"peak_bytes": peak.bytes(), "measured_share": round(share, 4), "unknown": asdict(unknown)}
-    if unknown.tokens and "bits_per_byte" in metrics:
-        logger.info(unknown_note(unknown, stores.valid.tokens))
     if distributed.size == 1:  # a process has only its own batches
         results["intervals"] = bootstrap_intervals(task, batch_sums, size=round(size * share), unknown=unknown)
     if distributed.is_main:
         samples = task.samples(model, stores.valid, length=length, seed=settings.seed)
         results["samples"] = [asdict(sample) for sample in samples]
-        run.write_results(results)
-        write_card(run)
-    return results
-
-
-def unknown_note(unknown: UnknownTokens, tokens: int) -> str:
-    return (
-        f"{unknown.tokens / tokens:.1%} of the held-out tokens are unknown: bits per byte include 8 bits for each of "
-        f"the {unknown.bytes:,} bytes that they replace, and 8 for each unknown token"
-    )
+    return finish_run(run, distributed, results)
 
 
 def pretrain_results(
@@ -271,19 +253,3 @@ def pretrain_results(
         "parameters": parameter_counts,
         **environment_results(distributed),
     }
-
-
-def environment_results(distributed: DistributedContext) -> dict[str, Any]:
-    return {
-        "device": str(distributed.device),
-        "processes": distributed.size,
-        "versions": {"headstock": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
-
-
-def finished_results(run: RunFolder, distributed: DistributedContext) -> dict[str, Any]:
-    """The results of a complete run; writes its model card if it was interrupted just before."""
-    logger.info(f"{run} is finished: nothing to resume")
-    if distributed.is_main and not run.model_card.is_file():
-        write_card(run)
-    return run.results()

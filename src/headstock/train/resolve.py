@@ -1,14 +1,13 @@
 """Resolves the configuration of a run from presets, settings files, options and source runs."""
 
-import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from headstock import config
 from headstock.data.records import Records
-from headstock.data.tokenizer import Tokenizer, open_tokenizer
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
 from headstock.model.layer_features import check_layers
@@ -20,18 +19,17 @@ from headstock.train.settings import (
     RunConfig,
     TrainSettings,
     TransferSettings,
-    assign_sections,
-    is_causal,
+    family_of,
     make_config,
+    objective_of,
     override_settings,
     read_preset,
+    setting_names,
 )
 
 Tree = dict[str, Any]  # settings by section, before they are checked
 
-DATA_PATHS = {"corpus", "valid", "train", "test"}  # settings of the data section that are paths
-DEFAULT_PRESET, DEFAULT_FAMILY, DEFAULT_OBJECTIVE = "gpt-nano", "transformer", "causal"
-DEFAULT_VOCABULARY = 8000
+DEFAULT_PRESET, DEFAULT_VOCABULARY = "gpt-nano", 8000
 
 # Training defaults of fine-tuning, tuned on the validation rows of short film quotes
 FINETUNE_DEFAULTS: Tree = {
@@ -74,11 +72,10 @@ def resolve_pretrain_config(
     if objective := options.pop("task.name", None):
         tree = merge_objective(tree, {"task": {"name": objective}})
     family = options.pop("model.family", None)
-    if family and family != tree.get("model", {}).get("family", DEFAULT_FAMILY):
+    if family and family != family_of(tree):
         tree = tree | {"model": {"family": family}}  # the sizes of another family do not apply
     tree = with_direction(override_settings(tree, without_nsp(options, tree)))
-    vocabulary = tree.get("tokenizer", {}).get("vocabulary", DEFAULT_VOCABULARY)
-    tree = config.merge({"model": {"vocabulary": vocabulary}}, tree)  # final once the tokenizer exists
+    tree = with_preliminary_vocabulary(tree)
     run_config = with_segments(make_config(tree), tree)
     check_length(run_config)
     return run_config
@@ -90,14 +87,13 @@ def require_corpus(run_config: RunConfig) -> RunConfig:
     return run_config
 
 
-def merge_objective(tree: Tree, above: Tree) -> Tree:
+def merge_objective(tree: Tree, override: Tree) -> Tree:
     """Merge two trees, the later wins. Settings of a replaced objective are dropped unless the new one has them."""
-    task = dict(tree.get("task", {}))
-    before = task.get("name", DEFAULT_OBJECTIVE)
-    after = above.get("task", {}).get("name", before)
-    old, new = (setting_names(TASKS.get(name).Config) for name in (before, after))
-    kept = {key: value for key, value in task.items() if key not in old - new}
-    return config.merge(tree | {"task": kept}, above)
+    old = objective_of(tree)
+    new = override.get("task", {}).get("name", old)
+    obsolete = setting_names(TASKS.get(old).Config) - setting_names(TASKS.get(new).Config)
+    task = {key: value for key, value in tree.get("task", {}).items() if key not in obsolete}
+    return config.merge(tree | {"task": task}, override)
 
 
 def source_settings(source: RunFolder) -> Tree:
@@ -115,9 +111,8 @@ def source_settings(source: RunFolder) -> Tree:
 
 def with_direction(tree: Tree) -> Tree:
     """Set the model's attention direction to what the objective needs, and check that the family supports it."""
-    name = tree.get("task", {}).get("name", DEFAULT_OBJECTIVE)
-    family, task = tree.get("model", {}).get("family", DEFAULT_FAMILY), TASKS.get(name)
-    objectives = [other for other in TASKS.names() if not TASKS.get(other).is_labelled]
+    name, family = objective_of(tree), family_of(tree)
+    task, objectives = TASKS.get(name), [other for other in TASKS.names() if not TASKS.get(other).is_labelled]
     if not task.trainable:
         trainable = ", ".join(other for other in objectives if TASKS.get(other).trainable)
         raise UserError(f"--objective {name}: predicts nothing, so it cannot be trained (objectives: {trainable})")
@@ -128,7 +123,7 @@ def with_direction(tree: Tree) -> Tree:
             f"model.family: {family!r} cannot learn the objective {name!r} (families that can: {families}; "
             f"objectives for {family!r}: {others})"
         )
-    if task.causal is None or hasattr(BACKBONES.get(family), "causal"):
+    if task.causal is None or fixed_direction(family) is not None:
         return tree
     causal = tree.get("model", {}).get("causal", task.causal)
     if causal != task.causal:
@@ -138,14 +133,18 @@ def with_direction(tree: Tree) -> Tree:
 
 def supports(family: str, objective: str) -> bool:
     """Whether models of a family can learn an objective."""
-    backbone, task = BACKBONES.get(family), TASKS.get(objective)
-    direction = getattr(backbone, "causal", None)  # None where a setting decides it
+    backbone, task, direction = BACKBONES.get(family), TASKS.get(objective), fixed_direction(family)
     return (
         task.trainable
         and backbone.bidirectional == task.needs_bidirectional
         and backbone.is_encoder_decoder == task.needs_encoder_decoder
         and (None in (direction, task.causal) or direction == task.causal)
     )
+
+
+def fixed_direction(family: str) -> bool | None:
+    """Whether all models of a family are causal; None where a setting decides it."""
+    return getattr(BACKBONES.get(family), "causal", None)
 
 
 def with_segments(run_config: RunConfig, tree: Tree) -> RunConfig:
@@ -161,7 +160,7 @@ def with_segments(run_config: RunConfig, tree: Tree) -> RunConfig:
 
 def without_nsp(options: Tree, tree: Tree) -> Tree:
     """Drop `nsp=false` for an objective without next-sentence prediction; reject `nsp=true` there."""
-    name = tree.get("task", {}).get("name", DEFAULT_OBJECTIVE)
+    name = objective_of(tree)
     if "task.nsp" not in options or "nsp" in setting_names(TASKS.get(name).Config):
         return options
     if options["task.nsp"]:
@@ -172,9 +171,13 @@ def without_nsp(options: Tree, tree: Tree) -> Tree:
 # Fine-tuning
 
 
+def labelled_task_names() -> list[str]:
+    return [name for name in TASKS.names() if TASKS.get(name).is_labelled]
+
+
 def labelled_task(name: str) -> type[LabelledTask]:
     """A task class by name, which must be one that is trained on labelled rows."""
-    names = [other for other in TASKS.names() if TASKS.get(other).is_labelled]
+    names = labelled_task_names()
     if name in names:
         return cast(type[LabelledTask], TASKS.get(name))
     if name in TASKS.names():
@@ -193,8 +196,7 @@ def resolve_finetune_config(
     tree = preset_tree(preset, task, settings, options) if source is None else source_tree(source, task)
     tree = override_settings(config.merge(tree, settings, {"transfer": tree["transfer"]}), options)
     if source is None:
-        vocabulary = tree["tokenizer"].get("vocabulary", DEFAULT_VOCABULARY)
-        tree = config.merge({"model": {"vocabulary": vocabulary}}, tree)  # final once the tokenizer exists
+        tree = with_preliminary_vocabulary(tree)
     return complete_finetune_config(tree)
 
 
@@ -222,9 +224,8 @@ def preset_tree(preset: str | None, task: str, settings: Tree, options: Tree) ->
     if options.get("transfer.init", "scratch") != "scratch":
         raise UserError(f"--init {options['transfer.init']}: a preset has no weights; name a run")
     base = read_preset(preset)
-    model = base["model"]
-    causal = TASKS.get(base.get("task", {}).get("name", DEFAULT_OBJECTIVE)).causal
-    if causal is not None and not hasattr(BACKBONES.get(model.get("family", DEFAULT_FAMILY)), "causal"):
+    model, causal = base["model"], TASKS.get(objective_of(base)).causal
+    if causal is not None and fixed_direction(family_of(base)) is None:
         model = {"causal": causal} | model  # the direction of the preset's objective
     return {
         "model": model,
@@ -253,7 +254,8 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
     tree = config.merge(tree, {"train": defaults | train})
     if transfer.get("bidirectional") is not None:
         tree = override_direction(tree, causal=not transfer["bidirectional"])
-    causal, names = is_causal(tree["model"]), setting_names(task.Config)
+    fixed, names = fixed_direction(family_of(tree)), setting_names(task.Config)
+    causal = tree["model"].get("causal", True) if fixed is None else fixed
     if "pool" in names:
         tree["task"] = {"pool": "last" if causal else "mean"} | tree["task"]
     run_config = make_config(tree)
@@ -271,15 +273,10 @@ def complete_finetune_config(tree: Tree) -> RunConfig:
 
 def check_task(tree: Tree, task: type[LabelledTask], init: str) -> None:
     """Reject models and initializations that a task does not support."""
-    family = tree["model"].get("family", DEFAULT_FAMILY)
-    needed = task.needs_encoder_decoder
+    family, needed = family_of(tree), task.needs_encoder_decoder
     if BACKBONES.get(family).is_encoder_decoder != needed:
         families = [name for name in BACKBONES.names() if BACKBONES.get(name).is_encoder_decoder == needed]
-        tasks = [
-            name
-            for name in TASKS.names()
-            if TASKS.get(name).is_labelled and TASKS.get(name).needs_encoder_decoder != needed
-        ]
+        tasks = [name for name in labelled_task_names() if TASKS.get(name).needs_encoder_decoder != needed]
         raise UserError(
             f"--task {task.name}: a model of the family {family!r} cannot learn it (families that can: "
             f"{', '.join(families)}; tasks for {family!r}: {', '.join(tasks)})"
@@ -292,8 +289,8 @@ def check_task(tree: Tree, task: type[LabelledTask], init: str) -> None:
 
 def override_direction(tree: Tree, *, causal: bool) -> Tree:
     """Set whether attention is causal, where the family leaves that to a setting."""
-    family = tree["model"]["family"]
-    fixed = getattr(BACKBONES.get(family), "causal", None)
+    family = family_of(tree)
+    fixed = fixed_direction(family)
     if fixed is None:
         return config.merge(tree, {"model": {"causal": causal}})
     if fixed != causal:
@@ -332,14 +329,16 @@ def read_file(file: str | Path | None) -> Tree:
     return config.read_settings(Path(file), tables=config.SECTIONS) if file else {}
 
 
-def setting_names(section: type) -> set[str]:
-    return {part.name for part in fields(section)}
-
-
 def check_length(run_config: RunConfig) -> None:
     length, context = run_config.train.length, getattr(run_config.model, "context", None)
     if length and context and length > context:
         raise UserError(f"train.length: {length} is longer than model.context {context}")
+
+
+def with_preliminary_vocabulary(tree: Tree) -> Tree:
+    """The model's vocabulary is at most the tokenizer's; final once the tokenizer exists."""
+    vocabulary = tree.get("tokenizer", {}).get("vocabulary", DEFAULT_VOCABULARY)
+    return config.merge({"model": {"vocabulary": vocabulary}}, tree)
 
 
 def with_vocabulary(run_config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
@@ -353,40 +352,3 @@ def with_vocabulary(run_config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     if tokenizer.source_tokenizer is not None:
         model = replace(model, source_vocabulary=tokenizer.source_tokenizer.vocabulary)
     return replace(run_config, model=model)
-
-
-def resumed_config(run: RunFolder, options: Tree) -> RunConfig:
-    """A run's own configuration, with the data paths of the options: the caller compares the contents."""
-    return make_config(check_same_settings(run, options, moved=True))
-
-
-def check_same_settings(run: RunFolder, options: Tree, *, moved: bool = False) -> Tree:
-    """The run's settings, which the options must not contradict. With `moved`, data paths may differ."""
-    tree, options = run.config(), dict(options)
-    objective = options.pop("task.name", tree["task"]["name"])
-    sections = config.merge({"task": {"name": objective}}, assign_sections(options, tree))
-    if moved:
-        for name in DATA_PATHS & sections.get("data", {}).keys():
-            if tree["data"][name] and sections["data"][name]:
-                tree["data"][name] = config.to_dict(sections["data"].pop(name))
-        file = sections.get("tokenizer", {}).get("file")
-        if file and tree["tokenizer"]["file"] and open_tokenizer(Path(file)).fingerprint == run.data()["tokenizer"]:
-            del sections["tokenizer"]["file"]
-    conflicts = [
-        f"{section}.{key} is {json.dumps(tree[section].get(key))}, not {json.dumps(value)}"
-        for section, values in sections.items()
-        for key, value in values.items()
-        if config.to_dict(value) != tree[section].get(key)
-    ]
-    if conflicts:
-        raise UserError(f"{run}: a resumed run keeps its own settings; {'; '.join(conflicts)}")
-    return tree
-
-
-def save_data_paths(run: RunFolder, run_config: RunConfig) -> None:
-    """Update the data paths of a resumed run whose files were moved."""
-    tree = run.config()
-    data = run_config.plain()["data"]
-    updated = config.merge(tree, {"data": {name: data[name] for name in DATA_PATHS & tree["data"].keys()}})
-    if updated != tree:
-        run.write("config.json", updated)

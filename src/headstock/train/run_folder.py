@@ -1,37 +1,29 @@
 """The run folder: its files, their integrity, and opening runs by path or name."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from errno import EACCES, EEXIST, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Size, Tensor
 
 from headstock import config
 from headstock.data.tokenizer import Tokenizer, open_tokenizer
-from headstock.errors import UserError, WorkError, suggest_path
+from headstock.errors import UserError, suggest_path
 from headstock.io import (
     FolderLayout,
     atomic_file,
     atomic_folder,
-    check_inputs,
-    check_replaceable,
     checksum,
     checksum_mismatch,
     errors_name_path,
-    lock_folder,
-    rank_and_size,
     remove_layout,
     remove_stale,
     write_json,
     write_text,
 )
-from headstock.train.checkpoint import MANIFEST, find_damage
-from headstock.train.tensors import read_shapes, read_tensors, write_tensors
+from headstock.train.tensors import MANIFEST, check_finite, find_damage, read_shapes, read_tensors, write_tensors
 
 SECTIONS = {"model", "task", "data", "train"}  # of every run's config.json
 FILES = ("config", "data", "tokenizer", "source_tokenizer", "results", "manifest")
@@ -41,8 +33,7 @@ LAYOUT: dict[str, FolderLayout | None] = {f"{name}.json": None for name in FILES
 LAYOUT |= {"model.safetensors": None, "metrics.jsonl": None, "predictions.jsonl": None, "adapt.txt": None}
 LAYOUT |= {"README.md": None, "report.html": None, "tensorboard": {"events.out.tfevents.*": None}}
 LAYOUT |= {"checkpoints": CHECKPOINTS, "adapted": LAYOUT, "members": {"[0-9]*": LAYOUT}}
-STOCKS = Path(__file__).parent.parent / "stocks"  # runs that ship with the package, opened by name
-INVALID_PATH = (ENOENT, ENOTDIR, EEXIST, EACCES, EPERM, ENAMETOOLONG)  # where no folder can be created
+BUNDLED_RUNS = Path(__file__).parent.parent / "stocks"  # pretrained runs that ship with the package, opened by name
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class RunFolder:
     path: Path
 
     def __str__(self) -> str:
-        return self.path.name if self.path.parent == STOCKS else str(self.path)
+        return self.path.name if self.path.parent == BUNDLED_RUNS else str(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -83,6 +74,23 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.html"
 
+    @property
+    def model_card(self) -> Path:
+        return self.path / "README.md"
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def source_tokenizer_file(self) -> Path:
+        """Exists only for encoder-decoders with separate source and target tokenizers."""
+        return self.path / "source_tokenizer.json"
+
     def create(self, settings: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any]) -> None:
         """Create the folder atomically, replacing any previous one, with everything needed to load the run."""
         with atomic_folder(self.path, layout=LAYOUT) as folder:
@@ -90,10 +98,11 @@ class RunFolder:
             new.write("config.json", settings)
             new.write("data.json", data)
             tokenizer.save(new.tokenizer_file)
-            new.add_to_manifest("tokenizer.json")
+            names = [new.tokenizer_file.name]
             if tokenizer.source_tokenizer is not None:
                 tokenizer.source_tokenizer.save(new.source_tokenizer_file)
-                new.add_to_manifest("source_tokenizer.json")
+                names.append(new.source_tokenizer_file.name)
+            new.add_to_manifest(*names)
 
     def has_run_config(self) -> bool:
         """Whether config.json is that of a run: other programs use the name too."""
@@ -112,19 +121,10 @@ class RunFolder:
     def owns(self, path: Path) -> bool:
         """Whether a path is part of the run; report.html is not, because it can be made again."""
         try:
-            first = path.resolve().relative_to(self.path.resolve()).parts[0]
+            name = path.resolve().relative_to(self.path.resolve()).parts[0]
         except (ValueError, IndexError):
             return False
-        named = (self.weights_file, self.tokenizer_file, self.source_tokenizer_file, self.metrics, self.predictions)
-        parts = (
-            *named,
-            self.model_card,
-            self.checkpoints,
-            self.adapted.path,
-            self.member(0).path.parent,
-            self.tensorboard,
-        )
-        return first in {part.name for part in parts} | {"config.json", "data.json", "results.json", "adapt.txt"}
+        return name in LAYOUT and name != self.report.name
 
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
@@ -136,9 +136,12 @@ class RunFolder:
         """Whether the run is finished and all its weights are present and undamaged."""
         if not (self.is_finished() and self.exists()):
             return False
+        return all(one.weights_file.is_file() and not one.find_damage(one.weights_file) for one in self.model_runs())
+
+    def model_runs(self) -> list["RunFolder"]:
+        """The run itself, or the members of an ensemble."""
         count = self.config().get("transfer", {}).get("ensemble", 1)
-        models = [self] if count == 1 else [self.member(number) for number in range(count)]
-        return all(model.weights_file.is_file() and not model.find_damage(model.weights_file) for model in models)
+        return [self] if count == 1 else [self.member(number) for number in range(count)]
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
@@ -171,13 +174,11 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         tree = self.read("config.json")
-        missing = [name for name in sorted(SECTIONS) if name not in tree]
-        invalid = [name for name in sorted(SECTIONS & tree.keys()) if not isinstance(tree[name], dict)]
-        if missing or invalid or "name" not in tree["task"]:
-            what = (
-                f"no {', '.join(missing)}" if missing else f"{invalid[0]} is not a table" if invalid else "no task.name"
-            )
-            raise UserError(f"{self}: its config.json is not that of a run: {what}")
+        problems = [f"no {name}" for name in sorted(SECTIONS - tree.keys())]
+        tables = [name for name in tree if isinstance(tree[name], dict)]
+        problems += [f"{name} is not a table" for name in sorted((SECTIONS & tree.keys()) - set(tables))]
+        if problems or "name" not in tree["task"]:
+            raise UserError(f"{self}: its config.json is not that of a run: {', '.join(problems) or 'no task.name'}")
         return tree
 
     def data(self) -> dict[str, Any]:
@@ -198,31 +199,11 @@ class RunFolder:
     def write_results(self, results: dict[str, Any]) -> None:
         self.write("results.json", results)
 
-    @property
-    def model_card(self) -> Path:
-        return self.path / "README.md"
-
-    def write_card(self, text: str) -> None:
-        write_text(self.model_card, text)
-
     def write_report(self, page: str) -> None:
         write_text(self.report, page)
 
     def write_predictions(self, rows: Iterable[dict[str, Any]]) -> None:
         write_text(self.predictions, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-    @property
-    def weights_file(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.path / "tokenizer.json"
-
-    @property
-    def source_tokenizer_file(self) -> Path:
-        """Exists only for encoder-decoders with separate source and target tokenizers."""
-        return self.path / "source_tokenizer.json"
 
     def tokenizer(self) -> Tokenizer:
         if not self.tokenizer_file.is_file():
@@ -236,10 +217,10 @@ class RunFolder:
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
         remove_stale(self.path)
-        with atomic_file(self.weights_file) as beside:
-            write_tensors(beside, tensors)
+        with atomic_file(self.weights_file) as temporary:
+            write_tensors(temporary, tensors)
             # recorded before the rename: after a crash in between, the old weights are rejected
-            self.write(MANIFEST, self.manifest() | {self.weights_file.name: checksum(beside)})
+            self.write(MANIFEST, self.manifest() | {self.weights_file.name: checksum(temporary)})
 
     def weights(self, *, checked: bool = False) -> dict[str, Tensor]:
         """The run's weights. Damaged files (unless already `checked`) and values that are not finite are rejected."""
@@ -273,8 +254,8 @@ class RunFolder:
         """
         lines = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.is_file() else []
         rows = [metrics_row(line) for line in lines]
-        kept = [row for row in rows if row is not None and row["step"] <= step]
-        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        earlier = [row for row in rows if row is not None and row["step"] <= step]
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in earlier))
         return sum(row is None and line.endswith(b"\n") for row, line in zip(rows, lines, strict=True))
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -292,38 +273,6 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def check_finite(tensors: Mapping[str, Tensor], *, source: str) -> None:
-    """Reject weights with values that are not finite."""
-    names = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise UserError(f"{source}: contains values that are not finite numbers, in {names[0]}{more}")
-
-
-def check_output_folder(run: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Reject a folder that contains something else, or a run that is neither resumed nor overwritten."""
-    if run.path.exists() and not run.path.is_dir():
-        raise UserError(f"{run}: is a file; a run is a folder")
-    if run.path.exists() and not resume and not overwrite:
-        raise UserError(
-            f"{run}: exists already; use --resume to continue it, --overwrite to replace it, or name another folder"
-        )
-    if not run.path.exists():
-        return
-    if not run.exists() and any(run.path.iterdir()):
-        raise UserError(f"{run}: is not a run folder (no config.json) and not empty, so it is not replaced")
-    if not resume and run.exists() and not run.has_run_config():
-        raise UserError(f"{run}: its config.json is not that of a run, so it is not replaced; name another folder")
-    if not resume:
-        check_replaceable(run.path, LAYOUT)
-
-
-def check_inputs_outside(run: RunFolder, inputs: Iterable[str | Path | None]) -> None:
-    """Reject a run folder that contains one of the new run's inputs."""
-    if run.path.exists():
-        check_inputs(run.path, [path for path in inputs if path])
-
-
 @dataclass(frozen=True)
 class CheckpointRunFolder(RunFolder):
     """A checkpoint used as a run: its weights, and everything else from the run it belongs to."""
@@ -334,10 +283,6 @@ class CheckpointRunFolder(RunFolder):
 
     def exists(self) -> bool:
         return self.path.parent == self.run.checkpoints and (self.path / MANIFEST).is_file() and self.run.exists()
-
-    def finished(self) -> bool:
-        """Never: the run's results are those of its final weights."""
-        return False
 
     def read(self, name: str) -> dict[str, Any]:
         return self.run.read(name)
@@ -377,35 +322,6 @@ class CheckpointRunFolder(RunFolder):
             raise UserError(f"{self}: is damaged ({damage}); use another checkpoint or the run itself")
 
 
-@contextmanager
-def locked_run(run: RunFolder) -> Iterator[None]:
-    """Hold the lock on a run folder, so that no other command trains in it. With torchrun, rank 0 holds it."""
-    if rank_and_size()[0] > 0:
-        yield
-        return
-    with ExitStack() as stack:
-        try:
-            acquired = stack.enter_context(lock_folder(run.path))
-        except OSError as error:  # names the lock file rather than the folder
-            kind = UserError if error.errno in INVALID_PATH else WorkError
-            raise kind(f"{run}: cannot be written: {error.strerror}") from None
-        if not acquired:
-            raise UserError(f"{run}: another process is using this folder")
-        yield
-
-
-def check_resumable(run: RunFolder) -> None:
-    """Reject a missing or empty folder; everything else is checked like a new run."""
-    if not run.path.exists() or (run.path.is_dir() and not any(run.path.iterdir())):
-        raise UserError(f"{run}: nothing to resume; leave out --resume to start a new run")
-
-
-def check_not_source(target: RunFolder, source: RunFolder) -> None:
-    """Reject a folder for a new run that is, or contains, the run it starts from."""
-    if source.path.resolve().is_relative_to(target.path.resolve()):
-        raise UserError(f"{target}: {source}, the source of the new run, would be overwritten; name another folder")
-
-
 def source_run(run: RunFolder) -> RunFolder | None:
     """The pretrained run at the start of a chain of fine-tuned runs; None if a link is missing or circular."""
     visited: set[Path] = set()
@@ -422,27 +338,21 @@ def source_run(run: RunFolder) -> RunFolder | None:
 
 def tokenizer_fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
     """The fingerprints of a run's tokenizers, for data.json."""
-    own = {"tokenizer": tokenizer.fingerprint}
-    return (
-        own
-        if tokenizer.source_tokenizer is None
-        else own | {"source_tokenizer": tokenizer.source_tokenizer.fingerprint}
-    )
+    tokenizers = {"tokenizer": tokenizer, "source_tokenizer": tokenizer.source_tokenizer}
+    return {name: one.fingerprint for name, one in tokenizers.items() if one is not None}
 
 
 def check_tokenizers(run: RunFolder, tokenizer: Tokenizer) -> None:
     """Reject a tokenizer that the model was not trained with."""
-    known, own = run.data(), tokenizer_fingerprints(tokenizer)
-    for name, own_tokenizer in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source_tokenizer)):
-        if known.get(name) != own.get(name):
-            entries = (
-                f"({own_tokenizer.vocabulary} entries) does not belong to this run" if own_tokenizer else "is missing"
-            )
+    expected = run.data()
+    for name, own in (("tokenizer", tokenizer), ("source_tokenizer", tokenizer.source_tokenizer)):
+        if expected.get(name) != (own.fingerprint if own else None):
+            entries = f"({own.vocabulary} entries) does not belong to this run" if own else "is missing"
             raise UserError(f"{run}: its {name}.json {entries}: it is not the one the model was trained with")
 
 
 def bundled_run_names() -> list[str]:
-    return sorted(folder.name for folder in STOCKS.glob("*") if RunFolder(folder).exists())
+    return sorted(folder.name for folder in BUNDLED_RUNS.glob("*") if RunFolder(folder).exists())
 
 
 def open_run(path: str | Path) -> RunFolder:
@@ -450,18 +360,13 @@ def open_run(path: str | Path) -> RunFolder:
     if not str(path):
         raise UserError("no run is named")
     run = RunFolder(Path(path))
-    if run.exists():
-        return run
-    if (checkpoint := CheckpointRunFolder(Path(path))).exists():
-        return checkpoint
-    if (stock := RunFolder(STOCKS / str(path))).exists():
-        return stock
+    for candidate in (run, CheckpointRunFolder(Path(path)), RunFolder(BUNDLED_RUNS / str(path))):
+        if candidate.exists():
+            return candidate
+    if run.path.exists():
+        raise UserError(f"{path}: is not a run folder: it has no config.json")
     parent = run.path.parent
-    siblings = (
-        sorted(folder.name for folder in parent.glob("*") if RunFolder(folder).exists()) if parent.is_dir() else []
-    )
-    if not run.path.exists():
-        there = f" (in {parent}: {', '.join(siblings)})" if siblings else ""
-        hint = suggest_path(run.path.name, [*siblings, *bundled_run_names()]) or there
-        raise UserError(f"{path}: no such run{hint}")
-    raise UserError(f"{path}: is not a run folder: it has no config.json")
+    siblings = sorted(folder.name for folder in parent.glob("*") if RunFolder(folder).exists())
+    in_parent = f" (in {parent}: {', '.join(siblings)})" if siblings else ""
+    hint = suggest_path(run.path.name, [*siblings, *bundled_run_names()]) or in_parent
+    raise UserError(f"{path}: no such run{hint}")

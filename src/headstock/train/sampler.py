@@ -13,8 +13,8 @@ from headstock.model.batch import Batch, pad_to_multiple
 from headstock.rng import RandomPermutation, generator
 from headstock.tasks.base import Examples, Task, padded_batch
 from headstock.train.budget import Budget
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
-from headstock.train.state import TrainState
 
 POOL = 64  # steps whose examples are sorted by length together
 MAX_IN_MEMORY = 1 << 22  # examples; the permutation of more is computed on demand

@@ -1,7 +1,7 @@
 """The settings of a run: the sections of config.json, and how options are assigned to them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -13,6 +13,28 @@ from headstock.data.tokenizer import TokenizerSettings
 from headstock.errors import ConfigError, UserError, did_you_mean
 from headstock.model.backbone import BACKBONES
 from headstock.tasks.base import TASKS
+
+Bound = tuple[str, Callable[[float], bool]]  # what a setting must be, and whether a value is
+ABOVE_0: Bound = ("above 0", lambda value: 0 < value < math.inf)
+NOT_NEGATIVE: Bound = ("0 or above", lambda value: 0 <= value < math.inf)
+INSIDE_0_1: Bound = ("above 0 and below 1", lambda value: 0 < value < 1)
+FROM_0_TO_1: Bound = ("from 0 to 1", lambda value: 0 <= value <= 1)
+BELOW_1: Bound = ("from 0 to below 1", lambda value: 0 <= value < 1)
+
+
+def out_of_bounds(settings: Any, bounds: Mapping[Bound, str]) -> config.Problems:
+    """The settings (names separated by spaces) that violate their bounds; None is always valid."""
+    return [
+        (name, f"must be {description}, not {value}")
+        for (description, is_valid), names in bounds.items()
+        for name in names.split()
+        if (value := getattr(settings, name)) is not None and not is_valid(value)
+    ]
+
+
+def reject(problems: config.Problems) -> None:
+    if problems:
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -26,8 +48,7 @@ class DataSettings:
     deduplicate: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.valid_fraction < 1:
-            raise ConfigError([("valid_fraction", f"must be above 0 and below 1, not {self.valid_fraction}")])
+        reject(out_of_bounds(self, {INSIDE_0_1: "valid_fraction"}))
 
 
 @dataclass(frozen=True)
@@ -40,8 +61,7 @@ class LabelledSettings:
     skip_blank: bool = False  # skip rows with a blank text or label instead of rejecting them
 
     def __post_init__(self) -> None:
-        if not 0 < self.valid_fraction < 1:
-            raise ConfigError([("valid_fraction", f"must be above 0 and below 1, not {self.valid_fraction}")])
+        reject(out_of_bounds(self, {INSIDE_0_1: "valid_fraction"}))
 
 
 @dataclass(frozen=True)
@@ -57,18 +77,14 @@ class TransferSettings:
     least_steps: int = 100  # epochs are added for small files to reach this; 0 if `epochs` is given
 
     def __post_init__(self) -> None:
-        problems = [
-            (name, f"must be {least} or more, not {getattr(self, name)}")
-            for name, least in (("adapt_steps", 0), ("ensemble", 1), ("least_steps", 0))
-            if getattr(self, name) < least
-        ]
+        problems = out_of_bounds(self, {NOT_NEGATIVE: "adapt_steps least_steps", ABOVE_0: "ensemble"})
         if self.init == "scratch" and self.adapt_steps:
             problems.append(("adapt_steps", "needs pretrained weights, so it conflicts with init scratch"))
-        if problems:
-            raise ConfigError(problems)
+        reject(problems)
 
 
 RUN_LENGTHS = ("steps", "epochs", "minutes")  # at most one of these is set
+DEFAULT_FAMILY, DEFAULT_OBJECTIVE = "transformer", "causal"
 
 
 @dataclass(frozen=True)
@@ -93,14 +109,11 @@ class TrainSettings:
     clip: float = 1.0  # maximum gradient norm; 0: no clipping
     label_smoothing: float = 0.0
     layer_decay: float = 1.0  # ratio of a layer's learning rate to that of the layer above
-    unfreeze: float | None = (
-        None  # epochs between unfreezing one layer and the next, from the top; all at once unless given
-    )
+    unfreeze: float | None = None  # epochs between unfreezing one layer and the next, top first; all at once unless set
     patience: int | None = None  # stop after this many validations without improvement
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: no averaging
-    dtype: Literal["auto", "float32", "bfloat16", "float8"] = (
-        "auto"  # float8: bfloat16 with large matrix products in 8 bits
-    )
+    # float8: bfloat16 with large matrix products in 8 bits
+    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     # true: torch.compile; replay: CUDA graphs, for small models; both; auto: whichever is faster on a GPU
     compile: Literal["auto", True, False, "replay", "both"] = "auto"
     vocabulary_multiple: int = 1  # a new model's vocabulary is padded to a multiple of this, for GPU speed
@@ -115,43 +128,22 @@ class TrainSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        problems = []
+        problems = out_of_bounds(
+            self,
+            {
+                ABOVE_0: "steps epochs minutes batch batch_tokens micro_batch length unfreeze patience lr layer_decay "
+                "vocabulary_multiple validate_every valid_tokens checkpoint_every keep log_every",
+                NOT_NEGATIVE: "weight_decay clip seed",
+                FROM_0_TO_1: "warmup cooldown lr_floor label_smoothing layer_decay",
+                BELOW_1: "beta1 beta2 momentum ema",
+            },
+        )
         lengths = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
             problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))
-        for name in (
-            "steps",
-            "epochs",
-            "minutes",
-            "micro_batch",
-            "batch_tokens",
-            "length",
-            "validate_every",
-            "checkpoint_every",
-            "log_every",
-            "valid_tokens",
-            "unfreeze",
-            "patience",
-        ):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                problems.append((name, f"must be above 0, not {value}"))
-        for name in ("batch", "keep", "vocabulary_multiple", "lr", "layer_decay"):
-            if not 0 < getattr(self, name) < math.inf:
-                problems.append((name, f"must be above 0, not {getattr(self, name)}"))
-        for name in ("weight_decay", "clip", "seed"):
-            if not 0 <= getattr(self, name) < math.inf:
-                problems.append((name, f"must be 0 or above, not {getattr(self, name)}"))
-        for name in ("warmup", "cooldown", "lr_floor", "label_smoothing", "layer_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                problems.append((name, f"must be from 0 to 1, not {getattr(self, name)}"))
-        for name in ("beta1", "beta2", "momentum", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                problems.append((name, f"must be from 0 to below 1, not {getattr(self, name)}"))
         if self.micro_batch and self.batch % self.micro_batch:
             problems.append(("batch", f"{self.batch} must be a multiple of micro_batch {self.micro_batch}"))
-        if problems:
-            raise ConfigError(problems)
+        reject(problems)
 
 
 @dataclass(frozen=True)
@@ -171,11 +163,8 @@ class RunConfig:
         return {
             "model": {"family": self.family, **config.to_dict(self.model)},
             "task": {"name": self.objective, **config.to_dict(self.task)},
-            **{name: config.to_dict(getattr(self, name)) for name in self.sections()},
+            **{name: config.to_dict(getattr(self, name)) for name in sections_of(vars(self))},
         }
-
-    def sections(self) -> dict[str, type]:
-        return PRETRAINING if self.transfer is None else FROM_SCRATCH if self.tokenizer else FINETUNING
 
 
 PRETRAINING: dict[str, type] = {"data": DataSettings, "tokenizer": TokenizerSettings, "train": TrainSettings}
@@ -183,33 +172,40 @@ FINETUNING: dict[str, type] = {"data": LabelledSettings, "transfer": TransferSet
 FROM_SCRATCH: dict[str, type] = {"tokenizer": TokenizerSettings, **FINETUNING}  # a labelled task without a source run
 
 
-def sections_of(tree: dict[str, Any]) -> dict[str, type]:
-    return PRETRAINING if "transfer" not in tree else FROM_SCRATCH if "tokenizer" in tree else FINETUNING
+def sections_of(tree: Mapping[str, Any]) -> dict[str, type]:
+    """The sections of a configuration beside model and task; None is a missing section."""
+    if tree.get("transfer") is None:
+        return PRETRAINING
+    return FINETUNING if tree.get("tokenizer") is None else FROM_SCRATCH
 
 
 def make_config(tree: dict[str, Any]) -> RunConfig:
     """A run's settings from a tree of sections; all problems are reported together."""
-    problems: config.Problems = []
     sections = sections_of(tree)
-    known = [*sections, "model", "task"]
-    problems += [(key, "unknown section" + did_you_mean(key, known)) for key in tree if key not in known]
+    names = [*sections, "model", "task"]
+    problems = [(key, "unknown section" + did_you_mean(key, names)) for key in tree if key not in names]
     model, task = dict(tree.get("model", {})), dict(tree.get("task", {}))
-    family, objective = model.pop("family", "transformer"), task.pop("name", "causal")
+    family, objective = model.pop("family", DEFAULT_FAMILY), task.pop("name", DEFAULT_OBJECTIVE)
     parts = {
         "model": config.collect_problems(BACKBONES.get(family).Config, model, "model", problems),
         "task": config.collect_problems(TASKS.get(objective).Config, task, "task", problems),
     }
     for name, section in sections.items():
         parts[name] = config.collect_problems(section, tree.get(name, {}), name, problems)
-    if problems:
-        raise ConfigError(problems)
+    reject(problems)
     return RunConfig(family=family, objective=objective, **parts)
 
 
-def is_causal(model: dict[str, Any]) -> bool:
-    """Whether a model of these settings is causal, by its family or by its own setting."""
-    family = BACKBONES.get(model.get("family", "transformer"))
-    return getattr(family, "causal", model.get("causal", True))
+def family_of(tree: Mapping[str, Any]) -> str:
+    return tree.get("model", {}).get("family", DEFAULT_FAMILY)
+
+
+def objective_of(tree: Mapping[str, Any]) -> str:
+    return tree.get("task", {}).get("name", DEFAULT_OBJECTIVE)
+
+
+def setting_names(section: type) -> set[str]:
+    return {part.name for part in fields(section)}
 
 
 def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -217,23 +213,12 @@ def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str,
 
     A bare `vocabulary` is the tokenizer's, which the model follows.
     """
-    family = tree.get("model", {}).get("family", "transformer")
-    objective = tree.get("task", {}).get("name", "causal")
-    own = sections_of(tree)
-    parts = {"model": BACKBONES.get(family).Config, "task": TASKS.get(objective).Config}
-    if "transfer" in own:  # the model exists already, so a bare `dropout` is the head's
-        tokenizer = {name: own[name] for name in ("tokenizer",) if name in own}
-        sections = {
-            **tokenizer,
-            "transfer": own["transfer"],
-            "task": parts["task"],
-            "train": own["train"],
-            **own,
-            **parts,
-        }
-    else:
-        sections = {"tokenizer": own["tokenizer"], **parts, "train": own["train"], **own}
-    names = {name: {part.name for part in fields(section)} for name, section in sections.items()}
+    model, task = BACKBONES.get(family_of(tree)).Config, TASKS.get(objective_of(tree)).Config
+    classes = sections_of(tree) | {"model": model, "task": task}
+    order = ["tokenizer", "model", "task", "train", "data"]  # the first section with a bare name gets it
+    if "transfer" in classes:  # the model exists already, so a bare `dropout` is the head's
+        order = ["tokenizer", "transfer", "task", "train", "data", "model"]
+    names = {name: setting_names(classes[name]) for name in order if name in classes}
     names["model"].add("family")
     assigned: dict[str, Any] = {}
     problems = []
@@ -242,12 +227,11 @@ def assign_sections(settings: dict[str, Any], tree: dict[str, Any]) -> dict[str,
         if not dot:
             section, name = next((s for s in names if key in names[s]), ""), key
         if section not in names or name not in names[section]:
-            everything = [*set().union(*names.values()), *(f"{s}.{n}" for s in names for n in names[s])]
-            problems.append((key, "unknown setting" + did_you_mean(key, everything)))
+            settings_names = [*set().union(*names.values()), *(f"{s}.{n}" for s in names for n in names[s])]
+            problems.append((key, "unknown setting" + did_you_mean(key, settings_names)))
         else:
             assigned.setdefault(section, {})[name] = value
-    if problems:
-        raise ConfigError(problems)
+    reject(problems)
     return assigned
 
 
@@ -257,12 +241,12 @@ def override_settings(tree: dict[str, Any], options: dict[str, Any]) -> dict[str
     return config.merge(tree, sections) | {"train": override_flat(tree.get("train", {}), sections.get("train", {}))}
 
 
-def override_flat(settings: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def override_flat(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Merge flat settings (`lr` or `train.lr`); a new run length replaces the old one, whatever its unit."""
     lengths = [key for key in settings if key.rpartition(".")[2] in RUN_LENGTHS]
-    if any(key.rpartition(".")[2] in RUN_LENGTHS for key in above):
+    if any(key.rpartition(".")[2] in RUN_LENGTHS for key in options):
         settings = {key: value for key, value in settings.items() if key not in lengths}
-    return {**settings, **above}
+    return {**settings, **options}
 
 
 @cache
@@ -273,8 +257,8 @@ def preset_names() -> tuple[str, ...]:
 
 def read_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
-        have = ", ".join(preset_names())
-        raise UserError(f"no preset called {name!r}{did_you_mean(str(name), preset_names())} (have: {have})")
+        names = ", ".join(preset_names())
+        raise UserError(f"no preset called {name!r}{did_you_mean(str(name), preset_names())} (have: {names})")
     return config.read_settings(preset_file(name))
 
 

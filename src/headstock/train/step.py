@@ -1,26 +1,35 @@
 """One optimizer step: forward and backward over the micro-batches, clip, update.
 
 Everything that changes how a step runs is composed around `TrainingStep`: the module may be compiled, `GraphedStep`
-replays CUDA graphs, and `MicroBatching` (oom.py) splits the batches when memory runs out. `build_step` does it.
+replays CUDA graphs, and `MicroBatching` splits the batches when memory runs out. `execution.build_step` composes them.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headstock.errors import WorkError
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.rng import derive_seed
 from headstock.tasks.base import Task
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import precision
+from headstock.train.meters import MetricAccumulator
 from headstock.train.optimizers import update_weights
 from headstock.train.settings import TrainSettings
+
+logger = logging.getLogger(__name__)
+
+# substrings of the messages of cuBLAS, cuDNN, CUDA, Triton and MPS
+OOM_MESSAGES = ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED", "out of memory")
+
+Split = Callable[[int, int], Sequence[Batch]]  # (step, micro-batch size) -> the step's batches at that size
 
 
 class LossModule(nn.Module):
@@ -34,60 +43,18 @@ class LossModule(nn.Module):
         return self.task.losses(self.model, batch, smoothing=self.smoothing)
 
 
-class MetricAccumulator:
-    """Summed losses and counts of training batches, which give training metrics without another forward pass."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
-        for name, value in sums.items():
-            # a copy: a CUDA graph overwrites its outputs in the next step
-            self.sums[name] = self.sums[name] + value.detach() if name in self.sums else value.detach().clone()
-        for head, count in counts.items():
-            self.counts[head] = self.counts.get(head, 0) + count
-
-    def state(self, distributed: DistributedContext) -> dict[str, Any]:
-        """For a checkpoint: the exact sums over all processes with their dtypes, and the counts."""
-        names = sorted(self.sums)
-        totals = distributed.all_reduce([self.sums[name].item() for name in names])
-        dtypes = [str(self.sums[name].dtype).removeprefix("torch.") for name in names]
-        return {"sums": dict(zip(names, zip(totals, dtypes, strict=True), strict=True)), "counts": dict(self.counts)}
-
-    def restore(self, state: Mapping[str, Any], distributed: DistributedContext) -> None:
-        """Continue from a checkpoint; rank 0 gets the sums of all processes."""
-        self.counts = dict(state["counts"])
-        self.sums = {
-            name: torch.tensor(
-                total if distributed.is_main else 0, dtype=getattr(torch, dtype), device=distributed.device
-            )
-            for name, (total, dtype) in state["sums"].items()
-        }
-
-    def score(self, task: Task, distributed: DistributedContext) -> dict[str, float]:
-        """The task's metrics over all processes; resets the accumulator."""
-        names = sorted(self.sums)
-        totals = distributed.all_reduce([float(self.sums[name]) for name in names])
-        counts, self.sums, self.counts = self.counts, {}, {}
-        return task.score(dict(zip(names, totals, strict=True)), counts, size=0)
-
-
 @dataclass
-class StepResult:
+class Gradients:
+    """What the backward passes of a step return beside the gradients themselves."""
+
     loss: Tensor  # mean over the whole step
-    gradient_norm: Tensor  # before clipping
     tokens: int  # over all processes
     metrics: MetricAccumulator
 
 
 @dataclass
-class Gradients:
-    """What the backward passes of a step return beside the gradients themselves."""
-
-    loss: Tensor
-    tokens: int
-    metrics: MetricAccumulator
+class StepResult(Gradients):
+    gradient_norm: Tensor  # before clipping
 
 
 class TrainingStep:
@@ -141,7 +108,7 @@ class TrainingStep:
         norm = self.update(lr)
         if self.distributed.size > 1:
             torch.distributed.all_reduce(gradients.loss)
-        return StepResult(gradients.loss, norm, gradients.tokens, gradients.metrics)
+        return StepResult(gradients.loss, gradients.tokens, gradients.metrics, norm)
 
     def update(self, lr: float) -> Tensor:
         """Update the weights; returns the gradient norm before clipping."""
@@ -153,9 +120,6 @@ class TrainingStep:
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(self.zero_to_none)
-
-
-Step = Callable[[int, Sequence[Batch], float], StepResult]
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:
@@ -180,3 +144,64 @@ def total_counts(task: Task, batches: Sequence[Batch], distributed: DistributedC
             local[head] = local.get(head, 0) + count
     *counts, total = map(int, distributed.all_reduce([*local.values(), tokens]))
     return dict(zip(local, counts, strict=True)), total
+
+
+class MicroBatching:
+    """A training step whose micro-batch size is halved each time memory runs out.
+
+    The losses of a step are divided by the counts of the whole step, so its loss and gradients do not depend on the
+    micro-batch size; only the dropout masks differ.
+    """
+
+    def __init__(self, step: TrainingStep, split: Split, size: int | None):
+        self.step, self.split = step, split
+        self.size = size  # examples per micro-batch and process; None: all
+
+    def __call__(self, step: int, batches: Sequence[Batch], lr: float) -> StepResult:
+        before = self.size
+        while (gradients := self.attempt(step, batches)) is None:
+            # outside `attempt`: a live exception keeps the tensors of its frames alive
+            self.step.zero_grad()
+            if self.step.distributed.device.type == "cuda":
+                torch.cuda.empty_cache()
+            examples = max_examples(batches)
+            # prefetched batches may still have the size that did not fit
+            self.size = self.size if self.size is not None and examples > self.size else -(-examples // 2)
+            batches = self.split(step, self.size)
+        if before != self.size:
+            logger.warning(
+                f"out of memory: each step now runs as {len(batches)} micro-batches of {self.size} rows, which "
+                f"computes the same gradients (to start with it: --set micro_batch={self.size})"
+            )
+        return self.step.finish(gradients, lr)
+
+    def attempt(self, step: int, batches: Sequence[Batch]) -> Gradients | None:
+        """None where memory ran out and smaller micro-batches may fit."""
+        try:
+            return self.step.accumulate(step, batches)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            rows, longest = max_examples(batches), max(batch.tokens.size(1) for batch in batches)
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if self.step.distributed.size > 1:  # the other processes are already waiting for this one's gradients
+            raise WorkError(
+                f"out of memory with {rows} rows per micro-batch; restart with --set micro_batch ({reason})"
+            )
+        if rows == 1:
+            raise WorkError(
+                f"out of memory with a single row of {longest} tokens: choose a smaller length or model ({reason})"
+            )
+        return None
+
+
+def max_examples(batches: Sequence[Batch]) -> int:
+    """The examples of the largest batch; an example may have several rows."""
+    return max(
+        len(batch.tokens) if batch.example_ids is None else int(batch.example_ids.max()) + 1 for batch in batches
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or any(message in str(error) for message in OOM_MESSAGES)

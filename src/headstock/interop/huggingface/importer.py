@@ -17,7 +17,7 @@ from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, from_hu
 from headstock.interop.huggingface.tokenizer import read_tokenizer
 from headstock.interop.imported_run import imported_config, load_checkpoint, write_imported_run
 from headstock.tasks.base import TASKS
-from headstock.train.models import build_model
+from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import RunConfig
 from headstock.train.tensors import read_tensors
@@ -106,7 +106,7 @@ def convert_tensors(
         )
     entries = list(architecture.tensor_map(run_config, spec))
     with torch.device("meta"):  # for the shapes: a malformed config.json must not allocate memory
-        model, _ = build_model(run_config, source.tokenizer)
+        model = build_model(run_config, build_task(run_config, source.tokenizer))
     unused = unused_tensors(tensors, entries, architecture)
     unknown = [name for name in unused if name.startswith(spec.prefix) and POOLER not in name]
     if unknown:

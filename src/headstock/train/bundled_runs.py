@@ -1,6 +1,6 @@
-"""Bundled runs: pretrained runs that ship with the package, in half precision.
+"""Packs a pretrained run in half precision, as those that ship with the package.
 
-python -m headstock.train.stocks RUN FOLDER     # packs one
+python -m headstock.train.bundled_runs RUN FOLDER
 """
 
 import shutil
@@ -21,17 +21,13 @@ def pack(run: RunFolder, folder: Path) -> None:
     with atomic_folder(folder) as new:
         for name in COPIED:
             shutil.copyfile(run.path / name, new / name)
-        stock = RunFolder(new)
-        stock.write_results(run.results() | {"run": folder.name})
-        halves = {
-            name: tensor.to(torch.float16) if tensor.is_floating_point() else tensor
-            for name, tensor in run.weights().items()
-        }
-        stock.save_weights(halves)
-        stock.add_to_manifest(*COPIED)
+        packed = RunFolder(new)
+        packed.write_results(run.results() | {"run": folder.name})
+        weights = run.weights()
+        packed.save_weights({name: t.to(torch.float16) if t.is_floating_point() else t for name, t in weights.items()})
+        packed.add_to_manifest(*COPIED)
     write_card(RunFolder(folder))
 
 
 if __name__ == "__main__":
-    source, target = sys.argv[1:]
-    pack(open_run(source), Path(target))
+    pack(open_run(sys.argv[1]), Path(sys.argv[2]))

@@ -11,11 +11,12 @@ from headstock.errors import WorkError
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.train import pretrain
+from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
-from headstock.train.oom import MicroBatching, is_out_of_memory
 from headstock.train.run_folder import RunFolder
+from headstock.train.session import Session
 from headstock.train.settings import make_config
-from headstock.train.state import TrainState
+from headstock.train.step import MicroBatching, is_out_of_memory
 
 ALONE = DistributedContext(torch.device("cpu"))
 
@@ -83,7 +84,7 @@ def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
     run = RunFolder(tmp_path / "run")
     for distributed in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
         setup = pretrain.open_setup(run, make_config(run.config()))
-        pretrain.train_and_evaluate(run, setup, distributed, ())
+        pretrain.train_and_evaluate(Session(run, distributed, resuming=True), setup, ())
     assert seen == [2, 8, 4]
 
 

@@ -8,9 +8,9 @@ import torch
 import headstock
 from headstock.data.records import Records
 from headstock.errors import UserError
+from headstock.train.bundled_runs import pack
 from headstock.train.resolve import resolve_finetune_config, resolve_with_data
-from headstock.train.run_folder import STOCKS, RunFolder, bundled_run_names, open_run
-from headstock.train.stocks import pack
+from headstock.train.run_folder import BUNDLED_RUNS, RunFolder, bundled_run_names, open_run
 
 
 @pytest.mark.parametrize("name", bundled_run_names())
@@ -56,7 +56,7 @@ def test_packing_keeps_what_a_run_is(tmp_path):
     assert packed.results()["run"] == "mine"
     assert packed.config() == source.config()
     assert all(torch.equal(packed.weights()[name], tensor) for name, tensor in source.weights().items())
-    assert json.loads((STOCKS / "reviews-en" / "results.json").read_text())["run"] == "reviews-en"
+    assert json.loads((BUNDLED_RUNS / "reviews-en" / "results.json").read_text())["run"] == "reviews-en"
 
 
 @pytest.mark.parametrize(("given", "epochs"), [({}, 25.0), ({"epochs": 1.0}, 1.0), ({"steps": 7}, None)])

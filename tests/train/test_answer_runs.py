@@ -133,44 +133,29 @@ def test_the_command_answers_from_a_file_and_says_so_in_json(learned, tmp_path):
     assert (answers[0]["start"], answers[0]["end"]) == (12, 15)
 
 
-def run_here(capsys, *words):
-    """The same command without a new Python; its exit code, stdout and stderr."""
-    from headstock.cli.app import app
-
-    with pytest.raises(SystemExit) as left:
-        app([str(word) for word in words], standalone_mode=False)
-    told = capsys.readouterr()
-    return left.value.code, told.out, told.err
-
-
-def test_the_command_shows_an_answer_where_it_stands(learned, capsys):
-    code, out, _ = run_here(capsys, "answer", learned[0], "--context", "Story Story Ben finds the sea.", "who?")
+def test_the_command_shows_an_answer_where_it_stands(learned, call):
+    out, _ = call("answer", learned[0], "--context", "Story Story Ben finds the sea.", "who?")
     answer, excerpt = out.splitlines()
-    assert code == 0
     assert answer.startswith("Ben\t0.")
     assert excerpt.strip() == "Story Story [Ben] finds the sea."
 
 
 @pytest.mark.parametrize(
-    ("context", "question", "said"),
+    ("context", "question", "message"),
     [
         (" ", "who?", "--context is empty"),
         ("nowhere.txt", "who?", "--context nowhere.txt: no such file"),
         ("Ben finds Paris.", " ", "the question is empty"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(learned, capsys, context, question, said):
-    code, _, err = run_here(capsys, "answer", learned[0], "--context", context, question)
-    assert code == 2
-    assert said in err
+def test_what_cannot_be_answered_is_refused(learned, call, context, question, message):
+    assert message in call("answer", learned[0], "--context", context, question, code=2)[1]
 
 
-def test_files_that_hold_no_text_are_refused(learned, capsys, tmp_path):
-    for content, said in ((b" \n", "no text in it"), (b"\xff\xfe", "not UTF-8 at byte 0")):
+def test_files_that_hold_no_text_are_refused(learned, call, tmp_path):
+    for content, message in ((b" \n", "no text in it"), (b"\xff\xfe", "not UTF-8 at byte 0")):
         (tmp_path / "story.txt").write_bytes(content)
-        code, _, err = run_here(capsys, "answer", learned[0], "--context", tmp_path / "story.txt", "who?")
-        assert code == 2
-        assert said in err
+        assert message in call("answer", learned[0], "--context", tmp_path / "story.txt", "who?", code=2)[1]
 
 
 def test_other_runs_do_not_answer(stock):

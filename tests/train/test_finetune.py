@@ -2,13 +2,9 @@
 
 import csv
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -27,7 +23,9 @@ from headstock.train.models import build_model, build_task
 from headstock.train.resolve import resolve_finetune_config
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import make_config
+from tests.commands import set_options
 from tests.conftest import TINY
+from tests.train.processes import start_command, start_ranks
 
 QUICK = {"least_steps": 0, "epochs": 3, "lr": 5e-3}
 STILL = {"least_steps": 0, "epochs": 2, "lr": 1e-30}  # too small a rate to move a single bit of a weight
@@ -477,9 +475,8 @@ def test_kill_9_and_resume(causal, files, tmp_path):
     cut = tmp_path / "cut"
     words = ["finetune", causal, "--out", cut, "--quiet"]
     words += [word for options in (split, settings) for name, value in options.items() for word in (f"--{name}", value)]
-    process = subprocess.Popen([sys.executable, "-m", "headstock", *map(str, words)])
-    while not list((cut / "checkpoints").glob("step-*")) and process.poll() is None:
-        time.sleep(0.002)
+    process = start_command(tmp_path / "process", *words)
+    process.wait_until(lambda: list((cut / "checkpoints").glob("step-*")))
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert not (cut / "results.json").exists()
@@ -531,28 +528,17 @@ def test_config_says_which_stock_was_used(causal, learn, tmp_path):
     assert RunFolder(tmp_path / "again").config()["transfer"]["run"] == str(tmp_path / "other")
 
 
-TWO = """
-import json, sys
-from headstock.train.finetune import finetune
-
-given = json.loads(sys.argv[1])
-finetune(given.pop("source"), device="cpu", **given)
-"""
-
-
 def test_two_processes_learn_what_one_does(causal, files, tmp_path):
-    (tmp_path / "two.py").write_text(TWO)
     settings = QUICK | {"adapt_steps": 4, "task.dropout": 0.0}
-    given = {"train": str(files["train"]), "valid": str(files["valid"]), "settings": settings}
-    finetune(causal, out=tmp_path / "one", **given)
-    words = json.dumps(given | {"source": str(causal), "out": str(tmp_path / "two")})
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = subprocess.run([*launch, tmp_path / "two.py", words], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    splits = {"train": files["train"], "valid": files["valid"]}
+    finetune(causal, out=tmp_path / "one", settings=settings, **splits)
+    options = [word for name, file in splits.items() for word in (f"--{name}", file)]
+    command = ["finetune", causal, "--out", tmp_path / "two", "--device", "cpu", *options, *set_options(settings)]
+    ranks = start_ranks(tmp_path / "rank", 2, *command)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
     one, two = (RunFolder(tmp_path / name) for name in ("one", "two"))
     assert two.results()["processes"] == 2
-    assert [row["step"] for row in two.results()["epochs"]] == [3, 6, 9]  # and one of them writes
+    assert [row["step"] for row in two.results()["epochs"]] == [3, 6, 9]  # and only one of them logs
     for name in ("train_loss", "valid_loss"):
         curves = [[row[name] for row in run.results()["epochs"]] for run in (one, two)]
         assert curves[1] == pytest.approx(curves[0], abs=1e-4)

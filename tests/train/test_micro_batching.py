@@ -73,9 +73,9 @@ def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
     little_memory(3)
     seen, measure = [], pretrain.evaluate
 
-    def noted(*given, rows, distributed, **more):
-        seen.append(rows)
-        return measure(*given, rows=rows, distributed=ALONE, **more)
+    def noted(*given, batch_size, distributed, **more):
+        seen.append(batch_size)
+        return measure(*given, batch_size=batch_size, distributed=ALONE, **more)
 
     monkeypatch.setattr(pretrain, "evaluate", noted)
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})

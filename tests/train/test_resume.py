@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +13,13 @@ import torch
 
 import headstock
 from headstock.errors import UserError
-from headstock.train import checkpoint
+from headstock.train import checkpoint, run_folder
 from headstock.train.run_folder import RunFolder
+from tests.commands import set_options
+from tests.conftest import TINY
+from tests.train.processes import BackgroundProcess, start_command
+
+SAVED_OFTEN = TINY | {"validate_every": 3, "keep": 1, "ema": 0.9, "optimizer": "muon", "weights": "last"}
 
 MODES = {
     "plain": {},
@@ -175,84 +179,76 @@ def test_resuming_with_other_settings_or_other_text_is_refused(corpus, tmp_path,
         headstock.pretrain(own, out=tmp_path / "run", resume=True)
 
 
-KILLED = """
-import os, signal, sys, json
-import headstock
-from headstock import io as files
-from headstock.train import checkpoint
-
-corpus, out, settings, instant = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def half(path, tensors):
-    whole(path, tensors)
-    os.truncate(path, os.path.getsize(path) // 2)
-    die()
-
-whole = checkpoint.write_tensors
-if instant == "weights":      # the second checkpoint: its first file half on disk
+def pretrain_until_killed(corpus, out, settings, moment):
+    """Pretrain in a process that kills itself in the middle of a save."""
     calls = []
-    def write_tensors(path, tensors):
-        calls.append(0)
-        (half if len(calls) == 4 else whole)(path, tensors)
-    checkpoint.write_tensors = write_tensors
-elif instant == "manifest":   # all files there, no manifest
-    real, calls = checkpoint.checksum, []
-    def checksum(file):
-        calls.append(0)
-        return real(file) if len(calls) != 7 else die()
-    checkpoint.checksum = checksum
-elif instant == "rename":     # all written, not yet renamed
-    files.os.replace = lambda a, b, real=os.replace: die() if str(b).endswith("step-6") else real(a, b)
-elif instant == "prune":      # the new one is whole, an old one is going
-    real = files.shutil.rmtree
-    def rmtree(path, **how):
+
+    def die(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_half(path, tensors):
+        write_tensors(path, tensors)
+        os.truncate(path, os.path.getsize(path) // 2)
+        die()
+
+    def write_or_die(path, tensors):
+        calls.append(path)
+        (write_half if len(calls) == 4 else write_tensors)(path, tensors)
+
+    def checksum_or_die(path):
+        calls.append(path)
+        return checksum(path) if len(calls) != 7 else die()
+
+    def replace_or_die(source, target):
+        return die() if str(target).endswith("step-6") else replace(source, target)
+
+    def rmtree_or_die(path, **options):
         if path.name.startswith(".step-3."):
             (path / "manifest.json").unlink()
             die()
-        real(path, **how)
-    files.shutil.rmtree = rmtree
-elif instant == "final":      # training is over, the run's own weights are being written
-    from headstock.train import run_folder as run
-    run.write_tensors = half
-headstock.pretrain(corpus, out=out, settings=settings, resume=True)
-"""
+        rmtree(path, **options)
 
-
-@pytest.mark.parametrize("instant", ["weights", "manifest", "rename", "prune", "final"])
-def test_kill_9_in_the_middle_of_a_save(corpus, tmp_path, tiny, instant):
-    settings = tiny | {"validate_every": 3, "keep": 1, "ema": 0.9, "optimizer": "muon", "weights": "last"}
-    whole = tmp_path / "whole"
-    headstock.pretrain(corpus, out=whole, settings=settings)
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    out = tmp_path / "cut"
-    done = subprocess.run([sys.executable, script, corpus, out, json.dumps(settings), instant], capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    assert not (out / "model.safetensors").exists()
-    assert len(list(out.rglob("*.partial"))) == 1  # it was stopped in the middle of something
+    write_tensors, checksum, replace, rmtree = checkpoint.write_tensors, checkpoint.checksum, os.replace, shutil.rmtree
+    if moment == "tensors":  # the first file of the second checkpoint is half written
+        checkpoint.write_tensors = write_or_die
+    elif moment == "manifest":  # all files are written, but no manifest
+        checkpoint.checksum = checksum_or_die
+    elif moment == "rename":  # all files are written, but the folder is not renamed
+        os.replace = replace_or_die
+    elif moment == "prune":  # the new checkpoint is complete, an old one is being removed
+        shutil.rmtree = rmtree_or_die
+    elif moment == "final":  # training is over, the run's final weights are being written
+        run_folder.write_tensors = write_half
     headstock.pretrain(corpus, out=out, settings=settings, resume=True)
-    assert weights(whole) == weights(out)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    headstock.pretrain(corpus, out=out, settings=SAVED_OFTEN)
+    return out
+
+
+@pytest.mark.parametrize("moment", ["tensors", "manifest", "rename", "prune", "final"])
+def test_kill_9_in_the_middle_of_a_save(corpus, tmp_path, uninterrupted, moment):
+    out = tmp_path / "cut"
+    process = BackgroundProcess(tmp_path / "process", pretrain_until_killed, corpus, out, SAVED_OFTEN, moment)
+    assert process.wait() == -signal.SIGKILL, process.stderr
+    assert not (out / "model.safetensors").exists()
+    assert len(list(out.rglob("*.partial"))) == 1
+    headstock.pretrain(corpus, out=out, settings=SAVED_OFTEN, resume=True)
+    assert weights(uninterrupted) == weights(out)
     assert not list(out.rglob("*.partial"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_leaves(corpus, tmp_path, tiny, number, code):
-    out = tmp_path / "run"
-    tiny |= {"steps": 100_000, "log_every": 1}
-    options = [f"--set={key}={json.dumps(value)}" for key, value in tiny.items()]
-    command = [sys.executable, "-m", "headstock", "pretrain", str(corpus), "--out", str(out), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    said = [process.stderr.readline()]
-    while "| epoch" not in said[-1]:  # it trains
-        said.append(process.stderr.readline())
+def test_a_signal_saves_and_stops(corpus, tmp_path, tiny, number, code):
+    out, settings = tmp_path / "run", tiny | {"steps": 100_000, "log_every": 1}
+    process = start_command(tmp_path / "process", "pretrain", corpus, "--out", out, *set_options(settings))
+    process.wait_until(lambda: "| epoch" in process.stderr)
     process.send_signal(number)
-    rest = process.stderr.read()
-    assert process.wait() == code, rest
-    assert "saved in" in rest
+    assert process.wait() == code, process.stderr
+    assert "saved in" in process.stderr
     newest = checkpoint.newest_first(out / "checkpoints")[0]
     assert checkpoint.find_damage(newest) is None
     assert checkpoint.step_of(newest) > 0
@@ -266,17 +262,13 @@ def test_a_full_disk_fails_cleanly_and_keeps_the_checkpoint_before(corpus, tmp_p
     if mounted.returncode:
         pytest.skip("mounting a small file system is not allowed here")
     try:
-        options = [
-            f"--set={key}={json.dumps(value)}" for key, value in (tiny | {"keep": 9, "validate_every": 1}).items()
-        ]
-        command = [sys.executable, "-m", "headstock", "pretrain", str(corpus), "--out", str(disk / "run"), *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert "could not be written" in done.stderr.splitlines()[-1]
-        kept = checkpoint.newest_first(disk / "run" / "checkpoints")
-        assert kept
-        assert all(checkpoint.find_damage(path) is None for path in kept)
-        assert "No space left" in done.stderr
+        settings = set_options(tiny | {"keep": 9, "validate_every": 1})
+        process = start_command(tmp_path / "process", "pretrain", corpus, "--out", disk / "run", *settings)
+        assert process.wait() == 1
+        assert "could not be written" in process.stderr.splitlines()[-1]
+        assert "No space left" in process.stderr
+        checkpoints = checkpoint.newest_first(disk / "run" / "checkpoints")
+        assert checkpoints and all(checkpoint.find_damage(path) is None for path in checkpoints)
     finally:
         subprocess.run(["umount", str(disk)])
 

@@ -77,7 +77,7 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
     if machine.device == "cuda":
         launch = max(launch, LAUNCH_SECONDS * model.backbone.depth * micro_batches)  # with autograd and optimizer calls
         if model.backbone.supports_compile and settings.compile in ("auto", "replay"):
-            is_small = compute < 2 * launch  # the criterion of train/compile.py
+            is_small = compute < 2 * launch  # the criterion of train/execution.py
             startup = 2 * launch * TASKS.get(run_config.objective).batch_shapes if is_small else 0.0
             launch *= GRAPHED_LAUNCH_SHARE
         step = max(compute, launch)  # launches overlap with computation

@@ -1,0 +1,94 @@
+"""Starts commands in the background, in processes forked with torch imported: alone, or as ranks of a process group."""
+
+import os
+import runpy
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.commands import CONTEXT
+
+TIMEOUT = 120.0  # seconds
+
+
+class BackgroundProcess:
+    """A function call in a forked process, whose stdout and stderr are files."""
+
+    def __init__(self, folder: Path, function: Callable[..., None], *arguments: Any, **environment: str):
+        folder.mkdir(exist_ok=True)
+        self.streams = {1: folder / "stdout.txt", 2: folder / "stderr.txt"}
+        call = (function, arguments, self.streams, os.environ | environment, os.getcwd())
+        self.process = CONTEXT.Process(target=_call, args=call)
+        self.process.start()
+
+    @property
+    def stdout(self) -> str:
+        return self.streams[1].read_text(encoding="utf-8")
+
+    @property
+    def stderr(self) -> str:
+        return self.streams[2].read_text(encoding="utf-8") if self.streams[2].exists() else ""
+
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        """Wait until a condition holds while the process runs."""
+        end = time.monotonic() + TIMEOUT
+        while not condition():
+            assert self.process.is_alive() and time.monotonic() < end, self.stderr
+            time.sleep(0.002)
+
+    def send_signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def wait(self) -> int:
+        """The exit code, negative after a signal."""
+        self.process.join(TIMEOUT)
+        assert self.process.exitcode is not None, self.stderr
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _call(
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
+    streams: dict[int, Path],
+    environment: dict[str, str],
+    folder: str,
+) -> None:
+    for number, path in streams.items():
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    function(*arguments)
+
+
+def run_headstock(*arguments: str) -> None:
+    sys.argv = ["headstock", *arguments]
+    runpy.run_module("headstock", run_name="__main__")
+
+
+def start_command(folder: Path, *arguments: Any, **environment: str) -> BackgroundProcess:
+    """`headstock ARGUMENTS`; stdout and stderr are files in the folder."""
+    return BackgroundProcess(folder, run_headstock, *map(str, arguments), **environment)
+
+
+def start_ranks(folder: Path, count: int, *arguments: Any, **environment: str) -> list[BackgroundProcess]:
+    """The same command as each rank of a process group, as torchrun would start it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), **environment}
+    processes = []
+    for rank in map(str, range(count)):
+        streams = folder.with_name(f"{folder.name}-{rank}")
+        processes.append(start_command(streams, *arguments, RANK=rank, LOCAL_RANK=rank, **group))
+    return processes

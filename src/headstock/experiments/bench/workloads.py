@@ -22,8 +22,8 @@ from headstock.rng import generator
 from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
 from headstock.train.loop import train
-from headstock.train.models import blueprint, placeholder_tokenizer
 from headstock.train.memory import PeakMemory
+from headstock.train.models import blueprint, placeholder_tokenizer
 from headstock.train.resolve import with_direction
 from headstock.train.settings import RunConfig, make_config, read_preset
 

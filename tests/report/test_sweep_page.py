@@ -10,7 +10,7 @@ import pytest
 
 from headstock.errors import UserError
 from headstock.report.pages import write_report
-from headstock.report.sweep_charts import limits, scale_of
+from headstock.report.sweep_page import limits, scale_of
 from tests.report.browsing import Outline, check_sound, look_at
 
 NASTY = '<script>alert("x")</script> & "quotes" {{ 7 * 7 }} $\\alpha$'

@@ -12,7 +12,7 @@ import torch
 import headstock
 from headstock.errors import UserError
 from headstock.model.attention_weights import record_attention
-from headstock.report.alignment import alignment_svg
+from headstock.report.heatmap import alignment_svg
 from headstock.train.distributed import Interrupted
 from headstock.train.finetune import finetune
 from headstock.train.run_folder import RunFolder

@@ -57,7 +57,7 @@ def explains(function: Any) -> Any:
 
 
 def checked_out(out: Path | None) -> Path | None:
-    from headstock.report.standalone import check_output_path
+    from headstock.report.render import check_output_path
 
     check_output_path(out)
     return out

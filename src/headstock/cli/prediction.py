@@ -264,7 +264,7 @@ def translate(
     if out is not None:
         common.show(f"{out}: {count:,} translations")
     if alignment is not None and text:
-        from headstock.report.alignment import draw_alignment
+        from headstock.report.heatmap import draw_alignment
 
         draw_alignment(alignment, pipeline.align(text[0], **options))
         common.show(f"alignment: {alignment}")

@@ -17,9 +17,9 @@ from headstock.experiments.grid import read_json
 from headstock.experiments.tables import comparison_table
 from headstock.inference.pipeline import load
 from headstock.io import FolderLayout, check_replaceable, remove_folder, write_json, write_text
-from headstock.report.difference import Difference
+from headstock.report.charts import terminal_chart
+from headstock.report.format import Difference
 from headstock.report.pages import write_report
-from headstock.report.terminal_chart import terminal_chart
 from headstock.train.callbacks import status_line, terminal_progress
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.pretrain import pretrain

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headstock.report.difference import Difference, to_points
+from headstock.report.format import Difference, to_points
 from headstock.report.sweep_points import (
     format_difference,
     format_difference_range,

@@ -8,7 +8,7 @@ from typing import Literal
 from headstock.explain.document import Checks, DocumentBlock, ExplainDocument, NumberStrip, Section, Text, notes
 from headstock.explain.layer_walkthrough import LayerWalkthrough, Step
 from headstock.explain.render_document import strip_cells
-from headstock.report.heatmap import shorten_word
+from headstock.report.format import shorten
 
 Direction = Literal["forward", "backward"]
 MAX_DRAWN = 16  # numbers of a step in a picture
@@ -82,7 +82,7 @@ def layer_picture(facts: LayerWalkthrough) -> str:
         if step.columns:
             for at, name in enumerate(step.columns[:MAX_DRAWN]):
                 x = LEFT + CELL * (at + 0.5)
-                label = escape(shorten_word(name if len(name) <= 8 else f"{name[:7]}…"))
+                label = escape(shorten(name, 8))
                 parts.append(f'<text class="number" x="{x:.0f}" y="{y + 11}">{label}</text>')
             y += 16
         parts.append(f'<text x="{MARGIN}" y="{y + 17}">{escape(step.name)}</text>')

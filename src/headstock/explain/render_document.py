@@ -27,8 +27,7 @@ from headstock.explain.symbols import in_html, in_text
 from headstock.report.format import NONE, minus
 from headstock.report.heatmap import draw_heatmap
 from headstock.report.highlighted_text import make_passage
-from headstock.report.render import render
-from headstock.report.standalone import standalone_svg, write_page_or_svg
+from headstock.report.render import render, standalone_svg, write_page_or_svg
 from headstock.report.theme import NARROW, WIDE, Gallery, make_figure
 
 if TYPE_CHECKING:

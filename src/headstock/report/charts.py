@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstock.report.format import is_finite
+from headstock.report.format import is_finite, shorten
 from headstock.report.theme import (
     GRID,
     INK,
@@ -30,13 +30,26 @@ Rows = list[dict[str, Any]]
 Curve = list[tuple[float, float]]
 
 RUN_OFFSET = 0.2  # vertical distance between the dots of one run
+BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # a cell is 2 dots wide and 4 high
 
 
-def error_bar(row: dict[str, Any]) -> tuple[float, float] | None:
+# Scores with intervals
+
+
+def error_bar(row: dict[str, Any], key: str = "score") -> tuple[float, float] | None:
     """The distances from the score to the ends of its interval; None without an interval."""
     if not (is_finite(row.get("low")) and is_finite(row.get("high"))):
         return None
-    return max(0.0, row["score"] - row["low"]), max(0.0, row["high"] - row["score"])
+    return max(0.0, row[key] - row["low"]), max(0.0, row["high"] - row[key])
+
+
+def plot_intervals(axes: "Axes", x: Sequence[Any], rows: Rows, *, colour: str, key: str = "score") -> None:
+    """Vertical error bars of the rows that have an interval."""
+    bars = [(x_value, row[key], span) for x_value, row in zip(x, rows, strict=True) if (span := error_bar(row, key))]
+    if bars:
+        x_values, y_values, spans = zip(*bars, strict=True)
+        options: dict[str, Any] = {"ecolor": colour, "elinewidth": 1.5, "capsize": 3.5, "alpha": 0.85}
+        axes.errorbar(x_values, y_values, yerr=np.array(spans).T, fmt="none", **options)
 
 
 def score_by_labels(
@@ -45,27 +58,23 @@ def score_by_labels(
     """One line per arm with intervals, slightly offset so that none hides another."""
     is_log = max(labels) > 4 * min(labels) and min(labels) > 0
     positions = np.log(labels) if is_log else np.asarray(labels, dtype=float)
-    has_intervals = any(error_bar(row) for row in summary if is_finite(row.get("score")))
-    offset = (
-        min(np.diff(positions).min() * min(0.055, 0.3 / len(styles)), 0.02 * np.ptp(positions))
-        if has_intervals
-        else 0.0
-    )
+    offset = 0.0
+    if any(error_bar(row) for row in summary if is_finite(row.get("score"))):
+        offset = min(np.diff(positions).min() * min(0.055, 0.3 / len(styles)), 0.02 * np.ptp(positions))
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
         ends = []
         for number, style in enumerate(styles):
-            rows_of_arm = [row for row in summary if row["arm"] == style.name and is_finite(row.get("score"))]
-            rows_of_arm.sort(key=lambda row: row["labels"])
-            if not rows_of_arm:
+            scored = [row for row in summary if row["arm"] == style.name and is_finite(row.get("score"))]
+            scored.sort(key=lambda row: row["labels"])
+            if not scored:
                 continue
-            x = [
-                positions[labels.index(row["labels"])] + offset * (number - (len(styles) - 1) / 2)
-                for row in rows_of_arm
-            ]
-            line_with_intervals(axes, style, x, rows_of_arm)
-            ends.append((rows_of_arm[-1]["score"], style))
+            shift = offset * (number - (len(styles) - 1) / 2)
+            x = [positions[labels.index(row["labels"])] + shift for row in scored]
+            plot_intervals(axes, x, scored, colour=style.colour)
+            axes.plot(x, [row["score"] for row in scored], label=shorten(style.label, 34), **style.line)
+            ends.append((scored[-1]["score"], style))
         axes.set_xticks(positions, [f"{count:,}" for count in labels])
         axes.set_xlabel(f"labelled {rows} for training" + (" (log scale)" if is_log else ""))
         axes.set_ylabel(metric)
@@ -73,33 +82,15 @@ def score_by_labels(
         axes.grid(axis="y")
         axes.margins(x=0.06, y=0.08)
         if wide:
-            label_line_ends(figure, axes, ends)
+            label_line_ends(axes, ends)
         else:
-            figure.legend(loc="outside lower left", ncols=1 if has_long_names(styles) else 2, fontsize=10.5)
+            has_long_names = max(len(style.label) for style in styles) > 16
+            figure.legend(loc="outside lower left", ncols=1 if has_long_names else 2, fontsize=10.5)
 
     return make_figure(paint, WIDE if wide else NARROW, 370 if wide else 320 + 16 * len(styles))
 
 
-def has_long_names(styles: Sequence[ArmStyle]) -> bool:
-    return max(len(style.label) for style in styles) > 16
-
-
-def line_with_intervals(axes: "Axes", style: ArmStyle, x: list[float], rows: Rows) -> None:
-    y = [row["score"] for row in rows]
-    error_bars = [error_bar(row) for row in rows]
-    with_interval = [i for i, span in enumerate(error_bars) if span]
-    if with_interval:
-        spans = np.array([error_bars[i] for i in with_interval]).T
-        at = ([x[i] for i in with_interval], [y[i] for i in with_interval])
-        axes.errorbar(*at, yerr=spans, fmt="none", ecolor=style.colour, elinewidth=1.5, capsize=3.5, alpha=0.85)
-    axes.plot(x, y, color=style.colour, marker=style.marker, markerfacecolor=style.face, label=shorten(style.label, 34))
-
-
-def shorten(name: str, size: int) -> str:
-    return name if len(name) <= size else f"{name[: size - 1]}…"
-
-
-def label_line_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, ArmStyle]]) -> None:
+def label_line_ends(axes: "Axes", ends: list[tuple[float, ArmStyle]]) -> None:
     """Label each line at its right end; labels of close lines are pushed apart."""
     low, high = axes.get_ylim()
     step = (high - low) * 0.062
@@ -111,52 +102,88 @@ def label_line_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, ArmS
             if overlap > 1e-9:
                 heights[i] -= overlap / 2
                 heights[i + 1] += overlap / 2
+    options: dict[str, Any] = {"va": "center", "fontweight": "bold", "fontsize": 11, "annotation_clip": False}
     for height, (_, style) in zip(heights, ends, strict=True):
-        axes.annotate(
-            shorten(style.label, 30),
-            (1.015, height),
-            xycoords=axes.get_yaxis_transform(),
-            color=style.colour,
-            va="center",
-            fontweight="bold",
-            fontsize=11,
-            annotation_clip=False,
-        )
+        end = (1.015, height)
+        axes.annotate(shorten(style.label, 30), end, xycoords=axes.get_yaxis_transform(), color=style.colour, **options)
+
+
+def plot_dot(axes: "Axes", score: dict[str, Any], height: float, style: ArmStyle, label: str | None = None) -> None:
+    """A score as a dot with a horizontal interval."""
+    span = error_bar(score)
+    spans = None if span is None else np.array([span]).T
+    options: dict[str, Any] = {"markersize": 8.5, "elinewidth": 2, "capsize": 4.5, "linestyle": "none"}
+    axes.errorbar(score["score"], height, xerr=spans, label=label, **style.line | options)
+
+
+def set_dot_axes(axes: "Axes", names: list[str], metric: str) -> None:
+    """The axes of dots with horizontal intervals: `names` from the bottom up, scores in percent."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.6, len(names) - 0.35)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(metric)
+    percent_axis(axes.xaxis)
+    axes.margins(x=0.12)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
 
 
 def score_by_arm(styles: Sequence[ArmStyle], summary: Rows, *, wide: bool, metric: str) -> "Figure":
     """For one number of labels: a dot with an interval for each arm."""
-    rows = {row["arm"]: row for row in summary if is_finite(row.get("score"))}
-    shown = [style for style in styles if style.name in rows]
+    scores = {row["arm"]: row for row in summary if is_finite(row.get("score"))}
+    scored = [style for style in reversed(styles) if style.name in scores]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
-        for height, style in enumerate(reversed(shown)):
-            row = rows[style.name]
-            span = error_bar(row)
-            axes.errorbar(
-                row["score"],
-                height,
-                xerr=None if span is None else np.array([span]).T,
-                color=style.colour,
-                marker=style.marker,
-                markerfacecolor=style.face,
-                markersize=9,
-                elinewidth=2,
-                capsize=5,
-            )
+        for height, style in enumerate(scored):
+            row = scores[style.name]
+            plot_dot(axes, row, height, style)
             value = f"{100 * row['score']:.1f}%"
             axes.annotate(value, (row["score"], height), (0, 11), textcoords="offset points", ha="center", color=INK)
-        axes.set_yticks(range(len(shown)), [shorten(style.label, 30 if wide else 18) for style in reversed(shown)])
-        axes.set_ylim(-0.6, len(shown) - 0.3)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(metric)
-        percent_axis(axes.xaxis)
-        axes.margins(x=0.15)
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x")
+        set_dot_axes(axes, [shorten(style.label, 30 if wide else 18) for style in scored], metric)
 
-    return make_figure(paint, WIDE if wide else NARROW, 90 + (58 if wide else 52) * max(1, len(shown)))
+    return make_figure(paint, WIDE if wide else NARROW, 90 + (58 if wide else 52) * max(1, len(scored)))
+
+
+def scores_of_runs(runs: list[dict[str, Any]], kinds: list[str], *, metric: str, wide: bool) -> "Figure":
+    """One line per run, with a dot and an interval for each kind of arm."""
+    styles = arm_styles([{"name": kind, "kind": kind} for kind in kinds])
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for height, run in enumerate(reversed(runs)):
+            for number, (kind, style) in enumerate(styles.items()):
+                if (score := run["scores"].get(kind)) is not None:
+                    label = kind if height == len(runs) - 1 else None
+                    plot_dot(axes, score, height + RUN_OFFSET * ((len(styles) - 1) / 2 - number), style, label)
+        names = [shorten(str(run["run"]).rpartition("/")[2], 30 if wide else 16) for run in reversed(runs)]
+        set_dot_axes(axes, names, metric)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), frameon=False)
+
+    return make_figure(paint, WIDE if wide else NARROW, 120 + 56 * len(runs))
+
+
+# Curves
+
+
+def training(
+    panels: list[tuple[ArmStyle, list[Rows]]],
+    metric_name: str,
+    *,
+    limits: tuple[float, float] | None = None,
+    size: int = SMALL,
+) -> "Figure":
+    """Accuracy by epoch, one panel per arm on a common scale: `limits`, or the range of all panels."""
+    limits = limits or accuracy_limits([epochs for _, runs in panels for epochs in runs])
+
+    def paint(figure: "Figure") -> None:
+        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (style, runs) in zip(grid, panels, strict=True):
+            training_panel(axes, style, runs, limits)
+        grid[0].set_ylabel(metric_name)
+        grid[-1].legend(loc="best", fontsize=10)
+
+    return make_figure(paint, size * len(panels), 270 if size < WIDE else 330)
 
 
 def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tuple[float, float]) -> None:
@@ -164,18 +191,17 @@ def training_panel(axes: "Axes", style: ArmStyle, runs: list[Rows], limits: tupl
     from matplotlib.ticker import MaxNLocator
 
     has_markers = max((len(epochs) for epochs in runs), default=0) <= 15
-    for key, dashes in (("train_accuracy", "--"), ("valid_accuracy", "-")):
+    for key, dashes, name in (("train_accuracy", "--", "training"), ("valid_accuracy", "-", "validation")):
         curves = [curve for curve in (epoch_curve(epochs, key) for epochs in runs) if curve]
         if not curves:
             continue
         if 1 < len(curves) <= 6:
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), dashes, color=style.colour, linewidth=0.8, alpha=0.35)
-        marker: dict[str, Any] = {"marker": style.marker if has_markers and dashes == "-" else None}
-        axes.plot(
-            *zip(*mean_curve(curves), strict=True), dashes, color=style.colour, markersize=5, **marker,
-            markerfacecolor=style.face, label="validation" if dashes == "-" else "training",
-        )  # fmt: skip
+        options = style.line | {"markersize": 5, "label": name}
+        if not has_markers or dashes == "--":
+            options["marker"] = None
+        axes.plot(*zip(*mean_curve(curves), strict=True), dashes, **options)
     axes.set_title(shorten(style.label, 34), color=style.colour, fontweight="bold", loc="left")
     axes.set_ylim(*limits)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
@@ -203,69 +229,84 @@ def accuracy_limits(runs: list[Rows]) -> tuple[float, float]:
     return low - margin, min(1.0, high) + margin
 
 
-def training(panels: list[tuple[ArmStyle, list[Rows]]], metric_name: str = "accuracy") -> "Figure":
-    """Accuracy by epoch, one panel per arm, on a common scale."""
-    limits = accuracy_limits([epochs for _, runs in panels for epochs in runs])
-
-    def paint(figure: "Figure") -> None:
-        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (style, runs) in zip(grid, panels, strict=True):
-            training_panel(axes, style, runs, limits)
-        grid[0].set_ylabel(metric_name)
-        grid[-1].legend(loc="best", fontsize=10)
-
-    return make_figure(paint, SMALL * len(panels), 270)
-
-
-def training_of_arm(
-    style: ArmStyle, runs: list[Rows], limits: tuple[float, float], *, metric_name: str = "accuracy", size: int = SMALL
-) -> "Figure":
-    """The panel of one arm, on the common scale."""
+def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
+    """Training loss (dashed) and validation loss (solid) by step."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots()
-        training_panel(axes, style, runs, limits)
-        axes.set_ylabel(metric_name)
-        axes.legend(loc="best", fontsize=10)
+        if train:
+            axes.plot(*zip(*train, strict=True), linestyle="--", color=RIGHT, linewidth=1.4, label="training")
+        if valid:
+            axes.plot(*zip(*valid, strict=True), marker="o", markersize=5, color=WRONG, label="validation")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.locator_params(axis="x", nbins=8 if wide else 5)
+        axes.grid(axis="y")
+        axes.legend(loc="upper right")
 
-    return make_figure(paint, size, 270 if size < WIDE else 330)
+    return make_figure(paint, WIDE if wide else NARROW, 330 if wide else 270)
+
+
+def terminal_chart(curve: Sequence[tuple[float, float]], *, width: int = 60, height: int = 10, name: str = "") -> str:
+    """A curve in braille characters, with its range of y at the left, and its range of x and `name` below."""
+    xs, ys = [x for x, _ in curve], [y for _, y in curve]
+    x_min, x_max, y_min, y_max = min(xs), max(xs), min(ys), max(ys)
+    x_span, y_span = (x_max - x_min) or 1.0, (y_max - y_min) or 1.0
+    cells = [[0] * width for _ in range(height)]
+    dots = [
+        (round((x - x_min) / x_span * (2 * width - 1)), round((y_max - y) / y_span * (4 * height - 1)))
+        for x, y in curve
+    ]
+    for (x1, y1), (x2, y2) in zip(dots, dots[1:] or dots, strict=False):
+        steps = max(abs(x2 - x1), abs(y2 - y1), 1)
+        for i in range(steps + 1):
+            x, y = round(x1 + (x2 - x1) * i / steps), round(y1 + (y2 - y1) * i / steps)
+            cells[y // 4][x // 2] |= BRAILLE_DOTS[y % 4][x % 2]
+    lines = []
+    for row, line in enumerate(cells):
+        label = {0: f"{y_max:7.3f}", height - 1: f"{y_min:7.3f}"}.get(row, " " * 7)
+        lines.append(f"{label} ┤{''.join(chr(0x2800 + cell) for cell in line)}")
+    first, last = f"{x_min:,.0f}", f"{x_max:,.0f}"
+    lines.append(f"{' ' * 8}└{'─' * width}")
+    lines.append(f"{' ' * 9}{first}{name.center(width - len(last) - len(first))}{last}")
+    return "\n".join(lines)
+
+
+# Errors
 
 
 def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure":
     """Densities of the lengths of correctly and wrongly predicted rows, with their medians."""
-    everything = np.array([*right, *wrong], dtype=float)
-    low, high = max(1.0, everything.min()), max(2.0, everything.max())
-    log = high > 8 * max(1.0, float(np.median(everything)) / 2) and high > 20
-    fewest = min(len(values) for values in (right, wrong) if values)
-    number = int(np.clip(2.5 * np.cbrt(fewest), 8, 24))  # narrow bins of few texts would show noise
-    edges = np.geomspace(low * 0.98, high * 1.02, number) if log else np.linspace(low - 0.5, high + 0.5, number)
+    values = np.array([*right, *wrong], dtype=float)
+    low, high = max(1.0, values.min()), max(2.0, values.max())
+    is_log = high > 8 * max(1.0, float(np.median(values)) / 2) and high > 20
+    smallest_group = min(len(group) for group in (right, wrong) if group)
+    bins = int(np.clip(2.5 * np.cbrt(smallest_group), 8, 24))  # narrow bins of few texts would show noise
+    edges = np.geomspace(low * 0.98, high * 1.02, bins) if is_log else np.linspace(low - 0.5, high + 0.5, bins)
 
     def paint(figure: "Figure") -> None:
         from matplotlib.ticker import MaxNLocator
 
         axes = figure.subplots()
-        if log:
+        if is_log:
             axes.set_xscale("log")
-        groups = ((right, "correct", RIGHT, "-"), (wrong, "wrong", WRONG, (0, (4, 2))))
-        for values, word, colour, dashes in groups:
-            if not values:
+        dashed = (0, (4, 2))
+        for group, name, colour, dashes in ((right, "correct", RIGHT, "-"), (wrong, "wrong", WRONG, dashed)):
+            if not group:
                 continue
-            # densities on the drawn axis, so that equal areas are equal fractions on a log scale too
-            count, _ = np.histogram(np.maximum(values, low), edges)
-            width = np.diff(np.log(edges) if log else edges)
-            axes.stairs(count / (len(values) * width), edges, fill=True, color=colour, alpha=0.22, linewidth=0)
-            axes.stairs(
-                count / (len(values) * width), edges, color=colour, linewidth=1.6, label=f"{word} ({len(values):,})"
-            )
-            axes.axvline(
-                float(np.median(values)), color=colour, linewidth=1.6, linestyle=dashes,
-                label=f"median {np.median(values):,.0f}",
-            )  # fmt: skip
-        if log:
+            # densities on the displayed axis, so that equal areas are equal fractions on a log scale too
+            count, _ = np.histogram(np.maximum(group, low), edges)
+            density = count / (len(group) * np.diff(np.log(edges) if is_log else edges))
+            axes.stairs(density, edges, fill=True, color=colour, alpha=0.22, linewidth=0)
+            axes.stairs(density, edges, color=colour, linewidth=1.6, label=f"{name} ({len(group):,})")
+            median = float(np.median(group))
+            axes.axvline(median, color=colour, linewidth=1.6, linestyle=dashes, label=f"median {median:,.0f}")
+        if is_log:
             set_log_ticks(axes, low, high)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.set_xlabel(f"length of the {read} in {unit}" + (" (log scale)" if log else ""))
+        axes.set_xlabel(f"length of the {read} in {unit}" + (" (log scale)" if is_log else ""))
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         figure.legend(loc="outside upper left", ncols=2, fontsize=10)
@@ -287,29 +328,23 @@ def set_log_ticks(axes: "Axes", low: float, high: float) -> None:
 
 def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
     """Accuracy by confidence, above the number of predictions in each bin."""
-    shown = [
-        row for row in bins if row.get("count") and is_finite(row.get("confidence")) and is_finite(row["accuracy"])
-    ]
+    filled = [row for row in bins if row["count"] and is_finite(row["confidence"]) and is_finite(row["accuracy"])]
 
     def paint(figure: "Figure") -> None:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-        low = min([row["low"] for row in shown], default=0.0)
+        low = min([row["low"] for row in filled], default=0.0)
         above.plot([low, 1], [low, 1], color=GRID, linewidth=1.2, linestyle=(0, (4, 3)))
-        above.plot(
-            [row["confidence"] for row in shown], [row["accuracy"] for row in shown],
-            color=style.colour, marker=style.marker, markerfacecolor=style.face,
-        )  # fmt: skip
+        above.plot([row["confidence"] for row in filled], [row["accuracy"] for row in filled], **style.line)
         above.set_ylabel("accuracy")
         percent_axis(above.yaxis)
         above.grid()
-        middles = [(row["low"] + row["high"]) / 2 for row in shown]
-        widths = [0.9 * (row["high"] - row["low"]) for row in shown]
-        below.bar(middles, [row["count"] for row in shown], widths, color=style.colour, alpha=0.55)
-        for middle, row in zip(middles, shown, strict=True):
-            below.annotate(
-                f"{row['count']:,}", (middle, row["count"]), (0, 2), textcoords="offset points", ha="center",
-                fontsize=8 if len(shown) > 7 else 9, color=SOFT,
-            )  # fmt: skip
+        middles = [(row["low"] + row["high"]) / 2 for row in filled]
+        widths = [0.9 * (row["high"] - row["low"]) for row in filled]
+        below.bar(middles, [row["count"] for row in filled], widths, color=style.colour, alpha=0.55)
+        text: dict[str, Any] = {"ha": "center", "fontsize": 8 if len(filled) > 7 else 9, "color": SOFT}
+        for middle, row in zip(middles, filled, strict=True):
+            count = row["count"]
+            below.annotate(f"{count:,}", (middle, count), (0, 2), textcoords="offset points", **text)
         below.set_yticks([])
         below.spines["left"].set_visible(False)
         below.set_ylabel(f"{judged}s")
@@ -325,16 +360,15 @@ def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":
     counts = np.array(matrix, dtype=float)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     side = min(640, max(300, 62 * len(classes) + 90))
+    names = [] if len(classes) > 30 else [shorten(name, 16) for name in classes]
 
     def paint(figure: "Figure") -> None:
         from matplotlib.colors import LinearSegmentedColormap
 
         axes = figure.subplots()
         axes.imshow(shares, cmap=LinearSegmentedColormap.from_list("slate", ["#ffffff", RIGHT]), vmin=0, vmax=1)
-        names = [shorten(name, 16) for name in classes]
-        many = len(classes) > 30
-        axes.set_xticks([] if many else range(len(names)), [] if many else names, rotation=45, ha="right")
-        axes.set_yticks([] if many else range(len(names)), [] if many else names)
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names)
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         axes.spines[:].set_visible(False)
@@ -346,60 +380,3 @@ def confusion(matrix: list[list[int]], classes: list[str]) -> "Figure":
                 axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=9)
 
     return make_figure(paint, side, side)
-
-
-def loss(train: Curve, valid: Curve, *, wide: bool) -> "Figure":
-    """Training loss (dashed) and validation loss (solid) by step."""
-
-    def paint(figure: "Figure") -> None:
-        axes = figure.subplots()
-        if train:
-            axes.plot(*zip(*train, strict=True), linestyle="--", color=RIGHT, linewidth=1.4, label="training")
-        if valid:
-            axes.plot(*zip(*valid, strict=True), marker="o", markersize=5, color=WRONG, label="validation")
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.locator_params(axis="x", nbins=8 if wide else 5)
-        axes.grid(axis="y")
-        axes.legend(loc="upper right")
-
-    return make_figure(paint, WIDE if wide else NARROW, 330 if wide else 270)
-
-
-def scores_of_runs(runs: list[dict[str, Any]], kinds: list[str], *, metric: str, wide: bool) -> "Figure":
-    """One line per run, with a dot and an interval for each kind of arm."""
-    styles = arm_styles([{"name": kind, "kind": kind} for kind in kinds])
-
-    def paint(figure: "Figure") -> None:
-        axes = figure.subplots()
-        for height, run in enumerate(reversed(runs)):
-            for number, (kind, style) in enumerate(styles.items()):
-                if (score := run["scores"].get(kind)) is None:
-                    continue
-                span = error_bar(score)
-                axes.errorbar(
-                    score["score"],
-                    height + RUN_OFFSET * ((len(styles) - 1) / 2 - number),
-                    xerr=None if span is None else np.array([span]).T,
-                    color=style.colour,
-                    marker=style.marker,
-                    markerfacecolor=style.face,
-                    markersize=8,
-                    elinewidth=2,
-                    capsize=4,
-                    linestyle="none",
-                    label=kind if height == len(runs) - 1 else None,
-                )
-        names = [shorten(str(run["run"]).rpartition("/")[2], 30 if wide else 16) for run in reversed(runs)]
-        axes.set_yticks(range(len(runs)), names)
-        axes.set_ylim(-0.6, len(runs) - 0.4)
-        axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(metric)
-        percent_axis(axes.xaxis)
-        axes.margins(x=0.1)
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="x")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), frameon=False)
-
-    return make_figure(paint, WIDE if wide else NARROW, 120 + 56 * len(runs))

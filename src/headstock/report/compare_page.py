@@ -5,8 +5,7 @@ from typing import Any
 
 from headstock.errors import UserError
 from headstock.report import charts, error_section
-from headstock.report.difference import Difference
-from headstock.report.format import capitalized, is_finite, percent
+from headstock.report.format import Difference, capitalized, is_finite, percent
 from headstock.report.render import render
 from headstock.report.theme import ArmStyle, Gallery, arm_label, arm_styles, file_name
 from headstock.tasks.labelled import nouns_of
@@ -85,18 +84,16 @@ def score_charts(results: Results, styles: Styles, gallery: Gallery) -> dict[str
         for row in sorted(summary, key=lambda row: (list(styles).index(row["arm"]), row["labels"]))
     )
     alt_text = f"{capitalized(metric)} by number of labelled {rows}: {values}"
-    several = len(labels) > 1
-    versions = {}
-    for width in ("wide", "narrow"):
-        wide = width == "wide"
-        if several:
-            figure = charts.score_by_labels(style_list, summary, labels, wide=wide, metric=metric, rows=rows)
-        else:
-            figure = charts.score_by_arm(style_list, summary, wide=wide, metric=metric)
-        name = results["metric"] if wide else f"{results['metric']}-narrow"
-        versions[width] = gallery.embed(name, figure, alt_text, save=wide)
+    has_levels = len(labels) > 1
+
+    def draw(wide: bool) -> Any:
+        if has_levels:
+            return charts.score_by_labels(style_list, summary, labels, wide=wide, metric=metric, rows=rows)
+        return charts.score_by_arm(style_list, summary, wide=wide, metric=metric)
+
+    versions = gallery.embed_both((results["metric"], f"{results['metric']}-narrow"), draw, alt_text)
     has_intervals = any(charts.error_bar(row) for row in summary if row.get("score"))
-    return versions | {"several": several, "intervals": has_intervals}
+    return versions | {"several": has_levels, "intervals": has_intervals}
 
 
 def run_kinds(results: Results) -> list[str]:
@@ -112,15 +109,12 @@ def run_charts(results: Results, gallery: Gallery) -> dict[str, Any] | None:
     values = "; ".join(
         f"{run['run']} {kind} {percent(run['scores'][kind]['score'])}" for run in runs for kind in run["scores"]
     )
-    return {
-        width: gallery.embed(
-            f"runs-{width}",
-            charts.scores_of_runs(runs, run_kinds(results), metric=metric, wide=width == "wide"),
-            f"{capitalized(metric)} of the runs: {values}",
-            save=width == "wide",
-        )
-        for width in ("wide", "narrow")
-    }
+    kinds, alt_text = run_kinds(results), f"{capitalized(metric)} of the runs: {values}"
+    return gallery.embed_both(
+        ("runs-wide", "runs-narrow"),
+        lambda wide: charts.scores_of_runs(runs, kinds, metric=metric, wide=wide),
+        alt_text,
+    )
 
 
 def training_charts(results: Results, styles: Styles, gallery: Gallery) -> list[dict[str, Any]]:
@@ -141,7 +135,7 @@ def training_charts(results: Results, styles: Styles, gallery: Gallery) -> list[
         embedded = [
             gallery.embed(
                 file_name(name, style.name),
-                charts.training_of_arm(style, curves, limits, metric_name=metric_name),
+                charts.training([(style, curves)], metric_name, limits=limits),
                 f"{style.label} with {labels:,} {nouns.unit}s: training and validation {metric_name} by epoch",
                 save=False,
             )

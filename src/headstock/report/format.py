@@ -1,7 +1,9 @@
-"""Formats numbers, durations and settings for pages and tables."""
+"""Formats numbers, differences, durations and settings for pages and tables."""
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 NONE = "–"
@@ -85,6 +87,10 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def shorten(name: str, size: int) -> str:
+    return name if len(name) <= size else f"{name[: size - 1]}…"
+
+
 def setting(value: Any) -> str:
     """A setting as in TOML, without quotes."""
     if isinstance(value, bool):
@@ -108,3 +114,51 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one arm is above another, in points; without an interval low and high are None.
+
+    Rounded to one decimal as displayed, so that words and numbers never disagree.
+    """
+
+    points: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, pair: Mapping[str, Any]) -> "Difference":
+        """From a row of `pairs` in results.json. An end that is displayed as 0.0 is zero."""
+        low, high = (None if pair[end] is None else to_points(pair[end]) for end in ("low", "high"))
+        return cls(to_points(pair["difference"]), low, high)
+
+    @property
+    def above(self) -> bool:
+        """True if the whole interval is above zero."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def below(self) -> bool:
+        """True if the whole interval is below zero."""
+        return self.high is not None and self.high < 0
+
+    def reversed(self) -> "Difference":
+        """The difference seen from the other arm."""
+        low, high = (None if end is None else 0.0 - end for end in (self.high, self.low))
+        return Difference(0.0 - self.points, low, high)
+
+    @property
+    def interval(self) -> str:
+        """`95% CI 4.2 to 7.9`."""
+        return "no interval" if self.low is None else f"95% CI {self.low:.1f} to {self.high:.1f}"
+
+    @property
+    def signed(self) -> str:
+        """`+0.4 points, 95% CI -1.1 to 1.9`."""
+        return f"{self.points:+.1f} points, {self.interval}"
+
+
+def to_points(fraction: float) -> float:
+    """A fraction in points as displayed; never -0.0."""
+    return round(100 * fraction, 1) + 0.0

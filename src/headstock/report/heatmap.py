@@ -1,7 +1,13 @@
-"""Draws a matrix of values from 0 to 1 as an SVG heatmap with labelled rows and columns."""
+"""SVG heatmaps of values from 0 to 1 with labelled rows and columns, such as the alignment of a translation."""
 
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
+
+from headstock.errors import UserError
+from headstock.inference.translate import Alignment
+from headstock.io import write_text
+from headstock.report.format import shorten
 
 CELL, GAP, LETTER, MARGIN = 26, 8, 7.6, 16  # pixels; LETTER is the approximate width of a letter
 MAX_LABEL = 18  # letters of a row or column label
@@ -12,6 +18,17 @@ STYLE = """.squares text { font: 13px system-ui, sans-serif; fill: #1c2128 }
 .squares .grid { fill: none; stroke: #8a8f98; stroke-opacity: .35; pointer-events: none }
 @media screen and (prefers-color-scheme: dark) {
 .squares text { fill: #e6e8eb } .squares .paper { fill: #15181d } .squares .cell { fill: #5cb8ec } }"""
+ALIGNMENT_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>{title}</title>
+<style>body {{ margin: 2rem; font-family: system-ui, sans-serif; background: #fdfcfa; color: #1c2128 }}
+svg {{ max-width: 100%; height: auto }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #15181d; color: #e6e8eb }} }}</style></head>
+<body><h1><bdi>{title}</bdi></h1>
+<p>Rows: the translation. Columns: the source. Each cell is a cross-attention weight, averaged over the heads of the
+decoder's last layer; rows sum to one.</p>
+{picture}</body></html>
+"""
 
 
 def draw_heatmap(
@@ -24,7 +41,7 @@ def draw_heatmap(
     cell_text: Callable[[int, int], str] | None = None,
 ) -> str:
     """A standalone SVG. `tooltip` and `cell_text` give the texts of the cell at (row, column)."""
-    rows, columns = [shorten_word(word) for word in rows], [shorten_word(word) for word in columns]
+    rows, columns = ([shorten(word, MAX_LABEL) for word in words] for words in (rows, columns))
     left = MARGIN + GAP + LETTER * max(map(len, rows))
     top = MARGIN + GAP + LETTER * max(map(len, columns))
     width, height = left + CELL * len(columns) + MARGIN, top + CELL * len(rows) + MARGIN
@@ -52,5 +69,19 @@ def draw_heatmap(
     return "\n".join([*parts, "</svg>\n"])
 
 
-def shorten_word(word: str) -> str:
-    return word if len(word) <= MAX_LABEL else f"{word[: MAX_LABEL - 1]}…"
+def draw_alignment(path: Path, alignment: Alignment) -> None:
+    """Write the cross-attention weights of a translation as a page (.html) or as a picture (.svg)."""
+    if path.suffix not in (".html", ".svg"):
+        raise UserError(f"--alignment {path}: must end in .svg or .html")
+    picture = alignment_svg(alignment)
+    page = ALIGNMENT_PAGE.format(title=escape(alignment.text), picture=picture)
+    write_text(path, picture if path.suffix == ".svg" else page)
+
+
+def alignment_svg(alignment: Alignment) -> str:
+    def tooltip(row: int, column: int) -> str:
+        weight = alignment.weights[row, column]
+        return f"{alignment.target[row]} \N{RIGHTWARDS ARROW} {alignment.source[column]}: {weight:.1%}"
+
+    rows, columns, weights = alignment.target, alignment.source, alignment.weights.tolist()
+    return draw_heatmap(rows, columns, weights, title=alignment.text, tooltip=tooltip)

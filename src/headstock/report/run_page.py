@@ -114,10 +114,7 @@ def loss_charts(rows: Rows, gallery: Gallery) -> dict[str, Any] | None:
         return None
     step, value = (valid or train)[-1]
     alt_text = f"Training and validation loss by step; {value:.3f} at step {step:,}"
-    return {
-        "wide": gallery.embed("loss", charts.loss(train, valid, wide=True), alt_text),
-        "narrow": gallery.embed("loss-narrow", charts.loss(train, valid, wide=False), alt_text),
-    }
+    return gallery.embed_both(("loss", "loss-narrow"), lambda wide: charts.loss(train, valid, wide=wide), alt_text)
 
 
 def accuracy_charts(rows: Rows, style: ArmStyle, gallery: Gallery, metric_name: str) -> dict[str, Any] | None:
@@ -134,12 +131,11 @@ def accuracy_charts(rows: Rows, style: ArmStyle, gallery: Gallery, metric_name: 
     alt_text = f"Training and validation {metric_name} by epoch"
     if "valid_accuracy" in epochs[-1]:
         alt_text += f"; validation ends at {percent(epochs[-1]['valid_accuracy'])}"
-    limits = charts.accuracy_limits([epochs])
-    versions = {}
-    for width, size in (("wide", WIDE), ("narrow", NARROW)):
-        figure = charts.training_of_arm(style, [epochs], limits, metric_name=metric_name, size=size)
-        versions[width] = gallery.embed(f"accuracy-{width}", figure, alt_text)
-    return versions
+
+    def draw(wide: bool) -> Any:
+        return charts.training([(style, [epochs])], metric_name, size=WIDE if wide else NARROW)
+
+    return gallery.embed_both(("accuracy-wide", "accuracy-narrow"), draw, alt_text)
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

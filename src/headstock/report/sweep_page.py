@@ -1,11 +1,13 @@
-"""The report of `headstock sweep`, rendered from its results.json."""
+"""The report of `headstock sweep`, rendered from its results.json, and its charts."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from headstock.errors import UserError
-from headstock.report import sweep_charts
-from headstock.report.charts import Curve, mean_curve
+from headstock.report.charts import Curve, Rows, mean_curve, plot_intervals, set_log_ticks
 from headstock.report.format import is_finite
 from headstock.report.render import render
 from headstock.report.sweep_points import (
@@ -13,18 +15,37 @@ from headstock.report.sweep_points import (
     excludes_zero,
     format_interval,
     format_metric,
+    format_value,
     gap_to_best,
+    is_number,
     point_label,
     value_spreads,
     values_of,
 )
-from headstock.report.theme import NARROW, SMALL, WIDE, ArmStyle, Gallery, arm_styles, file_name
-from headstock.tasks.wording import metric_name
+from headstock.report.theme import (
+    GRID,
+    NARROW,
+    SMALL,
+    SOFT,
+    WIDE,
+    ArmStyle,
+    Gallery,
+    arm_styles,
+    file_name,
+    make_figure,
+    percent_axis,
+)
+from headstock.tasks.wording import is_score, metric_name
 from headstock.train.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 REQUIRED_KEYS = ("points", "cells", "metric", "better", "marginals")
 MIN_COVERAGE = 0.5  # of a heat map's cells that must have a point
 SHADE_RANGE = 2.5  # times the median's distance from the best; points farther away are palest
+LOG_RATIO = 8  # of the largest to the smallest value, from which an axis is logarithmic
 
 Results = dict[str, Any]
 
@@ -120,12 +141,12 @@ def line_charts(results: Results, key: str, style: ArmStyle, gallery: Gallery) -
     rows.sort(key=lambda row: order.index(canonical(row["value"])))
     if not any(is_finite(row["mean"]) for row in rows):
         return None
-    versions = {}
-    for width, size in (("wide", WIDE), ("narrow", NARROW)):
-        figure = sweep_charts.score_by_value(style, key, rows, [], metric=results["metric"], size=size)
-        name = f"by-{file_name(key)}-{width}"
-        versions[width] = gallery.embed(name, figure, alt_text(results, key, rows), save=width == "wide")
-    return versions
+
+    def draw(wide: bool) -> "Figure":
+        return score_by_value(style, key, rows, [], metric=results["metric"], size=WIDE if wide else NARROW)
+
+    name = f"by-{file_name(key)}"
+    return gallery.embed_both((f"{name}-wide", f"{name}-narrow"), draw, alt_text(results, key, rows))
 
 
 def marginal_charts(results: Results, style: ArmStyle, gallery: Gallery) -> list[Any]:
@@ -134,7 +155,7 @@ def marginal_charts(results: Results, style: ArmStyle, gallery: Gallery) -> list
     for key in value_spreads(results):
         rows = results["marginals"][key]
         dots = [(row["settings"][key], row["mean"]) for row in results["points"] if is_finite(row["mean"])]
-        figure = sweep_charts.score_by_value(style, key, rows, dots, metric=results["metric"], size=SMALL)
+        figure = score_by_value(style, key, rows, dots, metric=results["metric"], size=SMALL)
         charts.append(gallery.embed(f"by-{file_name(key)}", figure, alt_text(results, key, rows)))
     return charts
 
@@ -160,12 +181,106 @@ def learning_charts(results: Results, style: ArmStyle, gallery: Gallery) -> dict
         return None
     curve_name = metric_name(results.get("followed") or "loss")
     text = f"{curve_name} by step of {len(curves)} points; the best ends at {curves[0][-1][1]:.3f}"
-    return {
-        width: gallery.embed(
-            f"learning-{width}",
-            sweep_charts.learning_curves(style, curves, metric_name=curve_name, wide=width == "wide"),
-            text,
-            save=width == "wide",
-        )
-        for width in ("wide", "narrow")
-    }
+    return gallery.embed_both(
+        ("learning-wide", "learning-narrow"), lambda wide: learning_curves(style, curves, curve_name, wide=wide), text
+    )
+
+
+# Charts
+
+
+def scale_of(values: Sequence[Any]) -> str:
+    """`linear` or `log` for numbers; `even` spacing for words, or where zero would crowd the others."""
+    if not all(is_number(value) for value in values):
+        return "even"
+    low, high = min(values), max(values)
+    if low > 0:
+        return "log" if high >= LOG_RATIO * low else "linear"
+    positive = [value for value in values if value > 0]
+    return "even" if low == 0 and len(positive) > 1 and high >= LOG_RATIO * min(positive) else "linear"
+
+
+def score_by_value(
+    style: ArmStyle, key: str, rows: Rows, dots: Sequence[tuple[Any, float]], *, metric: str, size: int
+) -> "Figure":
+    """The mean score at each value with its interval, over grey dots of single points."""
+    scored = [row for row in rows if is_finite(row.get("mean"))]
+    values = [row["value"] for row in rows]
+    scale = scale_of([*values, *(value for value, _ in dots)])
+    positions = {canonical(value): position for position, value in enumerate(values)}
+
+    def x_of(value: Any) -> Any:
+        return positions[canonical(value)] if scale == "even" else value
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots()
+        x_dots, y_dots = [x_of(value) for value, _ in dots], [y for _, y in dots]
+        axes.scatter(x_dots, y_dots, s=22, color=GRID, alpha=0.7, linewidths=0)
+        x = [x_of(row["value"]) for row in scored]
+        plot_intervals(axes, x, scored, colour=style.colour, key="mean")
+        is_categorical = not all(is_number(value) for value in values)
+        means = [row["mean"] for row in scored]
+        axes.plot(x, means, linestyle="none" if is_categorical else "-", color=style.colour, marker=style.marker)
+        set_value_axis(axes, values, scale)
+        axes.set_xlabel(key + (" (log scale)" if scale == "log" else ""))
+        axes.set_ylabel(metric_name(metric))
+        axes.grid(axis="y")
+        axes.margins(y=0.1)
+        if is_score(metric):
+            percent_axis(axes.yaxis)
+
+    return make_figure(paint, size, {WIDE: 350, NARROW: 290}.get(size, 260))
+
+
+def set_value_axis(axes: "Axes", values: list[Any], scale: str) -> None:
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    if scale == "even":
+        axes.set_xticks(range(len(values)), [format_value(value)[:16] for value in values])
+        axes.set_xlim(-0.5, len(values) - 0.5)
+        return
+    if scale == "log":
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.08)
+    if len(values) <= 6:
+        axes.set_xticks(values, [format_value(value) for value in values])
+    elif scale == "log" and min(values) >= 1:
+        set_log_ticks(axes, min(values), max(values))
+
+
+def learning_curves(best: ArmStyle, curves: Sequence[Curve], metric_name: str, *, wide: bool) -> "Figure":
+    """The curves of all points; the first one, the best, is in front."""
+
+    def paint(figure: "Figure") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = figure.subplots()
+        has_markers = max(len(curve) for curve in curves) <= 15
+        for rank, curve in reversed(list(enumerate(curves))):
+            if rank == 0:
+                marker = best.marker if has_markers else None
+                options: dict[str, Any] = {"color": best.colour, "marker": marker, "markersize": 5, "label": "best"}
+            else:
+                options = {"color": SOFT, "linewidth": 1.0, "alpha": 0.45, "label": "others" if rank == 1 else None}
+            axes.plot(*zip(*curve, strict=True), **options)
+        axes.set_ylim(*limits(curves))
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8 if wide else 5, integer=True))
+        axes.set_ylabel(metric_name)
+        axes.grid(axis="y")
+        if len(curves) > 1:
+            figure.legend(loc="outside upper left", ncols=2)
+
+    return make_figure(paint, WIDE if wide else NARROW, 350 if wide else 290)
+
+
+def limits(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Up to where most curves start, so that a diverging one does not flatten the others."""
+    values = [y for curve in curves for _, y in curve]
+    low, high = min(values), max(values)
+    top = min(high, low + 3 * (float(np.median([curve[0][1] for curve in curves])) - low) or high)
+    margin = 0.05 * (top - low) or 0.5
+    return low - margin, top + margin

@@ -52,8 +52,10 @@ class ArmStyle:
         return arm_label(self.name)
 
     @property
-    def face(self) -> str:
-        return PAPER if self.hollow else self.colour
+    def line(self) -> dict[str, Any]:
+        """Its matplotlib options."""
+        face = PAPER if self.hollow else self.colour
+        return {"color": self.colour, "marker": self.marker, "markerfacecolor": face}
 
 
 def arm_label(name: str) -> str:
@@ -168,9 +170,9 @@ def inline(svg: str, name: str, alt_text: str, variables: dict[str, str]) -> "Ma
     return Markup(f'<svg {box[0]} role="img" aria-label="{escape(alt_text)}" data-chart="{escape(name)}">{rest}')
 
 
-def font_size(found: re.Match[str]) -> str:
-    weight = f"font-weight: {found[1]}; " if found[1] else ""
-    return f"{weight}font-size: {found[2]}px"
+def font_size(font: re.Match[str]) -> str:
+    weight = f"font-weight: {font[1]}; " if font[1] else ""
+    return f"{weight}font-size: {font[2]}px"
 
 
 @dataclass
@@ -190,6 +192,15 @@ class Gallery:
         if save:
             self.save(name, figure, svg)
         return inline(svg, name, alt_text, self.variables)
+
+    def embed_both(
+        self, names: tuple[str, str], draw: Callable[[bool], "Figure"], alt_text: str
+    ) -> dict[str, "Markup"]:
+        """A wide and a narrow version of a chart under two names; `draw` is called with whether it is wide."""
+        return {
+            "wide": self.embed(names[0], draw(True), alt_text),
+            "narrow": self.embed(names[1], draw(False), alt_text, save=False),
+        }
 
     def unique_name(self, name: str) -> str:
         """A name that no other chart has: names in other scripts may reduce to the same ASCII letters."""

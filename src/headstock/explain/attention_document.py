@@ -10,19 +10,8 @@ from typing import Any
 import numpy as np
 
 from headstock.errors import UserError
+from headstock.explain import document as doc
 from headstock.explain.attention import MEASURES, AttentionFacts, HeadFacts, LayerWeights
-from headstock.explain.document import (
-    Checks,
-    DocumentBlock,
-    ExplainDocument,
-    Grid,
-    HeatCell,
-    HeatTable,
-    Html,
-    Section,
-    TokenHeatmap,
-    notes,
-)
 from headstock.explain.render_document import chart_svg, heatmap_svg
 from headstock.report.format import pluralize
 from headstock.report.theme import SOFT
@@ -40,7 +29,7 @@ PERCENTAGES = ("first", "itself", "previous", "next")
 MAX_COLUMNS = 6  # heads up to which tables stand beside each other
 
 
-def attention_document(facts: AttentionFacts, text: str) -> ExplainDocument:
+def attention_document(facts: AttentionFacts, text: str) -> doc.ExplainDocument:
     sites = list(dict.fromkeys(one.where for one in facts.maps))
     if facts.texts == 1:
         counts = [pluralize(len(facts.tokens) or len(facts.source), "token")]
@@ -48,13 +37,13 @@ def attention_document(facts: AttentionFacts, text: str) -> ExplainDocument:
         summary = f"“{text}”: {', '.join(counts)}"
     else:
         summary = f"{text}: {pluralize(facts.texts, 'text')}, {pluralize(facts.positions, 'position')}"
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject="attention",
         title=f"{facts.run}: attention",
         summary=summary,
         page_title=f"Attention of {facts.run}",
         sections=[
-            Section("", [Checks(facts.checks()), *notes(facts.notes)]),
+            doc.Section("", [doc.Checks(facts.checks()), *doc.notes(facts.notes)]),
             *(site_section(facts, where) for where in sites),
         ],
         json=facts.to_dict(),
@@ -63,7 +52,7 @@ def attention_document(facts: AttentionFacts, text: str) -> ExplainDocument:
     )
 
 
-def site_section(facts: AttentionFacts, where: str) -> Section:
+def site_section(facts: AttentionFacts, where: str) -> doc.Section:
     """The maps of one kind of attention, and a table per measure."""
     maps = [one for one in facts.maps if one.where == where]
     heads = [head for head in facts.heads if head.where == where]
@@ -80,19 +69,19 @@ def site_section(facts: AttentionFacts, where: str) -> Section:
         "scale": SCALE,
     }
     values = {"data": data, "description": DESCRIPTIONS[where], "one_text": facts.texts == 1}
-    tables: list[DocumentBlock] = [
+    tables: list[doc.DocumentBlock] = [
         measure_table(TITLES[where], name, heads, uniform)
         for name in sorted(MEASURES, key=lambda name: name not in MAIN_MEASURES)
         if uniform.measures[name] is not None
     ]
     blocks = [
-        Html("attention.html", values),
-        Grid(tables, broad=weights.shape[1] > MAX_COLUMNS),
+        doc.Html("attention.html", values),
+        doc.Grid(tables, broad=weights.shape[1] > MAX_COLUMNS),
     ]
-    return Section(TITLES[where], blocks, where, "attention")
+    return doc.Section(TITLES[where], blocks, where, "attention")
 
 
-def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFacts) -> HeatTable:
+def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFacts) -> doc.HeatTable:
     """Layers by heads, with the value of a head with uniform weights for comparison."""
     values = [head.measures[name] or 0.0 for head in heads]
     reference = uniform.measures[name] or 0.0
@@ -101,7 +90,7 @@ def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFa
         (
             f"layer {layer}",
             [
-                HeatCell(measure_text(name, value), value / largest)
+                doc.HeatCell(measure_text(name, value), value / largest)
                 for head, value in zip(heads, values, strict=True)
                 if head.layer == layer
             ],
@@ -110,7 +99,7 @@ def measure_table(title: str, name: str, heads: list[HeadFacts], uniform: HeadFa
     ]
     columns = [str(number) for number in dict.fromkeys(head.head for head in heads)]
     caption = f"{MEASURES[name]} (uniform weights: {measure_text(name, reference)})"
-    return HeatTable(f"{title}, {name}", columns, rows, caption)
+    return doc.HeatTable(f"{title}, {name}", columns, rows, caption)
 
 
 def measure_text(name: str, value: float) -> str:
@@ -155,7 +144,7 @@ def head_picture(facts: AttentionFacts, one: LayerWeights) -> str:
     weights = one.weights[0]
     (head,) = (head for head in facts.heads if (head.where, head.layer) == (one.where, one.layer))
     return heatmap_svg(
-        TokenHeatmap(
+        doc.TokenHeatmap(
             f"{facts.run}: {TITLES[one.where].lower()}, layer {one.layer}, head {head.head}",
             queries[: len(weights)],
             keys[: weights.shape[1]],

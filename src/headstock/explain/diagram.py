@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstock.cost.model import model_dimensions
-from headstock.explain.document import Column, ExplainDocument, Section, Svg, Table, Text, notes
+from headstock.explain import document as doc
 from headstock.explain.parameters import ParameterFacts
 from headstock.explain.parameters_document import module_table
 from headstock.explain.subject import ExplainSubject
@@ -301,28 +301,28 @@ def model_svg(subject: ExplainSubject, params: ParameterFacts, *, page: bool = F
     return ModelDiagram(subject, params).draw().svg(label, page=page)
 
 
-def model_document(subject: ExplainSubject, params: ParameterFacts) -> ExplainDocument:
+def model_document(subject: ExplainSubject, params: ParameterFacts) -> doc.ExplainDocument:
     symbols = shape_symbols(subject)
     introduction = (
         "A text enters at the bottom. Each module shows its parameter count beside the formula; framed modules are "
         "repeated, each layer with parameters of its own. A circle with a plus is a residual sum."
     )
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject="architecture",
         title=f"{params.name}: {params.total:,} parameters",
         summary=f"family {params.family} · {params.base:,} in the backbone",
         page_title=f"Architecture of {params.name}",
         sections=[
-            Section(
+            doc.Section(
                 "",
                 [
-                    *notes(params.notes),
-                    Text(introduction, only="page"),
-                    Svg(lambda: model_svg(subject, params, page=True)),
-                    Table("Symbols", [Column("symbol"), Column("meaning")], list(symbols.items()), only="page"),
+                    *doc.notes(params.notes),
+                    doc.Text(introduction, only="page"),
+                    doc.Svg(lambda: model_svg(subject, params, page=True)),
+                    doc.Table("Symbols", {"symbol": "text", "meaning": "text"}, list(symbols.items()), only="page"),
                 ],
             ),
-            Section("Modules", [module_table(params, tensors=False)]),
+            doc.Section("Modules", [module_table(params, tensors=False)]),
         ],
         json=model_json(subject, params, symbols),
         picture=lambda: model_svg(subject, params),

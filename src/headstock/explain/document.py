@@ -4,31 +4,33 @@ A subject (parameters, attention, gradients, ...) computes facts and describes t
 `render_document.py` prints it, writes it as a page or picture, and `ExplainDocument.json` is what --json prints.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentBlock:
     """A part of a document; `only` restricts it to one medium."""
 
-    kind: ClassVar[str]
     only: Literal["terminal", "page"] | None = None
+
+    @property
+    def kind(self) -> str:
+        """How the template of a page knows it."""
+        return type(self).__name__
 
 
 @dataclass(frozen=True)
 class Text(DocumentBlock):
     """A paragraph; `markupsafe.Markup` passes through to the page unescaped."""
 
-    kind = "text"
     text: str
     style: Literal["plain", "soft", "formula", "callout", "quote"] = "plain"
 
 
 @dataclass(frozen=True)
 class Bullets(DocumentBlock):
-    kind = "bullets"
     items: Sequence[str]
     style: Literal["plain-list", "verdicts many"] = "plain-list"
 
@@ -44,7 +46,6 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks(DocumentBlock):
-    kind = "checks"
     checks: Sequence[Check]
 
 
@@ -52,7 +53,6 @@ class Checks(DocumentBlock):
 class KeyFigures(DocumentBlock):
     """A few headline values: (label, value, note)."""
 
-    kind = "tiles"
     tiles: Sequence[tuple[str, Any, Any]]
 
 
@@ -62,12 +62,6 @@ class Formula:
 
     expression: Any
     by: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Column:
-    name: str
-    format: str = "text"  # a key of render_document.FORMATS
 
 
 @dataclass(frozen=True)
@@ -81,13 +75,32 @@ class Row:
 
 @dataclass(frozen=True)
 class Table(DocumentBlock):
-    kind = "table"
     title: str
-    columns: Sequence[Column]
+    columns: Mapping[str, str]  # name -> format, a key of render_document.FORMATS
     rows: Sequence[Row | Sequence[Any]]
     caption: str = ""
     fold_after: int | None = None  # on a page, rows beyond this are folded away
     heading: bool = True  # whether a page shows the title as a heading; a terminal always does
+
+    @classmethod
+    def from_records(
+        cls,
+        title: str,
+        records: Iterable[Any],
+        columns: Mapping[str, tuple[str, str | Callable[[Any], Any]]],
+        caption: str = "",
+        **options: Any,
+    ) -> "Table":
+        """A row per record; a column has a format, and an attribute or a function of a record."""
+
+        def cell(record: Any, source: str | Callable[[Any], Any]) -> Any:
+            return getattr(record, source) if isinstance(source, str) else source(record)
+
+        rows = [[cell(record, source) for _, source in columns.values()] for record in records]
+        return cls(title, {name: form for name, (form, _) in columns.items()}, rows, caption, **options)
+
+    def styled_rows(self) -> list[Row]:
+        return [row if isinstance(row, Row) else Row(row) for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,6 @@ class HeatCell:
 class HeatTable(DocumentBlock):
     """A table whose cells are shaded by their value."""
 
-    kind = "heat_table"
     title: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[HeatCell]]]
@@ -114,7 +126,6 @@ class HeatTable(DocumentBlock):
 class TokenHeatmap(DocumentBlock):
     """A square for every pair of tokens."""
 
-    kind = "token_heatmap"
     title: str
     rows: Sequence[str]
     columns: Sequence[str]
@@ -130,7 +141,6 @@ class TokenHeatmap(DocumentBlock):
 class NumberStrip(DocumentBlock):
     """A named vector: its formula, and one line of values per direction (forward, backward)."""
 
-    kind = "number_strip"
     name: str
     formula: str
     lines: Sequence[tuple[str, Sequence[float]]]
@@ -144,7 +154,6 @@ class NumberStrip(DocumentBlock):
 class WeightedText(DocumentBlock):
     """A text with its words marked by signed weights."""
 
-    kind = "weighted_text"
     title: str
     text: str
     weights: Sequence[tuple[str, float]]
@@ -156,7 +165,6 @@ class WeightedText(DocumentBlock):
 class Chart(DocumentBlock):
     """A matplotlib figure, drawn only where it is shown: in a wide and in a narrow version."""
 
-    kind = "chart"
     name: str
     label: str  # what it shows, for screen readers
     paint: Callable[[Any], None]
@@ -171,7 +179,6 @@ class Chart(DocumentBlock):
 class Svg(DocumentBlock):
     """A drawing that is SVG already."""
 
-    kind = "svg"
     draw: Callable[[], str]
     caption: str = ""
     only: Literal["terminal", "page"] | None = field(default="page", kw_only=True)
@@ -181,7 +188,6 @@ class Svg(DocumentBlock):
 class Grid(DocumentBlock):
     """Blocks beside each other where a page is wide enough."""
 
-    kind = "grid"
     blocks: Sequence[DocumentBlock]
     broad: bool = False
 
@@ -190,7 +196,6 @@ class Grid(DocumentBlock):
 class Html(DocumentBlock):
     """A part of a page with a template of its own, such as the interactive attention maps."""
 
-    kind = "html"
     template: str
     values: dict[str, Any]
     only: Literal["terminal", "page"] | None = field(default="page", kw_only=True)
@@ -220,9 +225,10 @@ class ExplainDocument:
         return [block for section in self.sections for block in section.blocks if block.only in (None, medium)]
 
 
-def notes(lines: Sequence[str]) -> list[DocumentBlock]:
-    """Remarks on how an input was read."""
-    return [Text(sentence(line), "soft") for line in lines]
+def notes(lines: Sequence[str], *, text: str = "") -> list[DocumentBlock]:
+    """Remarks on how an input was read; on a page after the `text` itself."""
+    quote = [Text(text, "quote", only="page")] if text else []
+    return [*quote, *(Text(sentence(line), "soft") for line in lines)]
 
 
 def sentence(text: str) -> str:

@@ -136,7 +136,9 @@ def explain_gradients(model: Model, target: ExplainTarget) -> GradientFacts:
     for stack, transformer in block_stacks(model.backbone).items():
         for number, block in enumerate(transformer.blocks, 1):
             assert isinstance(block, Block)
-            inside = [one for one in connections if (one.stack, one.layer) == (stack, number)]
+            inside = [
+                connection for connection in connections if (connection.stack, connection.layer) == (stack, number)
+            ]
             received, passed = (vector_norm(result.at(tensor)) for tensor in (inside[-1].output, inside[0].input))
             norms = group_norms(block_groups(block), result.gradients)
             layers.append(LayerGradients(stack, number, received, passed, norms))
@@ -182,30 +184,32 @@ def backward(model: Model, loss_of: Any) -> BackwardResult:
     return BackwardResult(loss.detach(), activations, by_id)
 
 
-def split_gradient(one: Connection, received: Tensor, passed: Tensor) -> ConnectionGradients:
+def split_gradient(connection: Connection, received: Tensor, passed: Tensor) -> ConnectionGradients:
     """The two terms of dL/dH, compared with dL/dH of the whole backward pass."""
-    skip, through = gradient_terms(one, received)
-    norms = (
-        vector_norm(received),
-        vector_norm(skip),
-        vector_norm(through),
-        cosine(skip, through),
-        vector_norm(passed),
+    skip, through = gradient_terms(connection, received)
+    return ConnectionGradients(
+        connection.stack,
+        connection.layer,
+        connection.sublayer,
+        received=vector_norm(received),
+        skip=vector_norm(skip),
+        through=vector_norm(through),
+        cosine=cosine(skip, through),
+        passed=vector_norm(passed),
+        error=vector_norm(skip + through - passed) / max(vector_norm(passed), 1e-300),
     )
-    error = vector_norm(skip + through - passed) / max(vector_norm(passed), 1e-300)
-    return ConnectionGradients(one.stack, one.layer, one.sublayer, *norms, error)
 
 
-def gradient_terms(one: Connection, received: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_terms(connection: Connection, received: Tensor) -> tuple[Tensor, Tensor]:
     """(B, T, D) twice: the gradient through the skip and through the sublayer, by vector-Jacobian products."""
     with torch.enable_grad():
-        x = one.input.detach().requires_grad_()
-        if one.residual.post:
-            added = one.function(x)
+        x = connection.input.detach().requires_grad_()
+        if connection.residual.post:
+            added = connection.function(x)
             total = (x + added).detach().requires_grad_()
-            (skip,) = torch.autograd.grad(one.residual.norm(total), total, received)
+            (skip,) = torch.autograd.grad(connection.residual.norm(total), total, received)
         else:
-            added = one.function(one.residual.norm(x))
+            added = connection.function(connection.residual.norm(x))
             skip = received
         (through,) = torch.autograd.grad(added, x, skip)
     return skip, through

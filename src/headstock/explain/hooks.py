@@ -5,7 +5,7 @@ attention, `resid_cross` after its cross-attention (in decoders that have one), 
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.layers import Block, Residual, select_positions
+from headstock.model.layers import Residual, select_positions
 from headstock.model.model import Model
 
 POINT_AFTER = {"attention": "resid_mid", "cross": "resid_cross", "feed": "resid_post"}  # by sublayer
@@ -58,21 +58,22 @@ class Activations:
     def points(self, stack: str | None = None) -> list[StreamPoint]:
         """The points in order; `resid_pre` once per stack, since a later one equals the `resid_post` before it."""
         points = []
-        for one in self.connections:
-            if stack in (None, one.stack):
-                if one.layer == 1 and one.sublayer == "attention":
-                    points.append(StreamPoint(one.stack, 1, "resid_pre", one.input))
-                points.append(StreamPoint(one.stack, one.layer, POINT_AFTER[one.sublayer], one.output))
+        for connection in self.connections:
+            if stack in (None, connection.stack):
+                if connection.layer == 1 and connection.sublayer == "attention":
+                    points.append(StreamPoint(connection.stack, 1, "resid_pre", connection.input))
+                point = POINT_AFTER[connection.sublayer]
+                points.append(StreamPoint(connection.stack, connection.layer, point, connection.output))
         return points
 
     def point(self, stack: str, layer: int, name: str) -> Tensor:
         """(B, T, D) the stream at one named point."""
-        for one in self.connections:
-            if (one.stack, one.layer) == (stack, layer):
-                if name == "resid_pre" and one.sublayer == "attention":
-                    return one.input
-                if POINT_AFTER[one.sublayer] == name:
-                    return one.output
+        for connection in self.connections:
+            if (connection.stack, connection.layer) == (stack, layer):
+                if name == "resid_pre" and connection.sublayer == "attention":
+                    return connection.input
+                if POINT_AFTER[connection.sublayer] == name:
+                    return connection.output
         raise KeyError((stack, layer, name))
 
     def layers(self, stack: str) -> list[Tensor]:
@@ -96,44 +97,57 @@ def need_block_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]
     raise UserError(f"{run}: {lacking} (families that have one: {', '.join(families)})")
 
 
-def residuals_of(block: Block) -> dict[str, Residual]:
-    """The residual connections of a block by sublayer, in the order of computation."""
-    parts = {"attention": block.around_attention, "cross": block.around_cross, "feed": block.around_feed}
-    return {name: part for name, part in parts.items() if part is not None}
+def model_residuals(model: Model) -> dict[tuple[str, int, str], Residual]:
+    """The residual connections of a model by stack, layer (from 1) and sublayer, in the order of computation."""
+    residuals = {}
+    for stack, transformer in block_stacks(model.backbone).items():
+        for layer, block in enumerate(transformer.blocks, 1):
+            for sublayer in POINT_AFTER:
+                if (residual := getattr(block, f"around_{sublayer}")) is not None:
+                    residuals[stack, layer, sublayer] = residual
+    return residuals
+
+
+@contextmanager
+def record_calls(modules: Mapping[Any, nn.Module], record: Callable[..., None]) -> Iterator[None]:
+    """Call `record(key, inputs, options, output)` whenever a module returns; nothing the model computes changes.
+
+    The first input is a view that is used nowhere else, so that its gradient came through the module.
+    """
+
+    def separate_input(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return (inputs[0].view_as(inputs[0]), *inputs[1:]), options
+
+    def recorder(key: Any) -> Callable[..., None]:
+        return lambda module, inputs, options, output: record(key, inputs, options, output)
+
+    handles = []
+    for key, module in modules.items():
+        handles.append(module.register_forward_pre_hook(separate_input, with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder(key), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
 def record_activations(model: Model) -> Iterator[Activations]:
-    """Record every residual connection while the context is open; nothing the model computes changes.
+    """Record every residual connection while the context is open.
 
     >>> with record_activations(model) as activations:
     ...     model(batch)
     >>> activations.point("stack", 1, "resid_mid")  # (B, T, D)
     """
-    activations, handles = Activations(), []
+    activations, residuals = Activations(), model_residuals(model)
 
-    def separate_input(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def record(key: tuple[str, int, str], inputs: tuple[Any, ...], options: Any, output: Tensor) -> None:
         x, function = inputs
-        return x.view_as(x), function
+        activations.connections.append(Connection(*key, residuals[key], x, function, output))
 
-    def recorder(stack: str, layer: int, sublayer: str) -> Callable[..., None]:
-        def record(module: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-            x, function = inputs
-            activations.connections.append(Connection(stack, layer, sublayer, module, x, function, output))
-
-        return record
-
-    for stack, transformer in block_stacks(model.backbone).items():
-        for layer, block in enumerate(transformer.blocks, 1):
-            assert isinstance(block, Block)
-            for sublayer, residual in residuals_of(block).items():
-                handles.append(residual.register_forward_pre_hook(separate_input))
-                handles.append(residual.register_forward_hook(recorder(stack, layer, sublayer)))
-    try:
+    with record_calls(residuals, record):
         yield activations
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Ablation
@@ -176,11 +190,9 @@ def without_residuals(model: Model, ablation: Ablation = "skip") -> Model:
     unchanged, and dL/dH = dL/dO . dF(H)/dH.
     """
     ablated = copy.deepcopy(model)
-    for transformer in block_stacks(ablated.backbone).values():
-        for block in transformer.blocks:
-            assert isinstance(block, Block)
-            for sublayer, residual in residuals_of(block).items():
-                setattr(block, f"around_{sublayer}", ABLATIONS[ablation](residual))
+    stacks = block_stacks(ablated.backbone)
+    for (stack, layer, sublayer), residual in model_residuals(ablated).items():
+        setattr(stacks[stack].blocks[layer - 1], f"around_{sublayer}", ABLATIONS[ablation](residual))
     return ablated
 
 

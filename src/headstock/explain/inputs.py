@@ -15,12 +15,10 @@ from headstock.data.formats import PLAIN, detect_format
 from headstock.data.labelled_texts import stream_texts
 from headstock.data.mask_gaps import MASK, SurfaceForms
 from headstock.data.records import Records
-from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
-from headstock.explain.targets import check_length, check_texts
+from headstock.explain.targets import check_length, check_texts, row_tokens, source_tokenizer, tokenize
 from headstock.inference.pipeline import Pipeline
-from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
 from headstock.tasks.labelled import UNLIMITED, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
@@ -67,13 +65,8 @@ def encode_input(
         batch = replace(batch, causal=True)
     for part in filter(None, (batch.source, batch)):
         check_length(pipeline, part.tokens.size(1))
-    tokens = display_tokens(pipeline.tokenizer, batch.tokens[0].tolist())
-    source = [] if batch.source is None else display_tokens(source_tokenizer(pipeline), batch.source.tokens[0].tolist())
-    return EncodedInput(batch.to(pipeline.model.device), tokens, source, notes)
-
-
-def source_tokenizer(pipeline: Pipeline) -> Tokenizer:
-    return pipeline.tokenizer.source_tokenizer or pipeline.tokenizer
+    source = [] if batch.source is None else row_tokens(pipeline, batch.source, source=True)
+    return EncodedInput(batch.to(pipeline.model.device), row_tokens(pipeline, batch), source, notes)
 
 
 def tokenize_with_masks(pipeline: Pipeline, text: str) -> list[int]:
@@ -81,9 +74,7 @@ def tokenize_with_masks(pipeline: Pipeline, text: str) -> list[int]:
     tokenizer, task = source_tokenizer(pipeline), pipeline.task
     if tokenizer.mask is not None and MASK in text and (task.fills_masks or task.needs_encoder_decoder):
         return SurfaceForms(tokenizer).tokenize(text)[0]
-    if not (ids := tokenizer.encode(text)):
-        raise UserError(f"{pipeline.run}: the tokenizer returns no tokens for the text")
-    return ids
+    return tokenize(pipeline, text, tokenizer)
 
 
 def add_target(pipeline: Pipeline, task: Translate, data: EncodedPairs, target: str | None) -> list[str]:
@@ -102,9 +93,9 @@ def denoising_batch(pipeline: Pipeline, text: str, target: str | None) -> tuple[
     """A text as the source of a denoising encoder-decoder, with the whole text or `target` as the decoder input."""
     if target is None and MASK in text:
         raise UserError(f"{pipeline.run}: the text behind {MASK} is unknown; give the whole text as --target")
-    whole = pipeline.tokenizer.encode(text if target is None else target)
+    decoder_input = pipeline.tokenizer.encode(text if target is None else target)
     notes = ["this run denoises: the decoder reads the whole text"] if target is None else []
-    return forced_batch(pipeline, [(tokenize_with_masks(pipeline, text), whole)], UNLIMITED), notes
+    return forced_batch(pipeline, [(tokenize_with_masks(pipeline, text), decoder_input)], UNLIMITED), notes
 
 
 def forced_batch(pipeline: Pipeline, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], length: int) -> Batch:

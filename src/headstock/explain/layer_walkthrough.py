@@ -7,7 +7,8 @@ layer's own weights; their output and their gradient must equal the model's.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,9 @@ from torch.nn import functional as F
 from headstock.errors import UserError, did_you_mean
 from headstock.explain.document import Check
 from headstock.explain.gradients import trainable_copy
-from headstock.explain.hooks import need_block_stacks
-from headstock.explain.targets import ExplainTarget, find_token, training_target
+from headstock.explain.hooks import need_block_stacks, record_calls
+from headstock.explain.targets import ExplainTarget, find_token, row_tokens, training_target
 from headstock.inference.pipeline import Pipeline
-from headstock.inference.translate import display_tokens
 from headstock.model.attention_mask import AttentionMask
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
@@ -65,24 +65,17 @@ class LayerWalkthrough:
         return self.tokens[self.position - 1]
 
     def checks(self) -> list[Check]:
-        return [
-            Check(
-                "the steps reproduce the layer's output",
-                self.forward_error < TOLERANCE,
-                f"relative error {self.forward_error:.0e}",
-            ),
-            Check(
-                "their gradient is that of the model's backward pass",
-                self.backward_error < TOLERANCE,
-                f"relative error {self.backward_error:.0e}",
-            ),
-        ]
+        claims = {
+            "the steps reproduce the layer's output": self.forward_error,
+            "their gradient is that of the model's backward pass": self.backward_error,
+        }
+        return [Check(claim, error < TOLERANCE, f"relative error {error:.0e}") for claim, error in claims.items()]
 
     def select(self, names: Sequence[str]) -> "LayerWalkthrough":
         """The named steps only."""
-        known = [step.name for step in self.steps]
-        if unknown := next((name for name in names if name not in known), None):
-            raise UserError(f"--step {unknown}: no such step{did_you_mean(unknown, known)} (have: {', '.join(known)})")
+        steps = [step.name for step in self.steps]
+        if unknown := next((name for name in names if name not in steps), None):
+            raise UserError(f"--step {unknown}: no such step{did_you_mean(unknown, steps)} (have: {', '.join(steps)})")
         return replace(self, steps=[step for step in self.steps if step.name in names])
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,8 +99,8 @@ def explain_layer(
     """One token in one layer and head; `word` is a token or its position from 1, by default the last."""
     stacks = need_block_stacks(pipeline.model.backbone, pipeline.run)
     if where is not None and where not in stacks:
-        known = "one stack" if "stack" in stacks else "encoder, decoder"
-        raise UserError(f"--where {where}: {pipeline.run} has no such part (it has {known})")
+        names = "one stack" if "stack" in stacks else "encoder, decoder"
+        raise UserError(f"--where {where}: {pipeline.run} has no such part (it has {names})")
     target = training_target(pipeline, texts, label=label, visible=word)
     name = where or ("decoder" if "decoder" in stacks else "stack")
     for option, value, limit, what in (
@@ -118,8 +111,8 @@ def explain_layer(
             raise UserError(f"{option} {value}: {pipeline.run} has {limit} {what}, counted from 1")
     row = target.batch.source if name == "encoder" else target.batch
     assert row is not None
-    tokens = token_names(pipeline, row, source=row is not target.batch)
-    source = [] if target.batch.source is None else token_names(pipeline, target.batch.source, source=True)
+    tokens = row_tokens(pipeline, row, source=row is not target.batch)
+    source = [] if target.batch.source is None else row_tokens(pipeline, target.batch.source, source=True)
     position = len(tokens) - 1 if word is None else find_token(tokens, word)
     if position is None:
         start = " ".join(tokens[:24]) + (" …" if len(tokens) > 24 else "")
@@ -129,62 +122,40 @@ def explain_layer(
     return walk_through(trainable_copy(pipeline.model), target, name, layer, recorder)
 
 
-def token_names(pipeline: Pipeline, row: Batch, *, source: bool) -> list[str]:
-    tokenizer = pipeline.tokenizer.source_tokenizer or pipeline.tokenizer if source else pipeline.tokenizer
-    return display_tokens(tokenizer, row.tokens[0].tolist())
-
-
-@dataclass
-class BlockCall:
+class BlockCall(NamedTuple):
     """The inputs and the output of a block in a forward pass."""
 
     input: Tensor  # (B, T, D) H, a view used nowhere else
     mask: AttentionMask
     options: dict[str, Any]
-    output: Tensor | None = None
-
-
-def record_block(model: Model, block: Block, target: ExplainTarget) -> tuple[Tensor, BlockCall]:
-    """The loss, and the call of one block on the way to it."""
-    calls: list[BlockCall] = []
-
-    def before(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        x, mask = inputs
-        calls.append(BlockCall(x.view_as(x), mask, options))
-        return (calls[-1].input, mask), options
-
-    def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        calls[-1].output = output
-
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)]
-    try:
-        with torch.enable_grad():
-            return target.loss(model), calls[-1]
-    finally:
-        for handle in handles:
-            handle.remove()
+    output: Tensor
 
 
 def walk_through(
     model: Model, target: ExplainTarget, name: str, layer: int, recorder: "StepRecorder"
 ) -> LayerWalkthrough:
     stack: Any = need_block_stacks(model.backbone, name)[name]
-    block = stack.blocks[layer - 1]
-    loss, call = record_block(model, block, target)
-    assert call.output is not None
-    received, passed = torch.autograd.grad(loss, [call.output, call.input], retain_graph=True)
+    block, calls = stack.blocks[layer - 1], []
     row = target.batch.source if name == "encoder" else target.batch
     assert row is not None
+
+    def record(_: int, inputs: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> None:
+        x, mask = inputs
+        calls.append(BlockCall(x, mask, options, output))
+
     with torch.enable_grad():
+        with record_calls({layer: block}, record):
+            loss = target.loss(model)
+        (call,) = calls
+        received, passed = torch.autograd.grad(loss, [call.output, call.input], retain_graph=True)
         if layer == 1:
             start = embed(recorder, stack, row)
         else:
             start = call.input.detach().requires_grad_()
-            recorder.add("resid_pre", "stream", f"H = output of layer {layer - 1}", start, norm_note)
+            recorder.part = "stream"
+            recorder.add("resid_pre", f"H = output of layer {layer - 1}", start, norm_note)
         output = apply_block(recorder, block, start, call)
-    differentiable = [one.value for one in recorder.steps if one.value.requires_grad]
-    gradients = torch.autograd.grad(output, differentiable, received, allow_unused=True, materialize_grads=True)
-    by_id = {id(tensor): gradient for tensor, gradient in zip(differentiable, gradients, strict=True)}
+    gradients = recorder.gradients(output, received)
     config = stack.config
     return LayerWalkthrough(
         stack=name,
@@ -196,9 +167,9 @@ def walk_through(
         norm=config.norm,
         loss=float(loss.detach()),
         target=target.description,
-        steps=[recorder.step(one, by_id) for one in recorder.steps],
+        steps=recorder.finished_steps(gradients),
         forward_error=relative_error(output, call.output),
-        backward_error=relative_error(by_id[id(start)], passed),
+        backward_error=relative_error(gradients[id(start)], passed),
         notes=list(target.notes),
     )
 
@@ -207,50 +178,48 @@ def relative_error(value: Tensor, expected: Tensor) -> float:
     return float((value - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1e-300))
 
 
-@dataclass(frozen=True)
-class RecordedStep:
-    """One step for all tokens."""
-
-    name: str
-    part: str
-    formula: str
-    value: Tensor  # (B, T, ·), or (B, H, T, ·) per head
-    note: Callable[[Tensor], str]
-    columns: list[str]
-
-
 @dataclass
 class StepRecorder:
-    """Collects the steps in the order of computation."""
+    """Collects the steps of one token and head in the order of computation."""
 
     head: int
     position: int
     tokens: list[str]
     source: list[str]
-    steps: list[RecordedStep] = field(default_factory=list)
+    part: str = "embedding"  # of the layer, which later steps belong to
     input_symbol: str = "x"  # of the current sublayer
+    steps: list[Step] = field(default_factory=list)  # without gradients
+    values: list[Tensor] = field(default_factory=list)  # for all tokens: (B, T, ·), or (B, H, T, ·) per head
 
     def add(
         self,
         name: str,
-        part: str,
         formula: str,
         value: Tensor,
         note: Callable[[Tensor], str] | str = "",
-        columns: list[str] | None = None,
+        columns: Sequence[str] = (),
     ) -> Tensor:
-        note_of = (lambda _: note) if isinstance(note, str) else note
-        self.steps.append(RecordedStep(name, part, formula, value, note_of, columns or []))
+        own = self.own(value)
+        note = note if isinstance(note, str) else note(own)
+        self.steps.append(Step(name, self.part, formula, list(columns), own.tolist(), None, note))
+        self.values.append(value)
         return value
 
     def own(self, value: Tensor) -> Tensor:
         """The numbers of the one token, in the one head."""
         return value.detach()[0, self.position] if value.dim() == 3 else value.detach()[0, self.head, self.position]
 
-    def step(self, one: RecordedStep, gradients: dict[int, Tensor]) -> Step:
-        own, gradient = self.own(one.value), gradients.get(id(one.value))
-        backward = None if gradient is None else self.own(gradient).tolist()
-        return Step(one.name, one.part, one.formula, one.columns, own.tolist(), backward, one.note(own))
+    def gradients(self, output: Tensor, received: Tensor) -> dict[int, Tensor]:
+        """The gradients of all values that are not constants, by the id of the tensor."""
+        tensors = [value for value in self.values if value.requires_grad]
+        gradients = torch.autograd.grad(output, tensors, received, allow_unused=True, materialize_grads=True)
+        return {id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True)}
+
+    def finished_steps(self, gradients: dict[int, Tensor]) -> list[Step]:
+        return [
+            replace(step, backward=self.own(gradients[id(value)]).tolist()) if id(value) in gradients else step
+            for step, value in zip(self.steps, self.values, strict=True)
+        ]
 
 
 # The layer, as in a textbook
@@ -258,29 +227,30 @@ class StepRecorder:
 
 def embed(recorder: StepRecorder, stack: Transformer, batch: Batch) -> Tensor:
     """(B, T, D) the input of the first layer."""
-    config, part = stack.config, "embedding"
-    x = recorder.add("token", part, "e = E[w], the token's row of the embedding", stack.tokens.weight[batch.tokens])
+    config = stack.config
+    x = recorder.add("token", "e = E[w], the token's row of the embedding", stack.tokens.weight[batch.tokens])
     terms = ["e"]
     if config.embed_scale:
-        scaled = x * math.sqrt(config.width)
-        x, terms = recorder.add("token scaled", part, f"√D · e, D = {config.width}", scaled), ["√D · e"]
+        x = recorder.add("token scaled", f"√D · e, D = {config.width}", x * math.sqrt(config.width))
+        terms = ["√D · e"]
     positions = stack.token_positions(batch, None).expand_as(batch.tokens)
     if config.positions != "rotary":
         table = stack.waves if stack.positions is None else stack.positions.weight
         kind = "sines and cosines, fixed" if stack.positions is None else "learned"
         note = f"t = {int(positions[0, recorder.position])}"
-        x, terms = x + recorder.add("position", part, f"p = P[t], {kind}", table[positions], note), [*terms, "p"]
+        x = x + recorder.add("position", f"p = P[t], {kind}", table[positions], note)
+        terms.append("p")
     if stack.segments is not None:
         segments = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
-        row = recorder.add("segment", part, "g = G[segment]", stack.segments.weight[segments])
-        x, terms = x + row, [*terms, "g"]
+        x = x + recorder.add("segment", "g = G[segment]", stack.segments.weight[segments])
+        terms.append("g")
     total = " + ".join(terms)
     if stack.embed_norm is not None:
-        recorder.add("embedding sum", part, f"S = {total}", x, spread_note)
+        recorder.add("embedding sum", f"S = {total}", x, spread_note)
         x, total = stack.embed_norm(x), f"N(S){norm_formula(stack.embed_norm, 'S')}"
     elif len(terms) == 1:
         x = x.view_as(x)  # a tensor of its own, so that both steps have a gradient
-    return recorder.add("resid_pre", part, f"H = {total}", x, norm_note)
+    return recorder.add("resid_pre", f"H = {total}", x, norm_note)
 
 
 def apply_block(recorder: StepRecorder, block: Block, x: Tensor, call: BlockCall) -> Tensor:
@@ -288,103 +258,99 @@ def apply_block(recorder: StepRecorder, block: Block, x: Tensor, call: BlockCall
     rotation = call.options.get("rotation")
 
     def self_attention(h: Tensor) -> Tensor:
-        attention, part = block.attention, "attention"
+        attention = block.attention
         query, key, value = attention.split_heads(attention.inputs(h), 3)
-        bias = attention.inputs.bias is not None
         for name, symbol, vector in (("query", "q", query), ("key", "k", key), ("value", "v", value)):
-            plus = f" + b_{symbol.upper()}" if bias else ""
-            recorder.add(name, part, f"{symbol} = W_{symbol.upper()} {recorder.input_symbol}{plus}", vector)
+            recorder.add(name, projection_formula(symbol, attention, recorder.input_symbol), vector)
         if attention.query_norm is not None and attention.key_norm is not None:
-            query = recorder.add("query normalized", part, "q / √mean(q²) · g", attention.query_norm(query))
-            key = recorder.add("key normalized", part, "k / √mean(k²) · g", attention.key_norm(key))
+            query = recorder.add("query normalized", "q / √mean(q²) · g", attention.query_norm(query))
+            key = recorder.add("key normalized", "k / √mean(k²) · g", attention.key_norm(key))
         if rotation is not None:
-            query = recorder.add(
-                "query rotated", part, "R(t) q, rotated by its position", apply_rotary(query, rotation)
-            )
-            key = recorder.add("key rotated", part, "R(t) k, rotated by its position", apply_rotary(key, rotation))
-        return attend(recorder, attention, query, key, value, call.mask, recorder.tokens, part)
+            query = recorder.add("query rotated", "R(t) q, rotated by its position", apply_rotary(query, rotation))
+            key = recorder.add("key rotated", "R(t) k, rotated by its position", apply_rotary(key, rotation))
+        return attend(recorder, attention, (query, key, value), call.mask, recorder.tokens)
 
     def cross_attention(h: Tensor) -> Tensor:
-        attention, part = block.cross, "cross-attention"
+        attention = block.cross
         assert attention is not None
-        key, value = call.options["memory"]
         width, inputs = h.size(-1), attention.inputs
         bias = None if inputs.bias is None else inputs.bias[:width]
         (query,) = attention.split_heads(F.linear(h, inputs.weight[:width], bias), 1)
-        plus = " + b_Q" if bias is not None else ""
-        recorder.add("cross query", part, f"q = W_Q {recorder.input_symbol}{plus}", query)
+        recorder.add("cross query", projection_formula("q", attention, recorder.input_symbol), query)
         if attention.query_norm is not None:
-            query = recorder.add("cross query normalized", part, "q / √mean(q²) · g", attention.query_norm(query))
-        return attend(recorder, attention, query, key, value, call.options["memory_mask"], recorder.source, part)
+            query = recorder.add("cross query normalized", "q / √mean(q²) · g", attention.query_norm(query))
+        vectors, mask = (query, *call.options["memory"]), call.options["memory_mask"]
+        return attend(recorder, attention, vectors, mask, recorder.source, prefix="cross ")
 
-    x = apply_residual(recorder, block.around_attention, x, self_attention, "attention", "resid_mid")
+    recorder.part = "attention"
+    x = apply_residual(recorder, block.around_attention, x, self_attention, "resid_mid")
     if block.around_cross is not None:
-        x = apply_residual(recorder, block.around_cross, x, cross_attention, "cross-attention", "resid_cross")
-    return apply_residual(
-        recorder, block.around_feed, x, lambda h: feed_forward(recorder, block.feed, h), "feed-forward", "resid_post"
-    )
+        recorder.part = "cross-attention"
+        x = apply_residual(recorder, block.around_cross, x, cross_attention, "resid_cross")
+    recorder.part = "feed-forward"
+    return apply_residual(recorder, block.around_feed, x, partial(feed_forward, recorder, block.feed), "resid_post")
+
+
+def projection_formula(symbol: str, attention: Attention, input_symbol: str) -> str:
+    """`q = W_Q x + b_Q`."""
+    bias = "" if attention.inputs.bias is None else f" + b_{symbol.upper()}"
+    return f"{symbol} = W_{symbol.upper()} {input_symbol}{bias}"
 
 
 def attend(
     recorder: StepRecorder,
     attention: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    vectors: tuple[Tensor, Tensor, Tensor],
     mask: AttentionMask,
     tokens: list[str],
-    part: str,
+    prefix: str = "",
 ) -> Tensor:
     """(B, T, D): scores, mask, softmax, weighted values, concatenated heads, and the output projection."""
-    prefix, width = "cross " if part == "cross-attention" else "", query.size(-1)
-    product = recorder.add(f"{prefix}products", part, "q · k of each token", query @ key.mT, columns=tokens)
+    query, key, value = vectors  # (B, H, T, K), (B, H, S, K) twice
+    width = query.size(-1)
+    product = recorder.add(f"{prefix}products", "q · k of each token", query @ key.mT, columns=tokens)
     scaled = f"s = q · k / √K, K = D / H = {width}"
-    score = recorder.add(f"{prefix}scores", part, scaled, product / math.sqrt(width), columns=tokens)
+    score = recorder.add(f"{prefix}scores", scaled, product / math.sqrt(width), columns=tokens)
     allowed = mask.dense(query.size(2), key.size(2), query.device)
     bias = torch.zeros_like(score).masked_fill(~allowed, -torch.inf).detach()
-    recorder.add(f"{prefix}mask", part, "m = 0, or −∞ where masked", bias, columns=tokens)
+    recorder.add(f"{prefix}mask", "m = 0, or −∞ where masked", bias, columns=tokens)
     weights = (score + bias).softmax(-1)
-    recorder.add(f"{prefix}weights", part, "a = softmax(s + m)", weights, lambda a: f"sum {a.sum():.3f}", tokens)
-    one = recorder.add(f"{prefix}head", part, "z = Σ a · v, the head's own K numbers", weights @ value)
-    heads = one.transpose(1, 2).flatten(2)  # (B, H, T, K) -> (B, T, D)
-    recorder.add(f"{prefix}heads", part, f"Z = z₁ … z_H concatenated, H = {attention.heads}", heads)
+    recorder.add(f"{prefix}weights", "a = softmax(s + m)", weights, lambda a: f"sum {a.sum():.3f}", tokens)
+    head = recorder.add(f"{prefix}head", "z = Σ a · v, the head's own K numbers", weights @ value)
+    heads = head.transpose(1, 2).flatten(2)  # (B, H, T, K) -> (B, T, D)
+    recorder.add(f"{prefix}heads", f"Z = z₁ … z_H concatenated, H = {attention.heads}", heads)
     plus = " + b_O" if attention.output.bias is not None else ""
-    return recorder.add(f"{prefix}output", part, f"o = W_O Z{plus}", attention.output(heads), norm_note)
+    return recorder.add(f"{prefix}output", f"o = W_O Z{plus}", attention.output(heads), norm_note)
 
 
 def feed_forward(recorder: StepRecorder, feed: FeedForward, x: Tensor) -> Tensor:
     """(B, T, D): up to F numbers, the activation, and down again."""
-    part, plus = "feed-forward", (" + b₁", " + b₂") if feed.up.bias is not None else ("", "")
+    plus = (" + b₁", " + b₂") if feed.up.bias is not None else ("", "")
     function = getattr(feed.activation, "__name__", "gelu")  # GPT-2's is a partial of gelu
-    up = recorder.add("hidden", part, f"u = W₁ {recorder.input_symbol}{plus[0]}", feed.up(x))
+    up = recorder.add("hidden", f"u = W₁ {recorder.input_symbol}{plus[0]}", feed.up(x))
     if feed.gate is None:
         note = dead_note if function == "relu" else ""
-        activation = recorder.add("activation", part, f"{function}(u)", feed.activation(up), note)
+        activation = recorder.add("activation", f"{function}(u)", feed.activation(up), note)
     else:
-        gate = recorder.add("gate", part, f"g = W_g {recorder.input_symbol}", feed.gate(x))
-        activation = recorder.add("activation", part, f"{function}(g) · u", feed.activation(gate) * up)
-    return recorder.add("feed-forward", part, f"f = W₂ activation{plus[1]}", feed.down(activation), norm_note)
+        gate = recorder.add("gate", f"g = W_g {recorder.input_symbol}", feed.gate(x))
+        activation = recorder.add("activation", f"{function}(g) · u", feed.activation(gate) * up)
+    return recorder.add("feed-forward", f"f = W₂ activation{plus[1]}", feed.down(activation), norm_note)
 
 
 def apply_residual(
-    recorder: StepRecorder,
-    residual: Residual,
-    x: Tensor,
-    sublayer: Callable[[Tensor], Tensor],
-    part: str,
-    point: str,
+    recorder: StepRecorder, residual: Residual, x: Tensor, sublayer: Callable[[Tensor], Tensor], point: str
 ) -> Tensor:
     """(B, T, D) a sublayer with its skip connection and its norm, before or after."""
     before = {"resid_mid": "H", "resid_cross": "resid_mid"}.get(point, recorder.steps[-1].name)
-    added = "f" if part == "feed-forward" else "o"
+    added = "f" if recorder.part == "feed-forward" else "o"
     formula = norm_formula(residual.norm, "S" if residual.post else before)
     recorder.input_symbol = before if residual.post else "x"
     if residual.post:
         total = x + sublayer(x)
-        recorder.add(f"{part} sum", part, f"S = {before} + {added}", total, spread_note)
-        return recorder.add(point, part, f"N(S){formula}", residual.norm(total), norm_note)
-    normed = recorder.add(f"{part} norm", part, f"x = N({before}){formula}", residual.norm(x), norm_note)
-    return recorder.add(point, part, f"{before} + {added}", x + sublayer(normed), norm_note)
+        recorder.add(f"{recorder.part} sum", f"S = {before} + {added}", total, spread_note)
+        return recorder.add(point, f"N(S){formula}", residual.norm(total), norm_note)
+    normed = recorder.add(f"{recorder.part} norm", f"x = N({before}){formula}", residual.norm(x), norm_note)
+    return recorder.add(point, f"{before} + {added}", x + sublayer(normed), norm_note)
 
 
 def norm_formula(norm: nn.Module, symbol: str) -> str:

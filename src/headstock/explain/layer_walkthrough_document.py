@@ -5,7 +5,7 @@ from html import escape
 from itertools import groupby
 from typing import Literal
 
-from headstock.explain.document import Checks, DocumentBlock, ExplainDocument, NumberStrip, Section, Text, notes
+from headstock.explain import document as doc
 from headstock.explain.layer_walkthrough import LayerWalkthrough, Step
 from headstock.explain.render_document import strip_cells
 from headstock.report.format import shorten
@@ -24,31 +24,31 @@ STYLE = """.layer text { font: 13px system-ui, sans-serif; fill: #1c2128 }
 
 def layer_document(
     facts: LayerWalkthrough, name: str, text: str, *, steps: Sequence[str] = (), direction: Direction | None = None
-) -> ExplainDocument:
+) -> doc.ExplainDocument:
     """All steps, or those named in `steps`; with one direction, backward from the top down."""
     selected = facts.select(steps) if steps else facts
-    introduction: list[DocumentBlock] = [
-        Text(text, "quote", only="page"),
-        Text(
+    introduction: list[doc.DocumentBlock] = [
+        doc.Text(text, "quote", only="page"),
+        doc.Text(
             "Each formula with its values for this token. Forward is what the layer computes; backward is the gradient "
             "of the loss with respect to each value. Orange is positive, blue negative.",
             only="page",
         ),
-        *([] if steps else [Checks(facts.checks()), *notes(facts.notes)]),
+        *([] if steps else [doc.Checks(facts.checks()), *doc.notes(facts.notes)]),
     ]
     order = [step for step in selected.steps if direction != "backward" or step.backward is not None]
     order = order[::-1] if direction == "backward" else order
     sizes = ", ".join(f"{symbol} = {size}" for symbol, size in facts.sizes.items())
     details = f"{name} · {facts.norm}-norm · {sizes} · loss {facts.loss:.3f} over {facts.target}"
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject="one token in one layer",
         title=title_of(facts),
         summary="",
         page_title=f"A token in {name}",
         sections=[
-            Section("", [Text(details, "soft", only="page"), *introduction]),
+            doc.Section("", [doc.Text(details, "soft", only="page"), *introduction]),
             *(
-                Section(part.capitalize(), [strip_of(step, facts, direction) for step in group])
+                doc.Section(part.capitalize(), [strip_of(step, facts, direction) for step in group])
                 for part, group in groupby(order, key=lambda step: step.part)
             ),
         ],
@@ -63,13 +63,13 @@ def title_of(facts: LayerWalkthrough) -> str:
     return f"“{facts.token}”, token {facts.position} of {count}, in {stack} {facts.layer}, head {facts.head}"
 
 
-def strip_of(step: Step, facts: LayerWalkthrough, direction: Direction | None) -> NumberStrip:
+def strip_of(step: Step, facts: LayerWalkthrough, direction: Direction | None) -> doc.NumberStrip:
     lines = [] if direction == "backward" else [("forward", step.forward)]
     if step.backward is not None and direction != "forward":
         lines.append(("backward", step.backward))
     own = facts.position - 1 if step.columns and step.part != "cross-attention" else None
     fixed = "A constant: it has no gradient." if step.backward is None else ""
-    return NumberStrip(step.name, step.formula, lines, step.columns, step.note, own, fixed)
+    return doc.NumberStrip(step.name, step.formula, lines, step.columns, step.note, own, fixed)
 
 
 def layer_picture(facts: LayerWalkthrough) -> str:

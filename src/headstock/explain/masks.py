@@ -5,23 +5,14 @@ L tokens, P of them a prefix or padding, n of them in one document.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from headstock.errors import UserError
+from headstock.explain import document as doc
 from headstock.explain.attention import as_applied, need_attention
-from headstock.explain.document import (
-    Column,
-    DocumentBlock,
-    ExplainDocument,
-    KeyFigures,
-    Section,
-    Table,
-    Text,
-    TokenHeatmap,
-)
 from headstock.explain.inputs import EncodedInput, encode_input
 from headstock.explain.render_document import heatmap_svg
 from headstock.explain.subject import open_subject
@@ -32,14 +23,7 @@ from headstock.model.batch import Batch
 from headstock.model.model import Model
 
 MaskKind = Literal["causal", "none", "padding", "document", "prefix"]
-MASK_KINDS: tuple[MaskKind, ...] = ("causal", "none", "padding", "document", "prefix")
-TITLES = {
-    "causal": "causal mask",
-    "none": "no mask",
-    "padding": "padding mask",
-    "document": "document mask",
-    "prefix": "prefix mask",
-}
+MASK_KINDS: tuple[MaskKind, ...] = get_args(MaskKind)
 REASONS = {
     "causal": "Each position attends to itself and to earlier positions: later tokens are what is predicted.",
     "none": "Every position attends to every other, as in an encoder, which reads the whole text at once.",
@@ -51,7 +35,6 @@ REASONS = {
     "are the blocks of this matrix, and the encoder never sees the target.",
     "cross": "Every target position attends to the whole source, which is encoded before the target is generated.",
 }
-ATTENTION_NAMES = {"encoder": "encoder", "decoder": "decoder", "cross": "cross-attention"}
 MAX_ROWS = 32  # tokens up to which a page lists them one by one
 
 
@@ -114,23 +97,21 @@ def explain_mask(
     `padding` and `prefix` are numbers of tokens, `documents` the length of each document, and `causal` says whether
     documents are read from left to right.
     """
-    words, length = list(tokens), len(tokens)
+    names, length = list(tokens), len(tokens)
     check_lengths(kind, length, padding=padding, documents=documents, prefix=prefix)
-    row, causal = torch.zeros(1, length, dtype=torch.long), causal if kind == "document" else kind == "causal"
+    batch, causal = Batch(torch.zeros(1, length, dtype=torch.long)), causal if kind == "document" else kind == "causal"
+    if kind == "padding":
+        batch.padding = torch.arange(length)[None] >= length - padding
+        names[length - padding :] = ["<pad>"] * padding
+    if kind == "document":
+        batch.document_ids = torch.arange(len(documents)).repeat_interleave(torch.tensor(documents))[None]
     if kind == "prefix":
         allowed = prefix_mask(length, prefix)
     else:
-        batch = Batch(row)
-        if kind == "padding":
-            batch = Batch(row, padding=torch.arange(length)[None] >= length - padding)
-            words[length - padding :] = ["<pad>"] * padding
-        if kind == "document":
-            batch = Batch(
-                row, document_ids=torch.arange(len(documents)).repeat_interleave(torch.tensor(documents))[None]
-            )
         allowed = make_attention_mask(batch, causal=causal).dense(length, length)[0, 0]
     formula, expected = masked_count(kind, length, padding=padding, documents=documents, prefix=prefix, causal=causal)
-    return MaskFacts(kind, TITLES[kind], words, words, allowed.tolist(), formula, expected, REASONS[kind])
+    title = "no mask" if kind == "none" else f"{kind} mask"
+    return MaskFacts(kind, title, names, names, allowed.tolist(), formula, expected, REASONS[kind])
 
 
 def prefix_mask(length: int, prefix: int) -> Tensor:
@@ -183,11 +164,11 @@ def applied_masks(model: Model, batch: Batch) -> dict[str, Tensor]:
     """(T, S) per kind of attention: the mask that the model applied to a row."""
     masks: dict[str, Tensor] = {}
 
-    def record(one: AttentionRecord) -> None:
-        known = masks.setdefault(as_applied(one, batch).kind, one.allowed[0, 0])
-        assert torch.equal(known, one.allowed[0, 0]), "the layers of one stack share one mask"
+    def collect(record: AttentionRecord) -> None:
+        mask = masks.setdefault(as_applied(record, batch).kind, record.allowed[0, 0])
+        assert torch.equal(mask, record.allowed[0, 0]), "the layers of one stack share one mask"
 
-    with torch.no_grad(), record_attention(model, record):
+    with torch.no_grad(), record_attention(model, collect):
         model(batch)
     return masks
 
@@ -236,10 +217,9 @@ def explain_model_masks(model: Model, text: EncodedInput, name: str, *, where: s
         kind: MaskKind = "causal" if is_causal or attention == "decoder" else "none"
         formula, expected = masked_count(kind, len(queries))
         reason = REASONS["cross" if attention == "cross" else kind]
-        title = f"{name}: {ATTENTION_NAMES[attention]}"
-        facts.append(
-            MaskFacts(kind, title, list(queries), list(keys), allowed.tolist(), formula, expected, reason, attention)
-        )
+        title = f"{name}: {'cross-attention' if attention == 'cross' else attention}"
+        axes = (list(queries), list(keys), allowed.tolist())
+        facts.append(MaskFacts(kind, title, *axes, formula, expected, reason, attention))
     return facts
 
 
@@ -263,53 +243,52 @@ def parse_lengths(documents: str | None, length: int) -> list[int]:
         raise UserError(f"--documents {documents}: must be numbers separated by commas, such as 2,3") from None
 
 
-# ExplainDocument
+# Document
 
 
-def mask_document(masks: Sequence[MaskFacts]) -> ExplainDocument:
-    several = len(masks) > 1
-    return ExplainDocument(
+def mask_document(masks: Sequence[MaskFacts]) -> doc.ExplainDocument:
+    single = masks[0] if len(masks) == 1 else None
+    return doc.ExplainDocument(
         subject="attention mask",
-        title=f"{masks[0].name.split(': ')[0]}: attention masks" if several else masks[0].title,
+        title=single.title if single else f"{masks[0].name.split(': ')[0]}: attention masks",
         summary="",
-        sections=[Section(mask.title if several else "", mask_blocks(mask)) for mask in masks],
-        json={"masks": [mask.to_dict() for mask in masks]} | ({} if several else masks[0].to_dict()),
+        sections=[doc.Section("" if single else mask.title, mask_blocks(mask)) for mask in masks],
+        json={"masks": [mask.to_dict() for mask in masks]} | (single.to_dict() if single else {}),
         picture=lambda: mask_picture(masks),
     )
 
 
-def mask_blocks(mask: MaskFacts) -> list[DocumentBlock]:
+def mask_blocks(mask: MaskFacts) -> list[doc.DocumentBlock]:
     count = f"{mask.masked:,} of {mask.entries:,} entries are masked"
     meaning = "Added to the attention scores before the softmax: 0 leaves a score as it is, −∞ makes its weight 0."
     by_formula = "" if mask.formula == "0" else f", {mask.formula} = {mask.expected:,}"
-    tiles: list[tuple[str, Any, Any]] = [("masked entries", f"{mask.masked:,}", f"of {mask.entries:,}")]
-    differs = "" if mask.expected == mask.masked else "differs from the count"
-    tiles.append(("by formula", f"{mask.expected:,}", f"{mask.formula} {differs}".strip()))
-    blocks: list[DocumentBlock] = [
-        Text(meaning, "soft", only="page"),
-        Text(f"{mask.name}: {count}{by_formula}", only="terminal"),
+    differs = "" if mask.expected == mask.masked else " differs from the count"
+    tiles = [
+        ("masked entries", f"{mask.masked:,}", f"of {mask.entries:,}"),
+        ("by formula", f"{mask.expected:,}", f"{mask.formula}{differs}"),
+    ]
+    blocks: list[doc.DocumentBlock] = [
+        doc.Text(meaning, "soft", only="page"),
+        doc.Text(f"{mask.name}: {count}{by_formula}", only="terminal"),
         mask_heatmap(mask),
-        KeyFigures(tiles, only="page"),
-        Text(mask.reason, only="page"),
+        doc.KeyFigures(tiles, only="page"),
+        doc.Text(mask.reason, only="page"),
     ]
     if len(mask.tokens) <= MAX_ROWS:
-        columns = [Column("position"), *(Column(name, "count") for name in ("attends to", "masked"))]
-        rows = [
-            [token, sum(row), len(row) - sum(row), 1 / sum(row)]
-            for token, row in zip(mask.tokens, mask.allowed, strict=True)
-        ]
+        columns = {"position": "text", "attends to": "count", "masked": "count", "even weight": "percent"}
+        counts = [(token, sum(row), len(row)) for token, row in zip(mask.tokens, mask.allowed, strict=True)]
+        rows = [[token, count, size - count, 1 / count] for token, count, size in counts]
         caption = "With equal scores, a position distributes its weight evenly over the positions it attends to."
-        title = "Position by position"
-        blocks.append(Table(title, [*columns, Column("even weight", "percent")], rows, caption, only="page"))
+        blocks.append(doc.Table("Position by position", columns, rows, caption, only="page"))
     return blocks
 
 
-def mask_heatmap(mask: MaskFacts) -> TokenHeatmap:
+def mask_heatmap(mask: MaskFacts) -> doc.TokenHeatmap:
     def hint(row: int, column: int) -> str:
         verb = "attends to" if mask.allowed[row][column] else "is masked from"
         return f"{mask.tokens[row]} ({row + 1}) {verb} {mask.keys[column]} ({column + 1})"
 
-    return TokenHeatmap(
+    return doc.TokenHeatmap(
         f"{mask.name}: {mask.masked} of {mask.entries} entries are masked",
         mask.tokens,
         mask.keys,

@@ -23,7 +23,7 @@ TORCH |= {"cross.inputs.": "multihead_attn.in_proj_", "cross.output": "multihead
 TORCH |= {"feed.up": "linear1", "feed.down": "linear2", "around_attention.norm": "norm1"}
 OUTSIDE = {"backbone.tokens.weight": "embedding.weight"}
 OUTSIDE |= {"heads.token.weight": "decoder.weight", "heads.token.bias": "decoder.bias"}
-PLACES = {"cpu, float32": ExecutionContext(), "gpu, bfloat16, estimated": ExecutionContext("cuda", half=True)}
+DEVICES = {"cpu, float32": ExecutionContext(), "gpu, bfloat16, estimated": ExecutionContext("cuda", half=True)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class ModuleCount:
     value: int  # of one of them, where `times` are identical
     count: int  # the same, counted in the model
     times: int
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {"module": self.path, "count": self.count, "formula": formula(self.formula), "value": self.value}
+        return values | {"times": self.times}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class HeadTotal:
     total: int
     own: int  # parameters of the heads, which are all that is trained with a frozen backbone
 
+    def to_dict(self) -> dict[str, Any]:
+        frozen = {"trainable": self.own, "frozen": self.total - self.own}
+        values = {"heads": list(self.heads), "total": self.total, "formula": formula(self.formula)}
+        return values | {"trainable": self.total, "backbone_frozen": frozen}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -68,6 +77,18 @@ class Cost:
     name: str
     formula: Any
     value: float
+
+
+@dataclass(frozen=True)
+class TrainingCosts:
+    rows: Any  # the symbol for rows per batch
+    flops: list[Cost]  # of a token in the forward pass, by module
+    forward: Cost
+    training: Cost
+    memory: dict[str, list[Cost]]  # by device and precision
+
+    def formulas(self) -> list[Any]:
+        return [cost.formula for costs in (self.flops, *self.memory.values()) for cost in costs]
 
 
 @dataclass(frozen=True)
@@ -85,10 +106,7 @@ class ParameterFacts:
     frozen: bool  # the run trained its heads only
     derivative: Any  # of the total by the number of attention heads; None without attention
     fixed: Cost | None  # numbers that are not trained, such as sinusoidal positions
-    flops: list[Cost]  # of a token in the forward pass, by module
-    forward: Cost
-    training: Cost
-    memory: dict[str, list[Cost]]  # by device and precision
+    costs: TrainingCosts
     batch: int
     length: int
     notes: tuple[str, ...] = ()
@@ -105,12 +123,6 @@ class ParameterFacts:
         def costs_dict(costs: list[Cost]) -> dict[str, Any]:
             return {cost.name: {"formula": formula(cost.formula), "value": round(cost.value)} for cost in costs}
 
-        modules = [
-            {"module": one.path, "count": one.count, "formula": formula(one.formula), "value": one.value}
-            | {"times": one.times}
-            for one in self.modules
-            if not one.tensor
-        ]
         return {
             "name": self.name,
             "family": self.family,
@@ -121,18 +133,15 @@ class ParameterFacts:
             "frozen": self.total - self.trainable,
             "formula": formula(self.totals[0].formula),
             "rows": [vars(tensor) for tensor in self.tensors],
-            "modules": modules,
-            "totals": [
-                {"heads": list(one.heads), "total": one.total, "formula": formula(one.formula), "trainable": one.total}
-                | {"backbone_frozen": {"trainable": one.own, "frozen": one.total - one.own}}
-                for one in self.totals
-            ],
-            "letters": {one.name: {"meaning": one.meaning, "value": one.value} for one in self.symbols},
+            "modules": [module.to_dict() for module in self.modules if not module.tensor],
+            "totals": [total.to_dict() for total in self.totals],
+            "letters": {symbol.name: {"meaning": symbol.meaning, "value": symbol.value} for symbol in self.symbols},
             "derivative_by_heads": None if self.derivative is None else formula(self.derivative),
             "batch": self.batch,
             "length": self.length,
-            "flops_per_token": costs_dict([self.forward, self.training]) | {"parts": costs_dict(self.flops)},
-            "memory": {place: costs_dict(costs) for place, costs in self.memory.items()},
+            "flops_per_token": costs_dict([self.costs.forward, self.costs.training])
+            | {"parts": costs_dict(self.costs.flops)},
+            "memory": {device: costs_dict(costs) for device, costs in self.costs.memory.items()},
         }
 
 
@@ -147,46 +156,34 @@ def explain_parameters(
     if model.backbone.context and length > model.backbone.context:
         raise UserError(f"--length {length}: this model reads rows of at most {model.backbone.context} tokens")
     batch = batch or config.train.micro_batch or config.train.batch
-    others = other_heads(subject, classes)
-    all_heads = {name: head for one in (model, *others) for name, head in one.heads.items()}
-    with_all_heads = model.with_heads(all_heads)
+    models = [model, *other_heads(subject, classes)]
+    with_all_heads = model.with_heads({name: head for variant in models for name, head in variant.heads.items()})
     symbols, meanings = symbols_of(with_all_heads)
     values = values_of(symbols, model_dimensions(with_all_heads, length=length))
     forms = module_costs(model, symbols)
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     modules = [module for part in forms.parts for module in module_counts(part, values, counts)]
-    totals = [head_total(one, symbols, values) for one in (model, *others)]
+    totals = [head_total(variant, symbols, values) for variant in models]
     costs = training_costs(subject, symbols, values, batch)
     has_attention = hasattr(model.backbone.config, "heads")
     fixed = evaluate(forms.buffer_count, values)
-    used = [module.formula for module in modules] + [one.formula for one in totals] + costs.formulas()
+    used = [module.formula for module in modules] + [total.formula for total in totals] + costs.formulas()
+    used += [symbols.heads] if has_attention else []
     return ParameterFacts(
         name=subject.name,
         family=config.family,
         modules=modules,
         tensors=tensor_counts(model, modules),
-        symbols=legend(
-            [*used, symbols.heads] if has_attention else used,
-            values | {costs.rows: batch},
-            meanings | {"B": "rows per batch"},
-        ),
+        symbols=legend(used, values | {costs.rows: batch}, meanings | {"B": "rows per batch"}),
         by=(symbols.depth, symbols.encoder_depth),
         base=model.parameter_counts()["base"],
         base_formula=forms.parts[0].count,
-        heads={
-            name: count
-            for one in (model, *others)
-            for name, count in one.parameter_counts().items()
-            if name in one.heads
-        },
+        heads={name: variant.parameter_counts()[name] for variant in models for name in variant.heads},
         totals=totals,
         frozen=bool(config.transfer and config.transfer.freeze),
         derivative=sympify(totals[0].formula).diff(symbols.heads) if has_attention else None,
         fixed=Cost("fixed", forms.buffer_count, fixed) if fixed else None,
-        flops=costs.flops,
-        forward=costs.forward,
-        training=costs.training,
-        memory=costs.memory,
+        costs=costs,
         batch=batch,
         length=length,
         notes=(*subject.notes, *measured_notes(forms)),
@@ -286,39 +283,27 @@ def torch_name(name: str) -> str | None:
     return None if prefix is None else f"layers.{number}.{inside.replace(prefix, names[prefix], 1)}"
 
 
-@dataclass(frozen=True)
-class TrainingCosts:
-    rows: Any  # the symbol for rows per batch
-    flops: list[Cost]
-    forward: Cost
-    training: Cost
-    memory: dict[str, list[Cost]]
-
-    def formulas(self) -> list[Any]:
-        return [one.formula for costs in (self.flops, *self.memory.values()) for one in costs]
-
-
 def training_costs(subject: ExplainSubject, symbols: Dimensions, values: dict[Any, int], batch: int) -> TrainingCosts:
     """FLOP and memory of the model as its task trains it."""
     import sympy
 
     rows = sympy.Symbol("B", positive=True, integer=True)
-    known = values | {rows: batch}
+    values = values | {rows: batch}
     model, task = subject.model, subject.task
     parts = model_cost(model, task, symbols)
 
     def cost(name: str, form: Any) -> Cost:
-        return Cost(name, sympy.expand(form), evaluate(form, known))
+        return Cost(name, sympy.expand(form), evaluate(form, values))
 
     optimizers = ["adamw"] if subject.config.transfer is not None else ["adamw", "muon"]
-    by_place: dict[str, list[Cost]] = {}
-    for name, place in PLACES.items():
+    memory: dict[str, list[Cost]] = {}
+    for device, context in DEVICES.items():
         forms = {
-            optimizer: training_memory(model, task, symbols, rows=rows, optimizer=optimizer, context=place)
+            optimizer: training_memory(model, task, symbols, rows=rows, optimizer=optimizer, context=context)
             for optimizer in optimizers
         }
         adamw, used = forms["adamw"], forms.get(subject.config.train.optimizer, forms["adamw"])
-        by_place[name] = [
+        memory[device] = [
             cost("weights", adamw.weights),
             cost("gradients", adamw.gradients),
             *(cost(f"optimizer ({optimizer})", form.optimizer) for optimizer, form in forms.items()),
@@ -331,7 +316,7 @@ def training_costs(subject: ExplainSubject, symbols: Dimensions, values: dict[An
         [cost(name, form) for name, form in flops_by_module(parts)],
         cost("forward", flops_per_token(parts)),
         cost("training", flops_per_token(parts, training=True)),
-        by_place,
+        memory,
     )
 
 

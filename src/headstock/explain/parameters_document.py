@@ -4,20 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstock.explain.document import (
-    Bullets,
-    Chart,
-    Column,
-    DocumentBlock,
-    ExplainDocument,
-    Formula,
-    KeyFigures,
-    Row,
-    Section,
-    Table,
-    Text,
-    notes,
-)
+from headstock.explain import document as doc
 from headstock.explain.parameters import ModuleCount, ParameterFacts
 from headstock.explain.render_document import picture_of
 from headstock.explain.symbols import in_text
@@ -68,43 +55,42 @@ COLOURS = {group: ARMS[kind][1][shade][0] for group, (kind, shade) in zip(GROUPS
 MAX_UNFOLDED = 20  # tensors that a page lists without folding
 
 
-def parameter_document(params: ParameterFacts) -> ExplainDocument:
+def parameter_document(params: ParameterFacts) -> doc.ExplainDocument:
     chart = shares_chart(params)
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject="parameters",
         title=f"{params.name}: {params.total:,} parameters",
         summary=f"family {params.family}",
         page_title=f"Parameters of {params.name}",
         sections=[
-            Section("", [*notes(params.notes), headline(params), chart, symbols_table(params)]),
-            Section("Module by module", [module_table(params), *remarks(params)], "parts"),
-            Section("Heads and what is trained", [totals_table(params)], "totals"),
-            Section("Cost", cost_blocks(params), "costs"),
-            Section("Every tensor", [tensor_table(params)], "tensors"),
+            doc.Section("", [*doc.notes(params.notes), headline(params), chart, symbols_table(params)]),
+            doc.Section("Module by module", [module_table(params), *remarks(params)], "parts"),
+            doc.Section("Heads and what is trained", [totals_table(params)], "totals"),
+            doc.Section("Cost", cost_blocks(params), "costs"),
+            doc.Section("Every tensor", [tensor_table(params)], "tensors"),
         ],
         json=params.to_dict(),
         picture=picture_of(chart),
     )
 
 
-def headline(params: ParameterFacts) -> DocumentBlock:
+def headline(params: ParameterFacts) -> doc.DocumentBlock:
     trained = "the head alone; the backbone is frozen" if params.frozen else "all of them"
-    return KeyFigures(
+    return doc.KeyFigures(
         [
-            ("parameters", f"{params.total:,}", Formula(params.totals[0].formula, params.by)),
-            ("in the backbone", f"{params.base:,}", Formula(params.base_formula, params.by)),
+            ("parameters", f"{params.total:,}", doc.Formula(params.totals[0].formula, params.by)),
+            ("in the backbone", f"{params.base:,}", doc.Formula(params.base_formula, params.by)),
             ("trainable", f"{params.trainable:,}", trained),
         ],
         only="page",
     )
 
 
-def symbols_table(params: ParameterFacts) -> DocumentBlock:
+def symbols_table(params: ParameterFacts) -> doc.DocumentBlock:
     import sympy
 
-    rows = [[Formula(sympy.Symbol(one.name)), one.value, one.meaning] for one in params.symbols]
-    columns = [Column("symbol", "formula"), Column("value", "count"), Column("meaning")]
-    return Table("Symbols", columns, rows, heading=False)
+    rows = [[doc.Formula(sympy.Symbol(symbol.name)), symbol.value, symbol.meaning] for symbol in params.symbols]
+    return doc.Table("Symbols", {"symbol": "formula", "value": "count", "meaning": "text"}, rows, heading=False)
 
 
 # Modules
@@ -142,7 +128,7 @@ def description_of(module: ModuleCount, name: str) -> str:
     return DESCRIPTIONS.get(name.partition(".")[0], "")
 
 
-def module_table(params: ParameterFacts, *, tensors: bool = True) -> DocumentBlock:
+def module_table(params: ParameterFacts, *, tensors: bool = True) -> doc.DocumentBlock:
     """The tree of modules with their formulas; with or without the tensors."""
     rows = []
     for row in module_rows(params.modules):
@@ -152,21 +138,15 @@ def module_table(params: ParameterFacts, *, tensors: bool = True) -> DocumentBlo
         name = row.name + (f" × {module.times}" if module.path.endswith(".*") else "")
         description = " × ".join(map(in_text, module.shape)) if module.tensor else row.description
         style = "tensor" if module.tensor else "top" if row.level == 0 else ""
-        cells = [name, description, Formula(module.formula, params.by), module.value, module.count]
-        rows.append(Row(cells, row.level, style))
-    columns = [
-        Column("module", "code"),
-        Column("description"),
-        Column("formula", "formula"),
-        Column("value", "count"),
-        Column("counted", "count"),
-    ]
+        cells = [name, description, doc.Formula(module.formula, params.by), module.value, module.count]
+        rows.append(doc.Row(cells, row.level, style))
+    columns = {"module": "code", "description": "text", "formula": "formula", "value": "count", "counted": "count"}
     title = f"Total {in_text(params.totals[0].formula, *params.by)}"
     caption = "The value of each formula beside the number counted in the model. Of identical layers one is shown."
-    return Table(title, columns, rows, caption, heading=False)
+    return doc.Table(title, columns, rows, caption, heading=False)
 
 
-def remarks(params: ParameterFacts) -> list[DocumentBlock]:
+def remarks(params: ParameterFacts) -> list[doc.DocumentBlock]:
     lines = [heads_remark(params)]
     if params.fixed is not None:
         formula = in_text(params.fixed.formula)
@@ -176,7 +156,7 @@ def remarks(params: ParameterFacts) -> list[DocumentBlock]:
         )
     if tied := [DESCRIPTIONS.get(name, name) for name, count in params.heads.items() if not count]:
         lines.append(f"The {tied[0]} has no parameters of its own: it is tied to the token embedding.")
-    return [Bullets(lines)]
+    return [doc.Bullets(lines)]
 
 
 def heads_remark(params: ParameterFacts) -> str:
@@ -196,81 +176,69 @@ def heads_remark(params: ParameterFacts) -> str:
     )
 
 
-def totals_table(params: ParameterFacts) -> DocumentBlock:
-    columns = [
-        Column("head"),
-        Column("formula", "formula"),
-        Column("parameters", "count"),
-        Column("trained with a frozen backbone", "count"),
-        Column("frozen", "count"),
-    ]
-    rows = [
-        [
-            " and ".join(DESCRIPTIONS.get(name, name) for name in one.heads),
-            Formula(one.formula, params.by),
-            one.total,
-            one.own,
-            one.total - one.own,
-        ]
-        for one in params.totals
-    ]
-    return Table("By head", columns, rows, "The same backbone with the heads it has or could have.", heading=False)
+def totals_table(params: ParameterFacts) -> doc.DocumentBlock:
+    columns: dict[str, Any] = {
+        "head": ("text", lambda total: " and ".join(DESCRIPTIONS.get(name, name) for name in total.heads)),
+        "formula": ("formula", lambda total: doc.Formula(total.formula, params.by)),
+        "parameters": ("count", "total"),
+        "trained with a frozen backbone": ("count", "own"),
+        "frozen": ("count", lambda total: total.total - total.own),
+    }
+    caption = "The same backbone with the heads it has or could have."
+    return doc.Table.from_records("By head", params.totals, columns, caption, heading=False)
 
 
 # Cost
 
 
-def cost_blocks(params: ParameterFacts) -> list[DocumentBlock]:
-    columns = [Column("module", "code"), Column("formula", "formula"), Column("value", "flops")]
-    flops = [[cost.name, Formula(cost.formula), cost.value] for cost in params.flops]
-    totals = [
-        Row([name, Formula(cost.formula, params.by), cost.value], style="sum")
-        for name, cost in (("forward", params.forward), ("training, forward and backward", params.training))
+def cost_blocks(params: ParameterFacts) -> list[doc.DocumentBlock]:
+    costs = params.costs
+    flops: list[Any] = [[cost.name, doc.Formula(cost.formula), cost.value] for cost in costs.flops]
+    for name, cost in (("forward", costs.forward), ("training, forward and backward", costs.training)):
+        flops.append(doc.Row([name, doc.Formula(cost.formula, params.by), cost.value], style="sum"))
+    memory = [
+        doc.Row(
+            [first.name, doc.Formula(first.formula, params.by), first.value, *(cost.value for cost in others)],
+            style="sum" if first.name == "total" else "",
+        )
+        for first, *others in zip(*costs.memory.values(), strict=True)
     ]
     rows_of = f"rows of {params.length:,} tokens"
-    places = list(params.memory)
-    memory = [
-        Row(
-            [costs[0].name, Formula(costs[0].formula, params.by), *(cost.value for cost in costs)],
-            style="sum" if costs[0].name == "total" else "",
-        )
-        for costs in zip(*params.memory.values(), strict=True)
-    ]
-    memory_columns = [Column("purpose"), Column("formula", "formula"), *(Column(place, "bytes") for place in places)]
     return [
-        Text(
+        doc.Text(
             "A multiplication and an addition are two floating-point operations (FLOP). Only matrix products are "
             "counted. The backward pass costs twice the forward pass: once for the inputs, once for the weights.",
             only="page",
         ),
-        Table(
+        doc.Table(
             "FLOP per token",
-            columns,
-            [*flops, *totals],
+            {"module": "code", "formula": "formula", "value": "flops"},
+            flops,
             f"For {rows_of}; attention is counted in full, although a causal mask could save half of it.",
         ),
-        Table(
+        doc.Table(
             f"Memory of a step on {params.batch:,} {rows_of}",
-            memory_columns,
+            {"purpose": "text", "formula": "formula"} | dict.fromkeys(costs.memory, "bytes"),
             memory,
-            f"The formula is that of “{places[0]}”. Activations are what the forward pass keeps for the backward "
-            "pass; working memory is the gradient of the logits and, in half precision, copies of the weights. The "
-            "total is with the optimizer of the settings. With dropout, a CPU keeps attention matrices, hence L².",
+            f"The formula is that of “{next(iter(costs.memory))}”. Activations are what the forward pass keeps for the "
+            "backward pass; working memory is the gradient of the logits and, in half precision, copies of the "
+            "weights. The total is with the optimizer of the settings. With dropout, a CPU keeps attention matrices, "
+            "hence L².",
         ),
     ]
 
 
-def tensor_table(params: ParameterFacts) -> DocumentBlock:
-    columns = [
-        Column("tensor", "code"),
-        Column("in PyTorch", "code"),
-        Column("formula", "formula"),
-        Column("value", "count"),
-        Column("counted", "count"),
-    ]
-    rows = [[row.module, row.torch or "", Formula(row.formula), row.value, row.count] for row in params.tensors]
+def tensor_table(params: ParameterFacts) -> doc.DocumentBlock:
+    columns: dict[str, Any] = {
+        "tensor": ("code", "module"),
+        "in PyTorch": ("code", lambda tensor: tensor.torch or ""),
+        "formula": ("formula", lambda tensor: doc.Formula(tensor.formula)),
+        "value": ("count", "value"),
+        "counted": ("count", "count"),
+    }
     caption = "With the names that torch.nn.TransformerEncoderLayer and TransformerDecoderLayer give the same tensors."
-    return Table("Tensors", columns, rows, caption, fold_after=MAX_UNFOLDED, heading=False, only="page")
+    options: dict[str, Any] = {"fold_after": MAX_UNFOLDED, "heading": False, "only": "page"}
+    return doc.Table.from_records("Tensors", params.tensors, columns, caption, **options)
 
 
 # Chart
@@ -294,12 +262,12 @@ def shares(params: ParameterFacts) -> tuple[dict[str, float], dict[str, float]]:
     for module in params.modules:
         if module.tensor:
             counts[group_of(module.path)] += module.value * module.times
-    for cost in params.flops:
+    for cost in params.costs.flops:
         flops[group_of(cost.name)] += cost.value
     return counts, flops
 
 
-def shares_chart(params: ParameterFacts) -> Chart:
+def shares_chart(params: ParameterFacts) -> doc.Chart:
     """Two stacked bars: parameters and FLOP by group of modules."""
     counts, flops = shares(params)
 
@@ -328,4 +296,4 @@ def shares_chart(params: ParameterFacts) -> Chart:
 
     label = f"Shares of the modules of {params.name} in its parameters and in its FLOP"
     caption = "Where the parameters are, and where the FLOP of a forward pass are. An embedding lookup takes none."
-    return Chart("shares", label, paint, caption, height=140 / WIDE, narrow_height=165 / 350)
+    return doc.Chart("shares", label, paint, caption, height=140 / WIDE, narrow_height=165 / 350)

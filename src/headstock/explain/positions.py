@@ -5,25 +5,14 @@ T positions, D features per position.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headstock.errors import UserError
-from headstock.explain.document import (
-    Bullets,
-    Chart,
-    Column,
-    DocumentBlock,
-    ExplainDocument,
-    Grid,
-    Section,
-    Table,
-    Text,
-    sentence,
-)
+from headstock.explain import document as doc
 from headstock.explain.render_document import picture_of
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
@@ -33,7 +22,7 @@ from headstock.model.positions import ROTARY_BASE, rotary_angles, sinusoids
 from headstock.report.theme import GRID, INK, SMALL, SOFT
 
 PositionKind = Literal["sinusoidal", "learned", "rotary"]
-POSITION_KINDS: tuple[PositionKind, ...] = ("sinusoidal", "learned", "rotary")
+POSITION_KINDS: tuple[PositionKind, ...] = get_args(PositionKind)
 CHUNK = 512  # positions whose distances to all others are computed together
 TOLERANCE = 1e-4  # similarities at one distance that differ by less depend on the distance alone
 MAX_DRAWN = 256  # positions that are drawn; more would be finer than pixels
@@ -210,19 +199,19 @@ def nearest_pair(table: Tensor) -> tuple[tuple[int, int], float]:
     return pair, smallest
 
 
-# ExplainDocument
+# Document
 
 
-def position_document(tables: Sequence[PositionFacts]) -> ExplainDocument:
+def position_document(tables: Sequence[PositionFacts]) -> doc.ExplainDocument:
     first, (length, width) = tables[0], tables[0].table.shape
     title = f"{first.kind} positions"
     title = title.capitalize() if first.name == title else f"{first.name}: {title}"
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject="position encodings",
         title=title,
         summary=f"{length:,} positions of {width:,} features"
         + (f": the cosine and the sine of {width // 2:,} angles" if first.kind == "rotary" else ""),
-        sections=[Section((facts.where or "").capitalize(), position_blocks(facts)) for facts in tables],
+        sections=[doc.Section((facts.where or "").capitalize(), position_blocks(facts)) for facts in tables],
         json={"positions": [facts.to_dict() for facts in tables]} | (first.to_dict() if len(tables) == 1 else {}),
         picture=lambda: position_picture(tables),
     )
@@ -234,7 +223,7 @@ def position_picture(tables: Sequence[PositionFacts]) -> str:
     return picture_of(table_chart(tables[0]))()
 
 
-def position_blocks(facts: PositionFacts) -> list[DocumentBlock]:
+def position_blocks(facts: PositionFacts) -> list[doc.DocumentBlock]:
     first, second = facts.nearest
     verdicts = [
         f"No two positions are the same: the nearest two, {first} and {second}, are {facts.gap:.4g} apart."
@@ -250,17 +239,17 @@ def position_blocks(facts: PositionFacts) -> list[DocumentBlock]:
         for distance in DISTANCES
         if distance < len(facts.table)
     ]
-    columns = [Column("distance"), Column("cosine", "cosine"), Column("lowest", "cosine"), Column("highest", "cosine")]
-    blocks: list[DocumentBlock] = [
-        Bullets(verdicts, "verdicts many"),
-        *(Text(sentence(note), "callout") for note in facts.notes),
+    columns = {"distance": "text", "cosine": "cosine", "lowest": "cosine", "highest": "cosine"}
+    blocks: list[doc.DocumentBlock] = [
+        doc.Bullets(verdicts, "verdicts many"),
+        *(doc.Text(doc.sentence(note), "callout") for note in facts.notes),
         table_chart(facts),
-        Grid([similarity_chart(facts), distance_chart(facts)], only="page"),
-        Table("Similarity by distance", columns, rows, "The mean cosine of two positions, and its range."),
+        doc.Grid([similarity_chart(facts), distance_chart(facts)], only="page"),
+        doc.Table("Similarity by distance", columns, rows, "The mean cosine of two positions, and its range."),
     ]
     if facts.wavelengths:
         shortest, longest = facts.wavelengths
-        blocks.append(Text(f"Wavelengths range from {shortest:.2f} (2π) to {longest:,.0f} tokens.", "soft"))
+        blocks.append(doc.Text(f"Wavelengths range from {shortest:.2f} (2π) to {longest:,.0f} tokens.", "soft"))
     return blocks
 
 
@@ -270,7 +259,7 @@ def signed_colours(values: np.ndarray) -> np.ndarray:
     return np.concatenate([colours, np.abs(values).clip(0, 1)[..., None]], -1)
 
 
-def table_chart(facts: PositionFacts) -> Chart:
+def table_chart(facts: PositionFacts) -> doc.Chart:
     table = facts.table[:MAX_DRAWN].numpy()
     scale = float(np.quantile(np.abs(table), 0.995)) or 1.0  # a few outliers must not make all other values faint
     captions = {
@@ -293,10 +282,10 @@ def table_chart(facts: PositionFacts) -> Chart:
             axes.axvline(width // 2 - 0.5, color=INK, linewidth=0.8)
 
     label = f"{facts.kind} encodings of {length} positions, {width} features each"
-    return Chart("heat", label, paint, captions[facts.kind] + drawn, narrow_height=1.0)
+    return doc.Chart("heat", label, paint, captions[facts.kind] + drawn, narrow_height=1.0)
 
 
-def similarity_chart(facts: PositionFacts) -> Chart:
+def similarity_chart(facts: PositionFacts) -> doc.Chart:
     table = facts.table[:MAX_DRAWN].numpy()
     unit = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-30)
 
@@ -307,10 +296,10 @@ def similarity_chart(facts: PositionFacts) -> Chart:
         axes.set_ylabel("position")
 
     caption = "The cosine of every two positions: orange similar, faint unrelated, blue opposite."
-    return Chart("alike", "cosine of every two positions", paint, caption, height=1.0, width=SMALL)
+    return doc.Chart("alike", "cosine of every two positions", paint, caption, height=1.0, width=SMALL)
 
 
-def distance_chart(facts: PositionFacts) -> Chart:
+def distance_chart(facts: PositionFacts) -> doc.Chart:
     distances = np.arange(len(facts.similarity))
     caption = (
         "The attention score of two equal vectors by distance, relative to distance 0."
@@ -327,4 +316,4 @@ def distance_chart(facts: PositionFacts) -> Chart:
         axes.set_ylabel("cosine of their vectors")
         axes.grid(axis="y")
 
-    return Chart("distance", "cosine by distance", paint, caption, height=0.8, width=SMALL)
+    return doc.Chart("distance", "cosine by distance", paint, caption, height=0.8, width=SMALL)

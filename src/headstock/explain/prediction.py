@@ -6,18 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headstock.data.words import word_spans
-from headstock.explain.document import (
-    Chart,
-    Column,
-    DocumentBlock,
-    ExplainDocument,
-    Grid,
-    Section,
-    Table,
-    Text,
-    WeightedText,
-    notes,
-)
+from headstock.explain import document as doc
 from headstock.explain.gradients_document import BLUE, ORANGE
 from headstock.explain.prediction_cases import PredictionCase, case_of
 from headstock.explain.render_document import picture_of
@@ -156,66 +145,60 @@ def word_weights(
     ]
 
 
-# ExplainDocument
+# Document
 
 
-def prediction_document(facts: PredictionFacts, name: str) -> ExplainDocument:
-    whole = "\n".join(facts.texts)
+def prediction_document(facts: PredictionFacts, name: str) -> doc.ExplainDocument:
+    joined = "\n".join(facts.texts)
     pieces = decode_tokens([(token.token, token.weight) for token in facts.tokens])
     answers = ", ".join(f"{answer} {chance:.1%}" for answer, chance in facts.answers)
     chart = words_chart(facts)
-    marked: list[DocumentBlock] = [
-        Text("Orange words support the answer, blue ones oppose it.", "soft", only="page"),
-        Grid(
-            [
-                WeightedText(
-                    "By gradient",
-                    whole,
-                    merge_into_words(whole, pieces, word_spans(whole)),
-                    "Integrated gradients (gradient × input, averaged on the path from a blank text to this one) of "
-                    "the answer's score relative to the mean of all others, summed over the tokens of each word.",
-                ),
-                WeightedText(
-                    "By leaving out",
-                    whole,
-                    [(word.word, word.change) for word in facts.words],
-                    "The change of the answer's log-odds when a word is left out.",
-                ),
-            ],
-            only="page",
-        ),
+    by_gradient = doc.WeightedText(
+        "By gradient",
+        joined,
+        merge_into_words(joined, pieces, word_spans(joined)),
+        "Integrated gradients (gradient × input, averaged on the path from a blank text to this one) of the answer's "
+        "score relative to the mean of all others, summed over the tokens of each word.",
+    )
+    by_leaving_out = doc.WeightedText(
+        "By leaving out",
+        joined,
+        [(word.word, word.change) for word in facts.words],
+        "The change of the answer's log-odds when a word is left out.",
+    )
+    blocks = [
+        *doc.notes(facts.notes),
+        doc.Text("Orange words support the answer, blue ones oppose it.", "soft", only="page"),
+        doc.Grid([by_gradient, by_leaving_out], only="page"),
+        *([chart, words_table(facts)] if facts.words else []),
     ]
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject=f"why this {facts.kind}?",
         title=facts.answer,
         summary=f"{name}: {facts.probability:.1%} ({answers})",
         page_title=f"Why {name} predicts {facts.answer}",
-        sections=[Section("", [*notes(facts.notes), *marked, *([chart, words_table(facts)] if facts.words else [])])],
+        sections=[doc.Section("", blocks)],
         json=facts.to_dict(),
         picture=picture_of(chart),
     )
 
 
-def words_table(facts: PredictionFacts) -> Table:
-    columns = [
-        Column("word"),
-        Column("without it", "percent"),
-        Column("log-odds", "signed"),
-        Column("gradient", "signed"),
-        Column("prediction without it"),
-    ]
-    rows = [
-        [word.word, word.probability, word.change, word.weight, word.says if word.says != facts.answer else ""]
-        for word in facts.words
-    ]
+def words_table(facts: PredictionFacts) -> doc.Table:
+    columns: dict[str, Any] = {
+        "word": ("text", "word"),
+        "without it": ("percent", "probability"),
+        "log-odds": ("signed", "change"),
+        "gradient": ("signed", "weight"),
+        "prediction without it": ("text", lambda word: word.says if word.says != facts.answer else ""),
+    }
     caption = (
         "The probability of the answer without each word, the change of its log-odds, the word's gradient × input, and "
         "the prediction without it where that differs."
     )
-    return Table(f"Why this {facts.kind}", columns, rows, caption, fold_after=MAX_UNFOLDED)
+    return doc.Table.from_records(f"Why this {facts.kind}", facts.words, columns, caption, fold_after=MAX_UNFOLDED)
 
 
-def words_chart(facts: PredictionFacts) -> Chart:
+def words_chart(facts: PredictionFacts) -> doc.Chart:
     """Both measures for the words with the largest effect, in the order of the text."""
     strongest = sorted(facts.words, key=lambda word: -abs(word.change))[:MAX_BARS]
     words = sorted(strongest, key=lambda word: (word.text, word.begin))
@@ -239,4 +222,4 @@ def words_chart(facts: PredictionFacts) -> Chart:
         "The words with the largest effect. The two measures need not agree: one asks what slightly less of a word "
         "would change, the other what removing it changes."
     )
-    return Chart("words", "effect of each word", paint, caption, (60 + 24 * max(2, len(words))) / WIDE)
+    return doc.Chart("words", "effect of each word", paint, caption, (60 + 24 * max(2, len(words))) / WIDE)

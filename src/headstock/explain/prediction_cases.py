@@ -5,7 +5,7 @@ N variants of a text, C classes, V vocabulary, T tokens.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -167,25 +167,16 @@ class TokenCase(PredictionCase):
         return display_tokens(self.tokenizer, [answer])[0]
 
     def weights(self, answer: int, *, averaged: bool) -> list[tuple[str, float]]:
-        steps = attribution.STEPS if averaged else 1
         tokens, position = self.row(self.text)
-        batch = self.batch([tokens] * steps)
-        fixed = torch.zeros_like(batch.tokens, dtype=torch.bool)  # special tokens stay the same along the path
-        first, last = len(self.special.prefix), len(tokens) - len(self.special.suffix)
-        fixed[:, :first] = fixed[:, last:] = True
 
         def score(model: Model, batch: Batch) -> Tensor:
             logits = model.heads["token"](model(batch).hidden[:, position])  # (steps, V)
             return logits[:, answer] - logits.mean(1)
 
+        span = slice(len(self.special.prefix), len(tokens) - len(self.special.suffix))
         baseline = baseline_embedding(self.model, self.pipeline.task, left_to_right=self.causal)
-        (weights,) = integrated_gradients(
-            self.model, batch, score, blank=baseline, steps=steps, fixed=fixed, averaged=averaged
-        )
-        values = weights[first:last].tolist()
-        return [
-            (self.tokenizer.id_to_token(token), value) for token, value in zip(tokens[first:last], values, strict=True)
-        ]
+        weights = span_weights(self.model, lambda steps: self.batch([tokens] * steps), score, span, baseline, averaged)
+        return [(self.tokenizer.id_to_token(token), weight) for token, weight in weights]
 
 
 class NextTokenCase(TokenCase):
@@ -204,10 +195,10 @@ class NextTokenCase(TokenCase):
         return tokens, len(tokens) - 1
 
     def tokenize_answer(self, word: str) -> list[int]:
-        before = self.tokenizer.encode(self.text)
+        text = self.tokenizer.encode(self.text)
         spaced = word if self.text.endswith((" ", "\n")) or word.startswith(" ") else f" {word}"
-        whole = self.tokenizer.encode(self.text + spaced)
-        return whole[len(before) :] if whole[: len(before)] == before else self.tokenizer.encode(spaced)
+        continued = self.tokenizer.encode(self.text + spaced)
+        return continued[len(text) :] if continued[: len(text)] == text else self.tokenizer.encode(spaced)
 
 
 class MaskedWordCase(TokenCase):
@@ -288,17 +279,31 @@ class TranslationCase(PredictionCase):
         return self.target
 
     def weights(self, answer: int, *, averaged: bool) -> list[tuple[str, float]]:
-        steps = attribution.STEPS if averaged else 1
-        batch = self.task.examples(self.source, length=self.length).batch([0] * steps).to(self.model.device)
-        assert batch.source is not None
-        tokens = batch.source.tokens
-        fixed = torch.zeros_like(tokens, dtype=torch.bool)
-        fixed[:, -1] = True  # EOS
+        examples = self.task.examples(self.source, length=self.length)
         baseline = cast(EncoderDecoder, self.model.backbone).encoder.tokens.weight.detach().mean(0)
-        (weights,) = integrated_gradients(
-            self.model, batch, self.log_likelihood, blank=baseline, steps=steps, fixed=fixed, averaged=averaged
+        span = slice(0, -1)  # without EOS
+        weights = span_weights(
+            self.model, lambda steps: examples.batch([0] * steps), self.log_likelihood, span, baseline, averaged
         )
-        return [
-            (self.task.source_tokenizer.id_to_token(token), value)
-            for token, value in zip(tokens[0, :-1].tolist(), weights[:-1].tolist(), strict=True)
-        ]
+        return [(self.task.source_tokenizer.id_to_token(token), weight) for token, weight in weights]
+
+
+def span_weights(
+    model: Model,
+    make_batch: Callable[[int], Batch],
+    score: Callable[[Model, Batch], Tensor],
+    span: slice,
+    baseline: Tensor,
+    averaged: bool,
+) -> list[tuple[int, float]]:
+    """The tokens in `span` with their integrated gradients, or plain gradient x input; the others stay fixed.
+
+    `make_batch` repeats the row; of an encoder-decoder the tokens are those of the source.
+    """
+    steps = attribution.STEPS if averaged else 1
+    batch = make_batch(steps).to(model.device)
+    tokens = (batch.source or batch).tokens
+    fixed = torch.ones_like(tokens, dtype=torch.bool)
+    fixed[:, span] = False
+    (weights,) = integrated_gradients(model, batch, score, blank=baseline, steps=steps, fixed=fixed, averaged=averaged)
+    return list(zip(tokens[0, span].tolist(), weights[span].tolist(), strict=True))

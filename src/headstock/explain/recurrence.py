@@ -5,7 +5,6 @@ explodes; gates keep that factor near one.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.errors import UserError
-from headstock.explain.hooks import ParameterGroups, group_norms, vector_norm
+from headstock.explain.hooks import ParameterGroups, group_norms, record_calls, vector_norm
 from headstock.explain.targets import ExplainTarget
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.elmo import Elmo
@@ -70,9 +69,9 @@ def explain_recurrence(model: Model, target: ExplainTarget) -> RecurrenceFacts:
         received, passed = vector_norm(at_output), vector_norm(at_input)
         layers.append(RecurrentLayerGradients(stack, number, received, passed, norms, steps))
     outer: ParameterGroups = {"embedding": list(model.backbone.tokens.parameters())}
-    known = {id(parameter) for parameter in model.backbone.parameters()}
+    inner = {id(parameter) for parameter in model.backbone.parameters()}
     for name, head in model.heads.items():
-        outer[f"{name} head"] = [parameter for parameter in head.parameters() if id(parameter) not in known]
+        outer[f"{name} head"] = [parameter for parameter in head.parameters() if id(parameter) not in inner]
     parameters = group_norms(outer, gradients)
     cell = model.backbone.config.cell
     return RecurrenceFacts(float(loss), target.description, cell, layers, parameters, list(target.notes))
@@ -87,27 +86,14 @@ def backward_through_time(model: Model, target: ExplainTarget) -> tuple[Tensor, 
     The gradients of a backward stack are reversed, so that all are in the order of the text.
     """
     recorded: LayerEnds = {}
-    handles = []
 
-    def separate_input(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return inputs[0].view_as(inputs[0]), *inputs[1:]
+    def record(key: tuple[str, int], inputs: tuple[Any, ...], options: Any, output: Any) -> None:
+        recorded[key] = inputs[0], output[0]
 
-    def recorder(key: tuple[str, int]) -> Callable[..., None]:
-        def record(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            recorded[key] = inputs[0], output[0]
-
-        return record
-
-    for stack, layers in recurrent_stacks(model.backbone).items():
-        for number, layer in enumerate(layers.layers, 1):
-            handles.append(layer.register_forward_pre_hook(separate_input))
-            handles.append(layer.register_forward_hook(recorder((stack, number))))
-    try:
-        with torch.enable_grad():
-            loss = target.loss(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    stacks = recurrent_stacks(model.backbone)
+    layers = {(name, number): layer for name, stack in stacks.items() for number, layer in enumerate(stack.layers, 1)}
+    with record_calls(layers, record), torch.enable_grad():
+        loss = target.loss(model)
     ends, weights = [tensor for pair in recorded.values() for tensor in pair], list(model.parameters())
     gradients = torch.autograd.grad(loss, [*ends, *weights], allow_unused=True, materialize_grads=True)
     at_ends: LayerEnds = {}
@@ -120,26 +106,22 @@ def backward_through_time(model: Model, target: ExplainTarget) -> tuple[Tensor, 
 
 def last_label_only(batch: Batch) -> Batch:
     """The same row with its last prediction only: the last token of a language model, the class of a classifier."""
-    labels = {}
+    labels = dict(batch.labels)
     for head, values in batch.labels.items():
         if values.dim() == 2 and values.size(1) == batch.tokens.size(1):
-            kept = torch.full_like(values, IGNORE_INDEX)
-            if head != "backward" and bool((values[0] != IGNORE_INDEX).any()):
-                last = int((values[0] != IGNORE_INDEX).nonzero().max())
-                kept[0, last] = values[0, last]
-            labels[head] = kept
-        else:
-            labels[head] = values
+            labels[head] = torch.full_like(values, IGNORE_INDEX)
+            labelled = (values[0] != IGNORE_INDEX).nonzero()
+            if head != "backward" and len(labelled):
+                labels[head][0, labelled.max()] = values[0, labelled.max()]
     return replace(batch, labels=labels)
 
 
 def layer_groups(layer: nn.Module) -> ParameterGroups:
     """The parameters of a recurrent layer by role."""
     assert isinstance(layer, RecurrentLayer)
-    named = list(layer.cells.named_parameters())
-    return {
-        "input": [p for name, p in named if name.startswith("weight_ih")],
-        "recurrent": [p for name, p in named if name.startswith("weight_hh")],
-        "bias": [p for name, p in named if name.startswith("bias")],
-        "projection": [] if layer.project is None else list(layer.project.parameters()),
+    prefixes = {"input": "weight_ih", "recurrent": "weight_hh", "bias": "bias"}
+    groups = {
+        group: [parameter for name, parameter in layer.cells.named_parameters() if name.startswith(prefix)]
+        for group, prefix in prefixes.items()
     }
+    return groups | {"projection": [] if layer.project is None else list(layer.project.parameters())}

@@ -1,30 +1,14 @@
 """Renders a document in the terminal (rich), as an HTML page, or as its picture."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstock.errors import UserError
-from headstock.explain.document import (
-    Bullets,
-    Chart,
-    Checks,
-    Column,
-    DocumentBlock,
-    ExplainDocument,
-    Formula,
-    Grid,
-    HeatTable,
-    KeyFigures,
-    NumberStrip,
-    Row,
-    Table,
-    Text,
-    TokenHeatmap,
-)
-from headstock.explain.symbols import in_html, in_text
-from headstock.report.format import NONE, minus
+from headstock.explain import document as doc
+from headstock.explain.symbols import in_html, in_text, power_of_ten
+from headstock.report.format import NONE, minus, shorten
 from headstock.report.heatmap import draw_heatmap
 from headstock.report.highlighted_text import make_passage
 from headstock.report.render import render, standalone_svg, write_page_or_svg
@@ -39,7 +23,6 @@ STRIP = 24  # numbers of a long vector on a page
 MIN_WIDTH = 16  # of a column whose text wraps in a terminal
 MATRIX = 24  # tokens up to which a terminal prints a token heatmap
 UNITS = ("B", "kB", "MB", "GB", "TB")
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 # Cells
@@ -70,11 +53,11 @@ def number_html(value: float) -> "Markup":
 
 
 def formula_text(value: Any) -> str:
-    return in_text(value.expression, *value.by) if isinstance(value, Formula) else str(value)
+    return in_text(value.expression, *value.by) if isinstance(value, doc.Formula) else str(value)
 
 
 def formula_html(value: Any) -> Any:
-    return in_html(value.expression, *value.by) if isinstance(value, Formula) else str(value)
+    return in_html(value.expression, *value.by) if isinstance(value, doc.Formula) else str(value)
 
 
 def code_html(value: str) -> "Markup":
@@ -115,17 +98,13 @@ def cell_html(value: Any, form: str) -> Any:
 
 
 def any_html(value: Any) -> Any:
-    return formula_html(value) if isinstance(value, Formula) else value
-
-
-def as_row(row: Row | Sequence[Any]) -> Row:
-    return row if isinstance(row, Row) else Row(row)
+    return formula_html(value) if isinstance(value, doc.Formula) else value
 
 
 # Terminal
 
 
-def terminal(document: ExplainDocument) -> Iterator[Any]:
+def terminal(document: doc.ExplainDocument) -> Iterator[Any]:
     """Lines of text and rich tables, in the order in which they are printed."""
     yield document.title
     if document.summary:
@@ -134,90 +113,86 @@ def terminal(document: ExplainDocument) -> Iterator[Any]:
         yield from terminal_block(block)
 
 
-def terminal_block(block: DocumentBlock) -> Iterator[Any]:
+def terminal_block(block: doc.DocumentBlock) -> Iterator[Any]:
     match block:
-        case Text():
+        case doc.Text():
             yield block.text
-        case Bullets():
+        case doc.Bullets():
             yield from block.items
-        case Checks():
+        case doc.Checks():
             yield from (f"{'yes' if check.holds else 'NO'}: {check.claim} ({check.measured})" for check in block.checks)
-        case KeyFigures():
+        case doc.KeyFigures():
             yield ", ".join(f"{label} {formula_text(value)}" for label, value, _ in block.tiles)
-        case Table():
-            rows = [as_row(row) for row in block.rows]
-            cells = [
-                [cell_text(value, column.format) for value, column in zip(row.cells, block.columns, strict=True)]
-                for row in rows
-            ]
+        case doc.Table():
+            rows = block.styled_rows()
+            cells = [list(map(cell_text, row.cells, block.columns.values())) for row in rows]
             for row, texts in zip(rows, cells, strict=True):
                 texts[0] = "  " * row.level + texts[0]
             yield ""
             yield block.title
             yield rich_table(block.columns, cells, [row.style for row in rows])
-        case HeatTable():
-            columns = [Column(""), *(Column(name, "count") for name in block.columns)]
+        case doc.HeatTable():
+            columns = {"": "text"} | dict.fromkeys(block.columns, "count")
             cells = [[name, *(f"{cell.text} {cell.detail}".strip() for cell in row)] for name, row in block.rows]
             yield ""
             yield f"{block.title}: {block.caption}" if block.only is None and block.caption else block.title
             yield rich_table(columns, cells, [""] * len(cells))
-        case TokenHeatmap():
+        case doc.TokenHeatmap():
             if block.value is not None and max(len(block.rows), len(block.columns)) <= MATRIX:
                 widest = max(map(len, block.rows))
                 for number, name in enumerate(block.rows):
                     values = (block.value(number, column).replace("−∞", "-inf") for column in range(len(block.columns)))
                     yield f"{name:>{widest}}  " + " ".join(f"{value:>4}" for value in values)
-        case NumberStrip():
+        case doc.NumberStrip():
             yield ""
             yield from strip_lines(block)
-        case Grid():
+        case doc.Grid():
             for inner in block.blocks:
                 if inner.only != "page":
                     yield from terminal_block(inner)
 
 
-def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Any:
+def rich_table(columns: Mapping[str, str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> Any:
     """A table that fits the terminal. Numbers are never cut; text and formulas wrap where there is no room."""
     from shutil import get_terminal_size
 
     from rich.markup import escape
-    from rich.table import Table as RichTable
+    from rich.table import Table
 
     room = get_terminal_size().columns
-    texts = list(zip([column.name for column in columns], *rows, strict=True))
+    texts = list(zip(columns, *rows, strict=True))
     widths = [max(map(len, column)) for column in texts]
     if sum(widths) + 2 * len(widths) > room:  # let headers wrap
         widths = [max(map(len, (*head.split(), *cells, ""))) for head, *cells in texts]
     gap = 2 if sum(widths) + 2 * len(widths) <= room else 1
     excess = sum(widths) + gap * len(widths) - room
-    for number, column in enumerate(columns):
-        if number and column.format in LEFT_ALIGNED and excess > 0:
-            narrower = max(MIN_WIDTH, widths[number] - excess)
-            excess -= max(0, widths[number] - narrower)
-            widths[number] = min(widths[number], narrower)
-    table = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False)
-    for column, width in zip(columns, widths, strict=True):
-        justify: Any = "left" if column.format in LEFT_ALIGNED else "right"
-        table.add_column(escape(column.name), justify=justify, width=width, overflow="fold")
+    for number, form in enumerate(columns.values()):
+        if number and form in LEFT_ALIGNED and excess > 0:
+            narrower = min(widths[number], max(MIN_WIDTH, widths[number] - excess))
+            excess -= widths[number] - narrower
+            widths[number] = narrower
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+    for (name, form), width in zip(columns.items(), widths, strict=True):
+        justify: Any = "left" if form in LEFT_ALIGNED else "right"
+        table.add_column(escape(name), justify=justify, width=width, overflow="fold")
     for row, style in zip(rows, styles, strict=True):
         table.add_row(*map(escape, row), style={"tensor": "dim", "top": "bold"}.get(style, ""))
     return table
 
 
-def strip_lines(block: NumberStrip) -> Iterator[str]:
+def strip_lines(block: doc.NumberStrip) -> Iterator[str]:
     yield f"{block.name}: {block.formula}" + (f"  ({block.note})" if block.note else "")
     size = len(block.lines[0][1])
-    shown = size if block.columns else STRIP_LINES * PER_LINE
+    limit = size if block.columns else STRIP_LINES * PER_LINE
     scaled = [(name, *rescaled(name, values)) for name, values in block.lines]
-    for start in range(0, min(size, shown), PER_LINE):
+    for start in range(0, min(size, limit), PER_LINE):
         if block.columns:
-            names = (name if len(name) <= 8 else f"{name[:7]}…" for name in block.columns[start : start + PER_LINE])
-            yield " " * 10 + "".join(f"{name:>9}" for name in names)
+            yield " " * 10 + "".join(f"{shorten(name, 8):>9}" for name in block.columns[start : start + PER_LINE])
         for name, values, power in scaled:
             numbers = "".join(f"{strip_number(value):>9}" for value in values[start : start + PER_LINE])
             yield f"  {name:<8}{numbers}" + (f"  × {power_of_ten(-power)}" if power else "")
-    if size > shown:
-        yield f"  … {size - shown} more in --json"
+    if size > limit:
+        yield f"  … {size - limit} more in --json"
 
 
 def rescaled(name: str, values: Sequence[float]) -> tuple[list[float], int]:
@@ -225,10 +200,6 @@ def rescaled(name: str, values: Sequence[float]) -> tuple[list[float], int]:
     largest = max(map(abs, values), default=0.0)
     power = 0 if name == "forward" or largest >= 0.1 or not largest else -math.floor(math.log10(largest))
     return [10.0**power * value for value in values], power
-
-
-def power_of_ten(power: int) -> str:
-    return "10" + str(power).translate(SUPERSCRIPTS)
 
 
 def strip_number(value: float) -> str:
@@ -254,35 +225,36 @@ def strip_cells(values: Sequence[float]) -> list[tuple[str, str, float]]:
 # Page
 
 
-def page(document: ExplainDocument) -> str:
+def page(document: doc.ExplainDocument) -> str:
     """A page that needs no other file."""
     from markupsafe import Markup
 
     gallery = Gallery()
 
-    def chart(block: Chart) -> dict[str, Any]:
-        def show(name: str, width: float, height: float) -> Any:
-            return gallery.embed(name, make_figure(block.paint, width, height * width), block.label)
+    def chart(block: doc.Chart) -> dict[str, Any]:
+        def draw(wide: bool) -> Any:
+            width = (block.width or WIDE) if wide else NARROW
+            height = block.height if wide else block.narrow_height or block.height + 0.3
+            return make_figure(block.paint, width, height * width)
 
         if block.width is not None:
-            return {"wide": show(block.name, block.width, block.height), "narrow": None}
-        narrow = block.height + 0.3 if block.narrow_height is None else block.narrow_height
-        wide = show(block.name, WIDE, block.height)
-        return {"wide": wide, "narrow": show(f"{block.name}-narrow", NARROW, narrow)}
+            return {"wide": gallery.embed(block.name, draw(True), block.label), "narrow": None}
+        return gallery.embed_both((block.name, f"{block.name}-narrow"), draw, block.label)
 
-    def table_rows(block: Table, start: int, stop: int | None) -> list[tuple[list[Any], Row]]:
-        rows = [as_row(row) for row in block.rows[start:stop]]
+    def table_rows(block: doc.Table, start: int, stop: int | None) -> list[tuple[list[tuple[str, Any]], doc.Row]]:
+        forms = block.columns.values()
         return [
-            ([cell_html(value, column.format) for value, column in zip(row.cells, block.columns, strict=True)], row)
-            for row in rows
+            ([(form, cell_html(value, form)) for form, value in zip(forms, row.cells, strict=True)], row)
+            for row in block.styled_rows()[start:stop]
         ]
 
-    def strip(block: NumberStrip) -> dict[str, Any]:
-        shown = len(block.lines[0][1]) if block.columns else STRIP
+    def strip(block: doc.NumberStrip) -> dict[str, Any]:
+        size = len(block.lines[0][1])
+        limit = size if block.columns else STRIP
         scaled = [(name, *rescaled(name, values)) for name, values in block.lines]
         names = [f"{name} × {power_of_ten(-power)}" if power else name for name, _, power in scaled]
-        columns = list(zip(*(strip_cells(values[:shown]) for _, values, _ in scaled), strict=True))
-        return {"names": names, "columns": columns, "more": max(0, len(block.lines[0][1]) - shown)}
+        columns = list(zip(*(strip_cells(values[:limit]) for _, values, _ in scaled), strict=True))
+        return {"names": names, "columns": columns, "more": max(0, size - limit)}
 
     return render(
         "headstock.explain",
@@ -300,7 +272,7 @@ def page(document: ExplainDocument) -> str:
     )
 
 
-def heatmap_svg(block: TokenHeatmap) -> str:
+def heatmap_svg(block: doc.TokenHeatmap) -> str:
     size = max(len(block.rows), len(block.columns))
     if size > block.max_drawn:
         raise UserError(f"--out: {size} tokens are too many to draw, at most {block.max_drawn}; see --json")
@@ -313,13 +285,13 @@ def chart_svg(name: str, paint: Callable[[Any], None], label: str, width: float,
     return standalone_svg(str(Gallery().embed(name, make_figure(paint, width, height), label)))
 
 
-def picture_of(chart: Chart) -> Callable[[], str]:
+def picture_of(chart: doc.Chart) -> Callable[[], str]:
     """The picture of a document that has one chart to show."""
     width = chart.width or WIDE
     return lambda: chart_svg(chart.name, chart.paint, chart.label, width, chart.height * width)
 
 
-def write_document(document: ExplainDocument, path: Path) -> None:
+def write_document(document: doc.ExplainDocument, path: Path) -> None:
     """Write the page (.html) or its picture (.svg)."""
     write_page_or_svg(path, lambda: page(document), document.picture)
 

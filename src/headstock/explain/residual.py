@@ -17,7 +17,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
 from headstock.explain.hooks import POINT_AFTER, Activations, Connection, need_block_stacks, record_activations
-from headstock.explain.targets import check_length, check_texts, labelled_target, training_target
+from headstock.explain.targets import check_length, check_texts, labelled_target, row_tokens, training_target
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import IGNORE_INDEX, Batch
@@ -115,11 +115,8 @@ def explain_residual(pipeline: Pipeline, texts: Sequence[str], *, label: str | N
     for stack in stacks:
         row = rows[stack]
         assert row is not None
-        tokenizer = (
-            pipeline.tokenizer.source_tokenizer or pipeline.tokenizer if stack == "encoder" else pipeline.tokenizer
-        )
         layers = activations.layers(stack)
-        tokens[stack] = token_paths(layers, display_tokens(tokenizer, row.tokens[0].tolist()))
+        tokens[stack] = token_paths(layers, row_tokens(pipeline, row, source=stack == "encoder"))
         embedding[stack] = mean_norm(layers[0])
     lens, notes = logit_lens(pipeline, read, activations)
     steps = [residual_step(one) for one in activations.connections]

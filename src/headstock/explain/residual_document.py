@@ -3,22 +3,11 @@
 from functools import partial
 from typing import Any
 
-from headstock.explain.document import (
-    Chart,
-    Column,
-    DocumentBlock,
-    ExplainDocument,
-    HeatCell,
-    HeatTable,
-    Section,
-    Table,
-    Text,
-    notes,
-)
+from headstock.explain import document as doc
 from headstock.explain.gradients_document import BLUE, ORANGE, stack_suffix, sublayer_axis
 from headstock.explain.hooks import SUBLAYERS
 from headstock.explain.render_document import Panel, chart_svg, side_by_side, with_legend
-from headstock.explain.residual import LensPrediction, ResidualFacts, ResidualStep
+from headstock.explain.residual import LensPrediction, ResidualFacts, ResidualStep, TokenPath
 from headstock.report.format import pluralize
 from headstock.report.theme import ARMS, GRID, SOFT, WIDE, percent_axis
 
@@ -27,20 +16,20 @@ MAX_PRINTED = 20  # tokens that a terminal shows
 MAX_CLASSES = 8  # lines in a chart of classes
 
 
-def residual_document(facts: ResidualFacts, name: str, text: str) -> ExplainDocument:
+def residual_document(facts: ResidualFacts, name: str, text: str) -> doc.ExplainDocument:
     stacks = list(facts.tokens)
     panels: list[Panel] = [partial(norm_panel, facts=facts, stack=stack) for stack in stacks]
     counts = []
     for stack, tokens in facts.tokens.items():
         prefix = "" if stack == "stack" else f"{stack}: "
         counts.append(f"{prefix}{pluralize(len(tokens[0].moved), 'layer')}, {pluralize(len(tokens), 'token')}")
-    sections = [Section("", [Text(text, "quote", only="page"), *notes(facts.notes)])]
+    sections = [doc.Section("", doc.notes(facts.notes, text=text))]
     if facts.lens:
-        sections.append(Section("Predictions after each layer", lens_blocks(facts)))
+        sections.append(doc.Section("Predictions after each layer", lens_blocks(facts)))
     sections += [
-        Section(f"What each sublayer adds{stack_suffix(stack)}", stack_blocks(facts, stack)) for stack in stacks
+        doc.Section(f"What each sublayer adds{stack_suffix(stack)}", stack_blocks(facts, stack)) for stack in stacks
     ]
-    return ExplainDocument(
+    return doc.ExplainDocument(
         subject="residual stream",
         title=f"{name}: residual stream",
         summary="; ".join(counts),
@@ -56,7 +45,7 @@ def residual_document(facts: ResidualFacts, name: str, text: str) -> ExplainDocu
 # Logit lens
 
 
-def lens_blocks(facts: ResidualFacts) -> list[DocumentBlock]:
+def lens_blocks(facts: ResidualFacts) -> list[doc.DocumentBlock]:
     """The run's own head on the stream after each layer."""
     explanation = (
         "The run's own head applied to the residual stream after each layer, behind the final norm where there is one. "
@@ -64,7 +53,7 @@ def lens_blocks(facts: ResidualFacts) -> list[DocumentBlock]:
     )
     rows = facts.lens[-MAX_ROWS:]
     if facts.predicts == "class":
-        chart = Chart(
+        chart = doc.Chart(
             "classes",
             "class probabilities after each layer",
             with_legend(lambda axes: class_panel(axes, facts.lens[0]), columns=4),
@@ -73,8 +62,8 @@ def lens_blocks(facts: ResidualFacts) -> list[DocumentBlock]:
         return [chart, lens_table(facts, rows, only="terminal")]
     if len(facts.lens) > MAX_ROWS:
         explanation += f" The last {MAX_ROWS} of {len(facts.lens):,} positions are shown."
-    blocks: list[DocumentBlock] = [
-        Text(explanation, only="page"),
+    blocks: list[doc.DocumentBlock] = [
+        doc.Text(explanation, only="page"),
         lens_table(facts, rows, only="page"),
         lens_table(facts, facts.lens[-MAX_PRINTED:], only="terminal"),
     ]
@@ -83,16 +72,11 @@ def lens_blocks(facts: ResidualFacts) -> list[DocumentBlock]:
     return blocks
 
 
-def lens_table(facts: ResidualFacts, rows: list[LensPrediction], *, only: Any) -> HeatTable:
-    def cells(guess: LensPrediction) -> list[HeatCell]:
+def lens_table(facts: ResidualFacts, rows: list[LensPrediction], *, only: Any) -> doc.HeatTable:
+    def cells(guess: LensPrediction) -> list[doc.HeatCell]:
         return [
-            HeatCell(
-                layer[0][0],
-                layer[0][1],
-                f"{layer[0][1]:.0%}",
-                ", ".join(f"{answer} {chance:.1%}" for answer, chance in layer) + f"; rank of the final answer: {rank}",
-            )
-            for layer, rank in zip(guess.layers, guess.ranks, strict=True)
+            doc.HeatCell(*top[0], f"{top[0][1]:.0%}", f"{answers_text(top)}; rank of the final answer: {rank}")
+            for top, rank in zip(guess.layers, guess.ranks, strict=True)
         ]
 
     def name(guess: LensPrediction) -> str:
@@ -102,22 +86,19 @@ def lens_table(facts: ResidualFacts, rows: list[LensPrediction], *, only: Any) -
     columns = ["in", *(str(layer) for layer in range(1, len(rows[0].layers)))]
     caption = "with its probability; hover for the next ones and for the rank of the final answer."
     table = [(name(guess), cells(guess)) for guess in rows]
-    return HeatTable(f"The most probable {facts.predicts} after each layer", columns, table, caption, only=only)
+    return doc.HeatTable(f"The most probable {facts.predicts} after each layer", columns, table, caption, only=only)
 
 
-def answers_table(facts: ResidualFacts, guess: LensPrediction, number: int) -> Table:
-    final = guess.layers[-1][0][0]
-    rows = [
-        [
-            "embedding" if layer == 0 else f"layer {layer}",
-            ", ".join(f"{answer} {chance:.1%}" for answer, chance in answers),
-            rank,
-        ]
-        for layer, (answers, rank) in enumerate(zip(guess.layers, guess.ranks, strict=True))
-    ]
-    columns = [Column("after"), Column("most probable"), Column(f"rank of “{final}”", "count")]
+def answers_table(facts: ResidualFacts, guess: LensPrediction, number: int) -> doc.Table:
+    names = ["embedding", *(f"layer {layer}" for layer in range(1, len(guess.layers)))]
+    rows = list(zip(names, map(answers_text, guess.layers), guess.ranks, strict=True))
+    columns = {"after": "text", "most probable": "text", f"rank of “{guess.layers[-1][0][0]}”": "count"}
     suffix = f" {number}" if len(facts.lens) > 1 else ""
-    return Table(f"{facts.predicts.capitalize()}{suffix}, layer by layer", columns, rows, only="page")
+    return doc.Table(f"{facts.predicts.capitalize()}{suffix}, layer by layer", columns, rows, only="page")
+
+
+def answers_text(answers: list[tuple[str, float]]) -> str:
+    return ", ".join(f"{answer} {probability:.1%}" for answer, probability in answers)
 
 
 # The stream
@@ -127,16 +108,16 @@ def steps_of(facts: ResidualFacts, stack: str) -> list[ResidualStep]:
     return [step for step in facts.steps if step.stack == stack]
 
 
-def stack_blocks(facts: ResidualFacts, stack: str) -> list[DocumentBlock]:
+def stack_blocks(facts: ResidualFacts, stack: str) -> list[doc.DocumentBlock]:
     tokens, suffix = facts.tokens[stack], stack_suffix(stack)
-    blocks: list[DocumentBlock] = [
-        Chart(
+    blocks: list[doc.DocumentBlock] = [
+        doc.Chart(
             f"norm-{stack}",
             f"norm of the residual stream and of what is added{suffix}",
             with_legend(lambda axes: norm_panel(axes, facts, stack), columns=2),
             "The mean norm of a token's vector in the residual stream, and of what each sublayer adds to it.",
         ),
-        Chart(
+        doc.Chart(
             f"cosine-{stack}",
             f"cosine of what is added and the stream{suffix}",
             with_legend(lambda axes: cosine_panel(axes, facts, stack)),
@@ -148,63 +129,50 @@ def stack_blocks(facts: ResidualFacts, stack: str) -> list[DocumentBlock]:
         path_table(facts, stack),
     ]
     if len(tokens) > MAX_ROWS:
-        blocks.append(Text(f"{len(tokens) - MAX_ROWS:,} more tokens in the JSON.", "soft", only="page"))
+        blocks.append(doc.Text(f"{len(tokens) - MAX_ROWS:,} more tokens in the JSON.", "soft", only="page"))
     return blocks
 
 
-def step_table(facts: ResidualFacts, stack: str) -> Table:
-    columns = [
-        Column("layer"),
-        Column("sublayer"),
-        Column("point", "code"),
-        Column("stream", "decimal"),
-        Column("added", "decimal"),
-        Column("share", "share"),
-        Column("cosine", "signed"),
-        Column("moved", "share"),
-    ]
-    rows = [
-        [
-            step.layer,
-            SUBLAYERS[step.sublayer],
-            step.point,
-            step.norm,
-            step.added,
-            step.share,
-            step.cosine,
-            step.moved,
-        ]
-        for step in steps_of(facts, stack)
-    ]
+def step_table(facts: ResidualFacts, stack: str) -> doc.Table:
     caption = (
         "Means over the tokens. Share: the norm of what is added relative to the vector it is added to. Moved: the "
         "distance the vector moves relative to its norm before."
     )
-    return Table(f"The residual stream{stack_suffix(stack)}", columns, rows, caption)
+    return doc.Table.from_records(
+        f"The residual stream{stack_suffix(stack)}",
+        steps_of(facts, stack),
+        {
+            "layer": ("text", "layer"),
+            "sublayer": ("text", lambda step: SUBLAYERS[step.sublayer]),
+            "point": ("code", "point"),
+            "stream": ("decimal", "norm"),
+            "added": ("decimal", "added"),
+            "share": ("share", "share"),
+            "cosine": ("signed", "cosine"),
+            "moved": ("share", "moved"),
+        },
+        caption,
+    )
 
 
-def path_table(facts: ResidualFacts, stack: str) -> HeatTable:
+def path_table(facts: ResidualFacts, stack: str) -> doc.HeatTable:
+    def cells(path: TokenPath) -> list[doc.HeatCell]:
+        values = zip(path.home[1:], path.norms[1:], path.moved, strict=True)
+        return [
+            doc.HeatCell(
+                f"{cosine:.2f}", max(0.0, 1 - cosine), hint=f"norm {norm:.2f}, moved by {moved:.0%} of its norm before"
+            )
+            for cosine, norm, moved in values
+        ]
+
     tokens = facts.tokens[stack][:MAX_ROWS]
-    rows = [
-        (
-            path.token,
-            [
-                HeatCell(
-                    f"{cosine:.2f}",
-                    max(0.0, 1 - cosine),
-                    hint=f"norm {path.norms[layer]:.2f}, moved by {path.moved[layer - 1]:.0%} of its norm before",
-                )
-                for layer, cosine in enumerate(path.home[1:], 1)
-            ],
-        )
-        for path in tokens
-    ]
     caption = (
         "the cosine of each token's vector and its own embedding after each layer: 1 is the same direction, 0 "
         "unrelated. Hover for its norm and its last move."
     )
     columns = [str(layer) for layer in range(1, len(tokens[0].moved) + 1)]
-    return HeatTable("Distance from the embedding", columns, rows, caption, "scratch", only="page")
+    rows = [(path.token, cells(path)) for path in tokens]
+    return doc.HeatTable("Distance from the embedding", columns, rows, caption, "scratch", only="page")
 
 
 # Panels

@@ -93,6 +93,11 @@ def in_text(expression: Any, *by: Any) -> str:
     return typeset(expression, by, symbol=symbol_text, power=lambda power: str(power).translate(SUPERSCRIPTS))
 
 
+def power_of_ten(power: int) -> str:
+    """`10⁻³`."""
+    return "10" + str(power).translate(SUPERSCRIPTS)
+
+
 def symbol_text(name: str) -> str:
     name, _, subscript = name.partition("_")
     return name + SUBSCRIPTS.get(subscript, "")

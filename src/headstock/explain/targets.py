@@ -16,6 +16,7 @@ from headstock.data.corpus import read_corpus
 from headstock.data.mask_gaps import MASK
 from headstock.data.records import Records
 from headstock.data.token_store import build_store
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
 from headstock.inference.pipeline import Pipeline, load
 from headstock.inference.translate import display_tokens
@@ -92,10 +93,19 @@ def check_texts(pipeline: Pipeline, texts: Sequence[str]) -> None:
         raise UserError(f"{pipeline.run}: the text is empty")
 
 
-def tokenize(pipeline: Pipeline, text: str) -> list[int]:
-    if not (ids := pipeline.tokenizer.encode(text)):
+def tokenize(pipeline: Pipeline, text: str, tokenizer: Tokenizer | None = None) -> list[int]:
+    if not (ids := (tokenizer or pipeline.tokenizer).encode(text)):
         raise UserError(f"{pipeline.run}: the tokenizer returns no tokens for the text")
     return ids
+
+
+def source_tokenizer(pipeline: Pipeline) -> Tokenizer:
+    return pipeline.tokenizer.source_tokenizer or pipeline.tokenizer
+
+
+def row_tokens(pipeline: Pipeline, batch: Batch, *, source: bool = False) -> list[str]:
+    """The tokens of the first row as text; `source` if it is the source of an encoder-decoder."""
+    return display_tokens(source_tokenizer(pipeline) if source else pipeline.tokenizer, batch.tokens[0].tolist())
 
 
 def find_token(tokens: Sequence[str], word: str) -> int | None:
@@ -108,8 +118,8 @@ def find_token(tokens: Sequence[str], word: str) -> int | None:
 def class_index(pipeline: Pipeline, label: str) -> int:
     classes = pipeline.classification_task().config.classes
     if label not in classes:
-        known = f"this run knows {listed(classes)}{did_you_mean(label, classes)}"
-        raise UserError(f"{pipeline.run}: --label {label!r} is no class; {known}")
+        hint = f"this run knows {listed(classes)}{did_you_mean(label, classes)}"
+        raise UserError(f"{pipeline.run}: --label {label!r} is no class; {hint}")
     return classes.index(label)
 
 

@@ -27,7 +27,7 @@ from headstock.model.batch import Batch
 from headstock.train.finetune import finetune
 from tests.conftest import TINY
 from tests.model.small import SIZES, small_model, some_tokens
-from tests.report.browsing import look, screen
+from tests.report.browsing import open_tab, view_page
 from tests.tasks.parallel import QUICK, sentences, write
 
 MODERN = {"norm_kind": "rms", "positions": "rotary", "activation": "swiglu", "qk_norm": True, "bias": False}
@@ -289,31 +289,30 @@ def test_page_size_with_many_heads():
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_page_enlarges_a_head_and_shows_the_weight_under_the_pointer(browser, tmp_path, width, scheme):
     words = ["<sos>", "<script>alert(1)</script>", "&amp;", "film", "."]
-    model, where = small_model(), tmp_path / "attention.html"
+    model, path = small_model(), tmp_path / "attention.html"
     facts = explain_attention(model, EncodedInput(Batch(some_tokens(1, 5)), words), "<b>run</b>")
-    where.write_text(page(attention_document(facts, "<i>text</i>")), encoding="utf-8")
-    with screen(browser, width=width, scheme=scheme) as tab:
-        seen = look(tab, where)
-        tab.set_viewport_size({"width": width, "height": 900})  # shows the whole enlarged head
-        assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
-        tab.wait_for_selector("html[data-ready=yes]")
-        assert tab.locator(".zoom h3").inner_text() == "Layer 1, head 1"
-        tab.get_by_label("layer 2, head 2").click()
-        assert tab.locator(".zoom h3").inner_text() == "Layer 2, head 2"
-        assert tab.locator(".grid button[aria-pressed=true]").count() == 1
-        weights = facts.maps[1].weights[1]
-        tab.locator(".read span").nth(3).hover()  # the word film
-        output = tab.locator(".readout").inner_text()
-        assert output.startswith("film (4) attends most to ") and f"{weights[3].max():.1%}" in output
-        box = tab.locator(".zoom canvas").bounding_box()
-        last = {"x": box["width"] - 8 - 5, "y": box["height"] - 8 - 5}
-        tab.locator(".zoom canvas").hover(position=last)  # the last square
-        assert tab.locator(".readout").inner_text() == f". (5) attends to . (5): {weights[4, 4]:.1%}"
-        painted = (
-            "e => { const d = e.getContext('2d').getImageData(0, 0, 5, 5).data; return [d[4 * 4 + 3], d[4 * 20 + 3]] }"
-        )
-        future, past = tab.locator(".grid canvas").first.evaluate(painted)  # (row 1, column 5) and (row 5, column 1)
-        assert future == 0 and past == pytest.approx(255 * math.sqrt(facts.maps[0].weights[0, 4, 0]), abs=2)
+    path.write_text(page(attention_document(facts, "<i>text</i>")), encoding="utf-8")
+    assert view_page(browser, path, width=width, scheme=scheme).is_sound()
+    tab = open_tab(browser, width=width, scheme=scheme)
+    tab.set_viewport_size({"width": width, "height": 900})  # shows the whole enlarged head
+    tab.wait_for_selector("html[data-ready=yes]")
+    assert tab.locator(".zoom h3").inner_text() == "Layer 1, head 1"
+    tab.get_by_label("layer 2, head 2").click()
+    assert tab.locator(".zoom h3").inner_text() == "Layer 2, head 2"
+    assert tab.locator(".grid button[aria-pressed=true]").count() == 1
+    weights = facts.maps[1].weights[1]
+    tab.locator(".read span").nth(3).hover()  # the word film
+    output = tab.locator(".readout").inner_text()
+    assert output.startswith("film (4) attends most to ") and f"{weights[3].max():.1%}" in output
+    box = tab.locator(".zoom canvas").bounding_box()
+    last = {"x": box["width"] - 8 - 5, "y": box["height"] - 8 - 5}
+    tab.locator(".zoom canvas").hover(position=last)  # the last square
+    assert tab.locator(".readout").inner_text() == f". (5) attends to . (5): {weights[4, 4]:.1%}"
+    painted = (
+        "e => { const d = e.getContext('2d').getImageData(0, 0, 5, 5).data; return [d[4 * 4 + 3], d[4 * 20 + 3]] }"
+    )
+    future, past = tab.locator(".grid canvas").first.evaluate(painted)  # (row 1, column 5) and (row 5, column 1)
+    assert future == 0 and past == pytest.approx(255 * math.sqrt(facts.maps[0].weights[0, 4, 0]), abs=2)
 
 
 def test_picture_holds_one_kind_of_attention(runs):

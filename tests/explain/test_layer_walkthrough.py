@@ -17,7 +17,7 @@ from headstock.explain.render_document import page, terminal
 from headstock.explain.targets import training_target
 from tests.explain import docs_output
 from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
-from tests.report.browsing import Outline, check_sound, look_at, screen
+from tests.report.browsing import Outline, check_sound, open_tab, view_page
 
 TEXT = "Anne likes Paris. Ben finds the sea."
 CLASSIC = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "embed_scale": True, "tied": False}
@@ -205,13 +205,11 @@ def test_page_and_picture(tokenizer, browser, tmp_path):
     file.write_text(page(layer_document(facts, "a <run>", TEXT)), encoding="utf-8")
     check_sound(Outline(file))
     for width, scheme in ((390, "dark"), (1280, "light")):
-        seen = look_at(browser, file, width=width, scheme=scheme)
-        assert seen["wrong"] == [] and seen["asked"] == [file.as_uri()] and seen["overflow"] <= 0
-        with screen(browser, width=width, scheme=scheme) as tab:
-            tab.goto(file.as_uri())
-            ends = tab.evaluate("[...document.querySelectorAll('.number')].map(e => e.getBoundingClientRect().right)")
-        shown = sum(len(step.forward[:24]) * (1 + (step.backward is not None)) for step in facts.steps)
-        assert len(ends) == shown and max(ends) <= width  # every number is visible without scrolling
+        assert view_page(browser, file, width=width, scheme=scheme).is_sound()
+        tab = open_tab(browser, width=width, scheme=scheme)
+        ends = tab.evaluate("[...document.querySelectorAll('.number')].map(e => e.getBoundingClientRect().right)")
+        count = sum(len(step.forward[:24]) * (1 + (step.backward is not None)) for step in facts.steps)
+        assert len(ends) == count and max(ends) <= width  # every number is visible without scrolling
     words = "".join(ElementTree.fromstring(layer_document(facts, "run", TEXT).picture()).itertext())
     assert all(step.name in words for step in facts.steps) and words.count("−∞") == 1  # the title names no other
     assert any(

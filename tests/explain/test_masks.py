@@ -16,12 +16,12 @@ from headstock.model.backbones.recurrent import Recurrent, RecurrentConfig
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.model import Model
-from tests.report.browsing import look_at
+from tests.report.browsing import view_page
 
 SIZES = {"vocabulary": 20, "context": 16, "depth": 2, "width": 8, "heads": 2, "hidden": 16}
 
 
-def may_look(kind, row, column, *, length, padding, documents, prefix, causal):
+def may_attend(kind, row, column, *, length, padding, documents, prefix, causal):
     """The definition of each mask for one query and one key."""
     if kind == "causal":
         return column <= row
@@ -45,7 +45,7 @@ def test_masks_match_their_definition_and_formula(data):
     how = {"padding": data.draw(st.integers(0, length - 1)), "prefix": data.draw(st.integers(1, length - 1))}
     how |= {"documents": documents, "causal": data.draw(st.booleans())}
     facts = explain_mask(kind, [str(place) for place in range(length)], **how)
-    pairs = [[may_look(kind, row, column, length=length, **how) for column in range(length)] for row in range(length)]
+    pairs = [[may_attend(kind, row, column, length=length, **how) for column in range(length)] for row in range(length)]
     assert facts.allowed == pairs
     assert facts.masked == facts.expected == sum(not seen for row in pairs for seen in row)
 
@@ -164,11 +164,10 @@ def test_invalid_options_are_one_error_line(call, words, result, tmp_path, monke
 
 
 def test_page_is_self_contained(browser, tmp_path):
-    where = tmp_path / "mask.html"
-    where.write_text(page(mask_document([explain_mask("prefix", ["<b>", "&", "c", "d"], prefix=2)])), encoding="utf-8")
+    path = tmp_path / "mask.html"
+    path.write_text(page(mask_document([explain_mask("prefix", ["<b>", "&", "c", "d"], prefix=2)])), encoding="utf-8")
     for width, scheme in ((1280, "light"), (390, "dark")):
-        seen = look_at(browser, where, width=width, scheme=scheme)
-        assert not seen["wrong"] and seen["asked"] == [where.as_uri()] and seen["overflow"] <= 0
+        assert view_page(browser, path, width=width, scheme=scheme).is_sound()
 
 
 def test_picture_has_a_square_for_every_pair():

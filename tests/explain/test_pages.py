@@ -14,7 +14,7 @@ from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.explain.targets import training_target
 from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
-from tests.report.browsing import Outline, check_sound, look, screen
+from tests.report.browsing import Outline, check_sound, follows_colour_scheme, view_page
 
 TEXT = "Anne likes Paris. Ben finds the sea."
 STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."
@@ -24,21 +24,21 @@ STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."
 def pages(corpus, tmp_path_factory):
     """A page of every kind for every family."""
     tokenizer, folder = make_tokenizer(corpus), tmp_path_factory.mktemp("pages")
-    shown = ("a tiny <run>", TEXT)
+    names = ("a tiny <run>", TEXT)
     causal, both = make_pipeline(tokenizer, norm="post"), make_pipeline(tokenizer, "denoise", family="seq2seq")
     cells, result = make_pipeline(tokenizer, family="recurrent"), make_classifier(tokenizer)
     deep = replace(
         explain_gradients(causal.model, training_target(causal, [TEXT])), depths=depth_study({}, depths=(2, 4))
     )
-    made = {
-        "gradients": gradient_document(deep, *shown),
-        "both-stacks": gradient_document(explain_gradients(both.model, training_target(both, [TEXT])), *shown),
-        "time": recurrence_document(explain_recurrence(cells.model, training_target(cells, [TEXT])), *shown),
-        "residual-both": residual_document(explain_residual(both, [TEXT]), *shown),
-        "residual-class": residual_document(explain_residual(result, [TEXT]), *shown),
-        "prediction": prediction_document(explain_prediction(result, [TEXT]), shown[0]),
+    documents = {
+        "gradients": gradient_document(deep, *names),
+        "both-stacks": gradient_document(explain_gradients(both.model, training_target(both, [TEXT])), *names),
+        "time": recurrence_document(explain_recurrence(cells.model, training_target(cells, [TEXT])), *names),
+        "residual-both": residual_document(explain_residual(both, [TEXT]), *names),
+        "residual-class": residual_document(explain_residual(result, [TEXT]), *names),
+        "prediction": prediction_document(explain_prediction(result, [TEXT]), names[0]),
     }
-    for name, document in made.items():
+    for name, document in documents.items():
         (folder / f"{name}.html").write_text(page(document), encoding="utf-8")
     return folder
 
@@ -54,18 +54,12 @@ def test_pages_are_valid_and_have_no_scripts(pages):
 
 
 def test_pages_are_self_contained_and_fit_any_screen(browser, pages):
-    colours = {}
-    for width, scheme in ((390, "dark"), (1280, "light")):
-        with screen(browser, width=width, scheme=scheme) as tab:
-            for file in sorted(pages.glob("*.html")):
-                seen = look(tab, file)
-                assert seen["wrong"] == [] and seen["asked"] == [file.as_uri()], file.name
-                assert seen["overflow"] <= 0, file.name
-                assert len(seen["seen"]) >= 1, file.name
-                colours[file.name, scheme] = seen["colours"]
-    for file in pages.glob("*.html"):
-        light, dark = colours[file.name, "light"], colours[file.name, "dark"]
-        assert len(light) == 3 and all(a != b for a, b in zip(light, dark, strict=True)), file.name
+    for file in sorted(pages.glob("*.html")):
+        dark = view_page(browser, file, width=390, scheme="dark")
+        light = view_page(browser, file, width=1280, scheme="light")
+        for view in (light, dark):
+            assert view.is_sound() and view.charts, file.name
+        assert follows_colour_scheme(light, dark), file.name
 
 
 # The command line

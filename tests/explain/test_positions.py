@@ -22,7 +22,7 @@ from headstock.model.backbones.encoder_decoder import EncoderDecoder, EncoderDec
 from headstock.model.model import Model
 from tests.conftest import TINY
 from tests.model.small import small_model
-from tests.report.browsing import look_at
+from tests.report.browsing import view_page
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +145,12 @@ def test_colours_fade_towards_zero():
 
 
 def test_page_is_self_contained(browser, tmp_path):
-    where = tmp_path / "positions.html"
-    where.write_text(page(position_document([explain_positions("rotary", 20, 8)])), encoding="utf-8")
-    for width, scheme in ((1280, "dark"), (390, "light")):
-        seen = look_at(browser, where, width=width, scheme=scheme)
-        target = [url for url in seen["asked"] if not url.startswith("data:")]
-        assert not seen["wrong"] and target == [where.as_uri()] and seen["overflow"] <= 0
-        assert {"heat" if width > 640 else "heat-narrow", "alike", "distance"} <= seen["seen"]
+    path = tmp_path / "positions.html"
+    path.write_text(page(position_document([explain_positions("rotary", 20, 8)])), encoding="utf-8")
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        view = view_page(browser, path, width=width, scheme=scheme)
+        assert view.is_sound()
+        assert {"heat" if width > 640 else "heat-narrow", "alike", "distance"} <= view.charts
 
 
 def test_picture_carries_its_colours():

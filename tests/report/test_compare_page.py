@@ -32,12 +32,12 @@ from headstock.report.highlighted_text import (
 from headstock.report.pages import write_report
 from headstock.report.run_page import write_run_report
 from headstock.train.run_folder import RunFolder
-from tests.report.browsing import Outline, check_sound, look_at, screen
+from tests.report.browsing import Outline, check_sound, follows_colour_scheme, open_tab, view_page
 
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
 WORDS = STORY.split()
 LINE = {"tfidf": (0.70, 0.045), "frozen": (0.72, 0.05), "scratch": (0.56, 0.10), "pretrained": (0.78, 0.05)}
-LEVELS = (100, 400, 1600)
+LEVELS = (100, 1600)
 
 
 def review(pick: random.Random, words: int) -> str:
@@ -285,11 +285,9 @@ NAMES = ("full", "one", "bare", "many", "crowd", "hostile", "tuned", "thin", "gr
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pages_open_on_a_phone_without_network_requests(pages, browser, name):
-    found = look_at(browser, pages[name], width=390, scheme="light")
-    assert found["wrong"] == []
-    assert all(url.startswith(("file:", "data:")) for url in found["asked"])
-    assert found["overflow"] <= 0
+def test_pages_are_valid_accessible_and_open_on_a_phone(pages, browser, name):
+    check_sound(Outline(pages[name]))
+    assert view_page(browser, pages[name], width=390, scheme="dark").is_sound()
     assert pages[name].stat().st_size < 3_000_000
 
 
@@ -297,35 +295,32 @@ FADES = """() => [...document.querySelectorAll('.scroll')].filter(e => e.offsetP
     const look = getComputedStyle(e);
     return [e.scrollWidth > e.clientWidth + 1, parseFloat(look.getPropertyValue('--fade-start')),
             parseFloat(look.getPropertyValue('--fade-end')), look.maskImage !== 'none'] })"""
-DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+NEXT_FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def test_clipped_tables_fade_at_the_edge(pages, browser):
     """A table fades at the side where it is clipped; one that fits does not."""
-    with screen(browser, width=390, scheme="light") as tab:
-        tab.goto(pages["full"].as_uri())
-        tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
-        tab.evaluate(DRAWN)
-        before = tab.evaluate(FADES)
-        assert {wide for wide, *_ in before} == {True, False}
-        assert all((start, end > 0, masked) == (0, wide, True) for wide, start, end, masked in before)
-        tab.evaluate("document.querySelectorAll('.scroll').forEach(e => { e.scrollLeft = e.scrollWidth })")
-        tab.evaluate(DRAWN)
-        assert all((start > 0, end) == (wide, 0) for wide, start, end, _ in tab.evaluate(FADES))
+    view_page(browser, pages["full"], width=390, scheme="dark")
+    tab = open_tab(browser, width=390, scheme="dark")
+    tab.evaluate(NEXT_FRAME)
+    before = tab.evaluate(FADES)
+    assert {clipped for clipped, *_ in before} == {True, False}
+    assert all((start, end > 0, masked) == (0, clipped, True) for clipped, start, end, masked in before)
+    tab.evaluate("document.querySelectorAll('.scroll').forEach(e => { e.scrollLeft = e.scrollWidth })")
+    tab.evaluate(NEXT_FRAME)
+    assert all((start > 0, end) == (clipped, 0) for clipped, start, end, _ in tab.evaluate(FADES))
 
 
 def test_every_chart_is_visible_and_follows_the_colour_scheme(pages, browser):
-    light, dark = (look_at(browser, pages["full"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
+    light, dark = (view_page(browser, pages["full"], width=1280, scheme=scheme) for scheme in ("light", "dark"))
     slugs = [f"{kind}-reviews" for kind in ("pretrained", "scratch", "frozen")]
     expected = {"accuracy", *(f"training-{count}-{slug}" for count in LEVELS for slug in slugs)}
     expected |= {f"{part}-{slug}" for part in ("lengths", "reliability") for slug in [*slugs, "tfidf"]}
-    assert expected <= light["seen"]
-    assert "accuracy-narrow" not in light["seen"]
-    assert light["seen"] == dark["seen"]
-    assert all(one != other for one, other in zip(light["colours"], dark["colours"], strict=True))
-    own = [{name for name in shown if name.startswith("lengths-")} for shown in light["arms"]]
-    assert [len(names) for names in own] == [1, 1, 1, 1], "one arm is shown at a time"
-    assert len(set.union(*own)) == 4
+    assert expected <= light.charts and "accuracy-narrow" not in light.charts
+    assert light.charts == dark.charts and follows_colour_scheme(light, dark)
+    by_arm = [{name for name in charts if name.startswith("lengths-")} for charts in light.charts_by_tab]
+    assert [len(names) for names in by_arm] == [1, 1, 1, 1], "one arm is visible at a time"
+    assert len(set.union(*by_arm)) == 4
 
 
 def test_charts_are_saved_as_files(pages):
@@ -345,11 +340,6 @@ def test_rendering_is_deterministic(tmp_path):
     assert first == second
     pictures = [(folder / "figures" / "accuracy.svg").read_bytes() for folder in folders]
     assert pictures[0] == pictures[1]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pages_are_valid_and_accessible(pages, name):
-    check_sound(Outline(pages[name]))
 
 
 def test_the_page_contains_the_results(pages):

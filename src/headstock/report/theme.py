@@ -143,11 +143,23 @@ def percent_axis(axis: Any) -> None:
 
 
 def svg_of(figure: "Figure") -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     out = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with chart_style():
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    with chart_style():  # Figure.savefig would draw the figure twice
+        FigureCanvasSVG(figure).print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     figure.set_layout_engine("none")  # saves computing the layout again for the PNG
+    return out.getvalue()
+
+
+def png_of(figure: "Figure") -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    figure.set_dpi(200)
+    figure.set_facecolor("white")
+    with chart_style():
+        FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -212,10 +224,7 @@ class Gallery:
         if self.folder is None:
             return
         write_text(self.folder / f"{name}.svg", svg or svg_of(figure))
-        out = io.BytesIO()
-        with chart_style():
-            figure.savefig(out, format="png", dpi=200, facecolor="white", metadata={"Software": None})
-        write_bytes(self.folder / f"{name}.png", out.getvalue())
+        write_bytes(self.folder / f"{name}.png", png_of(figure))
 
 
 def file_name(*words: object) -> str:

@@ -15,11 +15,9 @@ from torch.nn import functional as F
 
 from headstock.errors import UserError
 from headstock.explain.document import Check
+from headstock.explain.hooks import transformer_families
 from headstock.explain.inputs import EncodedInput
 from headstock.model.attention_weights import AttentionRecord, attention_modules, record_attention
-from headstock.model.backbone import BACKBONES
-from headstock.model.backbones.encoder_decoder import EncoderDecoder
-from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.model import Model
 
@@ -60,11 +58,8 @@ def need_attention(model: Model, name: str, kind: str | None = None) -> None:
     """Refuse a model without attention, or without this kind of it."""
     kinds = sorted({kind for kind, _, _ in attention_modules(model)})
     if not kinds:
-        families = [
-            family for family in BACKBONES.names() if issubclass(BACKBONES.get(family), Transformer | EncoderDecoder)
-        ]
         lacking = f"its {model.backbone.name} backbone has no attention"
-        raise UserError(f"{name}: {lacking} (families that have it: {', '.join(families)})")
+        raise UserError(f"{name}: {lacking} (families that have it: {transformer_families()})")
     if kind is not None and kind not in kinds:
         missing = {"cross": "cross-attention"}.get(kind, kind)
         hint = " (an encoder-decoder has it: presets seq2seq-*)" if kind == "cross" else ""
@@ -158,24 +153,27 @@ class AttentionFacts:
 class LayerSums:
     """Sums over the positions of one layer."""
 
-    sums: dict[str, Tensor]  # by measure (H,)
-    uniform: dict[str, Tensor]  # the same for uniform weights, (1,)
+    measures: dict[str, Tensor]  # (H + 1,) by measure, the last for a head with uniform weights
     count: int  # positions
     weights: Tensor  # (H, T, S) summed over texts
     rows: Tensor  # (T,) texts that have each position
 
-    def add(self, other: "LayerSums") -> None:
-        for mine, theirs in ((self.sums, other.sums), (self.uniform, other.uniform)):
-            for name in mine:
-                mine[name] += theirs[name]
-        self.count += other.count
-        self.weights, self.rows = padded_sum(self.weights, other.weights), padded_sum(self.rows, other.rows)
+    def __add__(self, other: "LayerSums") -> "LayerSums":
+        measures = {name: total + other.measures[name] for name, total in self.measures.items()}
+        weights, rows = padded_sum(self.weights, other.weights), padded_sum(self.rows, other.rows)
+        return LayerSums(measures, self.count + other.count, weights, rows)
+
+    def means(self, head: int) -> dict[str, float | None]:
+        sums = self.measures
+        return {
+            name: float(sums[name][head] / self.count) if name in sums and self.count else None for name in MEASURES
+        }
 
 
-def padded_sum(one: Tensor, other: Tensor) -> Tensor:
+def padded_sum(a: Tensor, b: Tensor) -> Tensor:
     """The sum of two tensors of different sizes, the shorter one padded with zeros."""
-    total = one.new_zeros([max(sizes) for sizes in zip(one.shape, other.shape, strict=True)])
-    for part in (one, other):
+    total = a.new_zeros([max(sizes) for sizes in zip(a.shape, b.shape, strict=True)])
+    for part in (a, b):
         total[tuple(slice(size) for size in part.shape)] += part
     return total
 
@@ -184,8 +182,8 @@ def measure(weights: Tensor, counted: Tensor, *, self_attention: bool) -> dict[s
     """(H,) per measure: the sum over the positions `counted` (B, T) for weights (B, H, T, S)."""
     values = {"entropy": -torch.xlogy(weights, weights).sum(-1) / np.log(2), "first": weights[..., 0]}  # (B, H, T)
     if self_attention:
-        at = torch.arange(weights.size(-1), device=weights.device)
-        values["distance"] = (weights * (at[:, None] - at[None]).abs()).sum(-1)
+        positions = torch.arange(weights.size(-1), device=weights.device)
+        values["distance"] = (weights * (positions[:, None] - positions[None]).abs()).sum(-1)
         values["itself"] = weights.diagonal(dim1=-2, dim2=-1)
         values["previous"] = F.pad(weights.diagonal(-1, dim1=-2, dim2=-1), (1, 0))
         values["next"] = F.pad(weights.diagonal(1, dim1=-2, dim2=-1), (0, 1))
@@ -204,29 +202,21 @@ class AttentionMeter:
 
     def update(self, record: AttentionRecord, real: Tensor) -> None:
         """Add a record; `real` (B, T) is True where a query is not padding."""
-        weights, allowed = record.weights, record.allowed & real[:, None, :, None]
-        rows = weights * real[:, None, :, None]
-        self.sum_error = max(self.sum_error, float((rows.sum(-1) - real[:, None].float()).abs().max()))
-        self.masked = max(self.masked, float((rows * ~record.allowed).max()))
+        allowed = record.allowed & real[:, None, :, None]
+        weights = record.weights * real[:, None, :, None]
+        self.sum_error = max(self.sum_error, float((weights.sum(-1) - real[:, None].float()).abs().max()))
+        self.masked = max(self.masked, float((weights * ~record.allowed).max()))
         self.fused_error = max(self.fused_error, record.error)
         if record.kind == "decoder":
-            self.future = max(self.future or 0.0, float(rows.triu(1).max()))
+            self.future = max(self.future or 0.0, float(weights.triu(1).max()))
         choices = allowed.sum(-1)[:, 0]  # (B, T)
         counted = choices > 1  # a query with one key has no choice
-        uniform = (allowed / choices.clamp(min=1)[:, None, :, None]).expand(len(rows), -1, -1, -1)
-        self_attention = record.kind != "cross"
-        sums = LayerSums(
-            measure(rows, counted, self_attention=self_attention),
-            measure(uniform, counted, self_attention=self_attention),
-            int(counted.sum()),
-            rows[:, :, : self.max_positions, : self.max_positions].sum(0).cpu(),
-            real[:, : self.max_positions].sum(0).cpu(),
-        )
-        key = (record.kind, record.layer)
-        if key in self.layers:
-            self.layers[key].add(sums)
-        else:
-            self.layers[key] = sums
+        uniform = (allowed / choices.clamp(min=1)[:, None, :, None])[:, :1]  # (B, 1, T, S)
+        measures = measure(torch.cat([weights, uniform], 1), counted, self_attention=record.kind != "cross")
+        limit = self.max_positions
+        maps, rows = weights[:, :, :limit, :limit].sum(0).cpu(), real[:, :limit].sum(0).cpu()
+        key, sums = (record.kind, record.layer), LayerSums(measures, int(counted.sum()), maps, rows)
+        self.layers[key] = self.layers[key] + sums if key in self.layers else sums
 
     def read(self, model: Model, batch: Batch, kind: str | None = None) -> int:
         """Run the model on a batch and add its attention; returns the number of queries."""
@@ -248,16 +238,17 @@ class AttentionMeter:
             for (where, layer), sums in self.layers.items()
         ]
 
-    def facts(self, run: str, tokens: list[str], source: list[str], **more: Any) -> AttentionFacts:
+    def facts(self, run: str, tokens: list[str], source: list[str], **counts: Any) -> AttentionFacts:
+        """`counts` are the fields `texts`, `positions` and `notes`."""
         last = {where: sums for (where, _), sums in self.layers.items()}
         return AttentionFacts(
             run=run,
             heads=[
-                HeadFacts(where, layer, head + 1, means(sums.sums, head, sums.count))
+                HeadFacts(where, layer, head + 1, sums.means(head))
                 for (where, layer), sums in self.layers.items()
                 for head in range(len(sums.weights))
             ],
-            uniform=[HeadFacts(where, 0, 0, means(sums.uniform, 0, sums.count)) for where, sums in last.items()],
+            uniform=[HeadFacts(where, 0, 0, sums.means(-1)) for where, sums in last.items()],
             maps=self.maps(),
             tokens=tokens,
             source=source,
@@ -265,12 +256,8 @@ class AttentionMeter:
             masked=self.masked,
             future=self.future,
             fused_error=self.fused_error,
-            **more,
+            **counts,
         )
-
-
-def means(sums: dict[str, Tensor], head: int, count: int) -> dict[str, float | None]:
-    return {name: float(sums[name][head] / count) if name in sums and count else None for name in MEASURES}
 
 
 def real_positions(batch: Batch) -> Tensor:
@@ -307,25 +294,25 @@ def explain_file_attention(
 def position_names(maps: list[LayerWeights], *, is_encoder_decoder: bool) -> tuple[list[str], list[str]]:
     """Numbers from 1 for the positions of the rows and, where there is one, of the source."""
     tokens = source = 0
-    for one in maps:
-        _, queries, keys = one.weights.shape
-        if one.where == "cross" or (one.where == "encoder" and is_encoder_decoder):
+    for layer in maps:
+        _, queries, keys = layer.weights.shape
+        reads_source = layer.where == "encoder" and is_encoder_decoder
+        if layer.where == "cross" or reads_source:
             source = max(source, keys)
-        if one.where != "encoder" or not is_encoder_decoder:
+        if not reads_source:
             tokens = max(tokens, queries)
     return [str(number + 1) for number in range(tokens)], [str(number + 1) for number in range(source)]
 
 
 def select_heads(facts: AttentionFacts, *, layer: int | None, head: int | None) -> AttentionFacts:
     """Restrict the facts to one layer, or to one head of each layer; the checks remain those of all."""
-    layers, heads = sorted({one.layer for one in facts.heads}), sorted({one.head for one in facts.heads})
-    for option, number, known in (("--layer", layer, layers), ("--head", head, heads)):
-        if number is not None and number not in known:
-            raise UserError(f"{option} {number}: must be from {known[0]} to {known[-1]}")
-    selected = [one for one in facts.heads if layer in (None, one.layer) and head in (None, one.head)]
-    maps = [
-        replace(one, weights=one.weights if head is None else one.weights[head - 1 : head])
-        for one in facts.maps
-        if layer in (None, one.layer)
-    ]
-    return replace(facts, heads=selected, maps=maps)
+    layers, numbers = sorted({item.layer for item in facts.heads}), sorted({item.head for item in facts.heads})
+    for option, value, available in (("--layer", layer, layers), ("--head", head, numbers)):
+        if value is not None and value not in available:
+            raise UserError(f"{option} {value}: must be from {available[0]} to {available[-1]}")
+    heads = slice(None) if head is None else slice(head - 1, head)
+    return replace(
+        facts,
+        heads=[item for item in facts.heads if layer in (None, item.layer) and head in (None, item.head)],
+        maps=[replace(item, weights=item.weights[heads]) for item in facts.maps if layer in (None, item.layer)],
+    )

@@ -30,7 +30,7 @@ MAX_COLUMNS = 6  # heads up to which tables stand beside each other
 
 
 def attention_document(facts: AttentionFacts, text: str) -> doc.ExplainDocument:
-    sites = list(dict.fromkeys(one.where for one in facts.maps))
+    sites = list(dict.fromkeys(layer.where for layer in facts.maps))
     if facts.texts == 1:
         counts = [pluralize(len(facts.tokens) or len(facts.source), "token")]
         counts += [pluralize(len(facts.source), "source token")] if facts.source and facts.tokens else []
@@ -54,15 +54,15 @@ def attention_document(facts: AttentionFacts, text: str) -> doc.ExplainDocument:
 
 def site_section(facts: AttentionFacts, where: str) -> doc.Section:
     """The maps of one kind of attention, and a table per measure."""
-    maps = [one for one in facts.maps if one.where == where]
+    maps = [layer for layer in facts.maps if layer.where == where]
     heads = [head for head in facts.heads if head.where == where]
     (uniform,) = (head for head in facts.uniform if head.where == where)
     queries, keys = facts.axes(where)
-    weights = np.stack([one.weights for one in maps])  # (layers, H, T, S)
+    weights = np.stack([layer.weights for layer in maps])  # (layers, H, T, S)
     data = {
         "down": queries[: weights.shape[2]],
         "across": keys[: weights.shape[3]],
-        "layers": [one.layer for one in maps],
+        "layers": [layer.layer for layer in maps],
         "heads": weights.shape[1],
         "numbers": [head.head for head in heads[: weights.shape[1]]],
         "weights": packed(weights),
@@ -74,10 +74,7 @@ def site_section(facts: AttentionFacts, where: str) -> doc.Section:
         for name in sorted(MEASURES, key=lambda name: name not in MAIN_MEASURES)
         if uniform.measures[name] is not None
     ]
-    blocks = [
-        doc.Html("attention.html", values),
-        doc.Grid(tables, broad=weights.shape[1] > MAX_COLUMNS),
-    ]
+    blocks = [doc.Html("attention.html", values), doc.Grid(tables, broad=weights.shape[1] > MAX_COLUMNS)]
     return doc.Section(TITLES[where], blocks, where, "attention")
 
 
@@ -118,7 +115,7 @@ def packed(weights: np.ndarray) -> str:
 
 def attention_picture(facts: AttentionFacts) -> str:
     """All heads side by side; a single one with its tokens."""
-    if len({one.where for one in facts.maps}) > 1:
+    if len({layer.where for layer in facts.maps}) > 1:
         raise UserError("--out: an .svg holds one kind of attention; choose with --where encoder, decoder or cross")
     if len(facts.maps) == 1 and len(facts.maps[0].weights) == 1:
         return head_picture(facts, facts.maps[0])
@@ -126,26 +123,26 @@ def attention_picture(facts: AttentionFacts) -> str:
     size = max(60, min(130, 900 // heads))
 
     def paint(figure: Any) -> None:
-        for row, one in zip(figure.subplots(layers, heads, squeeze=False), facts.maps, strict=True):
-            for number, (axes, weights) in enumerate(zip(row, one.weights, strict=True), 1):
+        for row, layer in zip(figure.subplots(layers, heads, squeeze=False), facts.maps, strict=True):
+            for number, (axes, weights) in enumerate(zip(row, layer.weights, strict=True), 1):
                 strength = np.sqrt(weights.clip(0, 1))[..., None]
                 colours = np.broadcast_to(np.array(BLUE), (*weights.shape, 3))
                 axes.imshow(np.concatenate([colours, strength], -1), interpolation="none", aspect="auto")
                 axes.set_xticks([])
                 axes.set_yticks([])
-                axes.set_title(f"{one.layer}.{number}", fontsize=9, color=SOFT, pad=2)
+                axes.set_title(f"{layer.layer}.{number}", fontsize=9, color=SOFT, pad=2)
 
     width, height = size * heads + 20, (size + 14) * layers + 10
     return chart_svg("heads", paint, f"the attention heads of {facts.run}", width, height)
 
 
-def head_picture(facts: AttentionFacts, one: LayerWeights) -> str:
-    queries, keys = facts.axes(one.where)
-    weights = one.weights[0]
-    (head,) = (head for head in facts.heads if (head.where, head.layer) == (one.where, one.layer))
+def head_picture(facts: AttentionFacts, layer: LayerWeights) -> str:
+    queries, keys = facts.axes(layer.where)
+    weights = layer.weights[0]
+    (head,) = (head for head in facts.heads if (head.where, head.layer) == (layer.where, layer.layer))
     return heatmap_svg(
         doc.TokenHeatmap(
-            f"{facts.run}: {TITLES[one.where].lower()}, layer {one.layer}, head {head.head}",
+            f"{facts.run}: {TITLES[layer.where].lower()}, layer {layer.layer}, head {head.head}",
             queries[: len(weights)],
             keys[: weights.shape[1]],
             weights.tolist(),

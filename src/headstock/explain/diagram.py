@@ -37,7 +37,7 @@ MASKS: dict[tuple[str, ...], str] = {
 
 @dataclass
 class ModelDiagram:
-    """Draws one model; `at` is always the path of a module, (x, y) the centre of a column and its current height."""
+    """Draws one model; `path` is always that of a module, (x, y) the centre of a column and its current height."""
 
     subject: ExplainSubject
     params: ParameterFacts
@@ -89,7 +89,7 @@ class ModelDiagram:
     # A column, from the bottom up
 
     def draw_embedding(
-        self, x: float, y: float, at: str, *, table: str = "", tokens: str = "tokens"
+        self, x: float, y: float, path: str, *, table: str = "", tokens: str = "tokens"
     ) -> tuple[float, float]:
         """Token embedding and what is added to it; returns the next y, and the y of the table that a head may share."""
         config, diagram = self.config, self.diagram
@@ -98,17 +98,17 @@ class ModelDiagram:
         diagram.include(x, y + 4)
         low = self.arrow(x, y - 14, f"{shape})")
         scaled = "row lookup, scaled by √D" if getattr(config, "embed_scale", False) else "row lookup"
-        y = diagram.box(x, low, self.box("Token embedding", "embedding", table or f"{at}.tokens", scaled))
+        y = diagram.box(x, low, self.box("Token embedding", "embedding", table or f"{path}.tokens", scaled))
         middle = (low + y) / 2
         added = []
         if getattr(config, "positions", None) in POSITIONS:
-            added.append(("Positions", POSITIONS[config.positions], f"{at}.positions"))
+            added.append(("Positions", POSITIONS[config.positions], f"{path}.positions"))
         if getattr(config, "segments", 0):
-            added.append(("Segments", "learned", f"{at}.segments"))
-        for number, (name, description, path) in enumerate(added):
-            y = self.draw_added(x, y, name, description, path, room=22 if number else 16)
+            added.append(("Segments", "learned", f"{path}.segments"))
+        for number, (name, description, module) in enumerate(added):
+            y = self.draw_added(x, y, name, description, module, room=22 if number else 16)
         if getattr(config, "embed_norm", False):
-            y = diagram.box(x, self.arrow(x, y, length=GAP + (10 if added else 0)), self.norm(f"{at}.embed_norm"))
+            y = diagram.box(x, self.arrow(x, y, length=GAP + (10 if added else 0)), self.norm(f"{path}.embed_norm"))
             added = []
         return self.arrow(x, y, f"{shape}, D)", length=GAP + (18 if added else 6), tip=False), middle
 
@@ -117,18 +117,18 @@ class ModelDiagram:
         module, width = self.modules.get(path), WIDTH / 2 - 28
         text = description if module is None else f"{in_text(module.formula)} = {module.value:,}"
         box, middle = Box(name, "plain" if module is None else "embedding", lines=(text,)), x + 28 + width / 2
-        at = y - room - box.height / 2
-        self.diagram.line((x, y), (x, at + 10))
-        self.diagram.box(middle, at + box.height / 2, box, width)
-        self.diagram.line((middle - width / 2, at), (x + 10, at))
-        self.diagram.plus(x, at)
-        return at - 10
+        height = y - room - box.height / 2
+        self.diagram.line((x, y), (x, height + 10))
+        self.diagram.box(middle, height + box.height / 2, box, width)
+        self.diagram.line((middle - width / 2, height), (x + 10, height))
+        self.diagram.plus(x, height)
+        return height - 10
 
     def draw_blocks(
-        self, x: float, y: float, at: str, masks: tuple[str, ...], *, cross: bool = False
+        self, x: float, y: float, stack: str, masks: tuple[str, ...], *, cross: bool = False
     ) -> tuple[float, float]:
         """The layers and the final norm; returns the next y, and the y of cross-attention."""
-        config, low, path, cross_y = self.config, y, f"{at}.blocks.*", 0.0
+        config, low, path, cross_y = self.config, y, f"{stack}.blocks.*", 0.0
         heads = f"{config.heads} {'heads' if config.heads > 1 else 'head'} of width {config.width // config.heads}"
         options = {
             "rotary position embeddings": config.positions == "rotary",
@@ -146,7 +146,7 @@ class ModelDiagram:
         y, _ = self.draw_residual(x, y, box, f"{path}.around_feed")
         y = self.close_frame(x, low, y, path)
         if config.norm == "pre":
-            y = self.diagram.box(x, self.arrow(x, y), self.norm(f"{at}.final_norm"))
+            y = self.diagram.box(x, self.arrow(x, y), self.norm(f"{stack}.final_norm"))
         return y, cross_y
 
     def close_frame(self, x: float, low: float, y: float, path: str) -> float:
@@ -155,10 +155,10 @@ class ModelDiagram:
         self.diagram.frame(x, low, y - 28, f"× {self.modules[path].times}", left=LEFT, right=RIGHT)
         return y - 28
 
-    def draw_residual(self, x: float, y: float, sublayer: Box, at: str) -> tuple[float, float]:
+    def draw_residual(self, x: float, y: float, sublayer: Box, path: str) -> tuple[float, float]:
         """A sublayer with its skip connection and norm; returns the next y, and the y of the sublayer's centre."""
         diagram, pre = self.diagram, self.config.norm == "pre"
-        norm, start, skip_x = self.norm(f"{at}.norm"), y - 14, x - WIDTH / 2 - SKIP + 8
+        norm, start, skip_x = self.norm(f"{path}.norm"), y - 14, x - WIDTH / 2 - SKIP + 8
         diagram.dot(x, start)
         y = self.arrow(x, y, length=GAP + 8)
         if pre:
@@ -175,13 +175,12 @@ class ModelDiagram:
         """The heads side by side; a tied one is joined to the embedding at height `table`."""
         model, diagram, low = self.subject.model, self.diagram, y
         y = self.arrow(x, low, length=GAP + 8)
-        several = len(model.heads) > 1
-        label_x, anchor = (x - 10, "end") if several else (x + 10, "start")
+        label_x, anchor = (x - 10, "end") if len(model.heads) > 1 else (x + 10, "start")
         diagram.text(label_x, low - GAP / 2, f"(B, T, {width})", "shape", anchor)
         for number, name in enumerate(model.heads):
-            at = x + number * (WIDTH + 90)
+            centre = x + number * (WIDTH + 90)
             if number:
-                diagram.line((x, low - 14), (at, low - 14), (at, y))
+                diagram.line((x, low - 14), (centre, low - 14), (centre, y))
                 diagram.dot(x, low - 14)
             title, description, shape = HEADS.get(name, (name, "", ""))
             box = self.box(title, "head", f"heads.{name}", description, *self.head_details(name))
@@ -192,10 +191,10 @@ class ModelDiagram:
                 box.lines = (*box.lines, "tied to the token embedding")
                 points = ((x + WIDTH / 2, table), (x + side, table), (x + side, y - 16), (x + WIDTH / 2, y - 16))
                 diagram.line(*points, tip=False, kind="tied")
-            top = diagram.box(at, y, box)
-            diagram.line((at, top), (at, top - GAP))
+            top = diagram.box(centre, y, box)
+            diagram.line((centre, top), (centre, top - GAP))
             twice = name == "token" and model.backbone.bidirectional
-            diagram.text(at + 10, top - GAP + 8, f"{shape} twice" if twice else shape, "shape")
+            diagram.text(centre + 10, top - GAP + 8, f"{shape} twice" if twice else shape, "shape")
 
     def head_details(self, name: str) -> list[str]:
         head, pool = self.subject.model.heads[name], getattr(self.subject.config.task, "pool", None)
@@ -228,9 +227,9 @@ class ModelDiagram:
         diagram.text(10, top - 34, "(B, S, D)", "shape")
         self.draw_heads(distance, y, target)
 
-    def draw_cells(self, x: float, y: float, at: str, direction: str) -> float:
+    def draw_cells(self, x: float, y: float, stack: str, direction: str) -> float:
         """Recurrent layers; each step also receives the state of the step before."""
-        config, low, path = self.config, y, f"{at}.layers.*"
+        config, low, path = self.config, y, f"{stack}.layers.*"
         kind, state = {"lstm": ("LSTM", "hidden and cell state"), "gru": ("GRU", "hidden state")}[config.cell]
         y = self.arrow(x, y)
         box = self.box(f"{kind}, {config.hidden} units", "cells", f"{path}.cells", direction, f"recurrent: {state}")
@@ -257,9 +256,9 @@ class ModelDiagram:
         diagram, distance = self.diagram, (LEFT + RIGHT + 24) / 2
         y, table = self.draw_embedding(0, 0, "backbone")
         tops = []
-        for x, at, direction in ((-distance, "ahead", "left to right"), (distance, "back", "right to left")):
+        for x, stack, direction in ((-distance, "ahead", "left to right"), (distance, "back", "right to left")):
             diagram.line((0, y), (x, y), (x, y - 14), tip=False)
-            tops.append(self.draw_cells(x, y - 14, f"backbone.{at}", direction))
+            tops.append(self.draw_cells(x, y - 14, f"backbone.{stack}", direction))
         diagram.dot(0, y)
         top = min(tops) - GAP - 12
         for x in (-distance, distance):

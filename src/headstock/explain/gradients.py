@@ -11,7 +11,7 @@ The first term is the gradient through the skip connection. Post-norm places a n
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -116,7 +116,7 @@ class GradientFacts:
     @property
     def error(self) -> float:
         """The largest error of any connection."""
-        return max(one.error for one in self.connections)
+        return max(connection.error for connection in self.connections)
 
     def check(self) -> Check:
         claim = "at every residual connection the two terms add up to dL/dH"
@@ -147,7 +147,7 @@ def explain_gradients(model: Model, target: ExplainTarget) -> GradientFacts:
         target=target.description,
         norm=model.backbone.config.norm,
         layers=layers,
-        connections=[split_gradient(one, result.at(one.output), result.at(one.input)) for one in connections],
+        connections=[split_gradient(connection, result) for connection in connections],
         stream=[
             StreamGradient(point.stack, point.layer, point.name, vector_norm(result.at(point.value)))
             for point in result.activations.points()
@@ -177,15 +177,16 @@ def backward(model: Model, loss_of: Any) -> BackwardResult:
     """The loss with its gradients at every point of the residual stream and in every parameter."""
     with torch.enable_grad(), record_activations(model) as activations:
         loss = loss_of(model)
-    tensors = [tensor for one in activations.connections for tensor in (one.input, one.output)]
+    tensors = [tensor for item in activations.connections for tensor in (item.input, item.output)]
     tensors += list(model.parameters())
     gradients = torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
     by_id = {id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True)}
     return BackwardResult(loss.detach(), activations, by_id)
 
 
-def split_gradient(connection: Connection, received: Tensor, passed: Tensor) -> ConnectionGradients:
+def split_gradient(connection: Connection, result: BackwardResult) -> ConnectionGradients:
     """The two terms of dL/dH, compared with dL/dH of the whole backward pass."""
+    received, passed = result.at(connection.output), result.at(connection.input)
     skip, through = gradient_terms(connection, received)
     return ConnectionGradients(
         connection.stack,
@@ -243,8 +244,8 @@ def outer_groups(model: Model) -> ParameterGroups:
     for name, transformer in block_stacks(model.backbone).items():
         prefix = "" if name == "stack" else f"{name} "
         final = [] if transformer.final_norm is None else list(transformer.final_norm.parameters())
-        known = inside | {id(parameter) for parameter in final}
-        groups[f"{prefix}embedding"] = [p for p in transformer.parameters() if id(p) not in known]
+        excluded = inside | {id(parameter) for parameter in final}
+        groups[f"{prefix}embedding"] = [p for p in transformer.parameters() if id(p) not in excluded]
         if final:
             groups[f"{prefix}final norm"] = final
     used = inside | {id(parameter) for group in groups.values() for parameter in group}
@@ -264,8 +265,7 @@ COPIED_SETTINGS = ("norm_kind", "positions", "activation", "bias", "embed_scale"
 
 def block_settings(config: Any) -> dict[str, Any]:
     """The settings that define a run's kind of block, apart from its size and the position of its norms."""
-    known = {one.name for one in fields(config)}
-    return {name: getattr(config, name) for name in COPIED_SETTINGS if name in known}
+    return {name: getattr(config, name) for name in COPIED_SETTINGS if hasattr(config, name)}
 
 
 def depth_study(settings: dict[str, Any], *, depths: Sequence[int] = DEPTHS, seed: int = 0) -> list[DepthGradients]:

@@ -92,9 +92,14 @@ def need_block_stacks(backbone: Backbone, run: object) -> dict[str, Transformer]
     """`block_stacks`, or an error for a family without a residual stream."""
     if stacks := block_stacks(backbone):
         return stacks
-    families = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | EncoderDecoder)]
     lacking = f"its {backbone.name} backbone has no residual stream"
-    raise UserError(f"{run}: {lacking} (families that have one: {', '.join(families)})")
+    raise UserError(f"{run}: {lacking} (families that have one: {transformer_families()})")
+
+
+def transformer_families() -> str:
+    """The model families with Transformer blocks."""
+    families = [name for name in BACKBONES.names() if issubclass(BACKBONES.get(name), Transformer | EncoderDecoder)]
+    return ", ".join(families)
 
 
 def model_residuals(model: Model) -> dict[tuple[str, int, str], Residual]:

@@ -126,8 +126,8 @@ def encode_file(pipeline: Pipeline, file: str, *, rows: int | None = None) -> It
 
 def read_chunks(pipeline: Pipeline, file: str, rows: int | None) -> Iterator[Records]:
     """The rows of a labelled task; sentences to translate may also be the lines of a text file."""
-    task, known = pipeline.labelled_task(), detect_format(Path(file))
-    is_text = task.translates and (file == "-" or (known is not None and known.format == PLAIN))
+    task, detected = pipeline.labelled_task(), detect_format(Path(file))
+    is_text = task.translates and (file == "-" or (detected is not None and detected.format == PLAIN))
     records = (text for _, text in stream_texts(file)) if is_text else pipeline.read_rows(file)
     if isinstance(records, Records):
         indices = range(len(records))[:rows]

@@ -80,19 +80,19 @@ def layer_picture(facts: LayerWalkthrough) -> str:
     parts.append(f'<text class="part" x="{MARGIN}" y="{MARGIN + 8}">{title}</text>')
     for step in facts.steps:
         if step.columns:
-            for at, name in enumerate(step.columns[:MAX_DRAWN]):
-                x = LEFT + CELL * (at + 0.5)
+            for column, name in enumerate(step.columns[:MAX_DRAWN]):
+                x = LEFT + CELL * (column + 0.5)
                 label = escape(shorten(name, 8))
                 parts.append(f'<text class="number" x="{x:.0f}" y="{y + 11}">{label}</text>')
             y += 16
         parts.append(f'<text x="{MARGIN}" y="{y + 17}">{escape(step.name)}</text>')
-        for at, (written, sign, share) in enumerate(strip_cells(step.forward[:MAX_DRAWN])):
-            x = LEFT + CELL * at
+        for column, (written, sign, share) in enumerate(strip_cells(step.forward[:MAX_DRAWN])):
+            x = LEFT + CELL * column
             box = f'x="{x}" y="{y}" width="{CELL - 2}" height="{HEIGHT - 2}" rx="3"'
             parts.append(f'<rect class="{sign}" {box} fill-opacity="{0.06 + 0.5 * share:.2f}"/>')
             parts.append(f'<text class="number" x="{x + CELL / 2 - 1:.0f}" y="{y + 16}">{written}</text>')
-        more = f"   … {len(step.forward) - MAX_DRAWN} more" if len(step.forward) > MAX_DRAWN else ""
-        parts.append(f'<text class="soft" x="{LEFT}" y="{y + HEIGHT + 12}">{escape(step.formula + more)}</text>')
+        suffix = f"   … {len(step.forward) - MAX_DRAWN} more" if len(step.forward) > MAX_DRAWN else ""
+        parts.append(f'<text class="soft" x="{LEFT}" y="{y + HEIGHT + 12}">{escape(step.formula + suffix)}</text>')
         y += HEIGHT + 24
     height = y + MARGIN
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="layer" width="{width}" height="{height}" '

@@ -273,10 +273,10 @@ def tensor_counts(model: Model, modules: list[ModuleCount]) -> list[TensorCount]
 
 def torch_name(name: str) -> str | None:
     """The name of the same tensor in PyTorch's Transformer layers, where it has one."""
-    _, block, rest = name.partition(".blocks.")
-    if not block:
+    _, separator, path = name.partition(".blocks.")
+    if not separator:
         return OUTSIDE.get(name)
-    number, _, inside = rest.partition(".")
+    number, _, inside = path.partition(".")
     in_decoder = name.startswith("backbone.decoder")
     names = TORCH | {"around_cross.norm": "norm2", "around_feed.norm": "norm3" if in_decoder else "norm2"}
     prefix = next((prefix for prefix in names if inside.startswith(prefix)), None)

@@ -163,13 +163,13 @@ def rotary_scores(stack: Transformer, length: int) -> list[float]:
     return (rotated @ rotated[0] / width).tolist()
 
 
-def position_facts(kind: str, name: str, table: Tensor, **more: Any) -> PositionFacts:
-    if kind == "rotary" and "scores" not in more:
-        more["scores"] = (table @ table[0] / (table.size(1) // 2)).tolist()
+def position_facts(kind: str, name: str, table: Tensor, **options: Any) -> PositionFacts:
+    if kind == "rotary" and "scores" not in options:
+        options["scores"] = (table @ table[0] / (table.size(1) // 2)).tolist()
     mean, low, high = similarity_by_distance(table)
     pair, gap = nearest_pair(table)
-    more = {"where": None, "trained": None} | more
-    return PositionFacts(kind, name, table=table, similarity=mean, low=low, high=high, nearest=pair, gap=gap, **more)
+    options = {"where": None, "trained": None} | options
+    return PositionFacts(kind, name, table=table, similarity=mean, low=low, high=high, nearest=pair, gap=gap, **options)
 
 
 def similarity_by_distance(table: Tensor) -> tuple[list[float], list[float], list[float]]:
@@ -270,7 +270,7 @@ def table_chart(facts: PositionFacts) -> doc.Chart:
         "learned": "Each row is a position: its learned vector.",
     }
     length, width = facts.table.shape
-    drawn = f" The first {MAX_DRAWN} of {length:,} are drawn." if length > MAX_DRAWN else ""
+    limited = f" The first {MAX_DRAWN} of {length:,} are drawn." if length > MAX_DRAWN else ""
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
@@ -282,7 +282,7 @@ def table_chart(facts: PositionFacts) -> doc.Chart:
             axes.axvline(width // 2 - 0.5, color=INK, linewidth=0.8)
 
     label = f"{facts.kind} encodings of {length} positions, {width} features each"
-    return doc.Chart("heat", label, paint, captions[facts.kind] + drawn, narrow_height=1.0)
+    return doc.Chart("heat", label, paint, captions[facts.kind] + limited, narrow_height=1.0)
 
 
 def similarity_chart(facts: PositionFacts) -> doc.Chart:

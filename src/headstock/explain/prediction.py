@@ -78,7 +78,7 @@ def explain_prediction(
         answer=case.name(target),
         probability=float(probabilities[target]),
         answers=[(case.name(index), float(probabilities[index])) for index in case.top(probabilities, TOP)],
-        tokens=[TokenWeight(*one, other) for one, (_, other) in zip(integrated, plain, strict=True)],
+        tokens=[TokenWeight(*pair, weight) for pair, (_, weight) in zip(integrated, plain, strict=True)],
         words=leave_one_out(case, list(texts), target, float(probabilities[target]), integrated),
         notes=case.notes,
     )
@@ -130,13 +130,13 @@ def word_weights(
     texts: Sequence[str], weights: Sequence[tuple[str, float]], spans: Sequence[tuple[int, int, int]]
 ) -> list[float]:
     """The sum of the weights of the tokens that start in each word."""
-    whole, starts = "", []
+    joined, starts = "", []
     for text in texts:
-        starts.append(len(whole))
-        whole += text + "\n"
+        starts.append(len(joined))
+        joined += text + "\n"
     located = [
         (start, weight)
-        for _, weight, start in locate_tokens(whole, merge_spaces(decode_tokens(weights)))
+        for _, weight, start in locate_tokens(joined, merge_spaces(decode_tokens(weights)))
         if start is not None
     ]
     return [

@@ -1,6 +1,6 @@
 """The residual stream after each sublayer: its norm, what is added to it, and its predictions (logit lens).
 
-B rows (here 1), T tokens, D width, P positions, C classes or vocabulary entries, L layers.
+B rows (by_layer 1), T tokens, D width, P positions, C classes or vocabulary entries, L layers.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class ResidualFacts:
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        return values | {"says": values.pop("predicts"), "lens": [one.to_dict() for one in self.lens]}
+        return values | {"says": values.pop("predicts"), "lens": [prediction.to_dict() for prediction in self.lens]}
 
 
 @dataclass(frozen=True)
@@ -119,22 +119,22 @@ def explain_residual(pipeline: Pipeline, texts: Sequence[str], *, label: str | N
         tokens[stack] = token_paths(layers, row_tokens(pipeline, row, source=stack == "encoder"))
         embedding[stack] = mean_norm(layers[0])
     lens, notes = logit_lens(pipeline, read, activations)
-    steps = [residual_step(one) for one in activations.connections]
+    steps = [residual_step(connection) for connection in activations.connections]
     return ResidualFacts(steps, tokens, embedding, lens, read.predicts, [*read.notes, *notes])
 
 
-def residual_step(one: Connection) -> ResidualStep:
-    added, before = one.added(), one.input.norm(dim=-1)  # (B, T, D), (B, T)
+def residual_step(connection: Connection) -> ResidualStep:
+    added, before = connection.added(), connection.input.norm(dim=-1)  # (B, T, D), (B, T)
     return ResidualStep(
-        stack=one.stack,
-        layer=one.layer,
-        sublayer=one.sublayer,
-        point=POINT_AFTER[one.sublayer],
-        norm=mean_norm(one.output),
+        stack=connection.stack,
+        layer=connection.layer,
+        sublayer=connection.sublayer,
+        point=POINT_AFTER[connection.sublayer],
+        norm=mean_norm(connection.output),
         added=mean_norm(added),
         share=float((added.norm(dim=-1) / before).mean()),
-        cosine=float(F.cosine_similarity(added, one.input, dim=-1).mean()),
-        moved=float(((one.output - one.input).norm(dim=-1) / before).mean()),
+        cosine=float(F.cosine_similarity(added, connection.input, dim=-1).mean()),
+        moved=float(((connection.output - connection.input).norm(dim=-1) / before).mean()),
     )
 
 
@@ -229,14 +229,14 @@ def logit_lens(pipeline: Pipeline, read: LensInput, activations: Activations) ->
     row = read.batch.tokens[0].tolist()
     predictions = []
     for index, position in enumerate(read.positions):
-        here = probabilities[:, index]  # (L + 1, C)
-        top = here.topk(min(TOP, here.size(1)), -1)
+        by_layer = probabilities[:, index]  # (L + 1, C)
+        top = by_layer.topk(min(TOP, by_layer.size(1)), -1)
         answers = [
             [(answer_name(pipeline, read, answer), value) for answer, value in zip(indices, values, strict=True)]
             for indices, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
-        final = here[final_layer].argmax()
-        ranks = (1 + (here > here[:, final, None]).sum(1)).tolist()
+        final = by_layer[final_layer].argmax()
+        ranks = (1 + (by_layer > by_layer[:, final, None]).sum(1)).tolist()
         token = "" if read.predicts == "class" else display_tokens(pipeline.tokenizer, [row[position]])[0]
         predictions.append(LensPrediction(position, token, read.expected[index], answers, ranks))
     return predictions, []

@@ -47,8 +47,8 @@ def open_subject(
         raise UserError(f"name a run (or a bundled model), or a preset with --preset: {problem}")
     settings = dict(parse_setting(text) for text in assignments or [])
     if task is not None and task not in TASKS.names():
-        known = ", ".join(TASKS.names())
-        raise UserError(f"--task {task}: no such task{did_you_mean(task, TASKS.names())} (have: {known})")
+        names = TASKS.names()
+        raise UserError(f"--task {task}: no such task{did_you_mean(task, names)} (have: {', '.join(names)})")
     if preset is not None:
         return preset_subject(preset, settings, task, classes, device if weights else None)
     assert run is not None

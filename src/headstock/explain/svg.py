@@ -128,8 +128,7 @@ class Diagram:
 
     def line(self, *points: tuple[float, float], tip: bool = True, kind: str = "line") -> None:
         """A polyline, with an arrow's tip at its end."""
-        (x, y), *rest = points
-        path = f"M{x:g} {y:g}" + "".join(f" L{a:g} {b:g}" for a, b in rest)
+        path = "M" + " L".join(f"{x:g} {y:g}" for x, y in points)
         self.parts.append(f'<path class="{kind}" d="{path}"/>')
         for point in points:
             self.include(*point)

@@ -75,7 +75,7 @@ def legend(expressions: list[Any], values: dict[Any, int], meanings: dict[str, s
     import sympy
 
     used = set().union(*(sympy.sympify(expression).free_symbols for expression in expressions))
-    return [Symbol(str(one), meanings[str(one)], value) for one, value in values.items() if one in used]
+    return [Symbol(str(symbol), meanings[str(symbol)], value) for symbol, value in values.items() if symbol in used]
 
 
 # Formulas
@@ -119,13 +119,13 @@ def symbol_html(name: str) -> str:
 def typeset(expression: Any, by: Any, *, symbol: Callable[[str], str], power: Callable[[int], str]) -> str:
     import sympy
 
-    rest, groups = sympy.expand(sympy.sympify(expression)), []
-    for i, one in enumerate(by):
-        coefficient = rest.coeff(one, 1)
+    remainder, groups = sympy.expand(sympy.sympify(expression)), []
+    for i, factor in enumerate(by):
+        coefficient = remainder.coeff(factor, 1)
         if len(sympy.Add.make_args(coefficient)) > 1:
-            rest = sympy.expand(rest - one * coefficient)
-            groups.append(f"{symbol(str(one))}({typeset(coefficient, by[i + 1 :], symbol=symbol, power=power)})")
-    ungrouped = "" if groups and rest == 0 else typeset_sum(rest, symbol, power)
+            remainder = sympy.expand(remainder - factor * coefficient)
+            groups.append(f"{symbol(str(factor))}({typeset(coefficient, by[i + 1 :], symbol=symbol, power=power)})")
+    ungrouped = "" if groups and remainder == 0 else typeset_sum(remainder, symbol, power)
     return " + ".join(filter(None, [ungrouped, *groups]))
 
 

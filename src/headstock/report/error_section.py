@@ -25,8 +25,8 @@ def describe(
 ) -> dict[str, Any]:
     """Template values of the section; missing parts are None."""
     mistakes = details.get("mistakes") or []
-    shown = mistakes[:MAX_MISTAKES]
-    attributed = sum(bool(row.get("tokens")) for row in shown)
+    listed = mistakes[:MAX_MISTAKES]
+    attributed = sum(bool(row.get("tokens")) for row in listed)
     matrix = confusion(details.get("confusion") or [], classes, style, gallery)
     return {
         "seed": details.get("seed"),
@@ -34,10 +34,10 @@ def describe(
         "confusion": matrix or confusion_pairs(details, classes),
         "lengths": lengths(details.get("lengths") or {}, style, gallery, nouns),
         "calibration": calibration(details.get("calibration") or {}, style, gallery, nouns),
-        "mistakes": [mistake(row, max_text) for row in shown],
+        "mistakes": [mistake(row, max_text) for row in listed],
         "mistakes_left_out": max(0, len(mistakes) - MAX_MISTAKES),
-        "marked": any(row.get("marks") for row in shown),
-        "weighted": "all" if attributed == len(shown) else "some" if attributed else "none",
+        "marked": any(row.get("marks") for row in listed),
+        "weighted": "all" if attributed == len(listed) else "some" if attributed else "none",
     }
 
 

@@ -40,21 +40,21 @@ def decode_tokens(pieces: Sequence[Sequence]) -> WeightedPieces:
     named = [(str(piece), float(weight)) for piece, weight in pieces]
     joined = "".join(piece for piece, _ in named)
     letters = byte_letters() if "Ġ" in joined or "Ċ" in joined else None
-    shown: WeightedPieces = []
-    waiting, held = b"", 0.0
+    texts: WeightedPieces = []
+    pending, pending_weight = b"", 0.0  # the bytes of an incomplete letter
     for piece, weight in named:
         raw = bytes_of(piece, letters)
         if raw is None:
-            if waiting:
-                shown.append((waiting.decode("utf-8", "replace"), held))
-                waiting, held = b"", 0.0
-            shown.append((plain_piece(piece), weight))
+            if pending:
+                texts.append((pending.decode("utf-8", "replace"), pending_weight))
+                pending, pending_weight = b"", 0.0
+            texts.append((plain_piece(piece), weight))
             continue
-        waiting, held = waiting + raw, held + weight
-        if whole := decoded(waiting):
-            shown.append((whole, held))
-            waiting, held = b"", 0.0
-    return [*shown, (waiting.decode("utf-8", "replace"), held)] if waiting else shown
+        pending, pending_weight = pending + raw, pending_weight + weight
+        if text := decoded(pending):
+            texts.append((text, pending_weight))
+            pending, pending_weight = b"", 0.0
+    return [*texts, (pending.decode("utf-8", "replace"), pending_weight)] if pending else texts
 
 
 def bytes_of(piece: str, letters: dict[str, int] | None) -> bytes | None:
@@ -76,8 +76,8 @@ def decoded(raw: bytes) -> str:
     """The decoded text; empty while the last letter is incomplete."""
     try:
         return raw.decode("utf-8")
-    except UnicodeDecodeError as wrong:
-        return "" if wrong.end == len(raw) and "end of data" in wrong.reason else raw.decode("utf-8", "replace")
+    except UnicodeDecodeError as error:
+        return "" if error.end == len(raw) and "end of data" in error.reason else raw.decode("utf-8", "replace")
 
 
 @cache
@@ -101,45 +101,42 @@ def folded(letter: str) -> str:
 
 def merge_spaces(pieces: Iterable[tuple[str, float]]) -> WeightedPieces:
     """Merge tokens that are only a space into the next one."""
-    joined: WeightedPieces = []
-    held = 0.0
+    merged: WeightedPieces = []
+    space_weight = 0.0
     for piece, weight in pieces:
+        space_weight += weight
         if piece.strip():
-            joined.append((piece, weight + held))
-            held = 0.0
-        else:
-            held += weight
-    return joined
+            merged.append((piece, space_weight))
+            space_weight = 0.0
+    return merged
 
 
 def locate_tokens(text: str, pieces: Iterable[tuple[str, float]]) -> Iterator[tuple[str, float, int | None]]:
     """Each non-blank token, its weight and its offset in the text; None if it is not found."""
-    folded_text, at = fold(text), 0
+    folded_text, end = fold(text), 0
     for piece, weight in pieces:
         if not (core := piece.strip()):
             continue
-        offset = folded_text.find(fold(core), at, at + len(core) + SEARCH_WINDOW)
-        if offset < 0:
-            yield core, weight, None
-            continue
-        at = offset + len(core)
-        yield core, weight, offset
+        offset = folded_text.find(fold(core), end, end + len(core) + SEARCH_WINDOW)
+        if offset >= 0:
+            end = offset + len(core)
+        yield core, weight, offset if offset >= 0 else None
 
 
 def align_weights(text: str, pieces: WeightedPieces) -> list[HighlightedSpan]:
     """Split the text into spans with the weights of the tokens that cover them."""
     spans: list[HighlightedSpan] = []
-    at = 0
+    end = 0
     for core, weight, offset in locate_tokens(text, pieces):
         if offset is None:
             if not SPECIAL.fullmatch(core):
                 spans.append(HighlightedSpan(f" {core}", weight))
             continue
-        if offset > at:
-            spans.append(HighlightedSpan(text[at:offset]))
-        at = offset + len(core)
-        spans.append(HighlightedSpan(text[offset:at], weight))
-    return [*spans, HighlightedSpan(text[at:])] if at < len(text) else spans
+        if offset > end:
+            spans.append(HighlightedSpan(text[end:offset]))
+        end = offset + len(core)
+        spans.append(HighlightedSpan(text[offset:end], weight))
+    return [*spans, HighlightedSpan(text[end:])] if end < len(text) else spans
 
 
 def merge_into_words(
@@ -172,11 +169,11 @@ def split_at_marks(text: str, marks: Sequence[Sequence[Any]]) -> list[Highlighte
     kinds: list[str | None] = [None] * len(text)
     for begin, end, kind in reversed(marks):
         kinds[begin:end] = [kind] * len(kinds[begin:end])
-    spans, at = [], 0
+    spans, start = [], 0
     for kind, letters in groupby(kinds):
-        end = at + len(list(letters))
-        spans.append(HighlightedSpan(text[at:end], kind=kind))
-        at = end
+        end = start + len(list(letters))
+        spans.append(HighlightedSpan(text[start:end], kind=kind))
+        start = end
     return spans
 
 
@@ -184,27 +181,26 @@ def split_preview(
     spans: list[HighlightedSpan], preview: int, max_length: int
 ) -> tuple[list[HighlightedSpan], list[HighlightedSpan], int]:
     """The spans of the first `preview` characters, those up to `max_length`, and the number of characters beyond."""
-    shown: list[HighlightedSpan] = []
+    first: list[HighlightedSpan] = []
     rest: list[HighlightedSpan] = []
     used = 0
     for span in spans:
-        for start, end, part in ((0, preview, shown), (preview, max_length, rest)):
+        for start, end, part in ((0, preview, first), (preview, max_length, rest)):
             piece = span.text[max(0, start - used) : max(0, end - used)]
             if piece:
                 part.append(replace(span, text=piece))
         used += len(span.text)
-    return shown, rest, max(0, used - max_length)
+    return first, rest, max(0, used - max_length)
 
 
 def top_words(pieces: WeightedPieces, number: int = 10) -> list[tuple[str, float, int]]:
     """The words with the largest total weights, with their number of occurrences."""
-    totals: dict[str, tuple[float, int]] = {}
+    weights: dict[str, list[float]] = {}
     for piece, weight in pieces:
         if word := piece.strip():
-            before, times = totals.get(word, (0.0, 0))
-            totals[word] = (before + weight, times + 1)
-    ranked = sorted(((word, *rest) for word, rest in totals.items()), key=lambda row: -abs(row[1]))
-    return [row for row in ranked[:number] if row[1]]
+            weights.setdefault(word, []).append(weight)
+    totals = [(word, sum(values), len(values)) for word, values in weights.items()]
+    return [row for row in sorted(totals, key=lambda row: -abs(row[1]))[:number] if row[1]]
 
 
 def to_html(spans: list[HighlightedSpan], max_weight: float) -> "Markup":
@@ -249,7 +245,7 @@ def make_passage(
     if preview < len(text) <= preview + 100:
         preview = len(text)  # the rest is not worth folding away
     spans = split_at_marks(text, marks) if marks else align_weights(text, list(pieces))
-    shown, rest, left_out = split_preview(spans, preview, max(preview, max_length))
+    first, rest, left_out = split_preview(spans, preview, max(preview, max_length))
     max_weight = max((abs(weight) for _, weight in pieces), default=0.0)
     rest_size = sum(len(span.text) for span in rest)
-    return HighlightedText(to_html(shown, max_weight), to_html(rest, max_weight), rest_size, left_out)
+    return HighlightedText(to_html(first, max_weight), to_html(rest, max_weight), rest_size, left_out)

@@ -169,17 +169,17 @@ def inline(svg: str, name: str, alt_text: str, variables: dict[str, str]) -> "Ma
 
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    head, rest = svg.split(">", 1)
+    head, body = svg.split(">", 1)
     box = re.search(r'viewBox="[^"]+"', head)
     assert box, "matplotlib writes a viewBox"
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', rest))
-    rest = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", rest)
-    rest = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", rest).replace("xlink:href", "href")
-    rest = re.sub(r"font: (?:(\d+) )?([\d.]+)px [^;\"]+", font_size, rest)
-    for colour, instead in (PAGE_COLOURS | variables).items():
-        rest = rest.replace(colour, instead)
-    rest = re.sub(r">\s+<", "><", rest)
-    return Markup(f'<svg {box[0]} role="img" aria-label="{escape(alt_text)}" data-chart="{escape(name)}">{rest}')
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body).replace("xlink:href", "href")
+    body = re.sub(r"font: (?:(\d+) )?([\d.]+)px [^;\"]+", font_size, body)
+    for colour, variable in (PAGE_COLOURS | variables).items():
+        body = body.replace(colour, variable)
+    body = re.sub(r">\s+<", "><", body)
+    return Markup(f'<svg {box[0]} role="img" aria-label="{escape(alt_text)}" data-chart="{escape(name)}">{body}')
 
 
 def font_size(font: re.Match[str]) -> str:

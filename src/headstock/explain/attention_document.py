@@ -48,7 +48,8 @@ def attention_document(facts: AttentionFacts, text: str) -> doc.ExplainDocument:
         ],
         json=facts.to_dict(),
         picture=lambda: attention_picture(facts),
-        interactive="attention",
+        style_sheet="attention.css",
+        script="attention.js",
     )
 
 

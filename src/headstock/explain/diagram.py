@@ -8,7 +8,7 @@ from headstock.explain import document as doc
 from headstock.explain.parameters import ParameterFacts
 from headstock.explain.parameters_document import module_table
 from headstock.explain.subject import ExplainSubject
-from headstock.explain.svg import GAP, SKIP, WIDTH, Box, Diagram, style
+from headstock.explain.svg import GAP, SKIP, WIDTH, Box, Diagram
 from headstock.explain.symbols import formula, in_text
 from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
@@ -325,7 +325,7 @@ def model_document(subject: ExplainSubject, params: ParameterFacts) -> doc.Expla
         ],
         json=model_json(subject, params, symbols),
         picture=lambda: model_svg(subject, params),
-        style=style(page=True),
+        style_sheet="diagram.css",
     )
 
 

@@ -217,9 +217,9 @@ class ExplainDocument:
     sections: Sequence[Section]
     json: dict[str, Any]
     picture: Callable[[], str]  # the SVG that `--out FILE.svg` writes
-    style: str = ""  # CSS that its drawings need
     page_title: str = ""
-    interactive: str = ""  # name of a style sheet and a script among the templates
+    style_sheet: str = ""  # a file among the templates
+    script: str = ""  # likewise
 
     def blocks(self, medium: Literal["terminal", "page"]) -> list[DocumentBlock]:
         return [block for section in self.sections for block in section.blocks if block.only in (None, medium)]

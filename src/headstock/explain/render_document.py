@@ -260,7 +260,6 @@ def page(document: doc.ExplainDocument) -> str:
         "headstock.explain",
         "document.html",
         document=document,
-        style=Markup(document.style),
         chart=chart,
         table_rows=table_rows,
         strip=strip,

@@ -5,6 +5,7 @@ Diagrams grow upwards, from the input at the bottom to the heads: y decreases to
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 WIDTH = 348  # of a box
@@ -12,50 +13,7 @@ LINE = 17  # height of a line of text
 PADDING = 11  # between the edge of a box and its text
 GAP = 24  # between two boxes
 SKIP = 30  # distance of a skip connection from the left edge of its box
-
-# fill and stroke of each kind of box, in light and in dark
-KINDS = {
-    "embedding": (("#e3f0f9", "#0072b2"), ("#10293a", "#5cb8ec")),
-    "attention": (("#fdebdd", "#d55e00"), ("#3a2413", "#ff8f43")),
-    "cross": (("#fdf1dd", "#b97d00"), ("#3a3013", "#f0c263")),
-    "feed": (("#e0f3ee", "#00876a"), ("#0f2f27", "#34cfa3")),
-    "cells": (("#e0f3ee", "#00876a"), ("#0f2f27", "#34cfa3")),
-    "norm": (("#f1efea", "#8a8f98"), ("#25282e", "#8a8f98")),
-    "head": (("#f6e6f1", "#a8488a"), ("#351f2e", "#e79bcb")),
-    "plain": (("#ffffff", "#8a8f98"), ("#1c1f24", "#8a8f98")),
-}
-INK = (("#1c2128", "#62676f", "#fdfcfa", "#dedad2"), ("#e8e6e1", "#a0a5ae", "#15171b", "#363a42"))
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-
-
-def style(*, page: bool) -> str:
-    """The CSS of all diagrams; a page has its own background."""
-    paper = ["" if page else f".diagram {{ background: {ink[2]}; }}" for ink in INK]
-    return (
-        f".diagram {{ font-family: {FONT}; }} .diagram text {{ font-size: 12px; }} "
-        ".diagram .title { font-size: 17px; font-weight: 600; } "
-        ".diagram .name { font-size: 13.5px; font-weight: 600; } "
-        ".diagram .count { font-variant-numeric: tabular-nums; } "
-        ".diagram .shape { font-style: italic; } .diagram .line { fill: none; stroke-width: 1.4; } "
-        ".diagram .tied { fill: none; stroke-width: 1.2; stroke-dasharray: 2 4; stroke-linecap: round; } "
-        ".diagram .frame { fill: none; stroke-width: 1.2; stroke-dasharray: 6 4; } "
-        ".diagram .box { stroke-width: 1.2; } "
-        f"{paper[0]} {colours(0)} @media screen and (prefers-color-scheme: dark) {{ {paper[1]} {colours(1)} }}"
-    )
-
-
-def colours(scheme: int) -> str:
-    ink, soft, paper, line = INK[scheme]
-    kinds = " ".join(
-        f".diagram .{kind} {{ fill: {pair[scheme][0]}; stroke: {pair[scheme][1]}; }}" for kind, pair in KINDS.items()
-    )
-    return (
-        f"{kinds} .diagram text {{ fill: {ink}; }} .diagram .soft, .diagram .shape {{ fill: {soft}; }} "
-        f".diagram .line, .diagram .sum {{ stroke: {ink}; }} .diagram .sum {{ fill: {paper}; }} "
-        f".diagram .tip, .diagram .dot, .diagram .allowed {{ fill: {ink}; }} "
-        f".diagram .tied, .diagram .frame {{ stroke: {soft}; }} "
-        f".diagram .masked {{ fill: {line}; }}"
-    )
+STYLE_SHEET = Path(__file__).parent / "templates" / "diagram.css"  # it has the colours of each kind of box
 
 
 @dataclass
@@ -162,12 +120,15 @@ class Diagram:
         self.text(x + right - 10, high + 18, text, "name", "end")
 
     def svg(self, label: str, *, page: bool) -> str:
-        """The SVG; in a page its colours come from the page's style."""
+        """The SVG: a part of a page that has the style sheet, or a file of its own."""
         edge = 14
         width, height = self.right - self.left + 2 * edge, self.bottom - self.top + 2 * edge
         view = f"{self.left - edge:g} {self.top - edge:g} {width:g} {height:g}"
-        size = f'style="max-width: {width:g}px; min-width: {0.72 * width:g}px"' if page else ""
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="diagram" viewBox="{view}" role="img" {size}'
-        css = "" if page else f"<style>{style(page=False)}</style>"
-        fixed = "" if page else f' width="{width:g}" height="{height:g}"'
-        return f'{head}{fixed} aria-label="{escape(label, {chr(34): "&quot;"})}">{css}{"".join(self.parts)}</svg>'
+        name = escape(label, {chr(34): "&quot;"})
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view}" role="img" aria-label="{name}"'
+        if page:
+            head += f' class="diagram" style="max-width: {width:g}px; min-width: {0.72 * width:g}px">'
+        else:
+            head += f' class="diagram file" width="{width:g}" height="{height:g}">'
+            head += f"<style>{STYLE_SHEET.read_text(encoding='utf-8')}</style>"
+        return f"{head}{''.join(self.parts)}</svg>"

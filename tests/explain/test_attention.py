@@ -49,7 +49,7 @@ def runs(corpus, tmp_path_factory):
     return folder
 
 
-def by_hand(model, tokens):
+def textbook_weights(model, tokens):
     """(H, T, T) the weights of the first layer, computed one query and one head at a time."""
     backbone, length = model.backbone, tokens.size(1)
     block, heads, width = backbone.blocks[0], backbone.config.heads, backbone.width // backbone.config.heads
@@ -60,16 +60,18 @@ def by_hand(model, tokens):
     for head in range(heads):
         part = slice(head * width, (head + 1) * width)
         for i in range(length):
-            seen = range(i + 1) if backbone.causal else range(length)
-            query = placed(backbone, block.attention.query_norm, queries[i, part], i)
-            scores = [query @ placed(backbone, block.attention.key_norm, keys[j, part], j) for j in seen]
-            grown = [math.exp(float(score) / math.sqrt(width)) for score in scores]
-            for j, value in zip(seen, grown, strict=True):
-                weights[head, i, j] = value / sum(grown)
+            keys_allowed = range(i + 1) if backbone.causal else range(length)
+            query = encode_position(backbone, block.attention.query_norm, queries[i, part], i)
+            scores = [
+                query @ encode_position(backbone, block.attention.key_norm, keys[j, part], j) for j in keys_allowed
+            ]
+            exponentials = [math.exp(float(score) / math.sqrt(width)) for score in scores]
+            for j, value in zip(keys_allowed, exponentials, strict=True):
+                weights[head, i, j] = value / sum(exponentials)
     return weights
 
 
-def placed(backbone, norm, vector, place):
+def encode_position(backbone, norm, vector, position):
     """A query or key, normalized and rotated by complex numbers."""
     if norm is not None:
         vector = vector / (vector.pow(2).mean() + 1e-5).sqrt() * norm.weight
@@ -77,7 +79,7 @@ def placed(backbone, norm, vector, place):
         return vector
     half = len(vector) // 2
     pairs = torch.complex(vector[:half], vector[half:])
-    pairs = pairs * torch.exp(1j * place * 10_000 ** (-torch.arange(half) / half))
+    pairs = pairs * torch.exp(1j * position * 10_000 ** (-torch.arange(half) / half))
     return torch.cat([pairs.real, pairs.imag])
 
 
@@ -85,47 +87,47 @@ def placed(backbone, norm, vector, place):
 @torch.no_grad()
 def test_weights_match_a_textbook_computation(settings):
     model, tokens = small_model(**settings), some_tokens(1, 7)
-    seen = attention_patterns(model, Batch(tokens))
-    where = "encoder" if settings.get("causal") is False else "decoder"
-    assert [(record.kind, record.layer) for record in seen] == [(where, 1), (where, 2)]
-    assert torch.allclose(seen[0].weights[0], by_hand(model, tokens), atol=1e-5)
+    records = attention_patterns(model, Batch(tokens))
+    kind = "encoder" if settings.get("causal") is False else "decoder"
+    assert [(record.kind, record.layer) for record in records] == [(kind, 1), (kind, 2)]
+    assert torch.allclose(records[0].weights[0], textbook_weights(model, tokens), atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"causal": False}, MODERN, CLASSIC], ids=["gpt", "bert", "modern", "classic"])
 @torch.no_grad()
 def test_recording_changes_nothing_and_weights_match_fused_attention(settings):
-    model, seen = small_model(**settings), []
+    model, records = small_model(**settings), []
     tokens, padding = some_tokens(3, 9), torch.arange(9)[None] >= torch.tensor([9, 4, 7])[:, None]
     batch = Batch(tokens, padding)
     before = model(batch).hidden
-    with record_attention(model, seen.append):
+    with record_attention(model, records.append):
         during = model(batch).hidden
     assert torch.equal(before, during) and torch.equal(before, model(batch).hidden)
-    assert len(seen) == 2 and all(look.error < 1e-5 for look in seen)
+    assert len(records) == 2 and all(record.error < 1e-5 for record in records)
     assert all(attention.hook is None for _, _, attention in attention_modules(model))
     with (
         pytest.raises(ValueError, match="stop"),
-        record_attention(model, lambda look: (_ for _ in ()).throw(ValueError("stop"))),
+        record_attention(model, lambda record: (_ for _ in ()).throw(ValueError("stop"))),
     ):
         model(batch)
     assert all(attention.hook is None for _, _, attention in attention_modules(model))
 
 
 def test_attention_that_ignores_its_mask_is_detected():
-    generator, heard = torch.Generator().manual_seed(0), []
+    generator, records = torch.Generator().manual_seed(0), []
     query, key, value = (torch.randn(1, 2, 5, 4, generator=generator) for _ in range(3))
-    everywhere = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    attention_hook("decoder", 1, heard.append)(query, key, value, AttentionMask(causal=True), everywhere)
-    attention_hook("encoder", 1, heard.append)(query, key, value, AttentionMask(), everywhere)
-    assert heard[0].error > 0.1 and heard[1].error < 1e-6
-    real, liar, ahead = torch.ones(1, 5, dtype=torch.bool), AttentionMeter(), AttentionMeter()
-    liar.update(heard[0], real)
-    assert liar.future == liar.masked == 0 and liar.fused_error > 0.1
+    unmasked = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    attention_hook("decoder", 1, records.append)(query, key, value, AttentionMask(causal=True), unmasked)
+    attention_hook("encoder", 1, records.append)(query, key, value, AttentionMask(), unmasked)
+    assert records[0].error > 0.1 and records[1].error < 1e-6
+    real, ignored, future = torch.ones(1, 5, dtype=torch.bool), AttentionMeter(), AttentionMeter()
+    ignored.update(records[0], real)
+    assert ignored.future == ignored.masked == 0 and ignored.fused_error > 0.1
     full = torch.full((1, 2, 5, 5), 0.2)
-    ahead.update(AttentionRecord("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
-    assert ahead.future == ahead.masked == pytest.approx(0.2)
-    ahead.update(AttentionRecord("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
-    assert ahead.sum_error == pytest.approx(0.1, abs=1e-6)
+    future.update(AttentionRecord("decoder", 1, full, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.0), real)
+    assert future.future == future.masked == pytest.approx(0.2)
+    future.update(AttentionRecord("decoder", 2, full * 0.9, torch.ones(1, 1, 5, 5, dtype=torch.bool), 0.0), real)
+    assert future.sum_error == pytest.approx(0.1, abs=1e-6)
 
 
 @torch.no_grad()
@@ -134,20 +136,20 @@ def test_measures_are_means_over_queries_with_several_keys():
     facts = explain_attention(model, EncodedInput(Batch(tokens), [str(i) for i in range(6)]), "gpt")
     for record in attention_patterns(model, Batch(tokens)):
         for head, rows in enumerate(record.weights[0].tolist(), 1):
-            (result,) = (one.measures for one in facts.heads if (one.layer, one.head) == (record.layer, head))
-            some = list(enumerate(rows))[1:]  # the first position has one key only
+            (result,) = (item.measures for item in facts.heads if (item.layer, item.head) == (record.layer, head))
+            counted = list(enumerate(rows))[1:]  # the first position has one key only
             mean = {
-                "entropy": np.mean([-sum(w * math.log2(w) for w in row if w) for _, row in some]),
-                "distance": np.mean([sum(w * abs(i - j) for j, w in enumerate(row)) for i, row in some]),
-                "first": np.mean([row[0] for _, row in some]),
-                "itself": np.mean([row[i] for i, row in some]),
-                "previous": np.mean([row[i - 1] for i, row in some]),
+                "entropy": np.mean([-sum(w * math.log2(w) for w in row if w) for _, row in counted]),
+                "distance": np.mean([sum(w * abs(i - j) for j, w in enumerate(row)) for i, row in counted]),
+                "first": np.mean([row[0] for _, row in counted]),
+                "itself": np.mean([row[i] for i, row in counted]),
+                "previous": np.mean([row[i - 1] for i, row in counted]),
                 "next": 0.0,
             }
             assert result == pytest.approx(mean, abs=1e-5)
-    (even,) = facts.uniform
-    assert even.measures["entropy"] == pytest.approx(np.mean([math.log2(i + 1) for i in range(1, 6)]), abs=1e-6)
-    assert even.measures["distance"] == pytest.approx(np.mean([i / 2 for i in range(1, 6)]), abs=1e-6)
+    (uniform,) = facts.uniform
+    assert uniform.measures["entropy"] == pytest.approx(np.mean([math.log2(i + 1) for i in range(1, 6)]), abs=1e-6)
+    assert uniform.measures["distance"] == pytest.approx(np.mean([i / 2 for i in range(1, 6)]), abs=1e-6)
     assert facts.sums_to_one and facts.future == facts.masked == 0 and facts.fused_error < 1e-5
     assert all(check.holds for check in facts.checks())
 
@@ -166,10 +168,12 @@ def test_file_average_is_independent_of_padding():
         facts = explain_file_attention(model, batches, "x")
         assert (facts.texts, facts.positions) == (3, 19) and facts.sums_to_one and facts.future is None
         for i, head in enumerate(facts.heads):
-            each = [(n, one.heads[i].measures) for n, one in zip(lengths, alone, strict=True)]
-            expected = {name: sum(n * measures[name] for n, measures in each) / 19 for name in head.measures}
+            measures_by_text = [(n, text_facts.heads[i].measures) for n, text_facts in zip(lengths, alone, strict=True)]
+            expected = {
+                name: sum(n * measures[name] for n, measures in measures_by_text) / 19 for name in head.measures
+            }
             assert head.measures == pytest.approx(expected, abs=1e-5)
-        texts = [one.maps[0].weights[:, 5, 2] for n, one in zip(lengths, alone, strict=True) if n > 5]
+        texts = [text_facts.maps[0].weights[:, 5, 2] for n, text_facts in zip(lengths, alone, strict=True) if n > 5]
         assert facts.maps[0].weights[:, 5, 2] == pytest.approx(
             np.mean(texts, 0), abs=1e-5
         )  # of the texts that have a sixth position
@@ -180,35 +184,39 @@ def test_file_average_is_independent_of_padding():
 
 def test_input_is_encoded_with_the_special_tokens_of_the_task(runs):
     loaded = headstock.load(runs / "gpt")
-    shown = encode_input(loaded, ["Anne sees home."])
-    assert shown.tokens[0] == "<sos>" and "".join(shown.tokens[1:]).replace("␣", "") == "Anneseeshome."
-    facts = explain_attention(loaded.model, shown, "gpt")
+    encoded = encode_input(loaded, ["Anne sees home."])
+    assert encoded.tokens[0] == "<sos>" and "".join(encoded.tokens[1:]).replace("␣", "") == "Anneseeshome."
+    facts = explain_attention(loaded.model, encoded, "gpt")
     assert {head.where for head in facts.heads} == {"decoder"} and len(facts.heads) == 4
     hybrid = headstock.load(runs / "hybrid")
     masked = encode_input(hybrid, ["Anne sees [MASK]."])
     assert masked.tokens[0] == "[CLS]" and "[MASK]" in masked.tokens
-    both = explain_attention(hybrid.model, masked, "hybrid")
-    assert both.future is None and np.triu(both.maps[0].weights[0], 1).max() > 0
-    ahead = encode_input(hybrid, ["Anne sees home."], left_to_right=True)
-    back = explain_attention(hybrid.model, ahead, "hybrid")
-    assert ahead.tokens[0] == "<sos>" and back.future == 0 and {head.where for head in back.heads} == {"decoder"}
+    bidirectional = explain_attention(hybrid.model, masked, "hybrid")
+    assert bidirectional.future is None and np.triu(bidirectional.maps[0].weights[0], 1).max() > 0
+    left_to_right = encode_input(hybrid, ["Anne sees home."], left_to_right=True)
+    causal = explain_attention(hybrid.model, left_to_right, "hybrid")
+    assert (
+        left_to_right.tokens[0] == "<sos>"
+        and causal.future == 0
+        and {head.where for head in causal.heads} == {"decoder"}
+    )
 
 
 def test_encoder_decoder_has_three_kinds_of_attention(runs):
     loaded = headstock.load(runs / "pair")
-    own = encode_input(loaded, ["anne sees a dog ."])
-    assert own.notes == [f"its translation: {loaded.translate('anne sees a dog .')[0]}"]
-    shown = encode_input(loaded, ["anne sees a dog ."], target="hundo un vidas ana .")
-    assert "".join(shown.tokens).replace("␣", "") == "<sos>hundounvidasana." and shown.source[-1] == "<eos>"
-    facts = explain_attention(loaded.model, shown, "pair")
-    shapes = {one.where: one.weights.shape for one in facts.maps}
-    target, source = len(shown.tokens), len(shown.source)
+    generated = encode_input(loaded, ["anne sees a dog ."])
+    assert generated.notes == [f"its translation: {loaded.translate('anne sees a dog .')[0]}"]
+    encoded = encode_input(loaded, ["anne sees a dog ."], target="hundo un vidas ana .")
+    assert "".join(encoded.tokens).replace("␣", "") == "<sos>hundounvidasana." and encoded.source[-1] == "<eos>"
+    facts = explain_attention(loaded.model, encoded, "pair")
+    shapes = {layer.where: layer.weights.shape for layer in facts.maps}
+    target, source = len(encoded.tokens), len(encoded.source)
     assert shapes == {"encoder": (2, source, source), "decoder": (2, target, target), "cross": (2, target, source)}
     assert facts.sums_to_one and facts.future == 0 and facts.fused_error < 1e-5
-    (cross,) = (one for one in facts.maps if one.where == "cross")
+    (cross,) = (layer for layer in facts.maps if layer.where == "cross")
     aligned = loaded.align("anne sees a dog .").weights
-    mine = explain_attention(loaded.model, own, "pair", where="cross").maps[0].weights.mean(0)
-    assert mine == pytest.approx(aligned, abs=1e-6)  # one layer: what `translate --alignment` draws
+    weights = explain_attention(loaded.model, generated, "pair", where="cross").maps[0].weights.mean(0)
+    assert weights == pytest.approx(aligned, abs=1e-6)  # one layer: what `translate --alignment` draws
     assert all(head.measures["distance"] is None for head in facts.heads if head.where == "cross") and cross.layer == 1
 
 
@@ -231,11 +239,11 @@ def test_attention_command(call, runs, corpus, tmp_path):
     assert "yes: no weight on the future (largest weight 0)" in out and "yes: every row of weights sums to one" in out
     result = json.loads(call("explain", "attention", runs / "gpt", "--file", corpus, "--rows", 5, "--json")[0])
     assert result["texts"] == 5 and len(result["heads"]) == 4 and all(check["holds"] for check in result["checks"])
-    one = [runs / "gpt", "Anne sees home.", "--layer", 2, "--head", 1]
-    result = json.loads(call("explain", "attention", *one, "--out", tmp_path / "one.svg", "--json")[0])
+    arguments = [runs / "gpt", "Anne sees home.", "--layer", 2, "--head", 1]
+    result = json.loads(call("explain", "attention", *arguments, "--out", tmp_path / "one.svg", "--json")[0])
     assert [(head["layer"], head["head"]) for head in result["heads"]] == [(2, 1)]
-    drawn = (tmp_path / "one.svg").read_text(encoding="utf-8")
-    assert drawn.count('class="cell"') == len(result["tokens"]) ** 2 and "layer 2, head 1" in drawn
+    svg = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert svg.count('class="cell"') == len(result["tokens"]) ** 2 and "layer 2, head 1" in svg
     call("explain", "attention", runs / "gpt", "Anne sees home.", "--out", tmp_path / "all.svg")
     assert (tmp_path / "all.svg").read_text(encoding="utf-8").count("<image") == 4
     out, _ = call("explain", "mask", runs / "hybrid", "Anne sees home.", "--left-to-right", "--json")
@@ -273,15 +281,15 @@ def test_invalid_input_is_one_error_line(call, runs, tmp_path):
 
 def test_weights_are_packed_to_a_tenth_of_a_percent():
     weights = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).numpy()
-    plain = np.frombuffer(zlib.decompress(base64.b64decode(packed(weights))), np.uint8).astype(int)
-    low, high = plain.reshape(2, -1)
+    unpacked = np.frombuffer(zlib.decompress(base64.b64decode(packed(weights))), np.uint8).astype(int)
+    low, high = unpacked.reshape(2, -1)
     assert (low + 256 * high) / SCALE == pytest.approx(weights.flatten(), abs=0.5 / SCALE + 1e-7)
 
 
 def test_page_size_with_many_heads():
     model = small_model(depth=6, width=64, heads=8, context=128, vocabulary=SIZES["vocabulary"])
-    shown = EncodedInput(Batch(some_tokens(1, 128)), [f"w{i}" for i in range(128)])
-    facts = explain_attention(model, shown, "big")
+    encoded = EncodedInput(Batch(some_tokens(1, 128)), [f"w{i}" for i in range(128)])
+    facts = explain_attention(model, encoded, "big")
     assert len(page(attention_document(facts, "x"))) < 1_500_000  # of 786,432 weights
     assert len(page(attention_document(select_heads(facts, layer=1, head=1), "x"))) < 100_000
 
@@ -317,8 +325,8 @@ def test_page_enlarges_a_head_and_shows_the_weight_under_the_pointer(browser, tm
 
 def test_picture_holds_one_kind_of_attention(runs):
     loaded = headstock.load(runs / "pair")
-    shown = encode_input(loaded, ["anne sees a dog ."], target="hundo .")
+    encoded = encode_input(loaded, ["anne sees a dog ."], target="hundo .")
     with pytest.raises(UserError, match="choose with --where"):
-        attention_document(explain_attention(loaded.model, shown, "pair"), "").picture()
-    drawn = attention_document(explain_attention(loaded.model, shown, "pair", where="cross"), "").picture()
-    assert "prefers-color-scheme: dark" in drawn and drawn.count("<image") == 2
+        attention_document(explain_attention(loaded.model, encoded, "pair"), "").picture()
+    svg = attention_document(explain_attention(loaded.model, encoded, "pair", where="cross"), "").picture()
+    assert "prefers-color-scheme: dark" in svg and svg.count("<image") == 2

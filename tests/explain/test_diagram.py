@@ -38,9 +38,9 @@ CASES = {
 
 
 @cache
-def drawn(case):
-    preset, sets, more = CASES[case]
-    subject = open_subject(None, preset, sets, weights=False, **more)
+def subject_and_parameters(case):
+    preset, settings, options = CASES[case]
+    subject = open_subject(None, preset, settings, weights=False, **options)
     return subject, explain_parameters(subject)
 
 
@@ -52,38 +52,38 @@ def words_of(svg: str) -> list[tuple[float, float, str]]:
 
 
 def heights(svg: str, *names: str) -> list[float]:
-    found = words_of(svg)
-    return [next(y for _, y, text in found if text.startswith(name)) for name in names]
+    words = words_of(svg)
+    return [next(y for _, y, text in words if text.startswith(name)) for name in names]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_module_shows_its_count(case):
-    subject, params = drawn(case)
+    subject, params = subject_and_parameters(case)
     svg = model_svg(subject, params)
-    result = " ".join(text for _, _, text in words_of(svg))
-    for line in params.modules:
-        top = line.path.count(".") <= 1 or re.search(r"\*\.(attention|cross|feed|cells|project)$", line.path)
-        whole = line.path in ("backbone", "heads", "backbone.encoder", "backbone.decoder", "backbone.stack")
-        if top and not line.tensor and not whole and line.path not in ("backbone.ahead", "backbone.back"):
-            assert f"{line.value:,}" in result, line.path
-    assert f"{params.total:,} parameters" in result
+    text = " ".join(text for _, _, text in words_of(svg))
+    for module in params.modules:
+        is_box = module.path.count(".") <= 1 or re.search(r"\*\.(attention|cross|feed|cells|project)$", module.path)
+        is_container = module.path in ("backbone", "heads", "backbone.encoder", "backbone.decoder", "backbone.stack")
+        if is_box and not module.tensor and not is_container and module.path not in ("backbone.ahead", "backbone.back"):
+            assert f"{module.value:,}" in text, module.path
+    assert f"{params.total:,} parameters" in text
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_boxes_do_not_overlap_and_stay_inside(case):
-    sketch = ModelDiagram(*drawn(case)).draw()
-    place = re.compile(r'<rect class="box[^"]*" x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"')
-    boxes = [tuple(map(float, found)) for part in sketch.parts for found in place.findall(part)]
+    diagram = ModelDiagram(*subject_and_parameters(case)).draw()
+    pattern = re.compile(r'<rect class="box[^"]*" x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)"')
+    boxes = [tuple(map(float, numbers)) for part in diagram.parts for numbers in pattern.findall(part)]
     assert len(boxes) >= 3
     for i, (x, y, width, height) in enumerate(boxes):
-        assert sketch.left <= x and x + width <= sketch.right and sketch.top <= y and y + height <= sketch.bottom
+        assert diagram.left <= x and x + width <= diagram.right and diagram.top <= y and y + height <= diagram.bottom
         for a, b, wide, high in boxes[i + 1 :]:
             apart = a >= x + width or x >= a + wide or b >= y + height or y >= b + high
             assert apart, (boxes[i], (a, b, wide, high))
 
 
 def test_norms_are_drawn_before_or_after_their_sublayers():
-    pre, post = (model_svg(*drawn(case)) for case in ("gpt", "classic"))
+    pre, post = (model_svg(*subject_and_parameters(case)) for case in ("gpt", "classic"))
     # y decreases upwards, from the input to the heads
     norms = [y for _, y, text in words_of(pre) if text == "Layer norm"]
     attention, feed = heights(pre, "Self-attention", "Feed-forward")
@@ -94,17 +94,17 @@ def test_norms_are_drawn_before_or_after_their_sublayers():
 
 
 def test_encoder_and_decoder_are_drawn_side_by_side():
-    words = words_of(model_svg(*drawn("seq2seq")))
-    places = {text: x for x, _, text in words if text in ("source", "target so far", "Cross-attention")}
-    assert places["source"] < places["Cross-attention"] < places["target so far"] + 10
+    words = words_of(model_svg(*subject_and_parameters("seq2seq")))
+    columns = {text: x for x, _, text in words if text in ("source", "target so far", "Cross-attention")}
+    assert columns["source"] < columns["Cross-attention"] < columns["target so far"] + 10
     assert "shared" in {text for _, _, text in words}
-    assert "shared" not in {text for _, _, text in words_of(model_svg(*drawn("two-vocabularies")))}
+    assert "shared" not in {text for _, _, text in words_of(model_svg(*subject_and_parameters("two-vocabularies")))}
 
 
 def test_mask_thumbnails():
-    seen = {case: model_svg(*drawn(case)) for case in ("gpt", "bert", "hybrid")}
-    count = {case: (svg.count('class="allowed"'), svg.count('class="masked"')) for case, svg in seen.items()}
-    assert count == {"gpt": (10, 6), "bert": (16, 0), "hybrid": (26, 6)}
+    pictures = {case: model_svg(*subject_and_parameters(case)) for case in ("gpt", "bert", "hybrid")}
+    counts = {case: (svg.count('class="allowed"'), svg.count('class="masked"')) for case, svg in pictures.items()}
+    assert counts == {"gpt": (10, 6), "bert": (16, 0), "hybrid": (26, 6)}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ToyBackbone(Backbone):
 
 def test_backbone_without_formulas_or_diagram():
     backbone = ToyBackbone()
-    subject = replace(drawn("gpt")[0], model=Model(backbone, {"token": LMHead(backbone)}), name="toy")
+    subject = replace(subject_and_parameters("gpt")[0], model=Model(backbone, {"token": LMHead(backbone)}), name="toy")
     params = explain_parameters(subject, length=16)
     assert params.total == sum(parameter.numel() for parameter in subject.model.parameters())
     assert any("no closed form" in note for note in params.notes)
@@ -163,7 +163,7 @@ def test_model_command(call, tmp_path):
 def test_pages_in_a_browser(browser, tmp_path):
     pages = {case: tmp_path / f"{case}.html" for case in ("bert", "seq2seq", "elmo")}
     for case, file in pages.items():
-        file.write_text(page(model_document(*drawn(case))), encoding="utf-8")
+        file.write_text(page(model_document(*subject_and_parameters(case))), encoding="utf-8")
         check_sound(Outline(file))
     parts = [".diagram .embedding", ".diagram .name", ".diagram .line"]
     style = "name => { const s = getComputedStyle(document.querySelector(name)); return [s.fill, s.stroke] }"

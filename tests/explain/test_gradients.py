@@ -17,14 +17,9 @@ from headstock.explain.hooks import cosine, vector_norm
 from headstock.explain.recurrence import explain_recurrence
 from headstock.explain.targets import file_target, training_target
 from headstock.model.batch import IGNORE_INDEX
-from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
+from tests.explain.pipelines import make_classifier, make_pipeline
 
 TEXT = "Anne likes Paris. Ben finds the sea."
-
-
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return make_tokenizer(corpus)
 
 
 # The two terms
@@ -35,31 +30,33 @@ def test_terms_are_vector_jacobian_products(tokenizer, norm):
     run = make_pipeline(tokenizer, norm=norm)
     model, target = trainable_copy(run.model), training_target(run, ["Anne likes"])
     result = backward(model, target.loss)
-    for one in result.activations.connections:
+    for connection in result.activations.connections:
 
-        def sublayer(h, one=one):
-            return one.function(h if norm == "post" else one.residual.norm(h))
+        def sublayer(h, connection=connection):
+            return connection.function(h if norm == "post" else connection.residual.norm(h))
 
-        jacobian = torch.autograd.functional.jacobian(sublayer, one.input.detach())  # (1, T, D, 1, T, D)
-        above = result.at(one.output)
+        jacobian = torch.autograd.functional.jacobian(sublayer, connection.input.detach())  # (1, T, D, 1, T, D)
+        above = result.at(connection.output)
         if norm == "post":
-            total = one.input.detach() + sublayer(one.input.detach())
-            above = torch.einsum("btd,btdcse->cse", above, torch.autograd.functional.jacobian(one.residual.norm, total))
+            total = connection.input.detach() + sublayer(connection.input.detach())
+            above = torch.einsum(
+                "btd,btdcse->cse", above, torch.autograd.functional.jacobian(connection.residual.norm, total)
+            )
         through = torch.einsum("btd,btdcse->cse", above, jacobian)
-        facts = gradient_terms(one, result.at(one.output))
-        torch.testing.assert_close(facts[0], above, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(facts[1], through, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(above + through, result.at(one.input), rtol=1e-9, atol=1e-12)
+        terms = gradient_terms(connection, result.at(connection.output))
+        torch.testing.assert_close(terms[0], above, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(terms[1], through, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(above + through, result.at(connection.input), rtol=1e-9, atol=1e-12)
 
 
 def test_pre_norm_formula_is_wrong_for_post_norm(tokenizer):
     run = make_pipeline(tokenizer, norm="post")
     result = backward(trainable_copy(run.model), training_target(run, [TEXT]).loss)
-    for one in result.activations.connections:
-        above, given = result.at(one.output), one.input.detach().requires_grad_()
-        (through,) = torch.autograd.grad(one.function(given), given, above)
-        wrong = vector_norm(above + through - result.at(one.input)) / vector_norm(result.at(one.input))
-        assert wrong > 1e-3  # the correct formula is exact to 1e-12
+    for connection in result.activations.connections:
+        above, x = result.at(connection.output), connection.input.detach().requires_grad_()
+        (through,) = torch.autograd.grad(connection.function(x), x, above)
+        error = vector_norm(above + through - result.at(connection.input)) / vector_norm(result.at(connection.input))
+        assert error > 1e-3  # the correct formula is exact to 1e-12
 
 
 FAMILIES = [
@@ -104,14 +101,14 @@ def test_norms_match_a_plain_backward_pass(tokenizer):
     assert facts.loss == pytest.approx(loss.item(), rel=1e-6)
     assert [layer.received for layer in facts.layers] == pytest.approx([float(x.grad.norm()) for x in layers], rel=1e-6)
     assert facts.layers[1].passed == facts.layers[0].received
-    for flow, block in zip(facts.layers, model.backbone.blocks, strict=True):
-        whole = sum(float(parameter.grad.norm()) ** 2 for parameter in block.parameters()) ** 0.5
-        assert sum(length**2 for length in flow.parameters.values()) ** 0.5 == pytest.approx(whole, rel=1e-6)
+    for layer, block in zip(facts.layers, model.backbone.blocks, strict=True):
+        norm = sum(float(parameter.grad.norm()) ** 2 for parameter in block.parameters()) ** 0.5
+        assert sum(group_norm**2 for group_norm in layer.parameters.values()) ** 0.5 == pytest.approx(norm, rel=1e-6)
         inside = sum(float(p.grad.norm()) ** 2 for p in block.attention.inputs.parameters()) ** 0.5
-        assert flow.parameters["attention in"] == pytest.approx(inside, rel=1e-6)
-    rest = [p for name, p in model.named_parameters() if "blocks" not in name]
-    whole = sum(float(parameter.grad.norm()) ** 2 for parameter in rest) ** 0.5
-    assert sum(length**2 for length in facts.parameters.values()) ** 0.5 == pytest.approx(whole, rel=1e-6)
+        assert layer.parameters["attention in"] == pytest.approx(inside, rel=1e-6)
+    outside = [p for name, p in model.named_parameters() if "blocks" not in name]
+    norm = sum(float(parameter.grad.norm()) ** 2 for parameter in outside) ** 0.5
+    assert sum(group_norm**2 for group_norm in facts.parameters.values()) ** 0.5 == pytest.approx(norm, rel=1e-6)
 
 
 def test_terms_add_up_when_the_head_mixes_layers(tokenizer):
@@ -133,34 +130,39 @@ def test_model_is_unchanged(tokenizer):
 def test_ablated_gradients(tokenizer):
     run = make_pipeline(tokenizer, depth=3)
     facts = explain_gradients(run.model, training_target(run, [TEXT]))
-    gone, held = facts.ablations
-    assert (gone.what, held.what) == ("skip", "skip-gradient")
-    assert held.loss == facts.loss != gone.loss
-    assert len(held.received) == len(facts.stream) == 1 + 2 * 3
-    assert held.received[-1] == pytest.approx(facts.stream[-1].gradient)  # only the head is above the last point
-    above = held.received[-1]
+    without_skip, without_gradient = facts.ablations
+    assert (without_skip.what, without_gradient.what) == ("skip", "skip-gradient")
+    assert without_gradient.loss == facts.loss != without_skip.loss
+    assert len(without_gradient.received) == len(facts.stream) == 1 + 2 * 3
+    assert without_gradient.received[-1] == pytest.approx(
+        facts.stream[-1].gradient
+    )  # only the head is above the last point
+    above = without_gradient.received[-1]
     # below the last sublayer, only the term through it arrives
-    assert held.received[-2] == pytest.approx(facts.connections[-1].through) and above != held.received[-2]
+    assert (
+        without_gradient.received[-2] == pytest.approx(facts.connections[-1].through)
+        and above != without_gradient.received[-2]
+    )
 
 
 def test_gradient_of_deep_fresh_models_vanishes_without_the_skip():
     study = depth_study({}, depths=(2, 16))
-    share = {(one.norm, one.without, one.depth): one.share for one in study}
+    share = {(model.norm, model.without, model.depth): model.share for model in study}
     assert len(share) == 12
     for norm in ("pre", "post"):
         assert 0.5 < share[norm, None, 16] / share[norm, None, 2] < 5  # nearly independent of depth
         assert share[norm, "skip-gradient", 16] < 1e-8 * share[norm, "skip-gradient", 2]
     assert depth_study({}, depths=(2,)) == depth_study({}, depths=(2,))  # deterministic
-    draws = torch.get_rng_state()
+    state = torch.get_rng_state()
     depth_study({}, depths=(2,))
-    assert torch.equal(draws, torch.get_rng_state())
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_fresh_models_copy_the_kind_of_block(tokenizer):
     run = make_pipeline(tokenizer, "masked", norm="post", activation="swiglu", positions="rotary")
-    kept = block_settings(run.model.backbone.config)
-    assert kept["activation"] == "swiglu" and kept["positions"] == "rotary" and not kept["causal"]
-    assert not {"norm", "depth", "width", "vocabulary"} & kept.keys()
+    settings = block_settings(run.model.backbone.config)
+    assert settings["activation"] == "swiglu" and settings["positions"] == "rotary" and not settings["causal"]
+    assert not {"norm", "depth", "width", "vocabulary"} & settings.keys()
 
 
 def test_norm_and_cosine_of_very_small_vectors():
@@ -174,18 +176,18 @@ def test_norm_and_cosine_of_very_small_vectors():
 
 def test_label_defaults_to_the_prediction(tokenizer):
     run = make_classifier(tokenizer)
-    result = run.predict(TEXT)[0]["label"]
-    own = training_target(run, [TEXT])
-    assert result in own.notes[0] and torch.equal(
-        own.batch.labels["label"], training_target(run, [TEXT], label=result).batch.labels["label"]
+    label = run.predict(TEXT)[0]["label"]
+    target = training_target(run, [TEXT])
+    assert label in target.notes[0] and torch.equal(
+        target.batch.labels["label"], training_target(run, [TEXT], label=label).batch.labels["label"]
     )
     losses = {
         label: explain_gradients(run.model, training_target(run, [TEXT], label=label)).loss
         for label in ("bad", "fair", "good")
     }
-    chances = run.predict(TEXT)[0]["probabilities"]
+    probabilities = run.predict(TEXT)[0]["probabilities"]
     for label, loss in losses.items():
-        assert loss == pytest.approx(-torch.tensor(chances[label]).log().item(), abs=1e-4)
+        assert loss == pytest.approx(-torch.tensor(probabilities[label]).log().item(), abs=1e-4)
     with pytest.raises(UserError, match=r"--label 'goood' is no class; this run knows 'bad', .*did you mean 'good'\?"):
         training_target(run, [TEXT], label="goood")
     with pytest.raises(UserError, match="language model, whose loss needs no --label"):
@@ -246,9 +248,9 @@ def test_steps_are_gradients_of_the_last_prediction(tokenizer, cell):
     (gradient,) = torch.autograd.grad(last, embedded)
     assert facts.layers[0].steps == pytest.approx(gradient[0].norm(dim=-1).tolist(), rel=1e-4)
     layers, _ = run.model.backbone.stack(embedded)
-    whole = F.cross_entropy(run.model.heads["token"](layers[-1])[0], target.batch.labels["token"][0])
-    assert facts.loss == pytest.approx(whole.item(), rel=1e-5)
-    assert facts.layers[0].passed == pytest.approx(float(torch.autograd.grad(whole, embedded)[0].norm()), rel=1e-4)
+    loss = F.cross_entropy(run.model.heads["token"](layers[-1])[0], target.batch.labels["token"][0])
+    assert facts.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert facts.layers[0].passed == pytest.approx(float(torch.autograd.grad(loss, embedded)[0].norm()), rel=1e-4)
     assert facts.layers[1].passed == facts.layers[0].received > 0
 
 

@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional as F
 
 from headstock.errors import UserError
-from headstock.explain import layer_walkthrough as walking
+from headstock.explain import layer_walkthrough
 from headstock.explain.layer_walkthrough import explain_layer
 from headstock.explain.layer_walkthrough_document import layer_document
 from headstock.explain.render_document import page, terminal
 from headstock.explain.targets import training_target
 from tests.explain import docs_output
-from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
+from tests.explain.pipelines import make_classifier, make_pipeline
 from tests.report.browsing import Outline, check_sound, open_tab, view_page
 
 TEXT = "Anne likes Paris. Ben finds the sea."
@@ -24,12 +24,7 @@ CLASSIC = {"norm": "post", "positions": "sinusoidal", "activation": "relu", "emb
 MODERN = {"positions": "rotary", "norm_kind": "rms", "activation": "swiglu", "bias": False, "qk_norm": True}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return make_tokenizer(corpus)
-
-
-def steps_of(facts):
+def values_of(facts):
     return {step.name: torch.tensor(step.forward, dtype=torch.float64) for step in facts.steps}
 
 
@@ -37,51 +32,55 @@ def gradients_of(facts):
     return {s.name: torch.tensor(s.backward, dtype=torch.float64) for s in facts.steps if s.backward is not None}
 
 
-def close(facts, expected):
-    assert facts.shape == expected.shape
-    assert float((facts - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+def assert_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert float((actual - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
 
 
 @torch.no_grad()
 def test_steps_match_a_textbook_computation(tokenizer):
     """The 2017 layer for one token, computed from the state dict."""
-    run, place, head = make_pipeline(tokenizer, **CLASSIC), 4, 1  # fifth token, second head; width 8, heads of width 4
-    facts = explain_layer(run, [TEXT], word=str(place + 1), head=head + 1)
-    got, w = steps_of(facts), {name: value.double() for name, value in run.model.state_dict().items()}
+    run, position, head = (
+        make_pipeline(tokenizer, **CLASSIC),
+        4,
+        1,
+    )  # fifth token, second head; width 8, heads of width 4
+    facts = explain_layer(run, [TEXT], word=str(position + 1), head=head + 1)
+    values, w = values_of(facts), {name: value.double() for name, value in run.model.state_dict().items()}
     ids = [tokenizer.bos, *tokenizer.encode(TEXT)]
     e = w["backbone.tokens.weight"][ids]
     p = torch.tensor([[wave(t, i) for i in range(8)] for t in range(len(ids))], dtype=torch.float64)
     h = math.sqrt(8) * e + p
-    close(got["token"], e[place])
-    close(got["position"], p[place])
-    close(got["resid_pre"], h[place])
+    assert_close(values["token"], e[position])
+    assert_close(values["position"], p[position])
+    assert_close(values["resid_pre"], h[position])
     block = "backbone.blocks.0."
     joined = h @ w[f"{block}attention.inputs.weight"].T + w[f"{block}attention.inputs.bias"]
     q, k, v = joined.split(8, -1)  # (T, D) each
-    mine = slice(4 * head, 4 * head + 4)
+    own = slice(4 * head, 4 * head + 4)
     for name, vector in (("query", q), ("key", k), ("value", v)):
-        close(got[name], vector[place, mine])
-    close(got["products"], k[:, mine] @ q[place, mine])
-    close(got["scores"], k[:, mine] @ q[place, mine] / 2)  # √K with K = 4, not √D
-    assert got["mask"].tolist() == [0.0] * (place + 1) + [-math.inf] * (len(ids) - place - 1)
-    each = []
+        assert_close(values[name], vector[position, own])
+    assert_close(values["products"], k[:, own] @ q[position, own])
+    assert_close(values["scores"], k[:, own] @ q[position, own] / 2)  # √K with K = 4, not √D
+    assert values["mask"].tolist() == [0.0] * (position + 1) + [-math.inf] * (len(ids) - position - 1)
+    heads = []
     for part in (slice(0, 4), slice(4, 8)):
-        a = (k[: place + 1, part] @ q[place, part] / 2).softmax(0)
-        each.append(a @ v[: place + 1, part])
-        if part == mine:
-            close(got["weights"], torch.cat([a, torch.zeros(len(ids) - place - 1, dtype=torch.float64)]))
-    close(got["head"], each[head])
-    close(got["heads"], torch.cat(each))
-    o = w[f"{block}attention.output.weight"] @ torch.cat(each) + w[f"{block}attention.output.bias"]
-    close(got["output"], o)
-    middle = normed(h[place] + o, w, f"{block}around_attention.norm")
-    close(got["resid_mid"], middle)
+        a = (k[: position + 1, part] @ q[position, part] / 2).softmax(0)
+        heads.append(a @ v[: position + 1, part])
+        if part == own:
+            assert_close(values["weights"], torch.cat([a, torch.zeros(len(ids) - position - 1, dtype=torch.float64)]))
+    assert_close(values["head"], heads[head])
+    assert_close(values["heads"], torch.cat(heads))
+    o = w[f"{block}attention.output.weight"] @ torch.cat(heads) + w[f"{block}attention.output.bias"]
+    assert_close(values["output"], o)
+    middle = normed(h[position] + o, w, f"{block}around_attention.norm")
+    assert_close(values["resid_mid"], middle)
     u = w[f"{block}feed.up.weight"] @ middle + w[f"{block}feed.up.bias"]
-    close(got["hidden"], u)
-    close(got["activation"], u.clamp(min=0))
+    assert_close(values["hidden"], u)
+    assert_close(values["activation"], u.clamp(min=0))
     f = w[f"{block}feed.down.weight"] @ u.clamp(min=0) + w[f"{block}feed.down.bias"]
-    close(got["feed-forward"], f)
-    close(got["resid_post"], normed(middle + f, w, f"{block}around_feed.norm"))
+    assert_close(values["feed-forward"], f)
+    assert_close(values["resid_post"], normed(middle + f, w, f"{block}around_feed.norm"))
 
 
 def wave(t, i):
@@ -105,12 +104,12 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_reproduce_the_model_forward_and_backward(tokenizer, case):
-    of, settings, options = CASES[case]
-    facts = explain_layer(make_pipeline(tokenizer, **of, **settings), [TEXT], **{"word": "3"} | options)
+    family, settings, options = CASES[case]
+    facts = explain_layer(make_pipeline(tokenizer, **family, **settings), [TEXT], **{"word": "3"} | options)
     assert facts.forward_error < 1e-12 and facts.backward_error < 1e-12
     assert facts.steps[-1].name == "resid_post" and len({step.name for step in facts.steps}) == len(facts.steps)
     assert sum(next(step for step in facts.steps if step.name == "weights").forward) == pytest.approx(1)
-    assert ("cross weights" in steps_of(facts)) == (case == "decoder")
+    assert ("cross weights" in values_of(facts)) == (case == "decoder")
     json.dumps(facts.to_dict(), allow_nan=False)
     hidden = any(math.isinf(value) for step in facts.steps for value in step.forward)
     assert hidden == (case not in ("bert", "encoder"))  # which are bidirectional
@@ -119,44 +118,44 @@ def test_steps_reproduce_the_model_forward_and_backward(tokenizer, case):
 def test_wrong_step_is_detected(tokenizer, monkeypatch):
     """With another scale of the scores, the checks must fail."""
     run = make_pipeline(tokenizer)
-    monkeypatch.setattr(walking.math, "sqrt", lambda size: size**0.5 * 2**0.5)
-    wrong = explain_layer(run, [TEXT])
-    assert wrong.forward_error > 1e-4 and wrong.backward_error > 1e-4
+    monkeypatch.setattr(layer_walkthrough.math, "sqrt", lambda size: size**0.5 * 2**0.5)
+    facts = explain_layer(run, [TEXT])
+    assert facts.forward_error > 1e-4 and facts.backward_error > 1e-4
 
 
 @pytest.mark.parametrize("settings", [CLASSIC, MODERN], ids=["old", "new"])
 def test_gradients_match_finite_differences(tokenizer, settings, monkeypatch):
     """Finite differences inside the model, without autograd."""
-    run, place = make_pipeline(tokenizer, **settings), 3
-    facts = explain_layer(run, [TEXT], word=str(place + 1), layer=2)
-    back, options = gradients_of(facts), training_target(run, [TEXT])
+    run, position = make_pipeline(tokenizer, **settings), 3
+    facts = explain_layer(run, [TEXT], word=str(position + 1), layer=2)
+    gradients, target = gradients_of(facts), training_target(run, [TEXT])
     model, block = run.model.double(), run.model.backbone.blocks[1]
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # single precision is too coarse
 
     def slope(module, feature):
-        def push(size):
-            def hook(module, given, output):
-                moved = output.clone()
-                moved[0, place, feature] += size
-                return moved
+        def loss_at(size):
+            def hook(module, inputs, output):
+                shifted = output.clone()
+                shifted[0, position, feature] += size
+                return shifted
 
             handle = module.register_forward_hook(hook)
             with torch.no_grad():
-                loss = float(options.loss(model))
+                loss = float(target.loss(model))
             handle.remove()
             return loss
 
-        return (push(1e-4) - push(-1e-4)) / 2e-4
+        return (loss_at(1e-4) - loss_at(-1e-4)) / 2e-4
 
     for feature in (0, 3):  # features of the first head
-        for at, name in enumerate(("query", "key", "value")):
-            expected = slope(block.attention.inputs, 8 * at + feature)
-            assert float(back[name][feature]) == pytest.approx(expected, rel=1e-4, abs=1e-9), name
+        for part, name in enumerate(("query", "key", "value")):
+            expected = slope(block.attention.inputs, 8 * part + feature)
+            assert float(gradients[name][feature]) == pytest.approx(expected, rel=1e-4, abs=1e-9), name
         for module, name in ((block.attention.output, "output"), (block.feed.up, "hidden"), (block, "resid_post")):
-            assert float(back[name][feature]) == pytest.approx(slope(module, feature), rel=1e-4, abs=1e-9), name
-    a, up = steps_of(facts)["weights"], back["weights"]
-    assert torch.allclose(back["scores"], a * (up - (a * up).sum()))  # the Jacobian of the softmax
-    assert torch.allclose(back["products"] * 2, back["scores"])
+            assert float(gradients[name][feature]) == pytest.approx(slope(module, feature), rel=1e-4, abs=1e-9), name
+    a, above = values_of(facts)["weights"], gradients["weights"]
+    assert torch.allclose(gradients["scores"], a * (above - (a * above).sum()))  # the Jacobian of the softmax
+    assert torch.allclose(gradients["products"] * 2, gradients["scores"])
 
 
 def test_token_gradient_is_that_of_its_embedding_row(tokenizer):
@@ -230,14 +229,14 @@ def regenerated(tmp_path_factory):
         patch.setattr("sys.argv", [])
         docs_output.make_run(folder)
         page = docs_output.PAGE.read_text(encoding="utf-8")
-        more = {
+        commands = {
             "params": "explain params runs/animals",
             "facts": f"{docs_output.blocks(page)[1][0].split(' --way')[0]} --json",
         }
         yield (
             page,
             docs_output.regenerate(page, docs_output.output_of),
-            {name: docs_output.output_of(words) for name, words in more.items()},
+            {name: docs_output.output_of(words) for name, words in commands.items()},
         )
 
 
@@ -249,16 +248,18 @@ def plain(lines):
 
 
 def test_docs_quote_the_current_output(regenerated):
-    page, again, _ = regenerated
-    before, after = docs_output.blocks(page), docs_output.blocks(again)
+    page, regenerated_page, _ = regenerated
+    before, after = docs_output.blocks(page), docs_output.blocks(regenerated_page)
     assert len(before) == len(after) > 15
     for (command, quoted), (_, result) in zip(before, after, strict=True):
         assert len(quoted) > 3, command
         assert words(quoted) == words(result), command
-        for row, other in zip(quoted, result, strict=True):
-            was, now = numbers(row), numbers(other)
-            room = 0.02 * max(1.0, *map(abs, was)) if was else 0  # rounding differs between machines over 450 steps
-            assert now == pytest.approx(was, abs=room), command
+        for row, new_row in zip(quoted, result, strict=True):
+            expected, actual = numbers(row), numbers(new_row)
+            tolerance = (
+                0.02 * max(1.0, *map(abs, expected)) if expected else 0
+            )  # rounding differs between machines over 450 steps
+            assert actual == pytest.approx(expected, abs=tolerance), command
 
 
 def words(lines):
@@ -266,44 +267,44 @@ def words(lines):
 
 
 def numbers(line):
-    return [float(facts.replace(",", "")) for facts in NUMBER.findall(plain([line]))]
+    return [float(number.replace(",", "")) for number in NUMBER.findall(plain([line]))]
 
 
 def test_numbers_in_docs_prose_are_quoted_or_derived(regenerated):
     """Every number in the prose is quoted in a block or computed from one here."""
-    page, _, more = regenerated
-    inside = "\n".join(line for line in page.splitlines() if line.startswith("    "))
-    between = "\n".join(line for line in page.splitlines() if not line.startswith("    "))
-    facts = {step["name"]: step["forward"] for step in json.loads(more["facts"].splitlines()[-1])["steps"]}
-    seen = torch.tensor(facts["products"][:7]) / math.sqrt(8)
-    wrong = float(seen[2]), float(F.softmax(seen, 0)[2])
-    made = [number for number in re.findall(r"\d+\.\d+", between) if number not in inside]
-    assert [float(number) for number in made] == pytest.approx(wrong, rel=0.02)
-    assert "1,059 parameters" in more["params"] and "128 fixed numbers" in more["params"]
+    page, _, outputs = regenerated
+    quoted = "\n".join(line for line in page.splitlines() if line.startswith("    "))
+    prose = "\n".join(line for line in page.splitlines() if not line.startswith("    "))
+    steps = {step["name"]: step["forward"] for step in json.loads(outputs["facts"].splitlines()[-1])["steps"]}
+    scores = torch.tensor(steps["products"][:7]) / math.sqrt(8)
+    derived = float(scores[2]), float(F.softmax(scores, 0)[2])
+    unquoted = [number for number in re.findall(r"\d+\.\d+", prose) if number not in quoted]
+    assert [float(number) for number in unquoted] == pytest.approx(derived, rel=0.02)
+    assert "1,059 parameters" in outputs["params"] and "128 fixed numbers" in outputs["params"]
 
 
 def test_outdated_docs_are_detected(regenerated):
-    page, again, _ = regenerated
+    page, regenerated_page, _ = regenerated
     changed = page.replace("0.921", "0.721")
     with pytest.raises(AssertionError):
-        test_docs_quote_the_current_output((changed, again, None))
+        test_docs_quote_the_current_output((changed, regenerated_page, None))
 
 
 def test_layer_command(call, tmp_path):
-    typed = ["explain", "layer", "reviews-en", "I liked this film.", "-q", "--device", "cpu"]
-    out, _ = call(*typed, "--step", "scores", "--out", tmp_path / "l.svg", "--layer", 2, "--head", 5, "--json")
+    arguments = ["explain", "layer", "reviews-en", "I liked this film.", "-q", "--device", "cpu"]
+    out, _ = call(*arguments, "--step", "scores", "--out", tmp_path / "l.svg", "--layer", 2, "--head", 5, "--json")
     facts = json.loads(out.splitlines()[-1])
     assert facts["sizes"] == {"D": 160, "H": 5, "K": 32, "F": 480} and (facts["layer"], facts["head"]) == (2, 5)
     assert [step["name"] for step in facts["steps"]] == ["scores"] and facts["forward_error"] < 1e-12
     ElementTree.parse(tmp_path / "l.svg")
-    _, err = call(*typed, "--step", "score", code=2)
+    _, err = call(*arguments, "--step", "score", code=2)
     assert "--step score: no such step; did you mean 'scores'?" in err
 
 
 def test_selected_word_is_not_masked(call):
-    for text, word, place in (("I liked it", "it", 4), ("I liked it", "liked", 3), ("I liked it", "2", 2)):
+    for text, word, position in (("I liked it", "it", 4), ("I liked it", "liked", 3), ("I liked it", "2", 2)):
         out, _ = call("explain", "layer", "reviews-en", text, "--word", word, "--json")
         facts = json.loads(out)
-        assert facts["place"] == place and facts["tokens"][place - 1] == ["", "I", "liked", "it"][place - 1]
+        assert facts["place"] == position and facts["tokens"][position - 1] == ["", "I", "liked", "it"][position - 1]
         assert "[MASK]" in facts["tokens"]
     assert "--word it" in call("explain", "layer", "reviews-en", "it", "--word", "it", code=2)[1]

@@ -31,8 +31,8 @@ def may_attend(kind, row, column, *, length, padding, documents, prefix, causal)
         return column < prefix if row < prefix else column <= row
     if kind == "document":
         bounds = [sum(documents[:i]) for i in range(len(documents) + 1)]
-        mine = next(i for i in range(len(documents)) if bounds[i] <= row < bounds[i + 1])
-        return bounds[mine] <= column < bounds[mine + 1] and (column <= row or not causal)
+        document = next(i for i in range(len(documents)) if bounds[i] <= row < bounds[i + 1])
+        return bounds[document] <= column < bounds[document + 1] and (column <= row or not causal)
     return True
 
 
@@ -42,12 +42,14 @@ def test_masks_match_their_definition_and_formula(data):
     kind = data.draw(st.sampled_from(MASK_KINDS))
     documents = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
     length = sum(documents)
-    how = {"padding": data.draw(st.integers(0, length - 1)), "prefix": data.draw(st.integers(1, length - 1))}
-    how |= {"documents": documents, "causal": data.draw(st.booleans())}
-    facts = explain_mask(kind, [str(place) for place in range(length)], **how)
-    pairs = [[may_attend(kind, row, column, length=length, **how) for column in range(length)] for row in range(length)]
-    assert facts.allowed == pairs
-    assert facts.masked == facts.expected == sum(not seen for row in pairs for seen in row)
+    options = {"padding": data.draw(st.integers(0, length - 1)), "prefix": data.draw(st.integers(1, length - 1))}
+    options |= {"documents": documents, "causal": data.draw(st.booleans())}
+    facts = explain_mask(kind, [str(position) for position in range(length)], **options)
+    allowed = [
+        [may_attend(kind, row, column, length=length, **options) for column in range(length)] for row in range(length)
+    ]
+    assert facts.allowed == allowed
+    assert facts.masked == facts.expected == sum(not entry for row in allowed for entry in row)
 
 
 def test_five_tokens_have_ten_masked_entries():
@@ -61,14 +63,14 @@ def test_five_tokens_have_ten_masked_entries():
     assert lines[0].split() == ["the", "0", "-inf", "-inf", "-inf", "-inf"]
 
 
-def felt(read, tokens):
+def influence(read, tokens):
     """(L, L) True where changing the token of a column changes the vector of a row."""
     before = read(tokens)
     rows = []
-    for place in range(tokens.size(1)):
-        other = tokens.clone()
-        other[0, place] = (tokens[0, place] + 1) % SIZES["vocabulary"]
-        rows.append((read(other) != before).any(-1))
+    for position in range(tokens.size(1)):
+        changed = tokens.clone()
+        changed[0, position] = (tokens[0, position] + 1) % SIZES["vocabulary"]
+        rows.append((read(changed) != before).any(-1))
     return torch.stack(rows, 1)
 
 
@@ -76,46 +78,48 @@ def felt(read, tokens):
 def test_information_flows_exactly_through_the_mask():
     torch.manual_seed(0)
     tokens = torch.randint(0, 20, (1, 6))
-    stacks = {way: Transformer(TransformerConfig(**SIZES, causal=way)).double().eval() for way in (True, False)}
+    stacks = {
+        causal: Transformer(TransformerConfig(**SIZES, causal=causal)).double().eval() for causal in (True, False)
+    }
     for kind in ("causal", "none", "document"):
         documents = torch.tensor([[0, 0, 1, 1, 1, 1]]) if kind == "document" else None
         stack = stacks[kind != "none"]
-        facts = felt(lambda given, s=stack, d=documents: s(Batch(given, document_ids=d)).hidden[0], tokens)
+        actual = influence(lambda row, s=stack, d=documents: s(Batch(row, document_ids=d)).hidden[0], tokens)
         expected = explain_mask(kind, ["x"] * 6, documents=(2, 4))
-        assert facts.tolist() == expected.allowed, kind
+        assert actual.tolist() == expected.allowed, kind
 
 
 @torch.no_grad()
 def test_prefix_mask_matches_an_encoder_decoder():
     torch.manual_seed(0)
-    both = EncoderDecoder(EncoderDecoderConfig(**SIZES)).double().eval()
+    model = EncoderDecoder(EncoderDecoderConfig(**SIZES)).double().eval()
 
     def read(row):
         source, target = Batch(row[:, :2]), row[:, 2:]
-        return torch.cat([both.encode(source)[0], both(Batch(target, source=source)).hidden[0]])
+        return torch.cat([model.encode(source)[0], model(Batch(target, source=source)).hidden[0]])
 
-    facts = felt(read, torch.randint(0, 20, (1, 6)))
-    assert facts.tolist() == explain_mask("prefix", ["x"] * 6, prefix=2).allowed
-    assert facts.tolist() != explain_mask("prefix", ["x"] * 6, prefix=3).allowed
+    actual = influence(read, torch.randint(0, 20, (1, 6)))
+    assert actual.tolist() == explain_mask("prefix", ["x"] * 6, prefix=2).allowed
+    assert actual.tolist() != explain_mask("prefix", ["x"] * 6, prefix=3).allowed
 
 
 def test_model_masks_are_those_applied():
     words = list("abcd")
     row = torch.zeros(1, 4, dtype=torch.long)
     gpt = Model(Transformer(TransformerConfig(**SIZES)), {})
-    (own,) = explain_model_masks(gpt, EncodedInput(Batch(row), words), "gpt")
-    assert own.attention == "decoder" and own.masked == own.expected == 6
-    assert own.allowed == explain_mask("causal", words).allowed
-    either = Model(Transformer(TransformerConfig(**SIZES, causal=False)), {})
-    (own,) = explain_model_masks(either, EncodedInput(Batch(row), words), "hybrid")
-    assert own.attention == "encoder" and own.masked == own.expected == 0
-    (own,) = explain_model_masks(either, EncodedInput(Batch(row, causal=True), words), "hybrid")
-    assert own.attention == "decoder" and own.masked == own.expected == 6
+    (mask,) = explain_model_masks(gpt, EncodedInput(Batch(row), words), "gpt")
+    assert mask.attention == "decoder" and mask.masked == mask.expected == 6
+    assert mask.allowed == explain_mask("causal", words).allowed
+    bidirectional = Model(Transformer(TransformerConfig(**SIZES, causal=False)), {})
+    (mask,) = explain_model_masks(bidirectional, EncodedInput(Batch(row), words), "hybrid")
+    assert mask.attention == "encoder" and mask.masked == mask.expected == 0
+    (mask,) = explain_model_masks(bidirectional, EncodedInput(Batch(row, causal=True), words), "hybrid")
+    assert mask.attention == "decoder" and mask.masked == mask.expected == 6
     pair = Model(EncoderDecoder(EncoderDecoderConfig(**SIZES)), {})
     batch = Batch(row, source=Batch(torch.zeros(1, 3, dtype=torch.long)))
     masks = explain_model_masks(pair, EncodedInput(batch, words, list("xyz")), "pair")
-    facts = {own.attention: own for own in masks}
-    assert {where: (own.masked, own.entries) for where, own in facts.items()} == {
+    facts = {mask.attention: mask for mask in masks}
+    assert {where: (mask.masked, mask.entries) for where, mask in facts.items()} == {
         "encoder": (0, 9),
         "decoder": (6, 16),
         "cross": (0, 12),
@@ -172,5 +176,5 @@ def test_page_is_self_contained(browser, tmp_path):
 
 def test_picture_has_a_square_for_every_pair():
     facts = explain_mask("causal", ["<b>", "b", "c"])
-    drawn = mask_document([facts]).picture()
-    assert drawn.count('class="cell"') == 9 and drawn.count("is masked from") == 3 and "<b>" not in drawn
+    svg = mask_document([facts]).picture()
+    assert svg.count('class="cell"') == 9 and svg.count("is masked from") == 3 and "<b>" not in svg

@@ -13,7 +13,7 @@ from headstock.explain.render_document import page
 from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.explain.targets import training_target
-from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
+from tests.explain.pipelines import make_classifier, make_pipeline
 from tests.report.browsing import Outline, check_sound, follows_colour_scheme, view_page
 
 TEXT = "Anne likes Paris. Ben finds the sea."
@@ -21,9 +21,9 @@ STOCK, FILM = "reviews-en", "The film was [MASK], and I would see it again."
 
 
 @pytest.fixture(scope="module")
-def pages(corpus, tmp_path_factory):
+def pages(tokenizer, tmp_path_factory):
     """A page of every kind for every family."""
-    tokenizer, folder = make_tokenizer(corpus), tmp_path_factory.mktemp("pages")
+    folder = tmp_path_factory.mktemp("pages")
     names = ("a tiny <run>", TEXT)
     causal, both = make_pipeline(tokenizer, norm="post"), make_pipeline(tokenizer, "denoise", family="seq2seq")
     cells, result = make_pipeline(tokenizer, family="recurrent"), make_classifier(tokenizer)

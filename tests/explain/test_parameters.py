@@ -19,10 +19,10 @@ from tests.report.browsing import Outline, check_sound
 V, D = 50_001, 200
 
 
-def params(preset, *sets, **more):
-    classes = more.get("classes")
-    task = more.get("task")
-    subject = open_subject(None, preset, list(sets), weights=False, task=task, classes=classes if task else None)
+def params(preset, *settings, **options):
+    classes = options.get("classes")
+    task = options.get("task")
+    subject = open_subject(None, preset, list(settings), weights=False, task=task, classes=classes if task else None)
     return explain_parameters(subject, classes=classes)
 
 
@@ -40,8 +40,8 @@ def test_lab_model_counts(classic):
     assert modules["backbone.blocks.*.attention.output"] == "D**2 + D"
     assert modules["backbone.blocks.*"] == "6*D**2 + 10*D"
     assert facts["derivative_by_heads"] == "0"
-    both = {tuple(one["heads"]): one["backbone_frozen"] for one in facts["totals"]}
-    assert both["label",] == {"trainable": 402, "frozen": 10_968_200}
+    trained = {tuple(total["heads"]): total["backbone_frozen"] for total in facts["totals"]}
+    assert trained["label",] == {"trainable": 402, "frozen": 10_968_200}
 
 
 def test_lab_model_tensors_match_pytorch():
@@ -62,14 +62,14 @@ def test_every_preset_matches_its_formula(preset):
     subject = open_subject(None, preset, ["vocabulary=900"], weights=False)
     result = explain_parameters(subject)
     assert result.total == sum(parameter.numel() for parameter in subject.model.parameters())
-    names = {one.name: one.value for one in result.symbols}
+    names = {symbol.name: symbol.value for symbol in result.symbols}
     for expression, value in ((result.totals[0].formula, result.total), (result.base_formula, result.base)):
         symbols = {symbol: names[str(symbol)] for symbol in expression.free_symbols}
         assert expression.subs(symbols) == value
 
 
 @pytest.mark.parametrize(
-    ("preset", "sets", "more"),
+    ("preset", "settings", "options"),
     [
         ("bert-nano", ["nsp=true", "transform=false"], {}),
         ("bert-nano", [], {"task": "hybrid"}),
@@ -83,9 +83,9 @@ def test_every_preset_matches_its_formula(preset):
         ("seq2seq-nano", ["shared=false", "positions=learned"], {}),
     ],
 )
-def test_every_head_matches_its_formula(preset, sets, more):
-    result = params(preset, "vocabulary=900", *sets, **more)
-    assert sum(line.value * line.times for line in result.modules if line.tensor) == result.total
+def test_every_head_matches_its_formula(preset, settings, options):
+    result = params(preset, "vocabulary=900", *settings, **options)
+    assert sum(module.value * module.times for module in result.modules if module.tensor) == result.total
     assert result.total == result.base + sum(result.heads[name] for name in result.totals[0].heads)
 
 
@@ -112,10 +112,10 @@ def test_typesetting_of_formulas():
 
 
 def test_module_tree_skips_single_children(classic):
-    shown = module_rows(classic.modules)
-    assert [one.level for one in shown[:4]] == [0, 1, 2, 1]
-    assert "around_feed.norm" in {one.name for one in shown}
-    assert "around_feed" not in {one.name for one in shown}
+    rows = module_rows(classic.modules)
+    assert [row.level for row in rows[:4]] == [0, 1, 2, 1]
+    assert "around_feed.norm" in {row.name for row in rows}
+    assert "around_feed" not in {row.name for row in rows}
 
 
 def test_params_command(call, tmp_path):
@@ -172,10 +172,10 @@ def test_costs_of_the_lab_model(classic):
     length, depth = 256, 4
     assert facts["flops_per_token"]["forward"]["value"] == depth * (12 * D**2 + 4 * length * D) + 2 * V * D
     assert facts["flops_per_token"]["training"]["value"] == 3 * facts["flops_per_token"]["forward"]["value"]
-    held = facts["memory"]["cpu, float32"]
-    assert held["gradients"]["value"] == 4 * facts["total"]
-    assert held["weights"]["value"] == 4 * (facts["total"] + 256 * D)
-    assert held["optimizer (adamw)"]["value"] == 8 * facts["total"] + 4 * len(facts["rows"])
+    memory = facts["memory"]["cpu, float32"]
+    assert memory["gradients"]["value"] == 4 * facts["total"]
+    assert memory["weights"]["value"] == 4 * (facts["total"] + 256 * D)
+    assert memory["optimizer (adamw)"]["value"] == 8 * facts["total"] + 4 * len(facts["rows"])
 
 
 def test_presets_are_counted_on_the_meta_device():

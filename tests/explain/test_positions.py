@@ -39,11 +39,11 @@ def frequencies(pairs: int) -> list[float]:
 
 def test_sinusoids_match_the_formula_and_depend_on_distance_alone():
     facts = explain_positions("sinusoidal", 40, 12)
-    for place in range(40):
-        for i, speed in enumerate(frequencies(6)):
-            assert float(facts.table[place, 2 * i]) == pytest.approx(math.sin(place * speed), abs=1e-6)
-            assert float(facts.table[place, 2 * i + 1]) == pytest.approx(math.cos(place * speed), abs=1e-6)
-    expected = [np.mean([math.cos(distance * speed) for speed in frequencies(6)]) for distance in range(40)]
+    for position in range(40):
+        for i, frequency in enumerate(frequencies(6)):
+            assert float(facts.table[position, 2 * i]) == pytest.approx(math.sin(position * frequency), abs=1e-6)
+            assert float(facts.table[position, 2 * i + 1]) == pytest.approx(math.cos(position * frequency), abs=1e-6)
+    expected = [np.mean([math.cos(distance * frequency) for frequency in frequencies(6)]) for distance in range(40)]
     assert facts.similarity == pytest.approx(expected, abs=1e-6)
     assert facts.by_distance_alone and facts.spread < 1e-6
     assert facts.wavelengths == pytest.approx((2 * math.pi, 2 * math.pi * 10_000 ** (5 / 6)))
@@ -53,9 +53,9 @@ def test_sinusoids_match_the_formula_and_depend_on_distance_alone():
 def test_nearest_pair_matches_brute_force(kind):
     facts = explain_positions(kind, 60, 8)
     table = facts.table.numpy()
-    apart = {(i, j): np.sqrt(((table[i] - table[j]) ** 2).sum()) for i in range(60) for j in range(i + 1, 60)}
-    assert facts.gap == pytest.approx(min(apart.values()), rel=1e-12)
-    assert apart[facts.nearest] == pytest.approx(facts.gap, rel=1e-9)
+    distances = {(i, j): np.sqrt(((table[i] - table[j]) ** 2).sum()) for i in range(60) for j in range(i + 1, 60)}
+    assert facts.gap == pytest.approx(min(distances.values()), rel=1e-12)
+    assert distances[facts.nearest] == pytest.approx(facts.gap, rel=1e-9)
     assert facts.distinct
 
 
@@ -82,8 +82,8 @@ def test_rotary_scores_match_complex_rotation():
     assert torch.allclose(by_formula.table, facts.table, atol=1e-6)
     assert by_formula.scores == pytest.approx(expected, abs=1e-9)
     # queries and keys of all ones at every two positions, rotated by complex numbers
-    turned = torch.exp(1j * torch.arange(12)[:, None] * speeds)
-    scores = (turned[:, None] * turned[None].conj()).real.mean(-1) * (1 + 1) / 2
+    rotated = torch.exp(1j * torch.arange(12)[:, None] * speeds)
+    scores = (rotated[:, None] * rotated[None].conj()).real.mean(-1) * (1 + 1) / 2
     assert all(abs(float(scores[i, j]) - facts.scores[abs(i - j)]) < 1e-6 for i in range(12) for j in range(12))
 
 
@@ -94,9 +94,9 @@ def test_learned_positions_note_untrained_ones(run):
     assert facts.trained and "trained on rows of 16 tokens" in facts.notes[0]
     assert not facts.by_distance_alone
     unit = facts.table / facts.table.norm(dim=1, keepdim=True)
-    every = unit @ unit.T
+    cosines = unit @ unit.T
     for distance in (0, 1, 5, 31):
-        values = [float(every[i, i + distance]) for i in range(32 - distance)]
+        values = [float(cosines[i, i + distance]) for i in range(32 - distance)]
         result = facts.similarity[distance], facts.low[distance], facts.high[distance]
         assert result == pytest.approx((np.mean(values), min(values), max(values)), abs=1e-9)
     (fresh,) = explain_model_positions(small_model(positions="learned"), "gpt-nano", trained=False)
@@ -110,10 +110,10 @@ def test_encoder_decoder_has_two_learned_tables_or_one_formula():
     )
     assert [facts.where for facts in learned] == ["encoder", "decoder"]
     assert not torch.equal(learned[0].table, learned[1].table)
-    (one,) = explain_model_positions(
+    (facts,) = explain_model_positions(
         Model(EncoderDecoder(EncoderDecoderConfig(**sizes, positions="sinusoidal")), {}), "pair"
     )
-    assert one.where is None
+    assert facts.where is None
     with pytest.raises(UserError, match="reads in order and has no position encodings"):
         explain_model_positions(Model(Elmo(ElmoConfig(vocabulary=20, width=8, hidden=8)), {}), "elmo")
 
@@ -139,9 +139,9 @@ def test_positions_command(call, run, tmp_path):
 
 
 def test_colours_fade_towards_zero():
-    facts = signed_colours(np.array([[-1.0, 0.0, 0.5]]))
-    assert facts.shape == (1, 3, 4) and facts[0, :, 3].tolist() == [1.0, 0.0, 0.5]
-    assert facts[0, 0, 2] > facts[0, 0, 0] and facts[0, 2, 0] > facts[0, 2, 2]  # blue below zero, orange above
+    colours = signed_colours(np.array([[-1.0, 0.0, 0.5]]))
+    assert colours.shape == (1, 3, 4) and colours[0, :, 3].tolist() == [1.0, 0.0, 0.5]
+    assert colours[0, 0, 2] > colours[0, 0, 0] and colours[0, 2, 0] > colours[0, 2, 2]  # blue below zero, orange above
 
 
 def test_page_is_self_contained(browser, tmp_path):
@@ -154,6 +154,6 @@ def test_page_is_self_contained(browser, tmp_path):
 
 
 def test_picture_carries_its_colours():
-    drawn = position_document([explain_positions("sinusoidal", 20, 8)]).picture()
-    assert 'xmlns="http://www.w3.org/2000/svg"' in drawn and "prefers-color-scheme: dark" in drawn
-    assert "var(--soft)" in drawn and "--soft:" in drawn
+    svg = position_document([explain_positions("sinusoidal", 20, 8)]).picture()
+    assert 'xmlns="http://www.w3.org/2000/svg"' in svg and "prefers-color-scheme: dark" in svg
+    assert "var(--soft)" in svg and "--soft:" in svg

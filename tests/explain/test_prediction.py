@@ -9,14 +9,9 @@ from headstock.errors import UserError
 from headstock.explain.prediction import explain_prediction, log_odds, prediction_document, without_word
 from headstock.explain.render_document import page
 from headstock.model.batch import Batch
-from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
+from tests.explain.pipelines import make_classifier, make_pipeline
 
 TEXT = "Anne likes Paris. Ben finds the sea."
-
-
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return make_tokenizer(corpus)
 
 
 def test_without_word_and_log_odds():
@@ -40,9 +35,9 @@ def test_class_matches_predictions_without_each_word(tokenizer):
     assert [word.word for word in facts.words] == ["Anne", "likes", "Paris", ".", "Ben", "finds", "the", "sea", "."]
     for word in facts.words:
         assert TEXT[word.begin : word.end] == word.word
-        (bare,) = run.predict(without_word(TEXT, word.begin, word.end))
-        assert word.probability == pytest.approx(bare["probabilities"][facts.answer], abs=1e-5)
-        assert word.says == bare["label"]
+        (prediction,) = run.predict(without_word(TEXT, word.begin, word.end))
+        assert word.probability == pytest.approx(prediction["probabilities"][facts.answer], abs=1e-5)
+        assert word.says == prediction["label"]
         assert word.change == pytest.approx(log_odds(facts.probability) - log_odds(word.probability), abs=1e-5)
     assert max(abs(word.change) for word in facts.words) > 0.01
     assert sum(word.weight for word in facts.words) == pytest.approx(
@@ -70,8 +65,8 @@ def test_pairs_have_words_of_both_texts(tokenizer):
     run = make_pipeline(tokenizer, "pair", **settings)
     facts = explain_prediction(run, ["Anne sees Ben.", "Ben finds home."])
     assert [word.text for word in facts.words] == [0] * 4 + [1] * 4
-    (bare,) = run.predict([("Anne Ben.", "Ben finds home.")])
-    assert facts.words[1].probability == pytest.approx(bare["probabilities"][facts.answer], abs=1e-5)
+    (prediction,) = run.predict([("Anne Ben.", "Ben finds home.")])
+    assert facts.words[1].probability == pytest.approx(prediction["probabilities"][facts.answer], abs=1e-5)
     with pytest.raises(UserError, match="two texts, found 1"):
         explain_prediction(run, ["Anne sees Ben."])
 
@@ -86,13 +81,13 @@ def test_next_token(tokenizer):
     logits = run.model.heads["token"](
         run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne likes the")]]))).hidden
     )
-    chances = logits[0, -1].softmax(-1)
-    chances[run.suppressed_tokens()] = 0
-    assert facts.kind == "next token" and facts.probability == pytest.approx(float(chances.max()), abs=1e-6)
+    probabilities = logits[0, -1].softmax(-1)
+    probabilities[run.suppressed_tokens()] = 0
+    assert facts.kind == "next token" and facts.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
     assert len(facts.tokens) == len(tokenizer.encode("Anne likes the"))
-    bare = run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
-    chance = run.model.heads["token"](bare).softmax(-1)[0, int(chances.argmax())]
-    assert facts.words[1].word == "likes" and facts.words[1].probability == pytest.approx(float(chance), abs=1e-6)
+    hidden = run.model(Batch(torch.tensor([[tokenizer.bos, *tokenizer.encode("Anne the")]]))).hidden[:, -1]
+    probability = run.model.heads["token"](hidden).softmax(-1)[0, int(probabilities.argmax())]
+    assert facts.words[1].word == "likes" and facts.words[1].probability == pytest.approx(float(probability), abs=1e-6)
     target = explain_prediction(run, ["Anne likes the"], label="sea")
     assert target.answer == "sea" or "explained is the first" in target.notes[0]
 
@@ -105,21 +100,21 @@ def test_integrated_gradients_are_complete(tokenizer, monkeypatch):
     facts = explain_prediction(run, ["Anne [MASK] Paris. Ben finds home."])
     text = "Anne [MASK] Paris. Ben finds home."
     ids = [tokenizer.cls, *tokenizer.encode("Anne"), tokenizer.mask, *tokenizer.encode(" Paris. Ben finds home.")]
-    place, head = 1 + len(tokenizer.encode("Anne")), run.model.heads["token"]
-    assert [token.token for token in facts.tokens][place - 1] == "[MASK]" and facts.tokens[place - 1].weight == 0
+    position, head = 1 + len(tokenizer.encode("Anne")), run.model.heads["token"]
+    assert [token.token for token in facts.tokens][position - 1] == "[MASK]" and facts.tokens[position - 1].weight == 0
 
     @torch.no_grad()
     def score(row):
-        logits = head(run.model(Batch(torch.tensor([row]))).hidden[0, place])
+        logits = head(run.model(Batch(torch.tensor([row]))).hidden[0, position])
         return logits, logits - logits.mean()
 
-    logits, whole = score(ids)
+    logits, scores = score(ids)
     logits[[*run.suppressed_tokens(), tokenizer.eos]] = -torch.inf
     target = int(logits.argmax())
-    _, empty = score([tokenizer.cls] + [tokenizer.mask] * (len(ids) - 1))
-    added = sum(token.weight for token in facts.tokens)
-    assert added == pytest.approx(float(whole[target] - empty[target]), abs=2e-3)
-    assert abs(added) > 0.01
+    _, baseline = score([tokenizer.cls] + [tokenizer.mask] * (len(ids) - 1))
+    total = sum(token.weight for token in facts.tokens)
+    assert total == pytest.approx(float(scores[target] - baseline[target]), abs=2e-3)
+    assert abs(total) > 0.01
     assert [word.word for word in facts.words] == [
         "Anne",
         "Paris",
@@ -159,7 +154,7 @@ def test_translation_is_explained_by_its_source(tokenizer):
     assert len(facts.tokens) == len(tokenizer.encode("Anne likes Paris."))
 
     @torch.no_grad()
-    def chance(source):
+    def probability(source):
         target = tokenizer.encode("Ben finds home.")
         batch = Batch(
             torch.tensor([[tokenizer.bos, *target]]),
@@ -168,8 +163,8 @@ def test_translation_is_explained_by_its_source(tokenizer):
         output = run.model.heads["token"](run.model(batch).hidden)[0].log_softmax(-1)
         return float(output[range(len(target) + 1), [*target, tokenizer.eos]].mean().exp())
 
-    assert facts.probability == pytest.approx(chance("Anne likes Paris."), rel=1e-4)
-    assert facts.words[1].probability == pytest.approx(chance("Anne Paris."), rel=1e-4)
+    assert facts.probability == pytest.approx(probability("Anne likes Paris."), rel=1e-4)
+    assert facts.words[1].probability == pytest.approx(probability("Anne Paris."), rel=1e-4)
 
 
 # Bad input

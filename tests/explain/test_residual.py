@@ -13,14 +13,9 @@ from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import Batch
-from tests.explain.pipelines import make_classifier, make_pipeline, make_tokenizer
+from tests.explain.pipelines import make_classifier, make_pipeline
 
 TEXT = "Anne likes Paris. Ben finds the sea."
-
-
-@pytest.fixture(scope="module")
-def tokenizer(corpus):
-    return make_tokenizer(corpus)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -35,19 +30,19 @@ def test_steps_match_plain_tensor_code(tokenizer, norm):
     assert facts.embedding["stack"] == pytest.approx(float(layers[0].norm(dim=1).mean()))
     paths = facts.tokens["stack"]
     assert [path.token for path in paths][1:] == display_tokens(tokenizer, batch.tokens[0, 1:].tolist())
-    for at, path in enumerate(paths):
-        assert path.norms == pytest.approx([float(layer[at].norm()) for layer in layers], rel=1e-5)
-        moved = [float((b[at] - a[at]).norm() / a[at].norm()) for a, b in pairwise(layers)]
+    for position, path in enumerate(paths):
+        assert path.norms == pytest.approx([float(layer[position].norm()) for layer in layers], rel=1e-5)
+        moved = [float((b[position] - a[position]).norm() / a[position].norm()) for a, b in pairwise(layers)]
         assert path.moved == pytest.approx(moved, rel=1e-5)
         assert path.home == pytest.approx(
-            [float(F.cosine_similarity(x[at], layers[0][at], 0)) for x in layers], abs=1e-5
+            [float(F.cosine_similarity(x[position], layers[0][position], 0)) for x in layers], abs=1e-5
         )
     # the last sublayer by hand
     block, before = run.model.backbone.blocks[1], None
-    hooked = block.around_feed.register_forward_pre_hook(lambda module, given: setattr(block, "met", given[0]))
+    handle = block.around_feed.register_forward_pre_hook(lambda module, inputs: setattr(block, "input", inputs[0]))
     run.model(batch)
-    hooked.remove()
-    before, last = block.met[0], facts.steps[-1]
+    handle.remove()
+    before, last = block.input[0], facts.steps[-1]
     added = block.feed(before if norm == "post" else block.around_feed.norm(before))
     assert last.added == pytest.approx(float(added.norm(dim=1).mean()), rel=1e-5)
     assert last.share == pytest.approx(float((added.norm(dim=1) / before.norm(dim=1)).mean()), rel=1e-5)
@@ -68,8 +63,8 @@ def test_lens_ends_with_the_prediction_of_the_model(tokenizer, norm):
     for depth, layer in enumerate(output.layers):
         # pre-norm models apply the final norm before the head
         out = run.model.backbone.final_norm(layer) if norm == "pre" else layer
-        chances = F.linear(out, run.model.backbone.tokens.weight)[0].softmax(-1)
-        for guess, row in zip(facts.lens, chances, strict=True):
+        probabilities = F.linear(out, run.model.backbone.tokens.weight)[0].softmax(-1)
+        for guess, row in zip(facts.lens, probabilities, strict=True):
             assert [p for _, p in guess.layers[depth]] == pytest.approx(
                 row.sort(descending=True)[0][:5].tolist(), rel=1e-4
             )
@@ -90,13 +85,13 @@ def test_lens_at_masks(tokenizer):
     facts = explain_residual(run, ["Anne [MASK] Paris. Ben [MASK] home."])
     assert [guess.token for guess in facts.lens] == ["[MASK]", "[MASK]"] and facts.predicts == "masked token"
     ids = [tokenizer.cls, *tokenizer.encode("Anne"), tokenizer.mask, *tokenizer.encode(" Paris. Ben")]
-    place, second = 1 + len(tokenizer.encode("Anne")), len(ids)
+    first, second = 1 + len(tokenizer.encode("Anne")), len(ids)
     ids = torch.tensor([[*ids, tokenizer.mask, *tokenizer.encode(" home.")]])
-    chances = run.model.heads["token"](run.model(Batch(ids)).hidden)[0, [place, second]].softmax(-1)
-    for guess, row in zip(facts.lens, chances, strict=True):
+    probabilities = run.model.heads["token"](run.model(Batch(ids)).hidden)[0, [first, second]].softmax(-1)
+    for guess, row in zip(facts.lens, probabilities, strict=True):
         assert [p for _, p in guess.layers[-1]] == pytest.approx(row.sort(descending=True)[0][:5].tolist(), rel=1e-4)
-    seen = explain_residual(run, [TEXT])
-    assert len(seen.lens) == len(tokenizer.encode(TEXT)) and "no token is masked" in seen.notes[0]
+    facts = explain_residual(run, [TEXT])
+    assert len(facts.lens) == len(tokenizer.encode(TEXT)) and "no token is masked" in facts.notes[0]
 
 
 @torch.no_grad()

@@ -36,20 +36,20 @@ from tests.report.browsing import Outline, check_sound, follows_colour_scheme, o
 
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
 WORDS = STORY.split()
-LINE = {"tfidf": (0.70, 0.045), "frozen": (0.72, 0.05), "scratch": (0.56, 0.10), "pretrained": (0.78, 0.05)}
+ACCURACY = {"tfidf": (0.70, 0.045), "frozen": (0.72, 0.05), "scratch": (0.56, 0.10), "pretrained": (0.78, 0.05)}
 LEVELS = (100, 1600)
 
 
-def review(pick: random.Random, words: int) -> str:
-    return " ".join(pick.choice(WORDS) for _ in range(words))
+def review(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
-def bpe(text: str, pick: random.Random) -> list:
+def bpe_tokens(text: str, rng: random.Random) -> list:
     """Weighted tokens of a byte-level tokenizer."""
-    return [[("Ġ" if i else "") + word, pick.gauss(0, 0.2)] for i, word in enumerate(text.split(" "))]
+    return [[("Ġ" if i else "") + word, rng.gauss(0, 0.2)] for i, word in enumerate(text.split(" "))]
 
 
-def some_arms(kinds) -> list[dict]:
+def make_arms(kinds) -> list[dict]:
     counted = {"total": 4_213_762, "trainable": 4_213_762, "frozen": 0}
     return [
         {
@@ -67,26 +67,26 @@ def some_arms(kinds) -> list[dict]:
     ]
 
 
-def some_detail(pick: random.Random, classes: list[str], accuracy: float, rows: int, spell=bpe) -> dict:
+def make_details(rng: random.Random, classes: list[str], accuracy: float, rows: int) -> dict:
     size = len(classes)
     confusion = [[0] * size for _ in classes]
     for _ in range(rows):
-        true = pick.randrange(size)
-        confusion[true][true if pick.random() < accuracy else pick.randrange(size)] += 1
-    right = [int(pick.lognormvariate(5, 0.7)) + 3 for _ in range(int(rows * accuracy))]
-    wrong = [int(pick.lognormvariate(5.3, 0.7)) + 3 for _ in range(rows - len(right))]
+        label = rng.randrange(size)
+        confusion[label][label if rng.random() < accuracy else rng.randrange(size)] += 1
+    right = [int(rng.lognormvariate(5, 0.7)) + 3 for _ in range(int(rows * accuracy))]
+    wrong = [int(rng.lognormvariate(5.3, 0.7)) + 3 for _ in range(rows - len(right))]
     bins = [{"low": i / 10, "high": (i + 1) / 10, "count": 0, "confidence": None, "accuracy": None} for i in range(5)]
     for i in range(5, 10):
-        sure = i / 10 + 0.05
-        bins.append({"low": i / 10, "high": (i + 1) / 10, "count": 20 + 9 * i * i, "confidence": sure})
-        bins[-1]["accuracy"] = min(1.0, sure - 0.06 + pick.gauss(0, 0.02))
+        confidence = i / 10 + 0.05
+        bins.append({"low": i / 10, "high": (i + 1) / 10, "count": 20 + 9 * i * i, "confidence": confidence})
+        bins[-1]["accuracy"] = min(1.0, confidence - 0.06 + rng.gauss(0, 0.02))
     mistakes = []
     for i in range(8):
-        text = review(pick, pick.randint(15, 220))
-        said = {"label": classes[i % size], "predicted": classes[(i + 1) % size], "confidence": 0.99 - i / 100}
-        mistakes.append({"place": f"test.csv:{17 * i + 3}", "text": text, **said, "tokens": spell(text, pick)})
-    said = "Yes: wrong predictions are on longer texts (median 200 words against 148, p = 0.0004)."
-    statistic = {"p": 0.0004, "probability": 0.61, "matters": True, "text": said}
+        text = review(rng, rng.randint(15, 220))
+        answer = {"label": classes[i % size], "predicted": classes[(i + 1) % size], "confidence": 0.99 - i / 100}
+        mistakes.append({"place": f"test.csv:{17 * i + 3}", "text": text, **answer, "tokens": bpe_tokens(text, rng)})
+    text = "Yes: wrong predictions are on longer texts (median 200 words against 148, p = 0.0004)."
+    statistic = {"p": 0.0004, "probability": 0.61, "matters": True, "text": text}
     return {
         "seed": 0,
         "confusion": confusion,
@@ -96,14 +96,14 @@ def some_detail(pick: random.Random, classes: list[str], accuracy: float, rows: 
     }
 
 
-def some_cell(pick: random.Random, arm: dict, labels: int, seed: int) -> dict:
-    start, slope = LINE[arm["kind"]]
-    accuracy = min(0.97, start + slope * math.log(labels / 100) / math.log(4) + pick.gauss(0, 0.008))
+def make_cell(rng: random.Random, arm: dict, labels: int, seed: int) -> dict:
+    start, slope = ACCURACY[arm["kind"]]
+    accuracy = min(0.97, start + slope * math.log(labels / 100) / math.log(4) + rng.gauss(0, 0.008))
     epochs = []
     for epoch in range(1, 0 if arm["kind"] == "tfidf" else 9):
-        near = 1 - 0.6**epoch
-        known = {"train_accuracy": 0.5 + 0.49 * near, "valid_accuracy": 0.5 + (accuracy - 0.5) * near}
-        epochs.append({"epoch": epoch, **known, "train_loss": 0.7 * 0.7**epoch, "valid_loss": 0.7 * 0.9**epoch})
+        progress = 1 - 0.6**epoch
+        accuracies = {"train_accuracy": 0.5 + 0.49 * progress, "valid_accuracy": 0.5 + (accuracy - 0.5) * progress}
+        epochs.append({"epoch": epoch, **accuracies, "train_loss": 0.7 * 0.7**epoch, "valid_loss": 0.7 * 0.9**epoch})
     return {
         "arm": arm["name"],
         "labels": labels,
@@ -121,36 +121,36 @@ def some_cell(pick: random.Random, arm: dict, labels: int, seed: int) -> dict:
     }
 
 
-def some_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVELS, seeds=3, classes=None, spell=bpe):
+def make_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVELS, seeds=3, classes=None):
     """A results.json of `headstock compare` with synthetic numbers."""
-    pick = random.Random(7)
+    rng = random.Random(7)
     classes = classes or ["negative", "positive"]
-    arms = some_arms(kinds)
-    cells = [some_cell(pick, arm, count, seed) for arm in arms for count in labels for seed in range(seeds)]
+    arms = make_arms(kinds)
+    cells = [make_cell(rng, arm, count, seed) for arm in arms for count in labels for seed in range(seeds)]
     summary, pairs, verdicts = [], [], []
     for count in labels:
         for arm in arms:
-            mine = [cell for cell in cells if cell["arm"] == arm["name"] and cell["labels"] == count]
-            mean = sum(cell["accuracy"] for cell in mine) / seeds
+            trials = [cell for cell in cells if cell["arm"] == arm["name"] and cell["labels"] == count]
+            mean = sum(cell["accuracy"] for cell in trials) / seeds
             low, high = (mean - 0.016, mean + 0.016) if seeds > 1 else (None, None)
             row = {"arm": arm["name"], "labels": count, "seeds": seeds, "accuracy": mean, "low": low, "high": high}
             row |= {"macro_f1": mean - 0.004, "macro_f1_low": low, "macro_f1_high": high}
-            summary.append(row | {key: mine[0][key] for key in ("seconds", "tokens_per_second")})
-        here = summary[-len(arms) :]
-        for i, a in enumerate(here):
-            for b in here[i + 1 :]:
+            summary.append(row | {key: trials[0][key] for key in ("seconds", "tokens_per_second")})
+        rows = summary[-len(arms) :]
+        for i, a in enumerate(rows):
+            for b in rows[i + 1 :]:
                 gap = a["accuracy"] - b["accuracy"]
                 low, high = (gap - 0.02, gap + 0.02) if seeds > 1 else (None, None)
                 pairs.append({"labels": count, "a": a["arm"], "b": b["arm"], "difference": gap, "low": low})
                 pairs[-1]["high"] = high
-        best, *others = sorted(here, key=lambda row: -row["accuracy"])
+        best, *others = sorted(rows, key=lambda row: -row["accuracy"])
         verdict = f"With {count:,} labels, {best['arm']} is best at {100 * best['accuracy']:.1f}%"
         if others:
             gap = 100 * (best["accuracy"] - others[0]["accuracy"])
             verdict += f", {gap:.1f} points ahead of {others[0]['arm']}"
         verdicts.append(f"{verdict}.")
     share = {name: 2000 // len(classes) for name in classes}
-    example = {"place": "test.csv:17", "text": review(pick, 60), "found": "reviews.txt:90210", "share": 0.94}
+    example = {"place": "test.csv:17", "text": review(rng, 60), "found": "reviews.txt:90210", "share": 0.94}
     return {
         "kind": "compare",
         "task": "classify",
@@ -184,9 +184,9 @@ def some_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVE
         "notes": ["6 test texts were found in the pretraining text of runs/reviews and left out."],
         "details": {
             "labels": max(labels),
-            "arms": {arm["name"]: some_detail(pick, classes, LINE[arm["kind"]][0] + 0.1, 900, spell) for arm in arms},
+            "arms": {arm["name"]: make_details(rng, classes, ACCURACY[arm["kind"]][0] + 0.1, 900) for arm in arms},
             "label_errors": [
-                {"place": f"train.csv:{31 * i}", "text": review(pick, 40), "label": "negative", "suggested": "positive"}
+                {"place": f"train.csv:{31 * i}", "text": review(rng, 40), "label": "negative", "suggested": "positive"}
                 | {"confidence": 0.97, "agree": 3, "of": 4}
                 for i in range(7)
             ],
@@ -194,60 +194,60 @@ def some_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVE
     }
 
 
-NASTY = '<script>alert("x")</script><img src=x onerror=alert(1)> & "quotes" {{ 7 * 7 }} $\\alpha$ 😀 '
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)> & "quotes" {{ 7 * 7 }} $\\alpha$ 😀 '
 ARABIC = "هذا الفيلم جميل جدا لكن النهاية سيئة"
 
 
-def awkward() -> dict[str, dict]:
+def unusual_results() -> dict[str, dict]:
     """Valid but unusual results."""
-    one = some_results(kinds=("tfidf",), labels=(50,), seeds=1)
-    one["notes"], one["leakage"], one["pairs"] = [], [], []
-    one |= {"measured_on": "valid", "train_overlap": 0}
-    one["data"]["test"]["classes"] = None
-    del one["details"]["label_errors"]
+    single = make_results(kinds=("tfidf",), labels=(50,), seeds=1)
+    single["notes"], single["leakage"], single["pairs"] = [], [], []
+    single |= {"measured_on": "valid", "train_overlap": 0}
+    single["data"]["test"]["classes"] = None
+    del single["details"]["label_errors"]
 
-    bare = some_results(kinds=("pretrained", "scratch"), labels=(200, 400), seeds=1)
+    bare = make_results(kinds=("pretrained", "scratch"), labels=(200, 400), seeds=1)
     del bare["details"]
     for key in ("leakage", "notes", "verdicts", "versions", "settings", "data", "train_overlap", "pairs"):
         del bare[key]
     for cell in bare["cells"]:
         cell["epochs"] = [{"epoch": 1, "valid_accuracy": 0.5}]
 
-    many = some_results(
+    many = make_results(
         kinds=("pretrained", "tfidf"), labels=(1600,), seeds=5, classes=[f"topic {i}" for i in range(12)]
     )
     many["details"] |= {"label_errors": [], "arms": {"tfidf": many["details"]["arms"]["tfidf"]}}
     for cell in many["cells"]:
         cell["epochs"] = []
-    crowd = some_results(kinds=("tfidf",), labels=(100,), seeds=2, classes=[f"intent {i}" for i in range(77)])
+    crowd = make_results(kinds=("tfidf",), labels=(100,), seeds=2, classes=[f"intent {i}" for i in range(77)])
 
-    hostile = some_results(kinds=("pretrained", "pretrained", "scratch"), labels=(100, 1600), seeds=2)
+    hostile = make_results(kinds=("pretrained", "pretrained", "scratch"), labels=(100, 1600), seeds=2)
     hostile = json.loads(json.dumps(hostile).replace("scratch (reviews)", "تدريب من الصفر"))
-    hostile["title"] = hostile["verdicts"][0] = NASTY
+    hostile["title"] = hostile["verdicts"][0] = HOSTILE
     hostile["classes"] = ["$5 or $10 <b>", ARABIC]
-    names = ["pretrained (a-run-with-a-very-long-name-that-somebody-chose-late-at-night)", NASTY[:40]]
+    names = ["pretrained (a-run-with-a-very-long-name-that-somebody-chose-late-at-night)", HOSTILE[:40]]
     for row in [*hostile["cells"], *hostile["summary"]]:
         row["arm"] = row["arm"].replace("pretrained (reviews)", names[0])
     hostile["pairs"] = []
     for arm, name in zip(hostile["arms"], names, strict=False):
         arm["name"] = name
     detail = hostile["details"]["arms"].pop("pretrained (reviews)")
-    texts = [NASTY * 200, ARABIC * 30, "a" * 20_000, "", "😀" * 5000]
+    texts = [HOSTILE * 200, ARABIC * 30, "a" * 20_000, "", "😀" * 5000]
     for mistake, text in zip(detail["mistakes"], texts, strict=False):
-        mistake |= {"text": text, "tokens": [], "label": NASTY, "predicted": ARABIC}
+        mistake |= {"text": text, "tokens": [], "label": HOSTILE, "predicted": ARABIC}
     detail["lengths"] = {"right": [5, 6, 7], "wrong": [], "unit": "words"}
     hostile["details"]["arms"] = {names[0]: detail, names[1]: {"seed": 0, "mistakes": []}}
-    return {"one": one, "bare": bare, "many": many, "crowd": crowd, "hostile": hostile}
+    return {"single": single, "bare": bare, "many": many, "crowd": crowd, "hostile": hostile}
 
 
-def put(folder: Path, results: dict) -> Path:
+def write_results(folder: Path, results: dict) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     return folder
 
 
-def some_run(folder: Path, results: dict, rows: list[dict]) -> Path:
-    put(folder, results)
+def write_run(folder: Path, results: dict, rows: list[dict]) -> Path:
+    write_results(folder, results)
     (folder / "config.json").write_text(json.dumps({"model": {"depth": 2}, "train": {"lr": 0.001, "seed": 0}}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -257,31 +257,40 @@ def some_run(folder: Path, results: dict, rows: list[dict]) -> Path:
 def pages(tmp_path_factory) -> dict[str, Path]:
     """Every kind of report, written once."""
     home = tmp_path_factory.mktemp("reports")
-    kinds = {"full": some_results(), **awkward()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = {name: write_report(put(home / name, results)) for name, results in kinds.items()}
-    detail = some_detail(random.Random(1), ["no", "yes"], 0.8, 300)
+        written = {
+            name: write_report(write_results(home / name, results))
+            for name, results in {"full": make_results(), **unusual_results()}.items()
+        }
+    detail = make_details(random.Random(1), ["no", "yes"], 0.8, 300)
     tuned = {"kind": "finetune", "task": "classify", "seconds": 12.5, "classes": ["no", "yes"], "details": detail}
     tuned["test"] = {"accuracy": 0.813, "macro_f1": 0.8, "loss": 0.4, "intervals": {"accuracy": [0.791, 0.834]}}
     tuned |= {"metrics": tuned["test"], "valid": {"accuracy": 0.82, "rows": 500}, "from": "runs/reviews"}
     rows: list[dict] = [{"step": 5 * i, "epoch": i, "loss": 0.7 / i, "train_accuracy": 1 - 0.5 / i} for i in (1, 2, 3)]
     rows += [{"step": 5 * i, "epoch": i, "valid_loss": 0.8 / i, "valid_accuracy": 0.8 - 0.2 / i} for i in (1, 2, 3)]
-    made["tuned"] = write_report(some_run(home / "tuned", tuned, rows))
-    made["thin"] = write_report(put(home / "thin", {"kind": "finetune", "metrics": {}}))
-    grown = {"steps": 9, "tokens": 900, "seconds": 2.0, "valid_loss": 3.2, "perplexity": 24.5, "bits_per_byte": 1.9}
+    written["tuned"] = write_report(write_run(home / "tuned", tuned, rows))
+    written["thin"] = write_report(write_results(home / "thin", {"kind": "finetune", "metrics": {}}))
+    pretrained = {
+        "steps": 9,
+        "tokens": 900,
+        "seconds": 2.0,
+        "valid_loss": 3.2,
+        "perplexity": 24.5,
+        "bits_per_byte": 1.9,
+    }
     curve = [{"step": i, "loss": 7 / i} for i in range(1, 10)] + [{"step": 9, "valid_loss": 3.2}]
-    grown["samples"] = [
+    pretrained["samples"] = [
         {"kind": "continued", "given": "Anne sees", "output": " <i>home</i>.", "true": " Paris."},
         {"kind": "filled", "given": "[MASK] sees [MASK].", "output": "Ben sees home.", "true": "Anne sees Paris."},
         {"kind": "denoised", "given": "Anne [MASK].", "output": "", "true": "Anne sees Paris."},
     ]
-    run = RunFolder(some_run(home / "grown", grown, curve))
+    run = RunFolder(write_run(home / "pretrained", pretrained, curve))
     write_run_report(run, ["ROMEO:\nAnd <b>so</b> on & on."])
-    return made | {"grown": run.report}
+    return written | {"pretrained": run.report}
 
 
-NAMES = ("full", "one", "bare", "many", "crowd", "hostile", "tuned", "thin", "grown")
+NAMES = ("full", "single", "bare", "many", "crowd", "hostile", "tuned", "thin", "pretrained")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -324,18 +333,18 @@ def test_every_chart_is_visible_and_follows_the_colour_scheme(pages, browser):
 
 
 def test_charts_are_saved_as_files(pages):
-    kept = {path.name for path in (pages["full"].parent / "figures").iterdir()}
+    files = {path.name for path in (pages["full"].parent / "figures").iterdir()}
     for name in ("accuracy", "training-1600", "confusion-tfidf", "lengths-tfidf", "reliability-tfidf"):
-        assert {f"{name}.svg", f"{name}.png"} <= kept
+        assert {f"{name}.svg", f"{name}.png"} <= files
     svg = (pages["full"].parent / "figures" / "accuracy.svg").read_text()
     assert "var(" not in svg  # a file has no page with CSS variables
     assert "scratch (reviews)" in svg  # text is not converted to paths
 
 
 def test_rendering_is_deterministic(tmp_path):
-    results = some_results(kinds=("tfidf",), labels=(50,), seeds=2)
+    results = make_results(kinds=("tfidf",), labels=(50,), seeds=2)
     results["details"]["arms"] = {}
-    folders = [put(tmp_path / name, results) for name in ("a", "b")]
+    folders = [write_results(tmp_path / name, results) for name in ("a", "b")]
     first, second = (write_compare_report(folder).read_bytes() for folder in folders)
     assert first == second
     pictures = [(folder / "figures" / "accuracy.svg").read_bytes() for folder in folders]
@@ -344,14 +353,14 @@ def test_rendering_is_deterministic(tmp_path):
 
 def test_the_page_contains_the_results(pages):
     text = Outline(pages["full"]).text
-    results = some_results()
-    for said in (
+    results = make_results()
+    for text_part in (
         *map(minus, results["verdicts"]),
         *map(minus, results["notes"]),
         "its corpus is no longer there",
         "reviews.txt:90210",
     ):
-        assert said in text
+        assert text_part in text
     for row in results["summary"]:
         assert f"{100 * row['accuracy']:.1f}" in text
     detail = results["details"]["arms"]["tfidf"]
@@ -361,7 +370,7 @@ def test_the_page_contains_the_results(pages):
     clear = [pair for pair in results["pairs"] if round(100 * pair["low"], 1) > 0 or round(100 * pair["high"], 1) < 0]
     assert text.count("● ") == len(clear) + 1 < len(results["pairs"]) + 1  # and once in the caption
     assert "scores are optimistic" not in text
-    assert "scores are optimistic" in Outline(pages["one"]).text
+    assert "scores are optimistic" in Outline(pages["single"]).text
 
 
 def test_foreign_text_is_escaped(pages):
@@ -375,27 +384,27 @@ def test_foreign_text_is_escaped(pages):
 
 
 def test_the_page_of_a_run_shows_its_loss_and_samples(pages):
-    text = Outline(pages["grown"]).text
+    text = Outline(pages["pretrained"]).text
     assert "1.900" in text
     assert "And <b>so</b> on & on." in text
-    assert 'data-chart="loss"' in pages["grown"].read_text()
+    assert 'data-chart="loss"' in pages["pretrained"].read_text()
 
 
 def test_the_samples_of_pretraining_are_shown(pages):
-    page = Outline(pages["grown"])
-    for said in ("Anne sees <i>home</i>.", "[MASK] sees [MASK].", "Ben sees home.", "Anne [MASK].", "Anne sees Paris."):
-        assert said in page.text
-    source = pages["grown"].read_text(encoding="utf-8")
+    page = Outline(pages["pretrained"])
+    for text in ("Anne sees <i>home</i>.", "[MASK] sees [MASK].", "Ben sees home.", "Anne [MASK].", "Anne sees Paris."):
+        assert text in page.text
+    source = pages["pretrained"].read_text(encoding="utf-8")
     assert '<mark class="said">Ben</mark> sees <mark class="said">home</mark>.' in source
 
 
 def test_tfidf_has_one_spelling(pages):
-    results = some_results()
+    results = make_results()
     assert "tfidf" in {arm["name"] for arm in results["arms"]}
     source = pages["full"].read_text(encoding="utf-8")
     assert "TF-IDF" in source
-    for shown in re.findall(r">([^<>]*tfidf[^<>]*)<", source):
-        assert shown == ", ".join(results["settings"]["compare"]["arms"]), shown  # a setting as typed
+    for text in re.findall(r">([^<>]*tfidf[^<>]*)<", source):
+        assert text == ", ".join(results["settings"]["compare"]["arms"]), text  # a setting as typed
     console = Console(width=120, file=io.StringIO())
     scored = [row | {"score": row["accuracy"]} for row in results["summary"]]
     console.print(
@@ -436,10 +445,10 @@ def test_the_page_of_a_fine_tuned_run_shows_its_errors(pages):
 
 
 def test_the_command_prints_the_path_of_the_page(tmp_path, capsys):
-    folder = put(tmp_path / "answer", awkward()["bare"])
-    told = report(Common(), folder)
-    assert told == {"report": str(folder / "report.html")}
-    assert capsys.readouterr().out.strip() == told["report"]
+    folder = write_results(tmp_path / "answer", unusual_results()["bare"])
+    output = report(Common(), folder)
+    assert output == {"report": str(folder / "report.html")}
+    assert capsys.readouterr().out.strip() == output["report"]
     assert (folder / "report.html").is_file()
 
 
@@ -449,9 +458,9 @@ def test_folders_without_results_are_refused(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         write_report(tmp_path / "nowhere")
     with pytest.raises(UserError, match="'survey'"):
-        write_report(put(tmp_path / "sweep", {"kind": "survey"}))
+        write_report(write_results(tmp_path / "sweep", {"kind": "survey"}))
     with pytest.raises(UserError, match="lacks labels, cells, summary"):
-        write_report(put(tmp_path / "half", {"kind": "compare", "arms": [{"name": "a", "kind": "tfidf"}]}))
+        write_report(write_results(tmp_path / "half", {"kind": "compare", "arms": [{"name": "a", "kind": "tfidf"}]}))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
@@ -482,9 +491,9 @@ def test_top_words_are_summed_and_highlighted():
         ("bad", -0.9, 1),
         ("good", 0.7, 2),
     ]
-    shown = make_passage("good good bad the <end>", pieces).shown
-    assert re.findall(r'<mark class="(\w\d)"', shown) == ["t3", "t2", "a5"]
-    assert "&lt;end&gt;" in shown
+    html = make_passage("good good bad the <end>", pieces).shown
+    assert re.findall(r'<mark class="(\w\d)"', html) == ["t3", "t2", "a5"]
+    assert "&lt;end&gt;" in html
 
 
 @settings(max_examples=80, deadline=None)
@@ -494,16 +503,16 @@ def test_top_words_are_summed_and_highlighted():
     st.integers(0, 60),
     st.integers(0, 60),
 )
-def test_highlighting_preserves_and_escapes_text(text, pieces, first, more):
+def test_highlighting_preserves_and_escapes_text(text, pieces, first, extra):
     spans = align_weights(text, pieces)
     covered = "".join(span.text for span in spans if span.weight is None)
     assert len(covered) <= len(text)
-    everything = "".join(span.text for span in spans)
-    shown, rest, left_out = split_preview(spans, first, first + more)
-    assert "".join(span.text for span in shown + rest) == everything[: first + more]
-    assert left_out == max(0, len(everything) - first - more)
-    made = make_passage(text, pieces, preview=first, max_length=first + more)
-    assert not re.search(r"<(?!/?mark\b)", made.shown + made.rest)
+    joined = "".join(span.text for span in spans)
+    first_spans, rest, left_out = split_preview(spans, first, first + extra)
+    assert "".join(span.text for span in first_spans + rest) == joined[: first + extra]
+    assert left_out == max(0, len(joined) - first - extra)
+    passage = make_passage(text, pieces, preview=first, max_length=first + extra)
+    assert not re.search(r"<(?!/?mark\b)", passage.shown + passage.rest)
 
 
 @pytest.mark.parametrize(("low", "decided"), [(0.0004, False), (0.0006, True), (-0.01, False)])

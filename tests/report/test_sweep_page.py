@@ -13,32 +13,32 @@ from headstock.report.pages import write_report
 from headstock.report.sweep_page import limits, scale_of
 from tests.report.browsing import Outline, check_sound, follows_colour_scheme, view_page
 
-NASTY = '<script>alert("x")</script> & "quotes" {{ 7 * 7 }} $\\alpha$'
+HOSTILE = '<script>alert("x")</script> & "quotes" {{ 7 * 7 }} $\\alpha$'
 
 
-def some_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int = 0) -> dict:
+def make_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int = 0) -> dict:
     """A results.json of a sweep with synthetic numbers."""
-    pick, points, cells = random.Random(0), [], []
+    rng, points, cells = random.Random(0), [], []
     better = "lower" if metric in ("loss", "bits_per_byte") else "higher"
-    chosen = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    for place, settings in enumerate(chosen):
-        broken = place >= len(chosen) - failed
-        mean = 0.3 + 0.05 * place if better == "lower" else 0.9 - 0.03 * place
-        edge = (mean - 0.02, mean + 0.02) if seeds > 1 and not broken else (None, None)
-        gap = {"mean": 0.05 * place, "low": 0.05 * place - 0.07, "high": 0.05 * place + 0.07}
+    combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    for rank, settings in enumerate(combinations):
+        is_failed = rank >= len(combinations) - failed
+        mean = 0.3 + 0.05 * rank if better == "lower" else 0.9 - 0.03 * rank
+        edge = (mean - 0.02, mean + 0.02) if seeds > 1 and not is_failed else (None, None)
+        gap = {"mean": 0.05 * rank, "low": 0.05 * rank - 0.07, "high": 0.05 * rank + 0.07}
         gap |= {"low": None, "high": None} if seeds < 2 else {}
-        points.append({"settings": settings, "mean": None if broken else mean, "low": edge[0], "high": edge[1]})
-        points[-1] |= {"seeds": seeds, "failed": int(broken), "seconds": 12.0, "parameters": 123_456}
-        points[-1]["from_best"] = None if broken or not place else gap
+        points.append({"settings": settings, "mean": None if is_failed else mean, "low": edge[0], "high": edge[1]})
+        points[-1] |= {"seeds": seeds, "failed": int(is_failed), "seconds": 12.0, "parameters": 123_456}
+        points[-1]["from_best"] = None if is_failed or not rank else gap
         for seed in range(seeds):
-            curve = [] if broken else [[step, mean + 3 / step] for step in range(10, 110, 10)]
-            score = None if broken else mean + pick.gauss(0, 0.01)
+            curve = [] if is_failed else [[step, mean + 3 / step] for step in range(10, 110, 10)]
+            score = None if is_failed else mean + rng.gauss(0, 0.01)
             cells.append({"settings": settings, "seed": seed, "score": score, "metrics": {}, "steps": 100})
             cells[-1] |= {
                 "seconds": 12.0,
                 "parameters": 123_456,
                 "curve": curve,
-                "failed": "no number" if broken else None,
+                "failed": "no number" if is_failed else None,
             }
     marginals = {
         key: [
@@ -55,7 +55,7 @@ def some_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int 
         if len(values) > 1
     }
     best = {
-        "settings": chosen[0],
+        "settings": combinations[0],
         "mean": 0.3,
         "low": None,
         "high": None,
@@ -84,27 +84,27 @@ def some_sweep(grid: dict, *, seeds: int = 3, metric: str = "loss", failed: int 
 
 
 KINDS = {
-    "heat": some_sweep({"depth": [2, 4, 8], "lr": [1e-4, 1e-3, 1e-2, 1e-1]}, failed=1),
-    "line": some_sweep({"lr": [1e-4, 1e-3, 1e-2]}, metric="accuracy"),
-    "words": some_sweep({"norm": ["pre", "post"]}, seeds=1),
-    "many": some_sweep({"depth": [2, 4], "weight_decay": [0, 0.01, 0.1], "norm": ["pre", "post"]}, metric="f1"),
-    "alone": some_sweep({"depth": [2]}, seeds=1),
-    "broken": some_sweep({"lr": [1.0, 2.0]}, failed=2) | {"best": None},
-    "hostile": some_sweep({NASTY: [NASTY, "$5"], "x" * 60: [1, 2]}) | {"title": NASTY, "verdict": NASTY},
+    "heat": make_sweep({"depth": [2, 4, 8], "lr": [1e-4, 1e-3, 1e-2, 1e-1]}, failed=1),
+    "line": make_sweep({"lr": [1e-4, 1e-3, 1e-2]}, metric="accuracy"),
+    "words": make_sweep({"norm": ["pre", "post"]}, seeds=1),
+    "many": make_sweep({"depth": [2, 4], "weight_decay": [0, 0.01, 0.1], "norm": ["pre", "post"]}, metric="f1"),
+    "alone": make_sweep({"depth": [2]}, seeds=1),
+    "broken": make_sweep({"lr": [1.0, 2.0]}, failed=2) | {"best": None},
+    "hostile": make_sweep({HOSTILE: [HOSTILE, "$5"], "x" * 60: [1, 2]}) | {"title": HOSTILE, "verdict": HOSTILE},
 }
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("sweeps")
-    made = {}
+    reports = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name, results in KINDS.items():
             (home / name).mkdir()
             (home / name / "results.json").write_text(json.dumps(results), encoding="utf-8")
-            made[name] = write_report(home / name)
-    return made
+            reports[name] = write_report(home / name)
+    return reports
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -114,8 +114,8 @@ def test_sweep_pages_are_valid_and_contain_the_results(pages, name):
     assert results["verdict"] in page.text and results["notes"][0] in page.text
     for row in results["points"]:
         if row["mean"] is not None:
-            shown = f"{100 * row['mean']:.1f}%" if results["better"] == "higher" else f"{row['mean']:.4f}"
-            assert shown in page.text
+            score = f"{100 * row['mean']:.1f}%" if results["better"] == "higher" else f"{row['mean']:.4f}"
+            assert score in page.text
     clear = [row for row in results["points"] if row["from_best"] and (row["from_best"]["low"] or 0) > 0]
     assert page.text.count("● ") == len(clear) + (results["seeds"] > 1 and any(row["low"] for row in results["points"]))
 

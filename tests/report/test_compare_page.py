@@ -140,7 +140,7 @@ def make_results(kinds=("pretrained", "scratch", "frozen", "tfidf"), labels=LEVE
         for i, a in enumerate(rows):
             for b in rows[i + 1 :]:
                 gap = a["accuracy"] - b["accuracy"]
-                low, high = (gap - 0.02, gap + 0.02) if seeds > 1 else (None, None)
+                low, high = (gap - 0.03, gap + 0.03) if seeds > 1 else (None, None)
                 pairs.append({"labels": count, "a": a["arm"], "b": b["arm"], "difference": gap, "low": low})
                 pairs[-1]["high"] = high
         best, *others = sorted(rows, key=lambda row: -row["accuracy"])

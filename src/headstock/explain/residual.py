@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstock.data.mask_gaps import MASK, SurfaceForms
+from headstock.data.mask_gaps import MASK
 from headstock.data.tokenizer import Tokenizer
-from headstock.decoding.batching import batch_from_rows
 from headstock.errors import UserError
 from headstock.explain.hooks import POINT_AFTER, Activations, Connection, need_block_stacks, record_activations
-from headstock.explain.targets import check_length, check_texts, labelled_target, row_tokens, training_target
+from headstock.explain.inputs import encode_input
+from headstock.explain.targets import check_texts, labelled_target, row_tokens, training_target
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import IGNORE_INDEX, Batch
@@ -167,29 +167,18 @@ def lens_input(pipeline: Pipeline, texts: Sequence[str], label: str | None) -> L
         target = training_target(pipeline, texts)
         note = f"this run denoises: it reads the corrupted text and predicts {target.description}"
         return forced_lens_input(task, target.batch, tokenizer, [note])
-    notes: list[str] = []
-    expected: list[str | None] | None = None
-    special = special_tokens_for(task, tokenizer, left_to_right=task.generates and not has_mask(task, texts[0]))
-    start, causal = len(special.prefix), False
-    if has_mask(task, texts[0]):
-        ids, gaps = SurfaceForms(tokenizer).tokenize(texts[0])
-        positions, predicts = [gap.position + start - task.mask_shift for gap in gaps], "masked token"
-    elif task.generates:
-        ids, predicts, causal = tokenizer.encode(texts[0]), "next token", True
-        positions = list(range(len(special.wrap(ids))))
-        expected = [*display_tokens(tokenizer, special.wrap(ids)[1:]), None]
-    else:
-        ids, predicts = tokenizer.encode(texts[0]), "token"
-        positions = list(range(start, start + len(ids)))
-        notes.append(f"no token is masked, so each is predicted although it is visible; write {MASK} to mask a word")
-    row = special.wrap(ids)
-    check_length(pipeline, len(row))
-    batch = batch_from_rows([row], special.pad, pipeline.model.device, causal=causal)
-    return LensInput(batch, task, positions, predicts, expected or [None] * len(positions), notes)
-
-
-def has_mask(task: Task, text: str) -> bool:
-    return task.fills_masks and MASK in text
+    has_mask = task.fills_masks and MASK in texts[0]
+    encoded = encode_input(pipeline, texts, left_to_right=task.generates and not has_mask)
+    ids = encoded.batch.tokens[0].tolist()
+    if has_mask:
+        positions = [position - task.mask_shift for position, token in enumerate(ids) if token == tokenizer.mask]
+        return LensInput(encoded.batch, task, positions, "masked token", [None] * len(positions), [])
+    if task.generates:
+        return LensInput(encoded.batch, task, list(range(len(ids))), "next token", [*encoded.tokens[1:], None], [])
+    special = special_tokens_for(task, tokenizer)
+    positions = list(range(len(special.prefix), len(ids) - len(special.suffix)))
+    note = f"no token is masked, so each is predicted although it is visible; write {MASK} to mask a word"
+    return LensInput(encoded.batch, task, positions, "token", [None] * len(positions), [note])
 
 
 def labelled_lens_input(pipeline: Pipeline, texts: Sequence[str], label: str | None) -> LensInput:

@@ -1,20 +1,17 @@
-"""How fast a classifier is fine-tuned on the CPU, to transformers' Trainer, and what an epoch of a frozen one costs.
+"""Fine-tuning speed of a classifier on the CPU, relative to transformers' Trainer, and the cost of a frozen epoch.
 
     python benchmarks/finetune.py                                             on the catalog's French book reviews
-    python benchmarks/finetune.py --data data/cls-books/train.review.spm      on a labelled file of yours
+    python benchmarks/finetune.py --data data/cls-books/train.review.spm      on your own labelled file
     python benchmarks/finetune.py --rows 1600 --threads 1
 
-All sides run in one process, with the same threads, in turns, after a warm-up; the table shows each step at its
-fastest. Both models are a BERT of the same depth, width, heads, hidden, vocabulary and context, in single precision,
-with dropout in the same places and to the same share, AdamW, clipping and schedule; both read the same rows, as many at
-a time, for as many steps. Nothing is validated, written or logged between two steps that are timed. Speed is told in
-real tokens, without the padding.
+All sides run alternately in one process with the same threads, after a warm-up; each step counts at its fastest. Both
+models are BERTs of the same shape in float32 with the same dropout, AdamW, clipping and schedule, and train on the same
+rows with the same batch size for as many steps. No validation, checkpoint or log is timed. Throughput counts real
+tokens, not padding.
 
-The Trainer has its fused AdamW, sdpa attention and padding to the longest row of a batch; its own grouping by length,
-which is off unless asked for, stands in a line of its own.
-
-The Trainer needs the package `accelerate`. Where that is missing, the peer is the same model in a bare loop of
-forward, backward, clipping and step with the same samplers and collator: the Trainer's work without its bookkeeping.
+The Trainer has fused AdamW, SDPA attention and dynamic padding; a second row of the table adds its optional grouping by
+length. It needs the package `accelerate`. Without it, the peer is the same model in a bare training loop with the same
+samplers and collator.
 """
 
 import argparse
@@ -65,38 +62,36 @@ CATALOG = "catalog:cls-books/train.csv"
 VOCABULARY, CONTEXT, DEPTH, WIDTH, HEADS, HIDDEN = 16_000, 256, 4, 256, 4, 1024
 LR, WEIGHT_DECAY, WARMUP, BETA2, CLIP = 3e-4, 0.01, 0.1, 0.999, 1.0
 NEVER = 10**9
-FROZEN_EPOCHS = 20  # one alone is too short to be timed
-LOG_LENGTH, LOG_SPREAD = 4.61, 0.77  # mean and deviation of the logarithm of a review's length in tokens
+FROZEN_EPOCHS = 20  # a single one is too short to be timed
+LOG_LENGTH, LOG_DEVIATION = 4.61, 0.77  # mean and deviation of the logarithm of a review's length in tokens
 Rows = list[dict[str, Any]]
 HAS_TRAINER = importlib.util.find_spec("accelerate") is not None
 
 
 @dataclass(frozen=True)
-class Work:
-    """What all sides are given."""
-
+class Workload:
     tokenizer: Tokenizer
     classes: tuple[str, ...]
     train: EncodedTexts
-    named: str  # which rows they are, in words
+    description: str  # of the rows
     batch: int
     dropout: float
 
     @property
     def epoch(self) -> int:
-        """Steps in a pass over the rows."""
+        """Steps per epoch."""
         return len(self.train.tokens) // self.batch
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A pass over the rows, or several: all steps but a first one, which is not timed."""
+class Timing:
+    """One or more epochs, without the first step."""
 
-    steps: list[float]  # seconds of each
-    tokens: int  # padding not counted; a frozen model reads none
-    places: int  # padding counted
+    steps: list[float]  # seconds of each step
+    tokens: int  # without padding; 0 for a frozen backbone, whose features are cached
+    positions: int  # with padding
     epochs: int = 1
-    reading: float = 0.0  # seconds in which a frozen backbone read the texts, before the first step
+    caching: float = 0.0  # seconds to compute the features of a frozen backbone, before the first step
 
     @property
     def seconds(self) -> float:
@@ -108,54 +103,54 @@ class Timed:
 
     @property
     def padding(self) -> float:
-        return 1 - self.tokens / self.places
+        return 1 - self.tokens / self.positions
 
 
-def best_of(passes: list[Timed]) -> Timed:
-    """Each step at its fastest, as a side takes the same steps every time but others are at work on the machine too."""
-    if len({(one.tokens, one.places) for one in passes}) > 1:  # not the same steps after all
-        return min(passes, key=lambda one: one.seconds)
-    steps = [min(times) for times in zip(*(one.steps for one in passes), strict=True)]
-    return replace(passes[0], steps=steps, reading=min(one.reading for one in passes))
+def fastest_steps(passes: list[Timing]) -> Timing:
+    """Each step at its fastest over all rounds, since other programs may slow some of them down."""
+    if len({(timing.tokens, timing.positions) for timing in passes}) > 1:  # not the same batches
+        return min(passes, key=lambda timing: timing.seconds)
+    steps = [min(times) for times in zip(*(timing.steps for timing in passes), strict=True)]
+    return replace(passes[0], steps=steps, caching=min(timing.caching for timing in passes))
 
 
-# The rows
+# Data
 
 
-def gather(data: str | None, rows: int, batch: int, dropout: float) -> Work:
-    """Labelled rows from a file, or made-up ones of real lengths where the catalog's are not to be had."""
-    rows -= rows % batch  # all steps alike
+def load_workload(data: str | None, rows: int, batch: int, dropout: float) -> Workload:
+    """Labelled rows from a file, or random ones of realistic lengths if the catalog cannot be downloaded."""
+    rows -= rows % batch  # full batches only
     try:
         records = require_labels(read_records(data or CATALOG), "label", "to train on")
-    except HeadstockError as wrong:
+    except HeadstockError as error:
         if data is not None:
             raise
-        print(f"{CATALOG} is not to be had ({wrong}), so the tokens are made up", file=sys.stderr)
-        return made_up(rows, batch, dropout)
+        print(f"{CATALOG} is not available ({error}): using random tokens", file=sys.stderr)
+        return random_workload(rows, batch, dropout)
     tokenizer = train_tokenizer(records.display_texts, TokenizerSettings(vocabulary=VOCABULARY))
     classes = find_classes(records, None)
-    train = task_of(tokenizer, classes).prepare(subset(records, rows, seed=0))
-    return Work(tokenizer, classes, train, f"of {len(records):,} in {records.source}", batch, dropout)
+    train = make_task(tokenizer, classes).prepare(subset(records, rows, seed=0))
+    return Workload(tokenizer, classes, train, f"of {len(records):,} in {records.source}", batch, dropout)
 
 
-def made_up(rows: int, batch: int, dropout: float) -> Work:
-    draw = np.random.default_rng(0)
-    lengths = np.maximum(9, draw.lognormal(LOG_LENGTH, LOG_SPREAD, rows).astype(int))
-    tokens = [draw.integers(16, VOCABULARY, length).tolist() for length in lengths]
-    tokenizer = train_tokenizer(["un livre"], TokenizerSettings(vocabulary=300))  # asked for its special tokens only
-    places = [f"row {i}" for i in range(rows)]
-    train = EncodedTexts(tokens, draw.integers(0, 2, rows), places, bytes=0)
-    return Work(tokenizer, ("0", "1"), train, "made up, in lengths drawn like those of the reviews", batch, dropout)
+def random_workload(rows: int, batch: int, dropout: float) -> Workload:
+    generator = np.random.default_rng(0)
+    lengths = np.maximum(9, generator.lognormal(LOG_LENGTH, LOG_DEVIATION, rows).astype(int))
+    tokens = [generator.integers(16, VOCABULARY, length).tolist() for length in lengths]
+    tokenizer = train_tokenizer(["un livre"], TokenizerSettings(vocabulary=300))  # only its special tokens are used
+    sources = [f"row {i}" for i in range(rows)]
+    train = EncodedTexts(tokens, generator.integers(0, 2, rows), sources, bytes=0)
+    return Workload(tokenizer, ("0", "1"), train, "of random tokens with realistic lengths", batch, dropout)
 
 
-def task_of(tokenizer: Tokenizer, classes: tuple[str, ...]) -> Classify:
+def make_task(tokenizer: Tokenizer, classes: tuple[str, ...]) -> Classify:
     return Classify(Classify.Config(classes=classes, pool="cls", opening="cls"), tokenizer)
 
 
-# Our side
+# Headstock
 
 
-def our_settings(work: Work, *, steps: int, freeze: bool) -> RunConfig:
+def make_run_config(workload: Workload, *, steps: int, freeze: bool) -> RunConfig:
     model = {
         "vocabulary": VOCABULARY,
         "context": CONTEXT,
@@ -163,7 +158,7 @@ def our_settings(work: Work, *, steps: int, freeze: bool) -> RunConfig:
         "width": WIDTH,
         "heads": HEADS,
         "hidden": HIDDEN,
-        "dropout": work.dropout,
+        "dropout": workload.dropout,
         "inner_dropout": False,  # as BERT
         "norm": "post",
         "positions": "learned",
@@ -172,10 +167,10 @@ def our_settings(work: Work, *, steps: int, freeze: bool) -> RunConfig:
         "embed_norm": True,
         "causal": False,
     }
-    task = {"name": "classify", "classes": list(work.classes), "pool": "cls", "opening": "cls"}
+    task = {"name": "classify", "classes": list(workload.classes), "pool": "cls", "opening": "cls"}
     train = {
         "steps": steps,
-        "batch": work.batch,
+        "batch": workload.batch,
         "lr": LR,
         "schedule": "linear",
         "warmup": WARMUP,
@@ -192,67 +187,66 @@ def our_settings(work: Work, *, steps: int, freeze: bool) -> RunConfig:
     return make_config({"model": model, "task": task, "data": {}, "transfer": transfer, "train": train})
 
 
-def ours(work: Work, steps: int, *, freeze: bool = False) -> Timed:
-    """`fit` as `headstock finetune` calls it, less its folder."""
-    chosen = our_settings(work, steps=steps, freeze=freeze)
-    moments: list[tuple[float, int]] = []
-    asked: list[float] = []
+def time_headstock(workload: Workload, steps: int, *, freeze: bool = False) -> Timing:
+    """`fit` as `headstock finetune` calls it, without a run folder."""
+    config = make_run_config(workload, steps=steps, freeze=freeze)
+    task = Classify(config.task, workload.tokenizer)
+    timestamps: list[tuple[float, int]] = []
+    notified: list[float] = []
 
-    def hear(event: Any) -> None:
+    def on_event(event: Any) -> None:
         if event.kind == "step":
-            moments.append((time.perf_counter(), event.state.tokens))
+            timestamps.append((time.perf_counter(), event.state.tokens))
 
-    def note(line: str) -> None:  # said when the frozen backbone begins to read
-        asked.append(time.perf_counter())
+    def on_message(line: str) -> None:  # logged when the features of a frozen backbone are computed
+        notified.append(time.perf_counter())
 
-    # the loop validates when it ends, which is after the last step and so not timed
-    data = LabelledData(work.train, work.train.select(range(work.batch)))
+    # the loop validates after the last step, which is not timed
+    data = LabelledData(workload.train, workload.train.select(range(workload.batch)))
     distributed = DistributedContext(torch.device("cpu"))
-    task = Classify(chosen.task, work.tokenizer)
-    with messages_to(note):
-        fitted = fit(chosen, task, None, data, run=None, distributed=distributed, callbacks=[hear])
-    seconds = [after - before for (before, _), (after, _) in pairwise(moments)]
+    with messages_to(on_message):
+        result = fit(config, task, None, data, run=None, distributed=distributed, callbacks=[on_event])
+    seconds = [after - before for (before, _), (after, _) in pairwise(timestamps)]
     if freeze:
-        return Timed(seconds, 0, 0, epochs=FROZEN_EPOCHS, reading=moments[0][0] - asked[0])
-    # which rows a step reads is a function of the seed, so what they were padded to can be asked afterwards
-    order = BatchSampler(fitted.task, work.train, length=CONTEXT, batch=work.batch, seed=chosen.train.seed)
-    batches = [order.micro_batches(step, size=None, rank=0, world_size=1)[0] for step in range(1, steps)]
-    return Timed(seconds, moments[-1][1] - moments[0][1], sum(batch.tokens.numel() for batch in batches))
+        return Timing(seconds, 0, 0, epochs=FROZEN_EPOCHS, caching=timestamps[0][0] - notified[0])
+    # batches are a function of the seed, so their padding can be counted afterwards
+    sampler = BatchSampler(result.task, workload.train, length=CONTEXT, batch=workload.batch, seed=config.train.seed)
+    batches = [sampler.micro_batches(step, size=None, rank=0, world_size=1)[0] for step in range(1, steps)]
+    return Timing(seconds, timestamps[-1][1] - timestamps[0][1], sum(batch.tokens.numel() for batch in batches))
 
 
-# Their side
+# transformers
 
 
-class Counting:
-    """Pads the rows of a batch to the longest of them, and remembers how many tokens it had, and places."""
+class CountingCollator:
+    """Pads a batch to its longest row and counts its tokens, without and with padding."""
 
     def __init__(self, tokenizer: Tokenizer):
         library = tokenizers.Tokenizer.from_str(tokenizer.backend.to_json())
         padding = tokenizer.id_to_token(tokenizer.pad or 0)
         self.collate = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=library, pad_token=padding))
         self.tokens: list[int] = []
-        self.places: list[int] = []
+        self.positions: list[int] = []
 
     def __call__(self, rows: Rows) -> dict[str, Tensor]:
         batch = self.collate(rows)
         self.tokens.append(sum(len(row["input_ids"]) for row in rows))
-        self.places.append(batch["input_ids"].numel())
+        self.positions.append(batch["input_ids"].numel())
         return batch
 
 
-class Clock(TrainerCallback):
-    """When each step ended."""
+class StepTimer(TrainerCallback):
+    """Records when each step ended."""
 
     def __init__(self) -> None:
-        self.moments: list[float] = []
+        self.timestamps: list[float] = []
 
-    def on_step_end(self, *given: Any, **named: Any) -> None:
-        self.moments.append(time.perf_counter())
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.timestamps.append(time.perf_counter())
 
 
-def their_model(work: Work) -> BertForSequenceClassification:
+def make_bert(workload: Workload) -> BertForSequenceClassification:
     torch.manual_seed(0)
-    # a dictionary, as the class takes more than its signature says
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "max_position_embeddings": CONTEXT,
@@ -260,40 +254,42 @@ def their_model(work: Work) -> BertForSequenceClassification:
         "hidden_size": WIDTH,
         "num_attention_heads": HEADS,
         "intermediate_size": HIDDEN,
-        "hidden_dropout_prob": work.dropout,
-        "attention_probs_dropout_prob": work.dropout,
-        "classifier_dropout": 0.1,  # ours has that much before its head
-        "num_labels": len(work.classes),
-        "pad_token_id": work.tokenizer.pad or 0,
+        "hidden_dropout_prob": workload.dropout,
+        "attention_probs_dropout_prob": workload.dropout,
+        "classifier_dropout": 0.1,  # as before our head
+        "num_labels": len(workload.classes),
+        "pad_token_id": workload.tokenizer.pad or 0,
         "attn_implementation": "sdpa",
     }
     return BertForSequenceClassification(BertConfig(**shape))
 
 
-def theirs(work: Work, steps: int, *, grouped: bool) -> Timed:
-    task = task_of(work.tokenizer, work.classes)
-    assert work.train.labels is not None
+def time_transformers(workload: Workload, steps: int, *, group_by_length: bool) -> Timing:
+    task = make_task(workload.tokenizer, workload.classes)
+    assert workload.train.labels is not None
     rows = [
         {"input_ids": task.rows(tokens, CONTEXT)[0], "label": int(label)}
-        for tokens, label in zip(work.train.tokens, work.train.labels, strict=True)
+        for tokens, label in zip(workload.train.tokens, workload.train.labels, strict=True)
     ]
-    collate, clock = Counting(work.tokenizer), Clock()
-    (by_trainer if HAS_TRAINER else by_bare_loop)(work, rows, collate, clock, steps, grouped)
-    timed = slice(1, steps)  # the Trainer may have padded a batch more than it trained on
-    seconds = [after - before for before, after in pairwise(clock.moments)]
-    return Timed(seconds, sum(collate.tokens[timed]), sum(collate.places[timed]))
+    collate, timer = CountingCollator(workload.tokenizer), StepTimer()
+    (run_trainer if HAS_TRAINER else run_loop)(workload, rows, collate, timer, steps, group_by_length)
+    counted = slice(1, steps)  # the Trainer may prefetch one batch more
+    seconds = [after - before for before, after in pairwise(timer.timestamps)]
+    return Timing(seconds, sum(collate.tokens[counted]), sum(collate.positions[counted]))
 
 
-def by_trainer(work: Work, rows: Rows, collate: Counting, clock: Clock, steps: int, grouped: bool) -> None:
+def run_trainer(
+    workload: Workload, rows: Rows, collate: CountingCollator, timer: StepTimer, steps: int, group_by_length: bool
+) -> None:
     settings: dict[str, Any] = {}
-    if grouped:  # newer versions call it so
-        newer = "train_sampling_strategy" in {part.name for part in fields(TrainingArguments)}
-        settings = {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+    if group_by_length:  # renamed in newer versions
+        renamed = "train_sampling_strategy" in {part.name for part in fields(TrainingArguments)}
+        settings = {"train_sampling_strategy": "group_by_length"} if renamed else {"group_by_length": True}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(  # the rest is as it comes: a linear schedule, no evaluation, no workers
+        arguments = TrainingArguments(  # defaults: a linear schedule, no evaluation, no workers
             output_dir=folder,
             max_steps=steps,
-            per_device_train_batch_size=work.batch,
+            per_device_train_batch_size=workload.batch,
             learning_rate=LR,
             warmup_steps=round(WARMUP * steps),
             weight_decay=WEIGHT_DECAY,
@@ -307,97 +303,99 @@ def by_trainer(work: Work, rows: Rows, collate: Counting, clock: Clock, steps: i
             disable_tqdm=True,
             **settings,
         )
-        trainer = Trainer(their_model(work), arguments, collate, rows, callbacks=[clock])
+        trainer = Trainer(make_bert(workload), arguments, collate, rows, callbacks=[timer])
         trainer.remove_callback(PrinterCallback)  # it prints into our table
         trainer.train()
 
 
-def by_bare_loop(work: Work, rows: Rows, collate: Counting, clock: Clock, steps: int, grouped: bool) -> None:
-    model = their_model(work).train()
-    sampler = LengthGroupedSampler(work.batch, dataset=rows) if grouped else RandomSampler(rows)
-    loader: DataLoader[Any] = DataLoader(rows, work.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
+def run_loop(
+    workload: Workload, rows: Rows, collate: CountingCollator, timer: StepTimer, steps: int, group_by_length: bool
+) -> None:
+    model = make_bert(workload).train()
+    sampler = LengthGroupedSampler(workload.batch, dataset=rows) if group_by_length else RandomSampler(rows)
+    loader: DataLoader[Any] = DataLoader(rows, workload.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, BETA2), weight_decay=WEIGHT_DECAY, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(WARMUP * steps), steps)
-    for _, batch in zip(range(steps), again_and_again(loader), strict=False):
+    for _, batch in zip(range(steps), repeat_forever(loader), strict=False):
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        clock.on_step_end()
+        timer.on_step_end()
 
 
-def again_and_again(loader: DataLoader[Any]) -> Iterator[Any]:
+def repeat_forever(loader: DataLoader[Any]) -> Iterator[Any]:
     while True:
         yield from loader
 
 
-# The table
+# Output
 
 
-def measure(work: Work, repeats: int) -> dict[str, Timed]:
-    """A pass of each side at its best; they take turns."""
+def measure(workload: Workload, repeats: int) -> dict[str, Timing]:
+    """The fastest steps of each side, which are timed alternately."""
     peer = "transformers, Trainer" if HAS_TRAINER else "transformers, bare loop"
-    sides: dict[str, Callable[[int], Timed]] = {
-        "headstock": lambda steps: ours(work, steps),
-        peer: lambda steps: theirs(work, steps, grouped=False),
-        "the same, grouped by length": lambda steps: theirs(work, steps, grouped=True),
+    sides: dict[str, Callable[[int], Timing]] = {
+        "headstock": lambda steps: time_headstock(workload, steps),
+        peer: lambda steps: time_transformers(workload, steps, group_by_length=False),
+        "the same, grouped by length": lambda steps: time_transformers(workload, steps, group_by_length=True),
     }
     for side in sides.values():
-        side(2)  # the warm-up
-    sides["headstock, frozen"] = lambda steps: ours(work, FROZEN_EPOCHS * (steps - 1) + 1, freeze=True)
-    turns = [{name: side(work.epoch + 1) for name, side in sides.items()} for _ in range(repeats)]
-    return {name: best_of([turn[name] for turn in turns]) for name in sides}
+        side(2)  # warm-up
+    sides["headstock, frozen"] = lambda steps: time_headstock(workload, FROZEN_EPOCHS * (steps - 1) + 1, freeze=True)
+    rounds = [{name: side(workload.epoch + 1) for name, side in sides.items()} for _ in range(repeats)]
+    return {name: fastest_steps([results[name] for results in rounds]) for name in sides}
 
 
-def show(best: dict[str, Timed]) -> dict[str, Any]:
-    """Print the table; the same as plain values."""
-    mine, plain, grouped, frozen = best.values()
-    print(f"{'':28} {'real tokens/s':>14} {'padding':>8} {'s an epoch':>11} {'ours to it':>11}")
-    for name, timed in best.items():
-        told = f"{name:28} " + (f"{timed.speed:>14,.0f} {timed.padding:>8.1%}" if timed.tokens else f"{'':23}")
-        ratio = mine.seconds / timed.seconds if timed is frozen else mine.speed / timed.speed
-        print(f"{told} {timed.seconds:>11.3f} " + ("" if timed is mine else f"{ratio:>10.2f}x"))
-    cheaper = mine.seconds / frozen.seconds
-    print(f"a frozen epoch is {cheaper:,.0f} times cheaper than a full one (reading once took {frozen.reading:.1f} s)")
+def print_results(timings: dict[str, Timing]) -> dict[str, Any]:
+    """Print the table; returns the values for JSON."""
+    ours, peer, grouped, frozen = timings.values()
+    print(f"{'':28} {'real tokens/s':>14} {'padding':>8} {'s/epoch':>11} {'speedup':>11}")
+    for name, timing in timings.items():
+        columns = f"{name:28} " + (f"{timing.speed:>14,.0f} {timing.padding:>8.1%}" if timing.tokens else f"{'':23}")
+        ratio = ours.seconds / timing.seconds if timing is frozen else ours.speed / timing.speed
+        print(f"{columns} {timing.seconds:>11.3f} " + ("" if timing is ours else f"{ratio:>10.2f}x"))
+    speedup = ours.seconds / frozen.seconds
+    print(f"a frozen epoch is {speedup:,.0f} times cheaper than a full one (its features took {frozen.caching:.1f} s)")
     return {
-        "peer": list(best)[1],
-        "tokens_per_second": {"ours": mine.speed, "peer": plain.speed, "peer_grouped": grouped.speed},
-        "padding": {"ours": mine.padding, "peer": plain.padding, "peer_grouped": grouped.padding},
-        "ratio": mine.speed / plain.speed,
-        "ratio_grouped": mine.speed / grouped.speed,
-        "epoch_seconds": mine.seconds,
+        "peer": list(timings)[1],
+        "tokens_per_second": {"ours": ours.speed, "peer": peer.speed, "peer_grouped": grouped.speed},
+        "padding": {"ours": ours.padding, "peer": peer.padding, "peer_grouped": grouped.padding},
+        "ratio": ours.speed / peer.speed,
+        "ratio_grouped": ours.speed / grouped.speed,
+        "epoch_seconds": ours.seconds,
         "frozen_epoch_seconds": frozen.seconds,
-        "frozen_reading_seconds": frozen.reading,
-        "frozen_cheaper": cheaper,
+        "frozen_caching_seconds": frozen.caching,
+        "frozen_cheaper": speedup,
     }
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", help=f"a labelled file; {CATALOG} unless given")
-    options.add_argument("--rows", type=int, default=320)
-    options.add_argument("--batch", type=int, default=16)
-    options.add_argument("--dropout", type=float, default=0.1, help="BERT's own unless given")
-    options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    chosen = options.parse_args()
-    if chosen.rows < chosen.batch:
-        options.error(f"--rows {chosen.rows}: must be at least one batch of {chosen.batch}")
-    torch.set_num_threads(chosen.threads)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help=f"labelled file (default: {CATALOG})")
+    parser.add_argument("--rows", type=int, default=320)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    if args.rows < args.batch:
+        parser.error(f"--rows {args.rows}: must be at least one batch of {args.batch}")
+    torch.set_num_threads(args.threads)
     logging.set_verbosity_error()
     try:
-        work = gather(chosen.data, chosen.rows, chosen.batch, chosen.dropout)
-    except HeadstockError as wrong:
-        print(wrong, file=sys.stderr)
-        return wrong.exit_code
+        workload = load_workload(args.data, args.rows, args.batch, args.dropout)
+    except HeadstockError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads")
-    print(f"load of the machine before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
-    print(f"{DEPTH} layers x {WIDTH} wide, vocabulary {VOCABULARY}, context {CONTEXT}, dropout {work.dropout}")
-    print(f"{len(work.train.tokens)} rows {work.named}, {work.batch} at a time")
+    print(f"load average before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
+    print(f"{DEPTH} layers x {WIDTH} wide, vocabulary {VOCABULARY}, context {CONTEXT}, dropout {workload.dropout}")
+    print(f"{len(workload.train.tokens)} rows {workload.description}, batch size {workload.batch}")
     if not HAS_TRAINER:
-        print("`accelerate` is not installed, so the peer is a bare loop and not the Trainer")
-    print(json.dumps(show(measure(work, chosen.repeats))))
+        print("`accelerate` is not installed, so the peer is a bare loop instead of the Trainer")
+    print(json.dumps(print_results(measure(workload, args.repeats))))
     return 0
 
 

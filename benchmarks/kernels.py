@@ -60,8 +60,8 @@ def measure(kernel: str, ours: Call, plain: Call, libraries: dict[str, Call], *,
     times = {}
     for name, call in ({"plain": plain} | libraries).items():
         try:
-            for mine, theirs in zip(expected, call(), strict=True):
-                error = (mine - theirs.float()).norm() / theirs.float().norm()
+            for reference, actual in zip(expected, call(), strict=True):
+                error = (reference - actual.float()).norm() / actual.float().norm()
                 assert error < tolerance, f"{kernel}: {name} differs by {error:.3f}"
             times[name] = gpu_milliseconds(call)
         except (RuntimeError, ImportError, NotImplementedError, TypeError) as error:
@@ -145,7 +145,7 @@ def cross_entropy(_: argparse.Namespace) -> Iterator[Row]:
     hidden = torch.randn(PREDICTIONS, MODEL_WIDTH, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = (torch.randn(VOCABULARY, MODEL_WIDTH, device="cuda") * 0.02).bfloat16().requires_grad_()
     labels = torch.randint(VOCABULARY, (PREDICTIONS,), device="cuda")
-    inputs, one = [hidden, weight], torch.ones((), device="cuda")
+    inputs, unit_grad = [hidden, weight], torch.ones((), device="cuda")
 
     def plain(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(hidden, weight).float(), labels, reduction="sum")
@@ -155,15 +155,15 @@ def cross_entropy(_: argparse.Namespace) -> Iterator[Row]:
 
     compiled = torch.compile(plain)
     libraries: dict[str, Call] = {
-        "torch.compile": partial(with_gradients, lambda: compiled(hidden, weight, labels), inputs, one)
+        "torch.compile": partial(with_gradients, lambda: compiled(hidden, weight, labels), inputs, unit_grad)
     }
     if find_spec("liger_kernel") is not None:
         liger = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss(reduction="sum")
-        libraries["Liger"] = partial(with_gradients, lambda: liger(weight, hidden, labels), inputs, one)
+        libraries["Liger"] = partial(with_gradients, lambda: liger(weight, hidden, labels), inputs, unit_grad)
     yield measure(
         f"linear cross entropy, {PREDICTIONS:,} x {MODEL_WIDTH} x {VOCABULARY:,}",
-        partial(with_gradients, ours, inputs, one),
-        partial(with_gradients, lambda: plain(hidden, weight, labels), inputs, one),
+        partial(with_gradients, ours, inputs, unit_grad),
+        partial(with_gradients, lambda: plain(hidden, weight, labels), inputs, unit_grad),
         libraries,
         tolerance=0.02,
     )
@@ -199,13 +199,13 @@ def fp8_linear(_: argparse.Namespace) -> Iterator[Row]:
             converted = torch.compile(
                 import_module("torchao.float8").convert_to_float8_training(torch.nn.Sequential(layer))
             )
-            own = [x, layer.weight, layer.bias]
+            parameters = [x, layer.weight, layer.bias]
 
             def torchao(converted: Any = converted, x: Tensor = x) -> Tensor:
                 with torch.autocast("cuda", torch.bfloat16):
                     return converted(x)
 
-            libraries["torchao"] = partial(with_gradients, torchao, own, grad)
+            libraries["torchao"] = partial(with_gradients, torchao, parameters, grad)
         yield measure(
             f"fp8 linear, {name} {features} -> {outputs}",
             partial(with_gradients, ours, inputs, grad),
@@ -221,8 +221,8 @@ def fp8_gradients(_: argparse.Namespace) -> Iterator[Row]:
     parts = [torch.randn(TOKENS, 768, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
 
     def plain(parts: list[Tensor]) -> tuple[Tensor, ...]:
-        whole = torch.cat(parts, 1)
-        return whole, fp8.quantize(whole, 16.0, fp8.GRADIENT), whole.sum(0, dtype=torch.float32)
+        grad = torch.cat(parts, 1)
+        return grad, fp8.quantize(grad, 16.0, fp8.GRADIENT), grad.sum(0, dtype=torch.float32)
 
     compiled = torch.compile(plain)
     yield measure(

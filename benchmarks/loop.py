@@ -1,12 +1,12 @@
-"""What our training loop adds to the bare forward, backward and step that it is made of.
+"""Overhead of the training loop over bare forward, backward and optimizer step.
 
     python benchmarks/loop.py
     python benchmarks/loop.py --preset gpt-mini --batch 16 --steps 20
 
-Both sides run in one process, in turns, on the same model, the same batches, with the same optimizer and threads. The
-bare side has its batches ready and does nothing but forward, backward, optimizer step and zero_grad. Ours does all it
-does in a real run: it reads from the token store, counts, clips, follows the schedule, checks for numbers that are not
-finite and writes metrics. Validation and checkpoints are left out on both sides: how often they happen is a setting.
+Both sides run alternately in one process with the same model, batches, optimizer and threads. The bare side has its
+batches in memory and only runs forward, backward, optimizer step and zero_grad. Headstock's loop does everything it
+does in a real run except validation and checkpoints: it reads the token store, counts, clips, follows the schedule,
+checks for non-finite values and writes metrics.
 """
 
 import argparse
@@ -32,15 +32,14 @@ from headstock.train.sampler import BatchSampler
 from headstock.train.settings import make_config, read_preset
 
 
-def synthetic(path: Path) -> Path:
-    pick = random.Random(0)
-    words = ["".join(pick.choices("abcdefghijklmnopqrstuvwxyz", k=pick.randint(2, 9))) for _ in range(3000)]
-    path.write_text("\n".join(" ".join(pick.choices(words, k=pick.randint(5, 60))) for _ in range(8000)))
+def write_random_text(path: Path) -> Path:
+    generator = random.Random(0)
+    words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 9))) for _ in range(3000)]
+    path.write_text("\n".join(" ".join(generator.choices(words, k=generator.randint(5, 60))) for _ in range(8000)))
     return path
 
 
-def bare(model, task, batches, optimizer) -> list[float]:
-    """Seconds of each step."""
+def time_bare_loop(model, task, batches, optimizer) -> list[float]:
     model.train()
     seconds = []
     for batch in batches:
@@ -53,17 +52,17 @@ def bare(model, task, batches, optimizer) -> list[float]:
     return seconds
 
 
-def ours(model, task, stores, settings, run: RunFolder) -> list[float]:
-    moments = [time.perf_counter()]
+def time_headstock(model, task, stores, settings, run: RunFolder) -> list[float]:
+    timestamps = [time.perf_counter()]
 
-    def hear(event) -> None:
+    def on_event(event) -> None:
         if event.kind == "step":
-            moments.append(time.perf_counter())
+            timestamps.append(time.perf_counter())
 
     run.path.mkdir()
     distributed = DistributedContext(torch.device("cpu"))
-    train(model, task, stores, settings, run=run, distributed=distributed, callbacks=[hear, log_metrics(run)])
-    return [after - before for before, after in pairwise(moments)][1:]
+    train(model, task, stores, settings, run=run, distributed=distributed, callbacks=[on_event, log_metrics(run)])
+    return [after - before for before, after in pairwise(timestamps)][1:]
 
 
 def main() -> None:
@@ -72,38 +71,38 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        corpus = read_corpus(synthetic(Path(folder) / "text.txt"))
+        corpus = read_corpus(write_random_text(Path(folder) / "text.txt"))
         tokenizer = train_tokenizer((d.text for d in corpus), TokenizerSettings(vocabulary=4000))
         stores = build_split_stores(corpus, tokenizer, cache=Path(folder) / "cache")
-        tree = read_preset(given.preset)
+        tree = read_preset(args.preset)
         tree["model"]["vocabulary"] = tokenizer.vocabulary
-        chosen = make_config(tree)
-        # beyond the end, so that neither a validation nor a checkpoint falls between two steps that are measured
-        never = given.steps + 2
+        config = make_config(tree)
+        never = args.steps + 2  # no validation or checkpoint between timed steps
         settings = replace(
-            chosen.train, batch=given.batch, steps=given.steps + 1, validate_every=never, checkpoint_every=never
+            config.train, batch=args.batch, steps=args.steps + 1, validate_every=never, checkpoint_every=never
         )
         times: dict[str, list[float]] = {"bare": [], "headstock": []}
-        for number in range(given.rounds):
-            task = build_task(chosen, tokenizer)
-            model = build_model(chosen, task)
-            order = BatchSampler(task, stores.train, length=chosen.model.context, batch=given.batch, seed=0)
-            batches = [order.micro_batches(i, size=None, rank=0, world_size=1)[0] for i in range(given.steps + 1)]
+        for number in range(args.rounds):
+            task = build_task(config, tokenizer)
+            model = build_model(config, task)
+            sampler = BatchSampler(task, stores.train, length=config.model.context, batch=args.batch, seed=0)
+            batches = [sampler.micro_batches(i, size=None, rank=0, world_size=1)[0] for i in range(args.steps + 1)]
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-            times["bare"] += bare(model, task, batches, optimizer)[1:]
-            task = build_task(chosen, tokenizer)
-            model = build_model(chosen, task)
-            times["headstock"] += ours(model, task, stores, settings, RunFolder(Path(folder) / f"run-{number}"))
-    tokens = given.batch * chosen.model.context
+            times["bare"] += time_bare_loop(model, task, batches, optimizer)[1:]
+            task = build_task(config, tokenizer)
+            model = build_model(config, task)
+            run = RunFolder(Path(folder) / f"run-{number}")
+            times["headstock"] += time_headstock(model, task, stores, settings, run)
+    tokens = args.batch * config.model.context
     print(
-        f"{given.preset}, batch {given.batch} x {chosen.model.context}, "
+        f"{args.preset}, batch {args.batch} x {config.model.context}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     )
     for name, seconds in times.items():
-        middle = statistics.median(seconds)
-        print(f"{name:10s} {middle * 1000:8.1f} ms a step  {tokens / middle:10,.0f} tokens/s")
+        median = statistics.median(seconds)
+        print(f"{name:10s} {median * 1000:8.1f} ms/step  {tokens / median:10,.0f} tokens/s")
     print(f"the loop adds {statistics.median(times['headstock']) / statistics.median(times['bare']) - 1:+.1%}")
 
 

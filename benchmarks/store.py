@@ -1,11 +1,11 @@
-"""How fast a token store is built, as a ratio to bare `tokenizers.Tokenizer.encode_batch` over the same text.
+"""Speed of building a token store, relative to `tokenizers.Tokenizer.encode_batch` on the same text.
 
-    python benchmarks/store.py                       on 10 MB of made-up text
-    python benchmarks/store.py --text my.txt         on a text of yours (documents are its lines)
+    python benchmarks/store.py                       on 10 MB of random text
+    python benchmarks/store.py --text my.txt         on your own text, with one document per line
     python benchmarks/store.py --megabytes 1000 --rounds 1 --no-bare     for the memory of a large corpus
 
-Both sides tokenize in the same process, with the same threads, in turns; a store also reads, hashes, deduplicates,
-splits and writes. The bare side gets the lines in memory for free, and the best of several batch sizes.
+Both sides tokenize alternately in one process with the same threads. A store also reads, hashes, deduplicates, splits
+and writes; the bare side has its lines in memory and uses the fastest of several batch sizes.
 """
 
 import argparse
@@ -37,11 +37,11 @@ def encode_all(library: tokenizers.Tokenizer, lines: list[str], batch: int) -> N
         library.encode_batch(lines[i : i + batch])
 
 
-def timed(work: Callable[[], T], times: list[tuple[float, float]]) -> T:
-    """Do it, and note its seconds by the clock and on all processors together."""
-    clock, processors = time.perf_counter(), time.process_time()
-    result = work()
-    times.append((time.perf_counter() - clock, time.process_time() - processors))
+def time_call(function: Callable[[], T], times: list[tuple[float, float]]) -> T:
+    """Call the function and record its wall-clock and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = function()
+    times.append((time.perf_counter() - wall, time.process_time() - cpu))
     return result
 
 
@@ -51,39 +51,39 @@ def median(times: list[tuple[float, float]], which: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="the speed of building a token store")
-    parser.add_argument("--text", type=Path, help="a .txt file; made up when not given")
-    parser.add_argument("--megabytes", type=float, default=10, help="of made-up text")
+    parser.add_argument("--text", type=Path, help="a .txt file (default: random text)")
+    parser.add_argument("--megabytes", type=float, default=10, help="size of the random text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bare", action=argparse.BooleanOptionalAction, default=True, help="compare with encode_batch")
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = arguments.text or Path(folder, "made-up.txt")
-        if not arguments.text:
-            write_corpus(path, arguments.megabytes)
+        path = args.text or Path(folder, "random.txt")
+        if not args.text:
+            write_corpus(path, args.megabytes)
         size = path.stat().st_size
         with path.open(encoding="utf-8") as file:
             sample = [line for line, _ in zip(file, range(30_000), strict=False)]
         tokenizer = train_tokenizer(sample, TokenizerSettings(kind="bpe", vocabulary=8000))
         tokenizer.save(Path(folder, "tokenizer.json"))
         library = tokenizers.Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
-        lines = path.read_text(encoding="utf-8").split("\n") if arguments.bare else []
+        lines = path.read_text(encoding="utf-8").split("\n") if args.bare else []
         corpus = read_corpus(path, documents="line")
         stores: list[tuple[float, float]] = []
         bare: dict[int, list[tuple[float, float]]] = {batch: [] for batch in BARE_BATCHES}
-        for number in range(arguments.rounds):
+        for number in range(args.rounds):
             build = partial(build_split_stores, corpus, tokenizer, cache=Path(folder, f"round-{number}"))
-            built = timed(build, stores)
-            for batch, times in bare.items() if arguments.bare else ():
-                timed(partial(encode_all, library, lines, batch), times)
+            store = time_call(build, stores)
+            for batch, times in bare.items() if args.bare else ():
+                time_call(partial(encode_all, library, lines, batch), times)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     result = {"megabytes": size / 1e6, "store_mb_per_second": size / 1e6 / median(stores, 0)}
-    if arguments.bare:
+    if args.bare:
         best = min(bare.values(), key=lambda times: median(times, 0))
         result["bare_mb_per_second"] = size / 1e6 / median(best, 0)
         result["ratio"] = median(best, 0) / median(stores, 0)
-        result["processor_ratio"] = median(best, 1) / median(stores, 1)  # hardly moves when others use the machine
+        result["cpu_ratio"] = median(best, 1) / median(stores, 1)  # varies less on a shared machine
     result["peak_rss_megabytes"] = peak / 1e6
-    print(json.dumps({**{key: round(value, 3) for key, value in result.items()}, **built.summary}))
+    print(json.dumps({**{key: round(value, 3) for key, value in result.items()}, **store.summary}))
 
 
 if __name__ == "__main__":

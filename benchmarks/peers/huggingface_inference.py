@@ -1,7 +1,7 @@
-"""Hugging Face's side of benchmarks/inference.py: `generate` and two pipelines, over folders that we exported.
+"""Hugging Face inference for inference.py: `generate` and two pipelines, on folders that Headstock exported.
 
-Each is given what its documentation asks for: evaluation mode, no gradients, a cache, the fast tokenizer, and the batch
-size that was fastest on a sample. What it does not do by itself, such as sorting texts by length, is not done for it.
+Each is used as its documentation recommends: evaluation mode, inference mode, KV cache, fast tokenizer, and the batch
+size that is fastest on a sample. Texts are not sorted by length, which the pipelines do not do.
 """
 
 import os
@@ -23,36 +23,41 @@ version = transformers.__version__
 
 
 def generator(folder: Path, *, device: str, dtype: torch.dtype) -> Callable[[list[list[int]], int], list[list[int]]]:
-    """From prompts of tokens to exactly so many new tokens each, chosen greedily."""
+    """A function from prompts and a number of tokens to exactly so many greedily generated tokens per prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
-    # its own settings forbid marks; without those, and with no end, both sides make what is asked and compute the same
+    # without suppressed tokens and end of text, both sides generate the same number of tokens by the same rule
     model.generation_config.eos_token_id = model.generation_config.suppress_tokens = None
 
-    def make(prompts: list[list[int]], new: int) -> list[list[int]]:
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         longest = max(map(len, prompts))
-        rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]  # it wants padding on the left
-        seen = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]  # left padding
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         with torch.inference_mode():
-            given = {"attention_mask": torch.tensor(seen, device=device), "max_new_tokens": new, "do_sample": False}
-            made = model.generate(torch.tensor(rows, device=device), use_cache=True, **given)
-        return made[:, longest:].tolist()
+            tokens = model.generate(
+                torch.tensor(rows, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                use_cache=True,
+            )
+        return tokens[:, longest:].tolist()
 
-    return make
+    return generate
 
 
 def classifier(folder: Path, *, device: str, dtype: torch.dtype) -> Callable[[Sequence[str], int], list[Any]]:
-    """From texts and a batch size to the probability of every class, by its name."""
+    """A function from texts and a batch size to the probabilities of the classes by name."""
     pipe: Any = pipeline("text-classification", str(folder), device=torch.device(device), dtype=dtype)
 
     def predict(texts: Sequence[str], batch_size: int) -> list[dict[str, float]]:
-        told = pipe(list(texts), batch_size=batch_size, top_k=None, truncation=True)
-        return [{one["label"]: one["score"] for one in row} for row in told]
+        rows = pipe(list(texts), batch_size=batch_size, top_k=None, truncation=True)
+        return [{score["label"]: score["score"] for score in row} for row in rows]
 
     return predict
 
 
 def embedder(folder: Path, *, device: str, dtype: torch.dtype) -> Callable[[Sequence[str], int], np.ndarray]:
-    """From texts and a batch size to (N, D), the vector of each text's first mark."""
+    """A function from texts and a batch size to (N, D), the hidden state of each text's first token."""
     pipe = pipeline("feature-extraction", str(folder), device=torch.device(device), dtype=dtype)
 
     def embed(texts: Sequence[str], batch_size: int) -> np.ndarray:
@@ -62,12 +67,14 @@ def embedder(folder: Path, *, device: str, dtype: torch.dtype) -> Callable[[Sequ
     return embed
 
 
-def best_batch(work: Callable[[Sequence[str], int], Any], texts: Sequence[str], sizes: Sequence[int]) -> int:
-    """The batch size that reads a sample of the texts fastest."""
-    work(texts[: sizes[0]], sizes[0])
+def fastest_batch_size(
+    function: Callable[[Sequence[str], int], Any], texts: Sequence[str], sizes: Sequence[int]
+) -> int:
+    """The batch size that processes a sample of the texts fastest."""
+    function(texts[: sizes[0]], sizes[0])
     seconds = {}
     for size in sizes:
         began = time.perf_counter()
-        work(texts, size)
+        function(texts, size)
         seconds[size] = time.perf_counter() - began
     return min(seconds, key=seconds.__getitem__)

@@ -78,7 +78,7 @@ def test_results_of_scripts_become_ratios():
     row = {"work": "generate", "rows": 64, "prompts": "even", "ours": 300.0, "theirs": 100.0, "unit": "tokens"}
     (one,) = inference_measurements({"results": [row]})
     assert one.work == "generate, 64 rows, even prompts" and one.ratio == 3 and one.peer == "transformers"
-    rows = [("gpt", "all", 800.0), ("gpt", "nanoGPT, compiled", 400.0), ("lab", "all", 50.0)]
+    rows = [("gpt", "nanoGPT, compiled", 400.0), ("gpt", "headstock", 800.0), ("lab", "headstock", 50.0)]
     output = [{"work": work, "how": how, "tokens_per_second": speed} for work, how, speed in rows]
     (one,) = training_measurements({"rows": output})
     assert one.ratio == 2 and one.peer == "nanoGPT, compiled" and one.work == "training gpt"

@@ -263,14 +263,13 @@ def inference_measurements(output: dict[str, Any]) -> list[Measurement]:
 
 
 def training_measurements(output: dict[str, Any]) -> list[Measurement]:
-    """The first row of each work is ours, the others are peers."""
-    measurements, ours = [], dict[str, float]()
-    for row in output["rows"]:
-        work, speed = row["work"], row["tokens_per_second"]
-        if work in ours:
-            measurements.append(Measurement(f"training {work}", ours[work], "tokens/s", speed, row["how"]))
-        ours.setdefault(work, speed)
-    return measurements
+    """Our training speed beside that of each peer, which has a row of its own for the same work."""
+    ours = {row["work"]: row["tokens_per_second"] for row in output["rows"] if row["how"] == "headstock"}
+    return [
+        Measurement(f"training {row['work']}", ours[row["work"]], "tokens/s", row["tokens_per_second"], row["how"])
+        for row in output["rows"]
+        if row["how"] != "headstock" and row["work"] in ours
+    ]
 
 
 def work_name(row: dict[str, Any]) -> str:

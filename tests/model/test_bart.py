@@ -8,8 +8,8 @@ from torch import Tensor
 
 from headstock.config import to_dict
 from headstock.interop.huggingface.architectures.bart import Bart
-from headstock.interop.huggingface.tensor_map import to_huggingface
 from headstock.interop.imported_run import imported_config
+from headstock.interop.tensor_map import export_tensors
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from tests.model.test_encoder_decoder import PADDING, SOURCE_PADDING, distance, small_seq2seq, some_batch
 
@@ -24,7 +24,7 @@ def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     chosen = imported_config(model, {"name": "translate"}, source="a test")
     export = Bart().export_spec(chosen)
     tensors = {f"backbone.{name}": tensor.detach() for name, tensor in ours.named_parameters()}
-    made = to_huggingface(Bart().tensor_map(chosen, export), tensors)
+    made = export_tensors(Bart().tensor_map(chosen, export), tensors)
     shared, bias = made.pop("model.shared.weight"), made.pop("final_logits_bias")
     assert not bias.any()  # our tied head has no bias
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")

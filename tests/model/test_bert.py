@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headstock.interop.huggingface.architectures.bert import Bert
-from headstock.interop.huggingface.tensor_map import to_huggingface
+from headstock.interop.tensor_map import export_tensors
 from headstock.model.backbones.transformer import Transformer
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead, NextSentenceHead
@@ -45,7 +45,7 @@ def ours() -> Model:
 def as_theirs(ours: Model) -> dict[str, Tensor]:
     """Our weights under their names."""
     chosen = settings_of("bert-nano", **SMALL, nsp=True)
-    return to_huggingface(Bert().tensor_map(chosen, Bert().export_spec(chosen)), ours.tensors())
+    return export_tensors(Bert().tensor_map(chosen, Bert().export_spec(chosen)), ours.tensors())
 
 
 def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:

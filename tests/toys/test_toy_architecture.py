@@ -9,7 +9,7 @@ from torch import nn
 import headstock
 from headstock.interop.huggingface.architecture import ARCHITECTURES, Architecture, ConfigKeys, Layers
 from headstock.interop.huggingface.heads import CAUSAL_LM
-from headstock.interop.huggingface.tensor_map import rename
+from headstock.interop.tensor_map import rename
 from headstock.model.batch import Batch
 from tests.interop.small import small_run, some_texts
 
@@ -65,7 +65,7 @@ class Toy(Architecture):
     title = "a toy"
     classes: ClassVar[dict[str, str]] = {"toy": "Toy"}
     model_types = ("toy",)
-    heads = (CAUSAL_LM,)
+    supported_heads = (CAUSAL_LM,)
     config_keys: ClassVar[ConfigKeys] = {
         "vocabulary": ("vocab_size", None),
         "context": ("toy_length", None),

@@ -22,33 +22,10 @@ from headstock.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# keys of results.json by type
-OBJECTS = (
-    "metrics",
-    "intervals",
-    "parameters",
-    "versions",
-    "valid",
-    "test",
-    "settings",
-    "data",
-    "marginals",
-    "details",
-)
-LISTS = (
-    "samples",
-    "curve",
-    "train_curve",
-    "warnings",
-    "classes",
-    "arms",
-    "runs",
-    "labels",
-    "cells",
-    "points",
-    "summary",
-)
-RESULT_TYPES: dict[str, type] = dict.fromkeys(OBJECTS, dict) | dict.fromkeys(LISTS, list)
+# types of keys in results.json, which may have been edited
+OBJECTS = ("metrics", "intervals", "parameters", "versions", "valid", "test", "settings", "data", "marginals")
+LISTS = ("samples", "curve", "train_curve", "warnings", "classes", "arms", "runs", "labels", "cells", "points")
+RESULT_TYPES: dict[str, type] = dict.fromkeys((*OBJECTS, "details"), dict) | dict.fromkeys((*LISTS, "summary"), list)
 
 
 @command("Start", distributed=True)

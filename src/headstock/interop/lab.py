@@ -5,7 +5,7 @@ scores the next token after pretraining and the classes of a text after fine-tun
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT, MARKER, mismatches
 from headstock.interop.imported_run import imported_config, load_checkpoint, write_imported_run
+from headstock.interop.tensor_map import TensorMap, Tensors, affine, export_tensors, import_tensors, rename, unsqueeze
 from headstock.io import atomic_folder, sha256, write_bytes, write_json, write_text
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS
@@ -29,27 +30,17 @@ from headstock.train.settings import RunConfig, read_preset
 
 logger = logging.getLogger(__name__)
 
-Tensors = dict[str, Tensor]
-
 STATE = "model_state_dict"
 MODEL, DICTIONARY, SENTENCEPIECE = "model.pt", "dict.txt", "sentencepiece.model"
 COUNTS = "piece_counts"  # key in the run's data.json for the second column of dict.txt
 POSITIONS = "base.pos_encoder.pe"  # (positions, 1, width): the lab's batches are (T, B)
 CLASSIFIER = "classifier.decoder"
-BASE = {"backbone.tokens.weight": "base.encoder.weight", "backbone.waves": POSITIONS}
-LAYER = {  # backbone.blocks.N.*: base.transformer_encoder.layers.N.*
-    "attention.inputs.weight": "self_attn.in_proj_weight",
-    "attention.inputs.bias": "self_attn.in_proj_bias",
-    "attention.output.weight": "self_attn.out_proj.weight",
-    "attention.output.bias": "self_attn.out_proj.bias",
-    "feed.up.weight": "linear1.weight",
-    "feed.up.bias": "linear1.bias",
-    "feed.down.weight": "linear2.weight",
-    "feed.down.bias": "linear2.bias",
-    "around_attention.norm.weight": "norm1.weight",
-    "around_attention.norm.bias": "norm1.bias",
-    "around_feed.norm.weight": "norm2.weight",
-    "around_feed.norm.bias": "norm2.bias",
+LAYERS = {  # backbone.blocks.N.*: base.transformer_encoder.layers.N.*
+    "attention.output": "self_attn.out_proj",
+    "feed.up": "linear1",
+    "feed.down": "linear2",
+    "around_attention.norm": "norm1",
+    "around_feed.norm": "norm2",
 }
 HEADS = {"causal": "heads.token", "classify": "heads.label.linear"}  # by objective: the lab's classifier in a run
 REQUIRED = {  # what the lab's modules compute; its files do not say
@@ -71,15 +62,18 @@ REQUIRED_CLASSIFIER = {"pool": "last", "layers": "last", "opening": "start", "cl
 REQUIRED_CLASSIFIER |= {"dense": "none", "head_bias": True, "separator": None}
 
 
-def lab_names(depth: int, head: str | None) -> dict[str, str]:
-    """The lab's name of each of our tensors."""
-    names = dict(BASE)
-    for layer in range(depth):
-        prefix = f"base.transformer_encoder.layers.{layer}"
-        names |= {f"backbone.blocks.{layer}.{ours}": f"{prefix}.{theirs}" for ours, theirs in LAYER.items()}
+def tensor_map(depth: int, head: str | None) -> Iterator[TensorMap]:
+    """An entry for each tensor of the run."""
+    yield rename("backbone.tokens.weight", "base.encoder.weight")
+    yield unsqueeze("backbone.waves", POSITIONS, 1)
+    for n in range(depth):
+        ours, theirs = f"backbone.blocks.{n}", f"base.transformer_encoder.layers.{n}"
+        for part in ("weight", "bias"):
+            yield rename(f"{ours}.attention.inputs.{part}", f"{theirs}.self_attn.in_proj_{part}")
+        for layer, name in LAYERS.items():
+            yield from affine(f"{ours}.{layer}", f"{theirs}.{name}")
     if head is not None:
-        names |= {f"{head}.{part}": f"{CLASSIFIER}.{part}" for part in ("weight", "bias")}
-    return names
+        yield from affine(head, CLASSIFIER)
 
 
 # Import
@@ -155,22 +149,11 @@ def lab_config(file: Path, state: Tensors, tokenizer: Tokenizer, *, heads: int |
 
 def from_lab(file: Path, state: Tensors, model: Model, head: str | None) -> Tensors:
     """The lab's tensors under our names; all problems are reported together."""
-    expected = model.tensors()
-    names = lab_names(model.backbone.depth, head)
-    problems = [f"{theirs} is missing" for theirs in names.values() if theirs not in state]
-    problems += [f"{name} is unknown" for name in state if name not in names.values()]
-    for ours, theirs in names.items():
-        if theirs in state and (shape := lab_shape(expected[ours], theirs)) != (actual := tuple(state[theirs].shape)):
-            problems.append(f"{theirs} has shape {actual}, expected {shape}")
+    entries = list(tensor_map(model.backbone.depth, head))
+    names = {name for entry in entries for name in entry.theirs}
+    problems = [f"{name} is unknown" for name in state if name not in names]
     problems += [f"{name} is {t.dtype}, expected float32" for name, t in state.items() if t.dtype != torch.float32]
-    if problems:
-        raise UserError(f"{file}: does not fit the lab's model: {'; '.join(problems)}")
-    return {ours: state[theirs].reshape(expected[ours].shape) for ours, theirs in names.items()}
-
-
-def lab_shape(tensor: Tensor, name: str) -> tuple[int, ...]:
-    shape = tuple(tensor.shape)
-    return (shape[0], 1, shape[1]) if name == POSITIONS else shape
+    return import_tensors(entries, state, model.tensors(), source=str(file), problems=problems)
 
 
 def piece_counts(dictionary: Path) -> list[str]:
@@ -186,9 +169,8 @@ def export_lab(run: RunFolder, folder: Path) -> dict[str, Any]:
     """Write model.pt, dict.txt and the SentencePiece model as the lab loads them."""
     pipeline = load(run.path, device="cpu")
     check_supported(pipeline)
-    names = lab_names(pipeline.model.backbone.depth, HEADS.get(pipeline.config.objective))
-    tensors = pipeline.model.tensors()
-    state = {theirs: tensors[ours].reshape(lab_shape(tensors[ours], theirs)).clone() for ours, theirs in names.items()}
+    entries = tensor_map(pipeline.model.backbone.depth, HEADS.get(pipeline.config.objective))
+    state = {name: tensor.clone() for name, tensor in export_tensors(entries, pipeline.model.tensors()).items()}
     backend = pipeline.tokenizer.backend
     assert isinstance(backend, SentencePieceBackend)
     pieces = backend.pieces[len(LAB_SPECIAL_TOKENS) :]

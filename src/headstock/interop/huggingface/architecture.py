@@ -25,7 +25,7 @@ from headstock.interop.huggingface.heads import (
     pipeline_name,
     task_head,
 )
-from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, affine, rename, transpose
+from headstock.interop.tensor_map import TensorMap, Tensors, affine, rename, transpose
 from headstock.registry import Registry
 from headstock.train.settings import RunConfig
 
@@ -72,7 +72,7 @@ class Architecture(ABC):
     family: ClassVar[str] = "transformer"  # the backbone family it corresponds to
     classes: ClassVar[dict[str, str]]  # exported model type: the beginning of its class names
     model_types: ClassVar[tuple[str, ...]]  # values of `model_type` that can be imported
-    heads: ClassVar[tuple[str, ...]]  # endings of the model classes that can be exported
+    supported_heads: ClassVar[tuple[str, ...]]  # endings of the model classes that can be exported
     import_only: ClassVar[bool] = False
 
     config_keys: ClassVar[ConfigKeys]
@@ -96,7 +96,7 @@ class Architecture(ABC):
             return [f"model.family is {config.family!r}, not {self.family!r}"]
         problems = mismatches(vars(config.model), self.required, "model.") + self.unsupported_model(config)
         head = task_head(config)
-        if head not in self.heads:
+        if head not in self.supported_heads:
             return [*problems, f"it has no head for {config.objective}"]
         if head in (SEQUENCE, TOKEN, SPAN):
             problems += mismatches(vars(config.task), {"layers": "last"}, "task.")

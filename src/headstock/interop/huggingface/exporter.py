@@ -9,8 +9,8 @@ from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT
 from headstock.interop.huggingface.architecture import Architecture, ExportSpec, all_architectures
-from headstock.interop.huggingface.tensor_map import to_huggingface
 from headstock.interop.huggingface.tokenizer import tokenizer_files, tokenizer_problems
+from headstock.interop.tensor_map import export_tensors
 from headstock.io import atomic_folder, write_json, write_text
 from headstock.markdown import escape_markdown
 from headstock.tasks.base import TASKS
@@ -54,7 +54,7 @@ def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
     notes = export_notes(run_config, spec)
     for note in notes:
         logger.info(note)
-    tensors = to_huggingface(architecture.tensor_map(run_config, spec), pipeline.model.tensors())
+    tensors = export_tensors(architecture.tensor_map(run_config, spec), pipeline.model.tensors())
     task, length = pipeline.task, sequence_length(pipeline.model, run_config.train)
     segments = bool(getattr(run_config.model, "segments", 0))
     with atomic_folder(folder, layout=LAYOUT) as temporary:

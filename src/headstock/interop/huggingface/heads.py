@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, affine, constant, rename
+from headstock.interop.tensor_map import TensorMap, Tensors, affine, constant, rename
 from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
 

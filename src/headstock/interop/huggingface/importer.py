@@ -13,9 +13,9 @@ from headstock.config import malformed_as_user_error, read_settings
 from headstock.errors import HeadstockError, UserError
 from headstock.interop.huggingface.architecture import Architecture, ExportSpec, SourceModel, all_architectures
 from headstock.interop.huggingface.exporter import OWN_SECTION
-from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, from_huggingface
 from headstock.interop.huggingface.tokenizer import read_tokenizer
 from headstock.interop.imported_run import imported_config, load_checkpoint, write_imported_run
+from headstock.interop.tensor_map import TensorMap, Tensors, import_tensors
 from headstock.tasks.base import TASKS
 from headstock.train.models import build_model, build_task
 from headstock.train.run_folder import RunFolder
@@ -111,7 +111,7 @@ def convert_tensors(
     unknown = [name for name in unused if name.startswith(spec.prefix) and POOLER not in name]
     if unknown:
         raise UserError(f"{source.path}: its {kind} backbone has unsupported tensors: {', '.join(unknown)}")
-    return ConvertedModel(run_config, from_huggingface(entries, tensors, model.tensors(), source=source.path), unused)
+    return ConvertedModel(run_config, import_tensors(entries, tensors, model.tensors(), source=source.path), unused)
 
 
 def unused_tensors(tensors: Tensors, entries: list[TensorMap], architecture: Architecture) -> list[str]:

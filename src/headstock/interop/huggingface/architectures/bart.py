@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headstock.interop import format_setting
+from headstock.interop.huggingface import heads
 from headstock.interop.huggingface.architecture import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -17,8 +18,7 @@ from headstock.interop.huggingface.architecture import (
     Layers,
     SourceModel,
 )
-from headstock.interop.huggingface.heads import SEQ2SEQ
-from headstock.interop.huggingface.tensor_map import (
+from headstock.interop.tensor_map import (
     TensorMap,
     Tensors,
     constant,
@@ -26,6 +26,7 @@ from headstock.interop.huggingface.tensor_map import (
     permute_features,
     rename,
     repeat,
+    unsqueeze,
 )
 from headstock.model.layers import NORM_EPSILON
 from headstock.model.positions import sinusoids
@@ -68,7 +69,7 @@ class Bart(Architecture):
         "blenderbot": "Blenderbot",
     }
     model_types = tuple(classes)
-    heads = (SEQ2SEQ,)
+    supported_heads = (heads.SEQ2SEQ,)
     config_keys: ClassVar[ConfigKeys] = {
         "vocabulary": ("vocab_size", None),
         "context": ("max_position_embeddings", None),
@@ -109,7 +110,7 @@ class Bart(Architecture):
         return KINDS[config.model.norm, config.model.embed_norm, config.model.positions]
 
     def export_head(self, config: RunConfig) -> str:
-        return "MTModel" if self.export_type(config) == "marian" else SEQ2SEQ
+        return "MTModel" if self.export_type(config) == "marian" else heads.SEQ2SEQ
 
     def export_config(self, config: RunConfig) -> dict[str, Any]:
         c = config.model
@@ -160,10 +161,11 @@ class Bart(Architecture):
         if c.tied or not c.bias:
             yield constant(bias, torch.zeros(1, c.vocabulary))
         else:
-            yield TensorMap("heads.token.bias", (bias,), lambda tensor: [tensor[None]], lambda parts: parts[0][0])
+            yield unsqueeze("heads.token.bias", bias, 0)
 
     def unsupported_import(self, source: SourceModel) -> list[str]:
-        problems = [] if source.head.endswith((SEQ2SEQ, "MTModel")) else [f"{source.head} is not a text-to-text model"]
+        supported = source.head.endswith((heads.SEQ2SEQ, "MTModel"))
+        problems = [] if supported else [f"{source.head} is not a text-to-text model"]
         for name in ("attention_heads", "ffn_dim"):
             encoder, decoder = source.config[f"encoder_{name}"], source.config[f"decoder_{name}"]
             if encoder != decoder:

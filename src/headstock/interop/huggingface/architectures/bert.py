@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from headstock.interop import mismatches
+from headstock.interop.huggingface import heads
 from headstock.interop.huggingface.architecture import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -21,19 +22,7 @@ from headstock.interop.huggingface.architecture import (
     Layers,
     SourceModel,
 )
-from headstock.interop.huggingface.heads import (
-    BASE,
-    MASKED_LM,
-    SEQUENCE,
-    SPAN,
-    TOKEN,
-    gelu_head,
-    gelu_head_problems,
-    imported_dense,
-    task_head,
-    two_layer_head,
-)
-from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, affine, constant, rename, repeat, reverse_rows
+from headstock.interop.tensor_map import TensorMap, Tensors, affine, constant, rename, repeat, reverse_rows
 from headstock.train.settings import RunConfig
 
 SEGMENTS = 2  # if the run has none: BERT's tokenizers number the second text of a pair with 1
@@ -44,7 +33,7 @@ class Bert(Architecture):
     title = "BERT"
     classes: ClassVar[dict[str, str]] = {"bert": "Bert", "electra": "Electra"}
     model_types: ClassVar[tuple[str, ...]] = ("bert", "electra")
-    heads = (MASKED_LM, BASE, SEQUENCE, TOKEN, SPAN)
+    supported_heads = (heads.MASKED_LM, heads.BASE, heads.SEQUENCE, heads.TOKEN, heads.SPAN)
     config_keys: ClassVar[ConfigKeys] = {
         "vocabulary": ("vocab_size", 30522),
         "context": ("max_position_embeddings", 512),
@@ -91,13 +80,13 @@ class Bert(Architecture):
         return f"{model_type}."
 
     def unsupported_classifier(self, config: RunConfig) -> list[str]:
-        return gelu_head_problems(config, pools=("cls",), dense=("none", "tanh", "gelu"))
+        return heads.gelu_head_problems(config, pools=("cls",), dense=("none", "tanh", "gelu"))
 
     def unsupported_lm_head(self, config: RunConfig) -> list[str]:
         return mismatches(vars(config.task), {"transform": True}, "task.")
 
     def export_type(self, config: RunConfig) -> str:
-        return "electra" if task_head(config) == SEQUENCE and config.task.dense != "tanh" else "bert"
+        return "electra" if heads.task_head(config) == heads.SEQUENCE and config.task.dense != "tanh" else "bert"
 
     def export_head(self, config: RunConfig) -> str:
         return "ForPreTraining" if getattr(config.task, "nsp", False) else super().export_head(config)
@@ -109,7 +98,7 @@ class Bert(Architecture):
 
     def export_spec(self, config: RunConfig) -> ExportSpec:
         spec = super().export_spec(config)
-        if task_head(config) != BASE:
+        if heads.task_head(config) != heads.BASE:
             return spec
         return replace(spec, notes=("its pooler has no weights, because the run has none: read last_hidden_state",))
 
@@ -128,8 +117,8 @@ class Bert(Architecture):
 
     def classifier_map(self, config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
         if spec.model_type == "electra":
-            return gelu_head(config, "classifier.dense", "classifier.out_proj")
-        return two_layer_head(*self.classifier)
+            return heads.gelu_head(config, "classifier.dense", "classifier.out_proj")
+        return heads.two_layer_head(*self.classifier)
 
     def lm_head_map(self, config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
         c = config.model
@@ -157,12 +146,12 @@ class Bert(Architecture):
     def import_classifier(self, source: SourceModel) -> dict[str, Any]:
         dense = self.pooler_activation
         if source.config["model_type"] == "electra":
-            dense = imported_dense(source.tensors, "classifier.dense", "classifier.out_proj")
+            dense = heads.imported_dense(source.tensors, "classifier.dense", "classifier.out_proj")
         return {"pool": "cls", "dense": dense}
 
     def import_lm_task(self, source: SourceModel) -> dict[str, Any] | None:
         nsp = source.head.endswith("ForPreTraining")
-        if source.config["model_type"] == "electra" or not (nsp or source.head.endswith(MASKED_LM)):
+        if source.config["model_type"] == "electra" or not (nsp or source.head.endswith(heads.MASKED_LM)):
             return None
         return {"name": "masked", "transform": True, "closed": True, "nsp": nsp}
 
@@ -201,7 +190,7 @@ class Roberta(Bert):
 
     def unsupported_import(self, source: SourceModel) -> list[str]:
         activation = source.config.get("hidden_act", "gelu")
-        if source.head.endswith(MASKED_LM) and THEIR_ACTIVATIONS.get(activation) != "gelu":
+        if source.head.endswith(heads.MASKED_LM) and THEIR_ACTIVATIONS.get(activation) != "gelu":
             return [f"hidden_act is {activation!r}, but its LM head uses 'gelu'"]
         return []
 

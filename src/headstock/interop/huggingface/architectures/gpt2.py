@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 from headstock.interop import mismatches
+from headstock.interop.huggingface import heads
 from headstock.interop.huggingface.architecture import (
     ACTIVATIONS,
     ARCHITECTURES,
@@ -15,8 +16,7 @@ from headstock.interop.huggingface.architecture import (
     Layers,
     SourceModel,
 )
-from headstock.interop.huggingface.heads import BASE, CAUSAL_LM, SEQUENCE, SPAN, TOKEN, task_head
-from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, rename
+from headstock.interop.tensor_map import TensorMap, Tensors, rename
 from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
 
@@ -35,7 +35,7 @@ class GPT2(Architecture):
     title = "GPT-2"
     classes: ClassVar[dict[str, str]] = {"gpt2": "GPT2"}
     model_types = ("gpt2",)
-    heads = (CAUSAL_LM, BASE, SEQUENCE, TOKEN, SPAN)
+    supported_heads = (heads.CAUSAL_LM, heads.BASE, heads.SEQUENCE, heads.TOKEN, heads.SPAN)
     config_keys: ClassVar[ConfigKeys] = {
         "vocabulary": ("vocab_size", 50257),
         "context": ("n_positions", 1024),
@@ -75,7 +75,7 @@ class GPT2(Architecture):
 
     def export_head(self, config: RunConfig) -> str:
         head = super().export_head(config)
-        return "LMHeadModel" if head == CAUSAL_LM else head
+        return "LMHeadModel" if head == heads.CAUSAL_LM else head
 
     def export_config(self, config: RunConfig) -> dict[str, Any]:
         return dict.fromkeys(("embd_pdrop", "attn_pdrop"), config.model.dropout)
@@ -94,6 +94,6 @@ class GPT2(Architecture):
 
     def prepare_tensors(self, source: SourceModel, config: RunConfig, spec: ExportSpec) -> Tensors:
         """Adds the zero bias of an untied LM head, which GPT-2 does not have."""
-        if task_head(config) != CAUSAL_LM or config.model.tied or not config.model.bias:
+        if heads.task_head(config) != heads.CAUSAL_LM or config.model.tied or not config.model.bias:
             return source.tensors
         return {"lm_head.bias": torch.zeros(config.model.vocabulary)} | source.tensors

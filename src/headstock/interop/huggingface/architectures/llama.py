@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headstock.interop import mismatches
+from headstock.interop.huggingface import heads
 from headstock.interop.huggingface.architecture import (
     ARCHITECTURES,
     Architecture,
@@ -20,19 +21,7 @@ from headstock.interop.huggingface.architecture import (
     Layers,
     SourceModel,
 )
-from headstock.interop.huggingface.heads import (
-    BASE,
-    CAUSAL_LM,
-    MASKED_LM,
-    SEQUENCE,
-    SPAN,
-    TOKEN,
-    gelu_head,
-    gelu_head_problems,
-    imported_dense,
-    task_head,
-)
-from headstock.interop.huggingface.tensor_map import TensorMap, Tensors, constant, rename
+from headstock.interop.tensor_map import TensorMap, Tensors, constant, rename
 from headstock.tasks.base import TASKS
 from headstock.train.settings import RunConfig
 
@@ -58,7 +47,7 @@ class Llama(Architecture):
     title = "Llama, Qwen3 or EuroBERT"
     classes: ClassVar[dict[str, str]] = {"llama": "Llama", "qwen3": "Qwen3", "eurobert": "EuroBert"}
     model_types = ("llama", "qwen2", "qwen3", "mistral", "eurobert")
-    heads = (CAUSAL_LM, MASKED_LM, BASE, SEQUENCE, TOKEN, SPAN)
+    supported_heads = (heads.CAUSAL_LM, heads.MASKED_LM, heads.BASE, heads.SEQUENCE, heads.TOKEN, heads.SPAN)
     config_keys: ClassVar[ConfigKeys] = {
         "vocabulary": ("vocab_size", None),
         "context": ("max_position_embeddings", 2048),
@@ -90,7 +79,7 @@ class Llama(Architecture):
 
     def unsupported_classifier(self, config: RunConfig) -> list[str]:
         if self.export_type(config) == "eurobert":
-            return gelu_head_problems(config, pools=tuple(POOLING), dense=("none", "gelu"))
+            return heads.gelu_head_problems(config, pools=tuple(POOLING), dense=("none", "gelu"))
         return super().unsupported_classifier(config)
 
     def unsupported_lm_head(self, config: RunConfig) -> list[str]:
@@ -101,14 +90,15 @@ class Llama(Architecture):
     def export_type(self, config: RunConfig) -> str:
         if config.model.qk_norm:
             return "qwen3"
-        head = task_head(config)
-        lacking = head == SPAN or (head == SEQUENCE and config.task.pool == "last")  # heads EuroBERT does not have
-        return "llama" if is_causal(config) or lacking else "eurobert"
+        head = heads.task_head(config)
+        if is_causal(config) or head == heads.SPAN or (head == heads.SEQUENCE and config.task.pool == "last"):
+            return "llama"  # EuroBERT has no such heads
+        return "eurobert"
 
     def export_head(self, config: RunConfig) -> str:
         head = super().export_head(config)
-        if head in (CAUSAL_LM, MASKED_LM):
-            return MASKED_LM if self.export_type(config) == "eurobert" else CAUSAL_LM
+        if head in (heads.CAUSAL_LM, heads.MASKED_LM):
+            return heads.MASKED_LM if self.export_type(config) == "eurobert" else heads.CAUSAL_LM
         return head
 
     def export_config(self, config: RunConfig) -> dict[str, Any]:
@@ -122,13 +112,13 @@ class Llama(Architecture):
             "attention_bias": c.bias,
             "mlp_bias": c.bias,
         }
-        if eurobert and task_head(config) == SEQUENCE:
+        if eurobert and heads.task_head(config) == heads.SEQUENCE:
             settings["classifier_pooling"] = POOLING[config.task.pool]
         return settings if eurobert or is_causal(config) else settings | {"is_causal": False}
 
     def export_spec(self, config: RunConfig) -> ExportSpec:
         spec = super().export_spec(config)
-        if task_head(config) == SPAN:
+        if heads.task_head(config) == heads.SPAN:
             spec = replace(spec, prefix="transformer.")
         if spec.model_type == "eurobert":
             return replace(spec, token_ids=("mask",))
@@ -147,7 +137,7 @@ class Llama(Architecture):
 
     def classifier_map(self, config: RunConfig, spec: ExportSpec) -> Iterator[TensorMap]:
         if spec.model_type == "eurobert":
-            return gelu_head(config, "dense", "classifier")
+            return heads.gelu_head(config, "dense", "classifier")
         return super().classifier_map(config, spec)
 
     def token_classifier(self, spec: ExportSpec) -> str:
@@ -170,7 +160,7 @@ class Llama(Architecture):
         if has_sliding_window(source.config):
             window = source.config["sliding_window"]
             problems.append(f"sliding_window is {window}, but only full attention is supported")
-        if source.config["model_type"] == "eurobert" and source.head.endswith(SEQUENCE):
+        if source.config["model_type"] == "eurobert" and source.head.endswith(heads.SEQUENCE):
             pooling = source.config.get("classifier_pooling", "late")
             if pooling not in POOLING.values():
                 problems.append(f"classifier_pooling is {pooling!r}, not 'mean' or 'bos'")
@@ -192,11 +182,11 @@ class Llama(Architecture):
         if source.config["model_type"] != "eurobert":
             return super().import_classifier(source)
         pool = next(ours for ours, theirs in POOLING.items() if theirs == source.config["classifier_pooling"])
-        return {"pool": pool, "dense": imported_dense(source.tensors, "dense", "classifier")}
+        return {"pool": pool, "dense": heads.imported_dense(source.tensors, "dense", "classifier")}
 
     def import_lm_task(self, source: SourceModel) -> dict[str, Any] | None:
-        if source.head.endswith(MASKED_LM) or not is_causal_import(source.config):
-            return {"name": "masked"} if source.head.endswith((MASKED_LM, CAUSAL_LM)) else None
+        if source.head.endswith(heads.MASKED_LM) or not is_causal_import(source.config):
+            return {"name": "masked"} if source.head.endswith((heads.MASKED_LM, heads.CAUSAL_LM)) else None
         return super().import_lm_task(source)
 
     def prepare_tensors(self, source: SourceModel, config: RunConfig, spec: ExportSpec) -> Tensors:

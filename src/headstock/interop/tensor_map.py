@@ -1,6 +1,6 @@
-"""Maps tensors of a run to Hugging Face tensors and back, bit for bit.
+"""Maps tensors of a run to those of another library and back, bit for bit.
 
-A `TensorMap` joins one tensor of the run ("ours") to one or more Hugging Face tensors ("theirs").
+A `TensorMap` joins one tensor of the run ("ours") to one or more of the other library ("theirs").
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +44,11 @@ def repeat(ours: str, *theirs: str) -> TensorMap:
     return TensorMap(ours, theirs, lambda tensor: [tensor.clone() for _ in theirs], lambda parts: parts[0])
 
 
+def unsqueeze(ours: str, theirs: str, axis: int) -> TensorMap:
+    """A tensor that is stored with an additional axis of size 1."""
+    return TensorMap(ours, (theirs,), lambda tensor: [tensor.unsqueeze(axis)], lambda parts: parts[0].squeeze(axis))
+
+
 def offset_rows(ours: str, theirs: str, rows: int) -> TensorMap:
     """A table with `rows` unused rows in front, as in BART's position embeddings."""
 
@@ -79,8 +84,8 @@ def permute_features(entry: TensorMap, order: Tensor, axis: int) -> TensorMap:
     )
 
 
-def to_huggingface(entries: Iterable[TensorMap], ours: Mapping[str, Tensor]) -> Tensors:
-    """Our tensors under Hugging Face names; every tensor must have an entry."""
+def export_tensors(entries: Iterable[TensorMap], ours: Mapping[str, Tensor]) -> Tensors:
+    """Our tensors under their names; every tensor must have an entry."""
     remaining = dict(ours)
     result: Tensors = {}
     for entry in entries:
@@ -90,12 +95,17 @@ def to_huggingface(entries: Iterable[TensorMap], ours: Mapping[str, Tensor]) -> 
     return result
 
 
-def from_huggingface(
-    entries: Iterable[TensorMap], theirs: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str
+def import_tensors(
+    entries: Iterable[TensorMap],
+    theirs: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    *,
+    source: str,
+    problems: Iterable[str] = (),
 ) -> Tensors:
-    """Hugging Face tensors under our names, with the shapes of `expected`; all problems are reported together."""
+    """Their tensors under our names, with the shapes of `expected`; raises for all problems, also those given."""
     result: Tensors = {}
-    problems: list[str] = []
+    problems = list(problems)
     for entry in entries:
         references = entry.split(torch.zeros(0) if entry.ours is None else expected[entry.ours])
         parts = []

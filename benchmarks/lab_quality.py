@@ -31,11 +31,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `train_speed`
 
-from train_speed import NEVER, WORKLOADS, Workload, environment, open_text, synchronize, tiny, write_results
+from train_speed import NEVER, WORKLOADS, Workload, environment, open_text, tiny, write_results
 
 from headstock.data.token_store import SplitStores, TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.model.model import Model
+from headstock.planner.machine import synchronize
 from headstock.tasks.base import Task
 from headstock.tasks.causal import CausalConfig, CausalLM
 from headstock.train.callbacks import Event

@@ -41,6 +41,7 @@ from headstock.experiments.bench.workloads import random_lines
 from headstock.kernels import cross_entropy
 from headstock.model.backbones import transformer
 from headstock.model.batch import IGNORE_INDEX, Batch
+from headstock.planner.machine import device_name, synchronize
 from headstock.tasks.classify import EncodedTexts
 from headstock.train import loop
 from headstock.train.callbacks import Event
@@ -281,11 +282,6 @@ def measure_headstock(
     return Result(name, how, speed, step_ms, losses[-1], start - began, peak_memory(device))
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def peak_memory(device: torch.device) -> float:
     return torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
 
@@ -340,8 +336,7 @@ def print_table(rows: list[Result], file: TextIO | None = None) -> None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    return {"date": str(date.today()), "device": name, "torch": torch.__version__}
+    return {"date": str(date.today()), "device": device_name(device), "torch": torch.__version__}
 
 
 def write_results(file: str | None, facts: dict[str, Any], rows: list[Any]) -> None:

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, Trainer, TrainingArguments
 from transformers.utils import logging
 
+from headstock.planner.machine import synchronize
+
 logging.set_verbosity_error()
 HAS_TRAINER = importlib.util.find_spec("accelerate") is not None
 Measured = tuple[float, float, float]  # tokens per second without padding, milliseconds per step, the last loss
@@ -190,8 +192,3 @@ def run_loop(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return loss.item()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

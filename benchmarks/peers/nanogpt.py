@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from headstock.planner.machine import synchronize
+
 
 def measure(
     folder: Path, shape: dict[str, Any], *, warmup_steps: int, steps: int, device: torch.device, compiled: bool
@@ -43,8 +45,3 @@ def measure(
     synchronize(device)
     seconds = time.perf_counter() - began
     return batch * length * steps / seconds, 1000 * seconds / steps, loss.item()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

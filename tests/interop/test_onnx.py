@@ -220,9 +220,8 @@ def causal_graph(tokenizer, **settings):
     return make_graph(Model(backbone, task.heads(backbone)), task, source="run")
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
-def test_the_exported_kv_cache_matches_the_full_forward_pass(tokenizer, tmp_path, positions):
-    graph = causal_graph(tokenizer, positions=positions)
+def test_the_exported_kv_cache_matches_the_full_forward_pass(tokenizer, tmp_path):
+    graph = causal_graph(tokenizer, positions="sinusoidal")  # the generation test has rotary ones
     assert isinstance(graph, CausalGraph)
     write_graph(graph, tmp_path / "model.onnx")
     session = open_session(tmp_path / "model.onnx")

@@ -231,7 +231,7 @@ def main() -> None:
     for row in results:
         label = f"{row['rows']} rows, {row['prompts']} prompts" if "rows" in row else f"{row['texts']:,} texts"
         speeds = f"{row['ours']:10,.0f} {row['theirs']:10,.0f}"
-        ratios = f"{row['ratio']:6.2f}x {row['processor_ratio']:17.2f}x"
+        ratios = f"{row['ratio']:6.2f}x {row['cpu_ratio']:17.2f}x"
         print(f"{row['work']:9s} {label:22s} {speeds}  {ratios}  {row['unit']}/s")
     if args.json:
         args.json.write_text(json.dumps(environment | {"results": results}, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,32 @@
-"""Runs that several test files of the command line share."""
+"""Fixtures of the command line tests."""
+
+import json
 
 import pytest
 
 from tests.commands import REVIEWS, SHORT_FINETUNING, set_options, verb_result, write_rows
 from tests.conftest import TINY
+
+
+@pytest.fixture
+def result(call):
+    """The object that a command prints with --json."""
+    return lambda *arguments: json.loads(call(*arguments, "--json")[0].splitlines()[-1])
+
+
+@pytest.fixture
+def refused(call, tmp_path):
+    """The message of a wrong command: one line of stderr, and the same in JSON; no file may be written."""
+
+    def refused(*arguments) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        out, err = call(*arguments, "--json", "--quiet", code=2)
+        message = json.loads(out.splitlines()[-1])["error"]
+        assert err == f"headstock: {message}\n" and len(err.splitlines()) == 1
+        assert sorted(tmp_path.rglob("*")) == before
+        return message
+
+    return refused
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,27 @@
-"""`bench` from the command line: every part runs, and is kept with what it was measured on."""
+"""`headstock bench`: every part runs, and the results are written with their environment."""
 
 import json
 
 
-def test_everything_is_measured_and_kept(call, tmp_path):
-    kept = tmp_path / "bench.json"
+def test_all_parts_are_measured_and_written(call, tmp_path):
+    file = tmp_path / "bench.json"
     parts = [word for part in ("start", "store", "train", "decode", "read") for word in ("--only", part)]
-    out, _ = call("bench", "--quick", "--device", "cpu", "--out", kept, *parts, "--json")
+    out, _ = call("bench", "--quick", "--device", "cpu", "--out", file, *parts, "--json")
     output = json.loads(out.splitlines()[-1])
-    assert json.loads(kept.read_text())["results"] == output["results"]
+    assert json.loads(file.read_text())["results"] == output["results"]
     assert {"date", "device", "versions"} <= output.keys() and output["quick"]
     works = [row["work"].split()[0] for row in output["results"]]
     assert {"headstock", "building", "training", "decoding", "fine-tuning", "classifying", "embedding"} == set(works)
     assert all(row["value"] > 0 for row in output["results"])
 
 
-def test_a_table_is_shown(call, tmp_path):
+def test_the_table_is_printed(call, tmp_path):
     out, _ = call("bench", "--quick", "--device", "cpu", "--only", "start", "--out", tmp_path / "bench.json")
     assert "headstock --help" in out and "torch" in out
 
 
 def test_mistakes_are_one_line(call, tmp_path):
-    for arguments, named in (
+    for arguments, fact in (
         (["--only", "everything"], "start, store"),
         (["--out", "bench.txt"], ".json"),
         (["--growth", "--out", "growth.json"], ".svg"),
@@ -29,4 +29,4 @@ def test_mistakes_are_one_line(call, tmp_path):
         (["--only", "peers", "--peers", tmp_path / "none"], "none"),
     ):
         _, err = call("bench", "--quick", *arguments, code=2)
-        assert named in err and len(err.splitlines()) == 1
+        assert fact in err and len(err.splitlines()) == 1

@@ -16,21 +16,9 @@ from tests.commands import REVIEWS, run_verb, set_options, write_rows
 FIXTURES = Path(__file__).parents[1] / "compatibility" / "before_redesign"
 
 
-def refused(tmp_path, *arguments, code: int = 2, **more) -> str:
-    """The error of a wrong command, which must be one line and leave no files."""
-    before = sorted(tmp_path.rglob("*"))
-    out, err = run_verb(*arguments, "--json", code=code, **more)
-    assert sorted(tmp_path.rglob("*")) == before
-    line = err.strip().splitlines()[-1]
-    assert "Traceback" not in err
-    error = json.loads(out.splitlines()[-1])["error"]
-    assert error.splitlines()[-1].strip() in line
-    return error
-
-
-def test_wrong_files(tmp_path, corpus, tiny):
-    def pretrain(path, *more):
-        return refused(tmp_path, "pretrain", path, "--out", tmp_path / "run", *set_options(tiny), *more)
+def test_wrong_files(tmp_path, corpus, tiny, refused):
+    def pretrain(path):
+        return refused("pretrain", path, "--out", tmp_path / "run", *set_options(tiny))
 
     shutil.copy(corpus, tmp_path / "stories.txt")
     assert "storis.txt" in (line := pretrain(tmp_path / "storis.txt"))
@@ -52,71 +40,55 @@ def test_wrong_files(tmp_path, corpus, tiny):
     assert "review" in line
 
 
-def test_all_wrong_settings_are_reported_together(tmp_path, corpus):
+def test_all_wrong_settings_are_reported_together(tmp_path, corpus, refused):
     line = refused(
-        tmp_path,
-        "pretrain",
-        corpus,
-        "--out",
-        tmp_path / "run",
-        "--set",
-        "dept=3",
-        "--set",
-        "leraning=1",
-        "--set",
-        "hedas=2",
+        "pretrain", corpus, "--out", tmp_path / "run", "--set", "dept=3", "--set", "leraning=1", "--set", "hedas=2"
     )
     assert "did you mean 'depth'?" in line
     assert "did you mean 'heads'?" in line
     assert "3 invalid settings" in line
-    line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--set", "width=30", "--set", "heads=4")
+    line = refused("pretrain", corpus, "--out", tmp_path / "run", "--set", "width=30", "--set", "heads=4")
     assert "width: 30 must be a multiple of heads 4" in line
-    assert "did you mean 'gpt-nano'" in refused(
-        tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--preset", "gpt-nan"
-    )
-    assert "did you mean 'causal'" in refused(
-        tmp_path, "pretrain", corpus, "--out", tmp_path / "run", "--objective", "casual"
-    )
+    assert "did you mean 'gpt-nano'" in refused("pretrain", corpus, "--out", tmp_path / "run", "--preset", "gpt-nan")
+    assert "did you mean 'causal'" in refused("pretrain", corpus, "--out", tmp_path / "run", "--objective", "casual")
 
 
-def test_an_existing_folder_is_never_replaced_if_it_is_no_run(tmp_path, corpus, tiny):
+def test_an_existing_folder_is_never_replaced_if_it_is_no_run(tmp_path, corpus, tiny, refused):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "mine", *set_options(tiny))
+    line = refused("pretrain", corpus, "--out", tmp_path / "mine", *set_options(tiny))
     assert str(tmp_path / "mine") in line and "--overwrite" in line
     for flag in ("--overwrite", "--resume"):
-        line = refused(tmp_path, "pretrain", corpus, "--out", tmp_path / "mine", flag, *set_options(tiny))
+        line = refused("pretrain", corpus, "--out", tmp_path / "mine", flag, *set_options(tiny))
         assert str(tmp_path / "mine") in line
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
 
 
-def test_an_output_folder_that_is_a_file_is_refused(tmp_path, corpus, tiny):
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path, corpus, tiny, refused):
     (tmp_path / "mine").write_text("precious")
     for flag in ("--overwrite", "--resume", "--quiet"):
-        assert "is a file" in refused(
-            tmp_path, "pretrain", corpus, "--out", tmp_path / "mine", flag, *set_options(tiny)
-        )
+        assert "is a file" in refused("pretrain", corpus, "--out", tmp_path / "mine", flag, *set_options(tiny))
 
 
-def test_a_run_with_a_foreign_tokenizer_is_refused(tmp_path, corpus, pretrained):
+def test_a_run_with_a_foreign_tokenizer_is_refused(tmp_path, corpus, pretrained, refused, call):
     other = tmp_path / "other"
     shutil.copytree(pretrained[0], other)
-    run_verb("tokenizer", "train", corpus, "--out", other / "tokenizer.json", "--vocab", 299, "--overwrite")
-    line = refused(tmp_path, "generate", other, "Anne")
+    call("tokenizer", "train", corpus, "--out", other / "tokenizer.json", "--vocab", 299, "--overwrite")
+    line = refused("generate", other, "Anne")
     assert str(other / "tokenizer.json") in line and "manifest.json" in line
     (other / "manifest.json").unlink()  # runs of earlier versions have none
-    assert "does not belong to this run" in refused(tmp_path, "generate", other, "Anne")
+    assert "does not belong to this run" in refused("generate", other, "Anne")
 
 
-def test_wrong_runs_options_and_verbs(tmp_path, pretrained):
+def test_wrong_runs_options_and_verbs(tmp_path, pretrained, refused, call):
     shutil.copytree(pretrained[0], tmp_path / "tiny")
-    assert "did you mean 'tiny'" in refused(tmp_path, "generate", tmp_path / "tinny", "x")
+    assert "did you mean 'tiny'" in refused("generate", tmp_path / "tinny", "x")
     (tmp_path / "tiny" / "model.safetensors").unlink()
-    assert "--resume" in refused(tmp_path, "generate", tmp_path / "tiny", "x")
-    assert "--max-tokens" in refused(tmp_path, "generate", pretrained[0], "x", "--max-tokns", 3)
-    assert "temperature" in refused(tmp_path, "generate", pretrained[0], "x", "--temperature", -1)
-    assert "did you mean 'imdb'" in refused(tmp_path, "data", "get", "imbd")
-    _, err = run_verb("generat", code=2)
+    assert "--resume" in refused("generate", tmp_path / "tiny", "x")
+    assert "--max-tokens" in refused("generate", pretrained[0], "x", "--max-tokns", 3)
+    assert "temperature" in refused("generate", pretrained[0], "x", "--temperature", -1)
+    assert "did you mean 'imdb'" in refused("data", "get", "imbd")
+    _, err = call("generat", code=2)
     assert "generate" in err
 
 
@@ -141,11 +113,11 @@ def test_resume_without_a_run_is_refused_first(tmp_path, corpus, tiny, pretraine
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "rows.csv"]
 
 
-@pytest.mark.parametrize("wrong", [["--steps", 20], ["--set", "epochs=2"], ["--set", "lr=-1"], ["--out", "there"]])
-def test_wrong_settings_are_refused_before_planning(wrong, corpus, call, tmp_path, monkeypatch):
+@pytest.mark.parametrize("arguments", [["--steps", 20], ["--set", "epochs=2"], ["--set", "lr=-1"], ["--out", "there"]])
+def test_wrong_settings_are_refused_before_planning(arguments, corpus, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
-    _, err = call("pretrain", corpus, "--out", "new", "--minutes", 1, *wrong, code=2)
+    _, err = call("pretrain", corpus, "--out", "new", "--minutes", 1, *arguments, code=2)
     assert len(err.splitlines()) == 1
 
 
@@ -158,18 +130,18 @@ def test_a_folder_that_cannot_be_created_is_named(corpus, tiny, call, tmp_path):
 def test_only_similar_paths_are_suggested(corpus, call, tmp_path):
     for name in ("notes.txt", "stories.txt"):
         (tmp_path / name).write_text("Anne sees Paris.")
-    for name, near in (("corpus.txt", None), ("tests.txt", None), ("storys.txt", "stories.txt")):
+    for name, suggestion in (("corpus.txt", None), ("tests.txt", None), ("storys.txt", "stories.txt")):
         _, err = call("pretrain", tmp_path / name, "--out", tmp_path / "run", code=2)
-        assert ("did you mean" in err) == (near is not None) and (near or name) in err
+        assert ("did you mean" in err) == (suggestion is not None) and (suggestion or name) in err
 
 
 def test_a_closed_pipe_is_no_error():
-    ours, theirs = os.pipe()
-    os.close(ours)
+    reader, writer = os.pipe()
+    os.close(reader)
     arguments = [sys.executable, "-m", "headstock", "data", "list", "--json"]
-    done = subprocess.run(arguments, stdout=theirs, stderr=subprocess.PIPE, text=True)
-    os.close(theirs)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_json_has_null_for_nan_and_infinity(capsys):
@@ -186,8 +158,8 @@ def test_completion_works():
         "COMP_CWORD": "1",
     }
     code = "import sys; sys.argv[0] = 'headstock'; from headstock.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert "pretrain" in done.stdout
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "pretrain" in process.stdout
 
 
 @pytest.mark.parametrize(

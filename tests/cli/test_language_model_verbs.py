@@ -1,4 +1,4 @@
-"""The verbs of language models as a user meets them: fill, embed, score, and minimal pairs."""
+"""`headstock fill`, `embed`, `score` and minimal pairs."""
 
 import io
 import json
@@ -13,30 +13,11 @@ from tests.conftest import TINY
 
 @pytest.fixture(scope="module")
 def runs(corpus, tmp_path_factory):
-    """A run of each objective, hardly trained: what they say need not be wise here."""
+    """A barely trained run of each objective."""
     folder = tmp_path_factory.mktemp("runs")
     for objective in ("causal", "masked", "hybrid"):
         headstock.pretrain(corpus, out=folder / objective, objective=objective, settings=TINY | {"steps": 3})
     return folder
-
-
-@pytest.fixture
-def result(call):
-    return lambda *arguments: json.loads(call(*arguments, "--json")[0].splitlines()[-1])
-
-
-@pytest.fixture
-def refused(call, tmp_path):
-    """The error of a wrong command, which must be one line; no file may be written."""
-
-    def refused(*arguments) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        _, err = call(*arguments, "--quiet", code=2)
-        assert len(err.splitlines()) == 1
-        assert sorted(tmp_path.rglob("*")) == before
-        return err
-
-    return refused
 
 
 @pytest.mark.parametrize("objective", ["masked", "hybrid"])
@@ -77,12 +58,10 @@ def test_fill_refuses_more_words_than_it_can_find(runs, result, refused):
     assert len(result(*call, "--among", "sees,likes")["fills"][0]) == 2
 
 
-def test_fill_shows_the_text_as_it_was_given_where_it_is_no_text(runs, refused):
+def test_lone_surrogates_are_shown_escaped(runs, refused):
     line = refused("fill", runs / "masked", "Anne [MASK] \udcff")
     assert r"'Anne [MASK] \udcff': character 13 is half of a surrogate pair" in line
-    assert r"headstock: '\udcff': character 1 is" in refused(
-        "fill", runs / "masked", "[MASK] [MASK]", "--among", "a,\udcff"
-    )
+    assert r"'\udcff': character 1 is" in refused("fill", runs / "masked", "[MASK] [MASK]", "--among", "a,\udcff")
 
 
 LINES = "\ufeffAnne\x0bsees\x0cParis\u2028.\r\n\r\nBen\x85\rle café\n".encode()
@@ -129,8 +108,8 @@ def test_embed_writes_vectors(runs, result, call, tmp_path):
     (row,) = map(json.loads, (tmp_path / "w.tokens.jsonl").read_text(encoding="utf-8").splitlines())
     assert row["tokens"] == ["Anne", "sees", "Paris", "."]
     assert np.load(tmp_path / "w.npy").shape == (4, 16)
-    (whose,) = result("embed", runs / "hybrid", "Anne sees Paris.", "--words")["aligned"]
-    assert whose | {"rows": [0, 4]} == row
+    (aligned,) = result("embed", runs / "hybrid", "Anne sees Paris.", "--words")["aligned"]
+    assert aligned | {"rows": [0, 4]} == row
     out, _ = call("embed", runs / "hybrid", "Anne sees Paris.", "--words")
     assert out.split() == ["4", "x", "16", "Anne", "sees", "Paris."]
 
@@ -156,10 +135,10 @@ def test_evaluate_measures_minimal_pairs(runs, result, call, refused, tmp_path):
         assert metrics["rows"] == 12
         assert {name: group["rows"] for name, group in metrics["by"]["UID"].items()} == {"order_0": 6, "order_1": 6}
     assert result("evaluate", runs / "causal", file, "--minimal-pairs", "--rows", 5)["metrics"]["rows"] == 5
-    out, said = call("evaluate", runs / "hybrid", "--minimal-pairs", file, "--pseudo")
+    out, err = call("evaluate", runs / "hybrid", "--minimal-pairs", file, "--pseudo")
     assert "by UID, worst first:" in out
     assert "95%" in out
-    assert "100% scored" in said
+    assert "100% scored" in err
     assert "--rows is only for --minimal-pairs" in refused("evaluate", runs / "causal", file, "--rows", 5)
     assert "--columns is for labelled rows" in refused(
         "evaluate", runs / "causal", file, "--minimal-pairs", "--columns", "text=x"

@@ -39,10 +39,10 @@ def test_an_existing_output_is_kept(call, here, verb):
     assert (here / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize("more", [["--words"], ["--pool", "none"]])
-def test_the_file_beside_an_array_is_kept_too(call, here, more):
+@pytest.mark.parametrize("options", [["--words"], ["--pool", "none"]])
+def test_the_file_beside_an_array_is_kept_too(call, here, options):
     (here / "v.tokens.jsonl").write_text("mine")
-    _, err = call("embed", "runs/none", "a text", *more, "--out", "v.npy", code=2)
+    _, err = call("embed", "runs/none", "a text", *options, "--out", "v.npy", code=2)
     assert "v.tokens.jsonl" in err and "--overwrite" in err
 
 

@@ -1,4 +1,4 @@
-"""`plan` from the command line, and `pretrain --minutes`, which uses it."""
+"""`headstock plan`, and `headstock pretrain --minutes`, which uses it."""
 
 import json
 import tomllib
@@ -23,8 +23,8 @@ def test_a_plan_can_be_run(call, corpus, tmp_path, few_steps):
     assert output["probed"] and tomllib.loads(recipe.read_text()) == output["config"]
     assert set(output["reasons"]) >= {"size", "vocabulary", "batch", "lr", "passes", "objective"}
     out, _ = call("pretrain", "--config", recipe, "--out", tmp_path / "run", "--device", "cpu", "--json", "--quiet")
-    done = json.loads(out.splitlines()[-1])
-    assert done["steps"] == output["steps"] and done["parameters"]["total"] == output["parameters"]
+    results = json.loads(out.splitlines()[-1])
+    assert results["steps"] == output["steps"] and results["parameters"]["total"] == output["parameters"]
 
 
 def test_without_a_file_the_settings_are_shown(call, corpus):
@@ -32,22 +32,24 @@ def test_without_a_file_the_settings_are_shown(call, corpus):
     assert "[train]" in out and 'name = "masked"' in out and "because" in out and "--probe" in out
 
 
-def test_minutes_alone_choose_the_size(call, corpus, tmp_path):
+def test_minutes_alone_plan_the_size(call, corpus, tmp_path):
     _, err = call(
         "pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", "--set", "lr=1e-3"
     )
     lines = [line for line in err.splitlines() if "no preset or size given" in line]
     assert len(lines) == 1 and "parameters" in lines[0] and "tokens/s" in lines[0]
-    chosen = open_run(tmp_path / "run").config()
-    assert chosen["train"]["minutes"] == 0.01 and chosen["train"]["steps"] is None
-    assert chosen["train"]["lr"] == 1e-3  # what was named stays
-    assert (chosen["model"]["depth"], chosen["model"]["width"], chosen["model"]["positions"]) == (2, 64, "rotary")
+    config = open_run(tmp_path / "run").config()
+    assert config["train"]["minutes"] == 0.01 and config["train"]["steps"] is None
+    assert config["train"]["lr"] == 1e-3  # settings of the command line have precedence
+    assert (config["model"]["depth"], config["model"]["width"], config["model"]["positions"]) == (2, 64, "rotary")
 
 
-@pytest.mark.parametrize("named", [["--preset", "gpt-nano"], ["--set", "depth=1"]])
-def test_a_size_that_is_named_is_kept(call, corpus, tmp_path, named):
+@pytest.mark.parametrize("arguments", [["--preset", "gpt-nano"], ["--set", "depth=1"]])
+def test_a_named_size_is_not_planned(call, corpus, tmp_path, arguments):
     small = ["--set", "width=16", "--set", "heads=2", "--set", "vocabulary=300"]
-    _, err = call("pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", *named, *small)
+    _, err = call(
+        "pretrain", corpus, "--minutes", "0.01", "--out", tmp_path / "run", "--device", "cpu", *arguments, *small
+    )
     assert "no preset or size given" not in err
     assert open_run(tmp_path / "run").config()["model"]["positions"] == "learned"
 

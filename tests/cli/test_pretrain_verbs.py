@@ -9,46 +9,45 @@ from tests.commands import REVIEWS, SHORT_FINETUNING, run_verb, set_options, ver
 
 def test_pretrain_returns_all_documented_keys_and_files(pretrained):
     out, results = pretrained
-    promised = "run steps tokens seconds tokens_per_second train_loss valid_loss perplexity bits_per_byte metrics"
-    assert set(promised.split()) <= set(results)
+    keys = "run steps tokens seconds tokens_per_second train_loss valid_loss perplexity bits_per_byte metrics"
+    assert set(keys.split()) <= set(results)
     assert results["run"] == str(out)
     assert results["steps"] == 40
     files = {path.name for path in out.iterdir()}
-    promised = "config.json tokenizer.json model.safetensors metrics.jsonl results.json README.md checkpoints"
-    assert set(promised.split()) <= files
+    names = "config.json tokenizer.json model.safetensors metrics.jsonl results.json README.md checkpoints"
+    assert set(names.split()) <= files
     assert json.loads((out / "config.json").read_text())["train"]["seed"] == 3
     assert str(results["steps"]) in (out / "README.md").read_text()
 
 
-def test_tokenizer_train_and_show(corpus, tmp_path):
-    file = tmp_path / "arguments.json"
-    output = verb_result("tokenizer", "train", corpus, "--out", file, "--kind", "word", "--vocab", 40)
+def test_tokenizer_train_and_show(corpus, tmp_path, call, result):
+    file = tmp_path / "tokenizer.json"
+    output = result("tokenizer", "train", corpus, "--out", file, "--kind", "word", "--vocab", 40)
     assert output["vocabulary"] <= 40
-    out, _ = run_verb("tokenizer", "show", file, "Anne likes le café.")
+    out, _ = call("tokenizer", "show", file, "Anne likes le café.")
     assert "Anne | likes | le | café | ." in out
-    _, err = run_verb("tokenizer", "train", corpus, "--out", file, code=2)
+    _, err = call("tokenizer", "train", corpus, "--out", file, code=2)
     assert "--overwrite" in err
 
 
 def test_tokenizer_show_splits_the_whole_text(pretrained, call):
-    def shown(text, code=0):
+    def show(text, code=0):
         return call("tokenizer", "show", pretrained[0], text, "--json", code=code)
 
     spaced, long = "Anne    sees\n\nParis.", "Ben " * 50
     for text in (spaced, long):
-        facts = json.loads(shown(text)[0])
+        facts = json.loads(show(text)[0])
         assert "".join(facts["sample"]) == text
         assert len(facts["ids"]) == facts["tokens"]
     for empty in ("", "  \n"):
-        assert f"the text {empty!r} is empty" in shown(empty, code=2)[1]
+        assert f"the text {empty!r} is empty" in show(empty, code=2)[1]
 
 
-def test_pretrain_uses_an_existing_tokenizer(corpus, tmp_path, tiny):
+def test_pretrain_uses_an_existing_tokenizer(corpus, tmp_path, tiny, call):
     file = tmp_path / "tokenizer.json"
-    run_verb("tokenizer", "train", corpus, "--out", file, "--kind", "char", "--vocab", 200)
+    call("tokenizer", "train", corpus, "--out", file, "--kind", "char", "--vocab", 200)
     del tiny["vocabulary"]
-    arguments = ["pretrain", corpus, "--out", tmp_path / "a", "--tokenizer", file, *set_options(tiny)]
-    run_verb(*arguments)
+    call("pretrain", corpus, "--out", tmp_path / "a", "--tokenizer", file, *set_options(tiny | {"steps": 2}))
     assert (tmp_path / "a" / "tokenizer.json").read_bytes() == file.read_bytes()
     model = json.loads((tmp_path / "a" / "config.json").read_text())["model"]
     assert model["vocabulary"] == len(json.loads(file.read_text())["model"]["vocab"])
@@ -56,14 +55,14 @@ def test_pretrain_uses_an_existing_tokenizer(corpus, tmp_path, tiny):
 
 def test_pretrain_reads_standard_input(corpus, tmp_path, tiny):
     results = verb_result("pretrain", "-", "--out", tmp_path / "a", *set_options(tiny), stdin=corpus.read_bytes())
-    again = verb_result("pretrain", corpus, "--out", tmp_path / "b", *set_options(tiny))
-    assert results["valid_loss"] == again["valid_loss"]
+    expected = verb_result("pretrain", corpus, "--out", tmp_path / "b", *set_options(tiny))
+    assert results["valid_loss"] == expected["valid_loss"]
     run_verb("evaluate", tmp_path / "a")  # the text can still be found
     assert verb_result("pretrain", "-", "--out", tmp_path / "a", "--resume", stdin=corpus.read_bytes())["steps"] == 12
 
 
-def test_data_list_states_source_licence_size_and_hash():
-    entries = verb_result("data", "list")["entries"]
+def test_data_list_states_source_licence_size_and_hash(result):
+    entries = result("data", "list")["entries"]
     assert {entry["name"] for entry in entries} >= {
         "tiny-shakespeare",
         "shakespeare",
@@ -95,8 +94,8 @@ def test_a_checkpoint_can_be_used_as_a_run(pretrained, call, tmp_path):
     steps = sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
     early, late = folder / f"step-{steps[0]}", folder / f"step-{steps[-1]}"
 
-    def loss(of):
-        return json.loads(call("evaluate", of, "--json")[0])["metrics"]["loss"]
+    def loss(run):
+        return json.loads(call("evaluate", run, "--json")[0])["metrics"]["loss"]
 
     best = min(loss(early), loss(late))
     assert loss(pretrained[0]) == best and loss(early) != loss(late)

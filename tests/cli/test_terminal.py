@@ -29,9 +29,9 @@ def start(*arguments: str, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **env
 
 
 def test_characters_outside_the_encoding_become_ascii():
-    shown = start(*SHOW, PYTHONIOENCODING="ascii")
-    assert (shown.returncode, shown.stderr) == (0, b"")
-    assert b"\\xe9" in shown.stdout and b"..." in shown.stdout
+    process = start(*SHOW, PYTHONIOENCODING="ascii")
+    assert (process.returncode, process.stderr) == (0, b"")
+    assert b"\\xe9" in process.stdout and b"..." in process.stdout
     output = start(*SHOW, "--json", PYTHONIOENCODING="ascii")
     assert "".join(json.loads(output.stdout.splitlines()[-1])["sample"][:4]) == "le café"
 
@@ -40,9 +40,9 @@ def test_characters_outside_the_encoding_become_ascii():
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
 def test_a_full_disk_is_reported_in_one_line(arguments):
     with open("/dev/full", "wb") as full:
-        done = start(*arguments, stdout=full)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1 and b"standard output" in done.stderr
+        process = start(*arguments, stdout=full)
+    assert process.returncode == 1
+    assert len(process.stderr.splitlines()) == 1 and b"standard output" in process.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
@@ -54,11 +54,11 @@ def test_a_failing_stderr_changes_no_result():
 
 @pytest.mark.parametrize(("arguments", "code"), [(SHOW, 0), (["data", "get", "nosuch", "--json"], 2)])
 def test_a_closed_pipe_is_no_error(arguments, code):
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = start(*arguments, stdout=writing)
-    os.close(writing)
-    assert done.returncode == code and b"Traceback" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(*arguments, stdout=writer)
+    os.close(writer)
+    assert process.returncode == code and b"Traceback" not in process.stderr
 
 
 def test_ranks_need_the_complete_torchrun_environment(monkeypatch):

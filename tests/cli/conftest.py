@@ -16,13 +16,13 @@ def result(call):
 
 @pytest.fixture
 def refused(call, tmp_path):
-    """The message of a wrong command: one line of stderr, and the same in JSON; no file may be written."""
+    """The message of a wrong command: so many lines of stderr, and the same in JSON; no file may be written."""
 
-    def refused(*arguments) -> str:
+    def refused(*arguments, lines: int = 1) -> str:
         before = sorted(tmp_path.rglob("*"))
         out, err = call(*arguments, "--json", "--quiet", code=2)
         message = json.loads(out.splitlines()[-1])["error"]
-        assert err == f"headstock: {message}\n" and len(err.splitlines()) == 1
+        assert err == f"headstock: {message}\n" and len(err.splitlines()) == lines
         assert sorted(tmp_path.rglob("*")) == before
         return message
 

@@ -42,7 +42,17 @@ def test_wrong_files(tmp_path, corpus, tiny, refused):
 
 def test_all_wrong_settings_are_reported_together(tmp_path, corpus, refused):
     line = refused(
-        "pretrain", corpus, "--out", tmp_path / "run", "--set", "dept=3", "--set", "leraning=1", "--set", "hedas=2"
+        "pretrain",
+        corpus,
+        "--out",
+        tmp_path / "run",
+        "--set",
+        "dept=3",
+        "--set",
+        "leraning=1",
+        "--set",
+        "hedas=2",
+        lines=4,
     )
     assert "did you mean 'depth'?" in line
     assert "did you mean 'heads'?" in line

@@ -199,7 +199,8 @@ def make_option(name: str, hint: Any, default: Any, panel: str | None = None) ->
     """A parameter for typer, with an option named like it if only its help is annotated."""
     value_type, option = get_args(hint)
     if isinstance(option, str):
-        option = typer.Option(f"--{name.rstrip('_').replace('_', '-')}", help=option)
+        flag = name.rstrip("_").replace("_", "-")
+        option = typer.Option(f"--{flag}/--no-{flag}" if default is True else f"--{flag}", help=option)
     if panel is not None:
         option.rich_help_panel = panel
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value_type, option])

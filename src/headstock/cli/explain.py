@@ -283,9 +283,7 @@ def layer(
     head: Annotated[int, "Attention head, from 1."] = 1,
     word: Annotated[str | None, "A token or its position, from 1; the last one by default."] = None,
     step: Annotated[list[str] | None, "Only this step, such as scores; repeatable."] = None,
-    way: Annotated[
-        Literal["forward", "backward"] | None, typer.Option("--way", help="One direction; backward from the top down.")
-    ] = None,
+    way: Annotated[Literal["forward", "backward"] | None, "One direction; backward from the top down."] = None,
     where: Annotated[str | None, "encoder or decoder of an encoder-decoder; default: decoder."] = None,
     label: Label = None,
     out: Out = None,
@@ -311,9 +309,7 @@ def gradients(
     text: OptionalText = None,
     file: Annotated[str | None, "A text file, or labelled rows as the run was trained on."] = None,
     label: Label = None,
-    depths: Annotated[
-        bool, typer.Option("--depths/--no-depths", help="Also study fresh models of 2 to 48 layers.")
-    ] = True,
+    depths: Annotated[bool, "Also study fresh models of 2 to 48 layers."] = True,
     out: Out = None,
 ) -> dict[str, Any]:
     """Show the gradients of one backward pass in every layer, residual connection and group of parameters.

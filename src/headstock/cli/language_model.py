@@ -40,7 +40,7 @@ def generate(
     repetition_penalty: Annotated[float, "Above 1: fewer repeats."] = 1.0,
     stop: Annotated[list[str] | None, "Stop before this text; repeatable."] = None,
     samples: Annotated[int, "Continuations per prompt."] = 1,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the key-value cache.")] = True,
+    cache: Annotated[bool, "Use the key-value cache."] = True,
     stream: Annotated[bool, "Print the text as it is generated."] = False,
     length_penalty: Annotated[float, "Beams: above 1 favours long texts."] = 1.0,
     no_repeat: Annotated[int, "Beams: no repeated n-grams of this size."] = 0,

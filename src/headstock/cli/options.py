@@ -55,7 +55,7 @@ class Columns:
 class Setting(OptionInfo):
     """An option that sets the setting `path`: train.layer_decay becomes --layer-decay, unless `flags` name it."""
 
-    def __init__(self, path: str, *flags: str, help: str) -> None:
+    def __init__(self, path: str, help: str, *flags: str) -> None:
         name = path.rpartition(".")[2].replace("_", "-")
         super().__init__(default=..., param_decls=flags or (f"--{name}",), help=help)
         self.path = path
@@ -83,14 +83,14 @@ class SettingOptions:
 class LengthOptions(SettingOptions):
     """How long to train."""
 
-    steps: Annotated[int | None, Setting("train.steps", help="Train for this many steps,")] = None
-    epochs: Annotated[float | None, Setting("train.epochs", help="or this many epochs,")] = None
-    minutes: Annotated[float | None, Setting("train.minutes", help="or this many minutes.")] = None
+    steps: Annotated[int | None, Setting("train.steps", "Train for this many steps,")] = None
+    epochs: Annotated[float | None, Setting("train.epochs", "or this many epochs,")] = None
+    minutes: Annotated[float | None, Setting("train.minutes", "or this many minutes.")] = None
 
 
 @dataclass(frozen=True)
 class PretrainSettings(LengthOptions):
-    documents: Annotated[str | None, Setting("data.documents", help=DOCUMENTS_HELP)] = None
+    documents: Annotated[str | None, Setting("data.documents", DOCUMENTS_HELP)] = None
 
 
 class ConfigOptions(TypedDict):

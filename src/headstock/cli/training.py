@@ -33,9 +33,9 @@ SIZE_SETTINGS = ("model.", "tokenizer.", "task.", *SIZES)
 @dataclass(frozen=True)
 class PretrainRunSettings(PretrainSettings):
     nsp: Annotated[
-        bool | None, Setting("task.nsp", "--nsp/--no-nsp", help="Masked: also learn next-sentence prediction.")
+        bool | None, Setting("task.nsp", "Masked: also learn next-sentence prediction.", "--nsp/--no-nsp")
     ] = None
-    valid: Annotated[list[str] | None, Setting("data.valid", help="Held-out text for validation.")] = None
+    valid: Annotated[list[str] | None, Setting("data.valid", "Held-out text for validation.")] = None
 
 
 class PretrainOptions(ModelOptions, FolderOptions):
@@ -131,18 +131,16 @@ def planned_settings(
 
 @dataclass(frozen=True)
 class FinetuneSettings(SettingOptions):
-    pool: Annotated[str | None, Setting("task.pool", help="Pooling: last, cls, mean, max or concat.")] = None
-    epochs: Annotated[float | None, Setting("train.epochs", help="Epochs over the training rows.")] = None
-    lr: Annotated[float | None, Setting("train.lr", help="Peak learning rate.")] = None
+    pool: Annotated[str | None, Setting("task.pool", "Pooling: last, cls, mean, max or concat.")] = None
+    epochs: Annotated[float | None, Setting("train.epochs", "Epochs over the training rows.")] = None
+    lr: Annotated[float | None, Setting("train.lr", "Peak learning rate.")] = None
     layer_decay: Annotated[
-        float | None, Setting("train.layer_decay", help="Learning rate of each layer relative to the one above.")
+        float | None, Setting("train.layer_decay", "Learning rate of each layer relative to the one above.")
     ] = None
     adapt_steps: Annotated[
-        int | None, Setting("transfer.adapt_steps", help="First pretrain this many steps on the task's own texts.")
+        int | None, Setting("transfer.adapt_steps", "First pretrain this many steps on the task's own texts.")
     ] = None
-    ensemble: Annotated[
-        int | None, Setting("transfer.ensemble", help="Average the predictions of this many models.")
-    ] = None
+    ensemble: Annotated[int | None, Setting("transfer.ensemble", "Average the predictions of this many models.")] = None
 
 
 class FinetuneOptions(LabelledFileOptions, ConfigOptions, FolderOptions):

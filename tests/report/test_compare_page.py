@@ -496,7 +496,7 @@ def test_top_words_are_summed_and_highlighted():
     assert "&lt;end&gt;" in html
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.text(max_size=80),
     st.lists(st.tuples(st.text(max_size=6), st.floats(-1, 1)), max_size=12),

@@ -23,7 +23,6 @@ from headstock.report.theme import GRID, INK, SMALL, SOFT
 
 PositionKind = Literal["sinusoidal", "learned", "rotary"]
 POSITION_KINDS: tuple[PositionKind, ...] = get_args(PositionKind)
-CHUNK = 512  # positions whose distances to all others are computed together
 TOLERANCE = 1e-4  # similarities at one distance that differ by less depend on the distance alone
 MAX_DRAWN = 256  # positions that are drawn; more would be finer than pixels
 POSITIVE, NEGATIVE = (0.85, 0.42, 0.10), (0.13, 0.52, 0.78)  # legible on light and dark pages
@@ -186,17 +185,12 @@ def similarity_by_distance(table: Tensor) -> tuple[list[float], list[float], lis
 
 def nearest_pair(table: Tensor) -> tuple[tuple[int, int], float]:
     """The two positions whose vectors are closest, and their distance: 0 means that two positions coincide."""
-    smallest, pair = float("inf"), (0, 1)
-    for start in range(0, len(table), CHUNK):
-        distances = torch.cdist(table[start : start + CHUNK], table, compute_mode="donot_use_mm_for_euclid_dist")
-        rows = torch.arange(len(distances))
-        distances[rows, rows + start] = torch.inf
-        index = int(distances.argmin())
-        if float(distances.flatten()[index]) < smallest:
-            smallest = float(distances.flatten()[index])
-            first, second = start + index // len(table), index % len(table)
-            pair = (min(first, second), max(first, second))
-    return pair, smallest
+    distances = torch.pdist(table)  # of 0 and 1, 0 and 2, ..., 1 and 2, ...
+    nearest = int(distances.argmin())
+    ends = torch.arange(len(table) - 1, 0, -1).cumsum(0)  # where the distances of each first position end
+    first = int(torch.searchsorted(ends, nearest, right=True))
+    second = len(table) - int(ends[first] - nearest)
+    return (first, second), float(distances[nearest])
 
 
 # Document

@@ -51,7 +51,8 @@ from headstock.data.tokenizer import Tokenizer, TokenizerSettings, train_tokeniz
 from headstock.errors import HeadstockError
 from headstock.logs import messages_to
 from headstock.tasks.class_labels import find_classes
-from headstock.tasks.classify import Classify, EncodedTexts
+from headstock.tasks.classify import Classify
+from headstock.tasks.labelled import EncodedRows
 from headstock.train.distributed import DistributedContext
 from headstock.train.fit import LabelledData, fit
 from headstock.train.labelled_data import require_labels, subset
@@ -72,7 +73,7 @@ HAS_TRAINER = importlib.util.find_spec("accelerate") is not None
 class Workload:
     tokenizer: Tokenizer
     classes: tuple[str, ...]
-    train: EncodedTexts
+    train: EncodedRows
     description: str  # of the rows
     batch: int
     dropout: float
@@ -139,7 +140,7 @@ def random_workload(rows: int, batch: int, dropout: float) -> Workload:
     tokens = [generator.integers(16, VOCABULARY, length).tolist() for length in lengths]
     tokenizer = train_tokenizer(["un livre"], TokenizerSettings(vocabulary=300))  # only its special tokens are used
     sources = [f"row {i}" for i in range(rows)]
-    train = EncodedTexts(tokens, generator.integers(0, 2, rows), sources, bytes=0)
+    train = EncodedRows(tokens, generator.integers(0, 2, rows), sources)
     return Workload(tokenizer, ("0", "1"), train, "of random tokens with realistic lengths", batch, dropout)
 
 
@@ -268,7 +269,7 @@ def time_transformers(workload: Workload, steps: int, *, group_by_length: bool) 
     task = make_task(workload.tokenizer, workload.classes)
     assert workload.train.labels is not None
     rows = [
-        {"input_ids": task.rows(tokens, CONTEXT)[0], "label": int(label)}
+        {"input_ids": task.sequences(tokens, CONTEXT)[0], "label": int(label)}
         for tokens, label in zip(workload.train.tokens, workload.train.labels, strict=True)
     ]
     collate, timer = CountingCollator(workload.tokenizer), StepTimer()

@@ -67,7 +67,7 @@ def make_backends(run: Path, folder: Path, threads: int) -> dict[str, Callable[[
 
     def ours(row: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            return model.heads["label"](task.read(model, Batch(torch.from_numpy(row)))).numpy()
+            return model.heads["label"](task.pooled_features(model, Batch(torch.from_numpy(row)))).numpy()
 
     def onnx(name: str) -> Callable[[np.ndarray], np.ndarray]:
         session = open_session(folder / "onnx" / name, threads=threads)
@@ -110,7 +110,7 @@ def main() -> None:
         loaded = headstock.load(run, device="cpu")
         backends = make_backends(run, Path(folder), args.threads)
         task, texts = loaded.classification_task(), random_texts(args.texts, longest=args.words, seed=1)
-        rows = [np.array(task.rows(ids, 256)) for ids in loaded.tokenizer.encode_batch(texts)]
+        rows = [np.array(task.sequences(ids, 256)) for ids in loaded.tokenizer.encode_batch(texts)]
         seconds, differences = measure(backends, rows)
         parameters = loaded.model.parameter_counts()["total"]
         files = {name: (Path(folder) / "onnx" / file).stat().st_size for name, file in FILES.items()}

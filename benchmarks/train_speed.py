@@ -42,7 +42,7 @@ from headstock.kernels import cross_entropy
 from headstock.model.backbones import transformer
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.planner.machine import device_name, synchronize
-from headstock.tasks.classify import EncodedTexts
+from headstock.tasks.labelled import EncodedRows
 from headstock.train import loop
 from headstock.train.callbacks import Event
 from headstock.train.distributed import DistributedContext
@@ -195,12 +195,12 @@ def open_text(file: str | None, cache: Path | None, *, lines: int) -> Iterator[T
         yield Text(path, folder)
 
 
-def random_reviews(workload: Workload) -> EncodedTexts:
+def random_reviews(workload: Workload) -> EncodedRows:
     count = 1600 if workload.steps > 4 else 40
     generator = np.random.default_rng(0)
     lengths = np.maximum(9, generator.lognormal(LOG_LENGTH, LOG_DEVIATION, count).astype(int))
     tokens = [generator.integers(16, workload.vocabulary, length).tolist() for length in lengths]
-    return EncodedTexts(tokens, generator.integers(0, 2, count), [f"row {i}" for i in range(count)], bytes=0)
+    return EncodedRows(tokens, generator.integers(0, 2, count), [f"row {i}" for i in range(count)])
 
 
 # Headstock

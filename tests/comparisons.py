@@ -32,7 +32,7 @@ def done(stock, files, tmp_path_factory):
     fit, fit_baseline = evaluation.fit, TfidfClassifier.fit
 
     def spy(chosen, task, weights, data, **more):
-        seen.append((set(data.train.places), set(data.valid.places)))
+        seen.append((set(data.train.locations), set(data.valid.locations)))
         return fit(chosen, task, weights, data, **more)
 
     def spy_baseline(self, texts, labels, valid_texts, valid_labels, *, seed):

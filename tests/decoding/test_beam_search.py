@@ -86,8 +86,10 @@ def test_with_room_for_every_prefix_it_finds_the_best_of_all(family, seed, penal
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_one_beam_is_greedy(family, seed, penalty):
     model, beside = any_model(family, seed)
-    found = beam_search(model, PROMPTS, beams=1, max_tokens=9, end=4, length_penalty=penalty, forbidden=[7], **beside)
-    greedy = generate(model, PROMPTS, max_tokens=9, end=4, sampling=GREEDY, forbidden=[7], **beside)
+    found = beam_search(
+        model, PROMPTS, beams=1, max_tokens=9, end=4, length_penalty=penalty, suppress_tokens=[7], **beside
+    )
+    greedy = generate(model, PROMPTS, max_tokens=9, end=4, sampling=GREEDY, suppress_tokens=[7], **beside)
     assert [[(h.tokens, h.ended) for h in row] for row in found] == [[(c.tokens, c.ended)] for c in greedy]
 
 
@@ -172,7 +174,7 @@ def test_forbidden_tokens_never_come():
     model, _ = any_model("causal")
     free = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None)
     forbidden = sorted({token for row in free for h in row for token in h.tokens})[:5]
-    held = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None, forbidden=forbidden)
+    held = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None, suppress_tokens=forbidden)
     assert not {token for row in held for h in row for token in h.tokens} & set(forbidden)
     assert all(len(h.tokens) == 10 for row in held for h in row)
 

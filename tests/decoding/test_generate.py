@@ -88,19 +88,17 @@ def test_rows_end_at_their_own_time():
 def test_a_stop_rule_ends_a_row_and_its_last_token_stays():
     model = small_model()
     free = [c.tokens for c in generate(model, PROMPTS, max_tokens=9, sampling=GREEDY)]
-    heard: list[tuple[int, int]] = []
-    made = generate(
-        model,
-        PROMPTS,
-        max_tokens=9,
-        sampling=GREEDY,
-        stop=lambda row, tokens: len(tokens) == 2 * row + 1,
-        watch=lambda row, token: heard.append((row, token)),
-    )
+    calls: list[tuple[int, int]] = []
+
+    def stop(row: int, tokens: list[int]) -> bool:
+        calls.append((row, tokens[-1]))
+        return len(tokens) == 2 * row + 1
+
+    made = generate(model, PROMPTS, max_tokens=9, sampling=GREEDY, stop=stop)
     assert [c.tokens for c in made] == [tokens[: 2 * row + 1] for row, tokens in enumerate(free)]
     assert [c.ended for c in made] == ["stop"] * 4
     for row, continuation in enumerate(made):
-        assert [token for place, token in heard if place == row] == continuation.tokens
+        assert [token for index, token in calls if index == row] == continuation.tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
@@ -108,7 +106,7 @@ def test_forbidden_tokens_never_come(sampling):
     model = small_model()
     free = generate(model, PROMPTS, max_tokens=10, sampling=sampling, seeds=SEEDS)
     forbidden = sorted({token for c in free for token in c.tokens})[:5]
-    made = generate(model, PROMPTS, max_tokens=10, sampling=sampling, seeds=SEEDS, forbidden=forbidden)
+    made = generate(model, PROMPTS, max_tokens=10, sampling=sampling, seeds=SEEDS, suppress_tokens=forbidden)
     assert not {token for c in made for token in c.tokens} & set(forbidden)
     assert all(len(c.tokens) == 10 for c in made)
 
@@ -191,7 +189,7 @@ def test_looking_seldom_as_for_a_gpu_changes_no_text(monkeypatch, recorded, posi
     often = generate(model, MANY, **options)
     alone = one_by_one(model, MANY, **options)
     assert [c.tokens for c in often] == [c.tokens for c in alone]
-    monkeypatch.setattr(generation, "STRETCH", {})
+    monkeypatch.setattr(generation, "STEPS_PER_CHECK", {})
     if recorded:
         monkeypatch.setattr(generation, "can_capture", held_fast)
         monkeypatch.setattr(generation, "capture_step", lambda step, tokens: step)
@@ -203,9 +201,9 @@ def test_looking_seldom_as_for_a_gpu_changes_no_text(monkeypatch, recorded, posi
 def test_rows_that_are_done_are_not_read_for_long(monkeypatch):
     """Each row stops at a token of its own number; those that have are left out once they are a quarter."""
     model, read = small_model(context=40), []
-    one_more = generation._Reader.one_more
+    one_more = generation._Decoder.decode_step
     monkeypatch.setattr(
-        generation._Reader, "one_more", lambda self, tokens: read.append(len(tokens)) or one_more(self, tokens)
+        generation._Decoder, "decode_step", lambda self, tokens: read.append(len(tokens)) or one_more(self, tokens)
     )
     made = generate(
         model, MANY[:12], max_tokens=30, sampling=GREEDY, stop=lambda row, tokens: len(tokens) == 1 + 2 * row

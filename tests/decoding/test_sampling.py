@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from headstock.decoding.sampling import Sampling, choose, penalise
+from headstock.decoding.sampling import Sampling, choose, penalize_repetition
 from headstock.errors import ConfigError
 
 SCORES = [0.5, -1.0, 2.0, 1.5, -3.0, 0.4]  # the highest is not the first, which a faulty rule might fall back on
@@ -15,7 +15,7 @@ MANY = 20_000
 def shares(how: Sampling, scores: list[float] = SCORES) -> list[float]:
     """How often each token is chosen when luck is spread evenly over [0, 1)."""
     luck = torch.arange(MANY) / MANY
-    chosen = choose(torch.tensor([scores]).expand(MANY, -1), how, luck=luck)
+    chosen = choose(torch.tensor([scores]).expand(MANY, -1), how, draws=luck)
     return (torch.bincount(chosen, minlength=len(scores)) / MANY).tolist()
 
 
@@ -97,24 +97,24 @@ def test_what_is_ruled_out_never_comes():
     scores = [1.0, float("-inf"), 0.0, float("-inf")]
     for how in (Sampling(), Sampling(top_p=0.999), Sampling(top_k=3), Sampling(min_p=0.0)):
         for luck in (0.0, 0.5, 1 - 2**-24):
-            assert choose(torch.tensor([scores]), how, luck=torch.tensor([luck])).item() in (0, 2)
+            assert choose(torch.tensor([scores]), how, draws=torch.tensor([luck])).item() in (0, 2)
 
 
 def test_rows_do_not_disturb_each_other():
     scores = torch.randn(5, 11, generator=torch.Generator().manual_seed(0))
     luck = torch.rand(5, generator=torch.Generator().manual_seed(1))
     for how in (Sampling(), Sampling(top_k=4), Sampling(top_p=0.7), Sampling(min_p=0.2)):
-        together = choose(scores, how, luck=luck).tolist()
-        assert together == [choose(scores[i : i + 1], how, luck=luck[i : i + 1]).item() for i in range(5)]
+        together = choose(scores, how, draws=luck).tolist()
+        assert together == [choose(scores[i : i + 1], how, draws=luck[i : i + 1]).item() for i in range(5)]
 
 
 def test_the_repetition_penalty_weakens_what_was_seen_whatever_its_sign():
     seen = torch.tensor([[True, True, False]])
-    weaker = penalise(torch.tensor([[3.0, -1.0, 2.0]]), seen, 2.0)
+    weaker = penalize_repetition(torch.tensor([[3.0, -1.0, 2.0]]), seen, 2.0)
     assert weaker.tolist() == [[1.5, -2.0, 2.0]]
     greedy = Sampling(temperature=0.0, repetition_penalty=2.0)
-    assert choose(torch.tensor([[3.0, -1.0, 2.0]]), greedy, seen=seen).item() == 2
-    assert choose(torch.tensor([[3.0, -1.0, 2.0]]), greedy, seen=~seen).item() == 0
+    assert choose(torch.tensor([[3.0, -1.0, 2.0]]), greedy, in_text=seen).item() == 2
+    assert choose(torch.tensor([[3.0, -1.0, 2.0]]), greedy, in_text=~seen).item() == 0
 
 
 def test_wrong_settings_are_named_all_at_once():

@@ -68,8 +68,8 @@ def test_rows_held_out_of_the_training_file_are_not_trained_on(stock, files, tmp
     results = compare(stock, train=files["train"], out=tmp_path, arms=["scratch"], seeds=2, settings=SETTINGS)
     assert results["measured_on"] == "valid" and results["measured_rows"] == 6  # a tenth of 60
     for data in seen:
-        assert len(data.train.places) == 54
-        assert not set(data.train.places) & set(data.valid.places)
+        assert len(data.train.locations) == 54
+        assert not set(data.train.locations) & set(data.valid.locations)
     evaluated = headstock.load(tmp_path / "runs" / "scratch-54").evaluate()
     assert evaluated["rows"] == 6
     assert evaluated["accuracy"] == results["cells"][0]["accuracy"]

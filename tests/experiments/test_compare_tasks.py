@@ -11,8 +11,7 @@ from headstock.experiments.compare import compare
 from headstock.experiments.evaluation import add_error_analysis
 from headstock.experiments.tables import comparison_table
 from headstock.tasks.answer import NO_ANSWER, excerpt
-from headstock.tasks.entities import entities
-from headstock.tasks.squad_metrics import exact_match, f1
+from headstock.tasks.text_metrics import answer_f1, entities, exact_match
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 from tests.experiments.small import (
@@ -84,7 +83,7 @@ def test_answers_are_scored_as_squad_does(compared, task_files):
     (made,) = [made for made in results["cells"] if (made["arm"], made["seed"]) == ("scratch", 0)]
     exact = [exact_match(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
     assert made["exact_match"] == made["accuracy"] == pytest.approx(np.mean(exact))
-    overlaps = [f1(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
+    overlaps = [answer_f1(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
     assert made["f1"] == pytest.approx(np.mean(overlaps), abs=1e-5)
     told = results["details"]["arms"]["scratch"]
     assert "confusion" not in told and "label_errors" not in results["details"]

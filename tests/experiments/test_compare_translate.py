@@ -13,7 +13,7 @@ from headstock.experiments.compare import compare
 from headstock.experiments.tables import comparison_table
 from headstock.logs import messages_to
 from headstock.report.pages import write_report
-from headstock.tasks.translation_metrics import bleu
+from headstock.tasks.text_metrics import bleu
 from tests.tasks.parallel import SMALL, sentences, write
 
 SETTINGS = {"batch_tokens": 400, "lr": 1e-2, "epochs": 2.0, "beams": 1}

@@ -184,7 +184,7 @@ def test_invalid_input_is_refused(tokenizer):
     ):
         explain_prediction(make_pipeline(tokenizer), [long])
     tagger = make_pipeline(tokenizer, "tag", task_classes=("A", "B"))
-    with pytest.raises(UserError, match="is a tagger of words; predictions are explained for classifiers"):
+    with pytest.raises(UserError, match="is a word tagger; predictions are explained for classifiers"):
         explain_prediction(tagger, [TEXT])
     with pytest.raises(UserError, match="no left-to-right language model"):
         explain_prediction(make_pipeline(tokenizer, "denoise", family="seq2seq"), [TEXT])

@@ -12,7 +12,8 @@ from headstock.model.backbone import Backbone
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Output
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts
+from headstock.tasks.classify import Classify, ClassifyConfig
+from headstock.tasks.labelled import EncodedRows
 from tests.model.small import stir
 
 TEXTS = ["Anne likes Paris.", "Ben finds the sea. Zoë sees home.", "le café"]
@@ -62,14 +63,14 @@ def make(tokenizer, kind, **settings):
     model = Model(backbone, task.heads(backbone)).double().eval()
     stir(model, spread=0.5)
     tokens = tokenizer.encode_batch(settings.get("texts", TEXTS))
-    return model, task, EncodedTexts(tokens, None, [str(i) for i in range(len(tokens))], 0)
+    return model, task, EncodedRows(tokens, None, [str(i) for i in range(len(tokens))])
 
 
 @torch.no_grad()
 def score(model, task, data, row, target, change=lambda x: x, length=LENGTH):
     """The score of a class against the mean of all, with the embeddings (rows, T, D) changed on their way."""
     hook = model.backbone.tokens.register_forward_hook(lambda module, inputs, output: change(output))
-    scores = model.heads["label"](task.read(model, task.examples(data, length=length).batch([row])))[0]
+    scores = model.heads["label"](task.pooled_features(model, task.examples(data, length=length).batch([row])))[0]
     hook.remove()
     return float(scores[target] - scores.mean())
 
@@ -111,7 +112,7 @@ def test_without_a_token_means_masked_where_the_model_knows_a_mask(tokenizer):
     for place, (_, weight) in enumerate(weighed):
         hidden = list(data.tokens[0])
         hidden[place] = tokenizer.mask
-        without = EncodedTexts([hidden], None, ["0"], 0)
+        without = EncodedRows([hidden], None, ["0"])
         assert weight == pytest.approx(score(model, task, data, 0, 2) - score(model, task, without, 0, 2), abs=1e-12)
 
 
@@ -188,7 +189,7 @@ def test_all_tokens_are_told_in_their_order_but_not_the_opening_mark(tokenizer, 
 
 def test_the_other_texts_do_not_matter(tokenizer):
     model, task, data = make(tokenizer, "masked")
-    alone = EncodedTexts([data.tokens[2]], None, ["2"], 0)
+    alone = EncodedRows([data.tokens[2]], None, ["2"])
     assert token_attributions(model, task, data, 2, target=1, length=LENGTH) == token_attributions(
         model, task, alone, 0, target=1, length=LENGTH
     )
@@ -200,7 +201,7 @@ LONG = " ".join(["Anne likes the sea.", "Ben finds Paris.", "Zoë sees home."] *
 @pytest.mark.parametrize("long", ["head", "tail", "head+tail"])
 def test_only_what_was_read_is_told(tokenizer, long):
     model, task, data = make(tokenizer, "masked", texts=[LONG], long=long)
-    (row,) = task.rows(data.tokens[0], LENGTH)
+    (row,) = task.sequences(data.tokens[0], LENGTH)
     weighed = token_attributions(model, task, data, 0, target=0, length=LENGTH)
     assert len(data.tokens[0]) > LENGTH == len(row)
     assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in row[1:]]

@@ -165,7 +165,7 @@ def test_an_empty_text_is_told_from_the_opening_mark_alone(run):
     model = headstock.load(run)
     opening = Batch(torch.tensor([[model.task.bos]]))
     with torch.no_grad():
-        wanted = model.task.probabilities(model.model, opening)[0].tolist()
+        wanted = model.task.outputs(model.model, opening)[0].tolist()
     row = model.predict(["Anne sees", "", "Paris"])[1]
     assert list(row["probabilities"].values()) == pytest.approx(wanted, abs=1e-5)
     assert model.predict("")[0] == row

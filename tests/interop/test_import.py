@@ -336,7 +336,7 @@ def test_everything_works_on_an_imported_run(tmp_path):
     tuned = load(tmp_path / "tuned", device="cpu")
     assert tuned.config.task.closed and tuned.config.task.opening == "cls"
     t = tuned.tokenizer
-    assert tuned.task.rows(t.encode("ab"), 24) == [[t.cls, *t.encode("ab"), t.sep]]
+    assert tuned.task.sequences(t.encode("ab"), 24) == [[t.cls, *t.encode("ab"), t.sep]]
     assert export_run(tmp_path / "tuned", tmp_path / "out")["architecture"] == "BertForSequenceClassification"
 
 

@@ -83,7 +83,7 @@ def test_the_two_texts_are_told_apart_where_one_mark_serves_for_all(tmp_path):
     task.bos = task.separator
     batch = task.examples(task.prepare(records(("abc", "d?", ["b"]))), length=32).batch([0])
     assert batch.segments.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
-    scores, context = task.scores(model_for(task), batch)
+    scores, context = task.log_probabilities(model_for(task), batch)
     assert context.tolist() == [[False] * 4 + [True] * 3 + [False]]
     assert scores.isfinite().all(-1).tolist() == [[True, *[False] * 3, *[True] * 3, False]]
 
@@ -92,7 +92,7 @@ def test_the_two_texts_are_told_apart_where_one_mark_serves_for_all(tmp_path):
 @example(31, 30, None)
 @example(30, 30, None)
 def test_windows_cover_the_context_in_order_and_none_is_idle(count, room, stride):
-    found = make(stride=stride).windows(count, room)
+    found = [(window.start, window.end) for window in make(stride=stride).windows(count, room)]
     assert found[0][0] == 0
     assert found[-1][1] == count
     assert all(begin < end <= begin + room for begin, end in found) or count == 0
@@ -110,7 +110,7 @@ def test_a_long_context_is_read_in_windows_of_one_example():
     examples = task.examples(data, length=16)
     batch = examples.batch([1, 0])
     assert batch.example_ids.tolist() == [0, 1, 1, 1, 1, 1]
-    windows = task.windows(30, 10)
+    windows = [(window.start, window.end) for window in task.windows(30, 10)]
     assert [begin for begin, _ in windows] == [0, 5, 10, 15, 20]
     starts, ends = batch.labels["start"].tolist(), batch.labels["end"].tolist()
     for row, (begin, end) in enumerate(windows, 1):
@@ -136,9 +136,9 @@ def test_questions_about_one_text_share_it():
     data = task.prepare(records(("abc", "a?", ["b"]), ("abcd", "b?", []), ("abc", "c?", ["c"])))
     assert data.passages[0] is data.passages[2]
     assert data.labels == [["b"], [], ["c"]]
-    assert data.gold == [(1, 1), None, (2, 2)]
+    assert data.answer_spans == [(1, 1), None, (2, 2)]
     part = data.select([2, 1])
-    assert (part.ids, part.places, part.labels) == (["q2", "q1"], ["q.json:3", "q.json:2"], [["c"], []])
+    assert (part.ids, part.locations, part.labels) == (["q2", "q1"], ["q.json:3", "q.json:2"], [["c"], []])
 
 
 def test_a_long_question_is_cut_and_a_row_too_short_for_any_context_refused():
@@ -166,21 +166,21 @@ def test_the_tokens_of_an_answer_cover_it_and_little_more(kind, data):
         return
     task = make(PIECES[kind])
     made = task.prepare(records((context, "the cat", [(context[begin:end], begin)])))
-    passage, (first, last) = made.passages[0], made.gold[0]
+    passage, (first, last) = made.passages[0], made.answer_spans[0]
     wanted = context[begin:end].strip()
     at = begin + context[begin:end].index(wanted)
     start, stop = passage.characters(first, last)
     assert start <= at
     assert stop >= at + len(wanted)
     assert passage.text[start:stop] == passage.text[start:stop].strip()
-    assert passage.spans[first, 1] > begin  # neither end token lies wholly outside
-    assert passage.spans[last, 0] < end
+    assert passage.offsets[first, 1] > begin  # neither end token lies wholly outside
+    assert passage.offsets[last, 0] < end
 
 
 def test_an_answer_inside_a_token_takes_the_whole_token():
     task = make(PIECES["wordpiece"])
     made = task.prepare(records(("the cat sat", "the", [("a", 5)])))
-    first, last = made.gold[0]
+    first, last = made.answer_spans[0]
     begin, end = made.passages[0].characters(first, last)
     assert first == last
     assert begin <= 5 < end
@@ -188,8 +188,8 @@ def test_an_answer_inside_a_token_takes_the_whole_token():
 
 def test_an_answer_that_no_token_stands_for_is_in_no_window():
     passage = Passage("a b", [1, 2], np.array([[0, 1], [2, 3]]))
-    assert passage.tokens_of(1, 2) is None
-    assert passage.tokens_of(0, 3) == (0, 1)
+    assert passage.token_span(1, 2) is None
+    assert passage.token_span(0, 3) == (0, 1)
 
 
 # The loss

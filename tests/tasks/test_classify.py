@@ -19,9 +19,11 @@ from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX, Batch, pad
 from headstock.model.heads import pool
 from headstock.model.model import Model
-from headstock.tasks.base import pad_with_special_tokens, padded_batch
+from headstock.tasks.base import padded_batch
 from headstock.tasks.class_labels import balanced_weights, find_classes, label_numbers
-from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts, as_predictions
+from headstock.tasks.classify import Classify, ClassifyConfig, class_predictions
+from headstock.tasks.labelled import EncodedRows
+from headstock.tasks.special_tokens import pad_with_special_tokens
 from headstock.train.evaluate import cache_features
 from tests.model.small import small_backbone, stir
 
@@ -36,7 +38,7 @@ def make(**config):
 
 def labelled(*texts, labels=None):
     tokens = [TOKENIZER.encode(text) for text in texts]
-    return EncodedTexts(tokens, None if labels is None else np.array(labels), [f"t:{i}" for i in range(len(tokens))], 0)
+    return EncodedRows(tokens, None if labels is None else np.array(labels), [f"t:{i}" for i in range(len(tokens))])
 
 
 def model_for(task, *, seed=0, **backbone):
@@ -73,7 +75,7 @@ def test_a_batch_is_the_rows_of_its_texts_whether_they_are_long_or_not(long, clo
     task, data = make(long=long, closed=closed), labelled("abc", "", "j", "abcdefgh", "ghijabcdefgh")
     examples = task.examples(data, length=8)
     for chosen in ([0, 1, 2], [2, 0], [1], [3, 0], [4, 2]):
-        rows = [row for i in chosen for row in task.rows(data.tokens[i], 8)]
+        rows = [row for i in chosen for row in task.sequences(data.tokens[i], 8)]
         tokens, padding = pad(rows, task.pad_id)
         batch = examples.batch(chosen)
         assert torch.equal(batch.tokens, tokens)
@@ -87,7 +89,7 @@ def test_a_batch_is_the_rows_of_its_texts_whether_they_are_long_or_not(long, clo
 @example(10, 10, "windows")
 def test_a_row_holds_as_much_as_fits(count, length, long):
     task, tokens, room = make(long=long), list(range(100, 100 + count)), length - 1
-    rows = task.rows(tokens, length)
+    rows = task.sequences(tokens, length)
     assert all(row[0] == task.bos and len(row) <= length for row in rows)
     parts = [row[1:] for row in rows]
     if count <= room:
@@ -115,13 +117,13 @@ def test_a_text_in_windows_is_the_mean_of_its_windows(how):
     model = model_for(task)
     data = labelled("abc" * 9, "jihg", "fedcba" * 3)
     batch = task.examples(data, length=8).batch([0, 1, 2])
-    rows = [task.rows(tokens, 8) for tokens in data.tokens]
+    rows = [task.sequences(tokens, 8) for tokens in data.tokens]
     assert len(batch.tokens) == sum(map(len, rows)) > 6
-    together = task.read(model, batch)
+    together = task.pooled_features(model, batch)
     for text, windows in enumerate(rows):
         alone = [pool(model(Batch(torch.tensor([row]))).hidden, None, how)[0] for row in windows]
         assert torch.allclose(together[text], torch.stack(alone).mean(0), atol=1e-5)
-    assert len(task.probabilities(model, batch)) == 3
+    assert len(task.outputs(model, batch)) == 3
 
 
 @torch.no_grad()
@@ -154,10 +156,10 @@ def test_longer_neighbours_change_nothing(how, causal):
     task = make(pool=how)
     model = model_for(task, causal=causal)
     examples = task.examples(labelled("abc", "jihgfedcba" * 2, "fd", ""), length=32)
-    together = task.probabilities(model, examples.batch([0, 1, 2, 3]))
+    together = task.outputs(model, examples.batch([0, 1, 2, 3]))
     assert torch.allclose(together.sum(1), torch.ones(4), atol=1e-6)
     for i in range(4):
-        alone = task.probabilities(model, examples.batch([i]))[0]
+        alone = task.outputs(model, examples.batch([i]))[0]
         assert torch.allclose(together[i], alone, atol=1e-5)
     blind = causal and how == "cls"  # only ever sees the opening mark
     assert blind or (together[0] - together[2]).abs().max() > 1e-3  # the control: texts that differ are told apart
@@ -169,9 +171,9 @@ def test_the_padding_could_hold_anything(how):
         task = make(pool=how)
         model = model_for(task, causal=causal)
         batch = task.examples(labelled("abc", "jihgfedcba"), length=32).batch([0, 1])
-        before = task.read(model, batch)
+        before = task.pooled_features(model, batch)
         batch.tokens[batch.padding] = TOKENIZER.encode("e")[0]
-        assert torch.allclose(task.read(model, batch), before, atol=1e-6)
+        assert torch.allclose(task.pooled_features(model, batch), before, atol=1e-6)
 
 
 @pytest.mark.parametrize("padded", [True, False])
@@ -192,7 +194,7 @@ def test_last_is_the_last_real_token():
     model = model_for(task)
     batch = task.examples(labelled("abc", "jihgfedcba"), length=32).batch([0, 1])
     hidden = model(batch).hidden
-    vectors = task.read(model, batch)
+    vectors = task.pooled_features(model, batch)
     assert torch.equal(vectors[0], hidden[0, 3])  # the opening mark and three letters
     assert torch.equal(vectors[1], hidden[1, 10])
 
@@ -202,7 +204,7 @@ def test_only_a_model_that_looks_ahead_can_read_a_text_at_its_beginning(causal):
     task = make(pool="cls")
     model = model_for(task, causal=causal)
     examples = task.examples(labelled("abcde", "abcdj", "jhgfi"), length=32)
-    vectors = task.read(model, examples.batch([0, 1, 2]))
+    vectors = task.pooled_features(model, examples.batch([0, 1, 2]))
     assert torch.allclose(vectors[0], vectors[1], atol=1e-6) == causal
     assert torch.allclose(vectors[0], vectors[2], atol=1e-6) == causal
 
@@ -216,7 +218,7 @@ def test_features_of_a_frozen_backbone_stand_for_the_texts():
         batch = task.examples(fixed, length=8).batch([2, 0])
         whole = task.examples(data, length=8).batch([2, 0])
         assert torch.equal(batch.labels["label"], torch.tensor([1, 2]))
-        assert torch.allclose(task.probabilities(model, batch), task.probabilities(model, whole), atol=1e-5)
+        assert torch.allclose(task.outputs(model, batch), task.outputs(model, whole), atol=1e-5)
 
 
 # What it costs to be wrong
@@ -227,7 +229,7 @@ def scored(task, labels):
     model = model_for(task)
     texts = [LETTERS[i:] + LETTERS[:i] for i in range(len(labels))]
     batch = task.examples(labelled(*texts, labels=labels), length=32).batch(range(len(labels)))
-    return model, batch, model.heads["label"](task.read(model, batch))
+    return model, batch, model.heads["label"](task.pooled_features(model, batch))
 
 
 def head_gradient(model, loss):
@@ -270,7 +272,7 @@ def test_classes_of_their_own_lose_the_mean_over_them(weights, smoothing):
     assert sums["label"].item() == pytest.approx(full.item(), rel=1e-6)
     assert torch.allclose(head_gradient(model, sums["label"]), head_gradient(model, full), atol=1e-6)
     assert task.counts(batch) == {"label": 5}
-    probabilities = task.probabilities(model, batch)[kept]
+    probabilities = task.outputs(model, batch)[kept]
     chosen = probabilities > 0.5
     metrics = task.score({name: value.item() for name, value in sums.items()}, task.counts(batch), size=0)
     assert metrics["accuracy"] == pytest.approx((chosen == wanted.bool()).all(1).float().mean().item())
@@ -308,7 +310,7 @@ def test_classes_come_in_their_natural_order():
 
 
 def test_one_class_is_none():
-    with pytest.raises(UserError, match=r"^train.csv: one class only, 'pos'; there must be at least two"):
+    with pytest.raises(UserError, match=r"^train.csv: only one class, 'pos'; there must be at least two"):
         find_classes(records("pos", "pos"), None)
 
 
@@ -367,8 +369,8 @@ def test_many_texts_are_told_as_each_by_itself_and_as_plain_numbers_would(separa
     found = np.random.default_rng(0).random((5000, 3), dtype=np.float32)
     found[: len(ties)] = ties[:, None]
     found[-2:] = [[0.25, 0.5, 0.5], [1.0, 0.0, 0.75]]
-    told = as_predictions(config, list(found))
-    assert told == [as_predictions(config, [row])[0] for row in found]
+    told = class_predictions(config, list(found))
+    assert told == [class_predictions(config, [row])[0] for row in found]
     for said, row in zip(told, found.tolist(), strict=True):
         assert said["probabilities"] == {name: round(p, 6) for name, p in zip(config.classes, row, strict=True)}
         if separator is None:
@@ -379,4 +381,4 @@ def test_many_texts_are_told_as_each_by_itself_and_as_plain_numbers_would(separa
             assert said["labels"] == [name for name, p in zip(config.classes, row, strict=True) if p > 0.5]
             assert said["label"] == "|".join(said["labels"])
     assert {type(p) for said in told for p in said["probabilities"].values()} == {float}
-    assert as_predictions(config, []) == []
+    assert class_predictions(config, []) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.tasks.entities import entities, entity_counts, is_entity_scheme
+from headstock.tasks.text_metrics import entities, entity_counts, is_entity_scheme
 
 CASES = [
     ("O O", []),

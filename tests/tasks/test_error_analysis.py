@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from headstock.data.records import Records
 from headstock.report.error_section import confusion_pairs
 from headstock.rng import generator
-from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts
+from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.tasks.error_analysis import (
     calibration,
-    class_errors,
     confusion,
     confusions,
     label_errors,
     length_effect,
+    most_confident_errors,
 )
+from headstock.tasks.labelled import EncodedRows
 
 CLASSES = ["bad", "fair", "good"]
 
@@ -88,7 +89,7 @@ def test_length_does_not_matter_where_it_does_not():
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "what"), [(50, 4, "mistakes"), (50, 0, "mistakes"), (4, 50, "right answers")]
+    ("right", "wrong", "what"), [(50, 4, "errors"), (50, 0, "errors"), (4, 50, "correct predictions")]
 )
 def test_a_handful_says_nothing_about_length(right, wrong, what):
     found = length_effect(list(range(right)), [1000] * wrong)
@@ -98,15 +99,16 @@ def test_a_handful_says_nothing_about_length(right, wrong, what):
 def test_the_surest_mistakes_come_first():
     probabilities = np.array([[0.6, 0.4], [0.99, 0.01], [0.2, 0.8], [0.05, 0.95], [0.9, 0.1]])
     true = np.array([1, 0, 0, 0, 1])  # wrong: 0 (0.6), 2 (0.8), 3 (0.95), 4 (0.9)
-    assert class_errors(probabilities, true) == [3, 4, 2, 0]
-    assert class_errors(probabilities, true, limit=2) == [3, 4]
+    confidence, correct = probabilities.max(1), probabilities.argmax(1) == true
+    assert most_confident_errors(confidence, correct) == [3, 4, 2, 0]
+    assert most_confident_errors(confidence, correct, limit=2) == [3, 4]
 
 
 def test_a_classifiers_mistakes_are_named_and_attributed():
     probabilities = np.array([[0.6, 0.4], [0.99, 0.01], [0.2, 0.8], [0.05, 0.95], [0.9, 0.1]])
     rows = Records("a.csv", [1, 2, 3, 4, 5], {"text": list("abcde"), "label": ["yes", "no", "no", "no", "yes"]})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    data = EncodedTexts([], np.array([1, 0, 0, 0, 1]), [], 0)
+    data = EncodedRows([], np.array([1, 0, 0, 0, 1]), [])
     analysis = task.error_analysis(rows, data, list(probabilities), attribute=lambda row, target: [("x", row + target)])
     assert [mistake["place"] for mistake in analysis["mistakes"]] == ["a.csv:4", "a.csv:5", "a.csv:3", "a.csv:1"]
     assert analysis["mistakes"][0] == {

@@ -68,7 +68,7 @@ def test_in_masked_rows_the_state_before_a_hidden_token_must_give_it(stores):
     batch = examples.batch(range(len(examples)))
     rows = examples.windows.rows(range(len(examples)))
     masked = ~batch.causal.numpy()
-    plain = np.where(rows.shown == tokenizer.bos, tokenizer.cls, rows.shown)[masked]
+    plain = np.where(rows.tokens == tokenizer.bos, tokenizer.cls, rows.tokens)[masked]
     shown, wanted = batch.tokens.numpy()[masked], batch.labels["masked"].numpy()[masked]
     assert (plain == tokenizer.cls).any()
     places = wanted != IGNORE_INDEX

@@ -4,8 +4,8 @@ import pytest
 
 from headstock.data.records import Records
 from headstock.errors import UserError
+from headstock.tasks.class_labels import label_warnings
 from headstock.tasks.classify import Classify, ClassifyConfig
-from headstock.tasks.label_checks import label_warnings
 
 
 def rows(labels, texts=None, source="train.csv"):

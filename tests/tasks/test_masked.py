@@ -31,7 +31,7 @@ def stores(corpus):
 
 def plain_rows(task, store, length, *, seed, epoch):
     """The same windows with nothing hidden."""
-    marks = {"start": task.bos, "end": task.eos, "filler": task.pad_id}
+    marks = {"bos": task.bos, "eos": task.eos, "filler": task.pad_id}
     windows = PackedWindows(store, length, **marks, seed=seed, epoch=epoch)
     return windows.rows(range(len(windows)))
 
@@ -52,9 +52,9 @@ def test_what_is_not_hidden_is_shown_and_what_is_hidden_is_wanted(stores, seed):
     batch = whole(task.examples(found.train, length=64, seed=seed, epoch=2))
     tokens, labels = batch.tokens.numpy(), batch.labels["token"].numpy()
     hidden = labels != IGNORE_INDEX
-    assert np.array_equal(labels[hidden], rows.shown[hidden])
-    assert np.array_equal(tokens[~hidden], rows.shown[~hidden])
-    opening = rows.shown == tokenizer.cls
+    assert np.array_equal(labels[hidden], rows.tokens[hidden])
+    assert np.array_equal(tokens[~hidden], rows.tokens[~hidden])
+    opening = rows.tokens == tokenizer.cls
     assert opening.sum() == found.train.documents
     assert rows.padding.any()
     assert not (hidden & (opening | rows.padding)).any()
@@ -71,7 +71,7 @@ def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stor
         rows = plain_rows(task, found.train, 64, seed=1, epoch=epoch)
         batch = whole(task.examples(found.train, length=64, seed=1, epoch=epoch))
         places = batch.labels["token"].numpy() != IGNORE_INDEX
-        shown, were = batch.tokens.numpy()[places], rows.shown[places]
+        shown, were = batch.tokens.numpy()[places], rows.tokens[places]
         other = shown[(shown != tokenizer.mask) & (shown != were)]
         replacements.append(other)
         allowed += found.train.tokens - found.train.documents  # every document has one opening mark
@@ -83,13 +83,13 @@ def test_of_the_hidden_tokens_most_are_masks_some_noise_and_some_themselves(stor
 
     assert near(hidden, allowed, 0.15)
     assert near(masks, hidden, 0.8)
-    by_chance = 0.1 / len(task.masker.words)  # a random token may be the hidden one itself
+    by_chance = 0.1 / len(task.masker.ordinary_tokens)  # a random token may be the hidden one itself
     assert near(noise, hidden, 0.1 - by_chance)
     assert near(same, hidden, 0.1 + by_chance)
     drawn = np.concatenate(replacements)
     assert not np.isin(drawn, sorted(tokenizer.all_special_ids)).any()
-    assert set(task.masker.words) == set(range(tokenizer.vocabulary)) - tokenizer.all_special_ids
-    assert len(np.unique(drawn)) > 0.95 * len(task.masker.words)  # any other, not a favourite
+    assert set(task.masker.ordinary_tokens) == set(range(tokenizer.vocabulary)) - tokenizer.all_special_ids
+    assert len(np.unique(drawn)) > 0.95 * len(task.masker.ordinary_tokens)  # any other, not a favourite
 
 
 def test_shares_are_settings(stores):
@@ -97,7 +97,7 @@ def test_shares_are_settings(stores):
     task = MaskedLM(MaskedConfig(fraction=0.5, masked=0.0, random=0.0), tokenizer)
     rows = plain_rows(task, found.train, 64, seed=1, epoch=0)
     batch = whole(task.examples(found.train, length=64, seed=1, epoch=0))
-    assert np.array_equal(batch.tokens.numpy(), rows.shown)  # all kept as they were, and still asked for
+    assert np.array_equal(batch.tokens.numpy(), rows.tokens)  # all kept as they were, and still asked for
     assert task.counts(batch)["token"] > 0.4 * found.train.tokens
     with pytest.raises(ConfigError) as caught:
         MaskedConfig(fraction=1.0, masked=0.8, random=0.3)
@@ -150,7 +150,13 @@ def test_what_is_hidden_does_not_show(tmp_path):
         relabelled = (after.labels["token"] != before.labels["token"])[0].nonzero().flatten().tolist()
         was, shown = before.labels["token"][0, place], before.tokens[0, place]
         kind = (
-            "open" if was == IGNORE_INDEX else "mask" if shown == task.mask else "itself" if shown == was else "other"
+            "open"
+            if was == IGNORE_INDEX
+            else "mask"
+            if shown == task.masker.mask
+            else "itself"
+            if shown == was
+            else "other"
         )
         assert relabelled == ([] if kind == "open" else [place])
         assert moved == ([place] if kind in ("open", "itself") else [])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError
 from headstock.model.batch import IGNORE_INDEX
-from headstock.tasks.masking import MaskingConfig, Spans, TokenMasker, runs
+from headstock.tasks.masking import MaskingConfig, Spans, TokenMasker, run_starts
 
 TEXT = ["Anne-Marie likes « le café », doesn't she? Naturally: unbelievably so.\nBen goes home, too."] * 3
 KINDS = {"bpe": 320, "unigram": 300, "wordpiece": 90, "word": 60, "char": 60}
@@ -69,7 +69,7 @@ def test_just_the_wanted_share_is_hidden_and_shown_as_wanted(tokenizers, unit, f
     spread = 1.0 if unit == "token" else 2.0  # tokens that are hidden together vary more than single ones
     assert near(hidden.sum(), allowed.sum(), fraction, spread=spread)
     seen, were = tokens[hidden], shown[hidden]
-    by_chance = 0.2 / len(hiding.words)  # a random token may be the hidden one itself
+    by_chance = 0.2 / len(hiding.ordinary_tokens)  # a random token may be the hidden one itself
     assert near((seen == tokenizer.mask).sum(), hidden.sum(), 0.7)
     assert near(((seen != were) & (seen != tokenizer.mask)).sum(), hidden.sum(), 0.2 - by_chance)
     assert near((seen == were).sum(), hidden.sum(), 0.1 + by_chance)
@@ -80,7 +80,7 @@ def test_no_place_of_a_document_is_hidden_more_often_than_another(tokenizers):
     """A span cannot begin before its document, and still the first tokens are hidden as often as those after them."""
     tokenizer = tokenizers["char"]
     hiding = TokenMasker(MaskingConfig(unit="span", span_mean=4.0), tokenizer)
-    shown = np.full((60_000, 9), hiding.words[0])
+    shown = np.full((60_000, 9), hiding.ordinary_tokens[0])
     allowed, documents = np.ones(shown.shape, dtype=bool), np.zeros(shown.shape, dtype=int)
     allowed[:, 0] = False
     _, labels = hiding.mask_tokens(shown, allowed, documents, key=(3,), rows=range(len(shown)), fraction=0.15)
@@ -96,7 +96,7 @@ def words_of(tokenizer, text):
     ids = np.array(tokenizer.encode(text))[None]
     hiding = TokenMasker(MaskingConfig(unit="word"), tokenizer)
     everywhere = np.ones(ids.shape, dtype=bool)
-    return ids, hiding.begins(ids, everywhere, np.zeros_like(ids))[0]
+    return ids, hiding.is_word_start(ids, everywhere, np.zeros_like(ids))[0]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word"])
@@ -122,7 +122,7 @@ def test_the_pieces_of_a_word_are_hidden_together_or_not_at_all(tokenizers, kind
     hiding = TokenMasker(MaskingConfig(unit="word", fraction=0.4), tokenizer)
     shown, allowed, documents = parts = rows(tokenizer)
     hidden = hide(hiding, parts)[1] != IGNORE_INDEX
-    begins = hiding.begins(shown, allowed, documents)
+    begins = hiding.is_word_start(shown, allowed, documents)
     inside = allowed & ~begins
     assert inside.sum() > 1000
     assert np.array_equal(hidden[inside], np.roll(hidden, 1, 1)[inside])  # as the piece before
@@ -146,7 +146,7 @@ def test_spans_have_the_wanted_mean_and_end_with_their_document(tokenizers):
     _, allowed, documents = parts = rows(tokenizer, 6000)
     hidden = hide(hiding, parts)[1] != IGNORE_INDEX
     # a stretch of hidden tokens that touches neither end of its run is, at so small a share, nearly always one span
-    fresh = runs(allowed, documents)
+    fresh = run_starts(allowed, documents)
     stretches = []
     for row, ends in zip(hidden, fresh, strict=True):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(int), [0]])))
@@ -161,7 +161,7 @@ def test_spans_have_the_wanted_mean_and_end_with_their_document(tokenizers):
 def test_a_span_never_goes_on_in_the_next_document(tokenizers):
     tokenizer = tokenizers["char"]
     hiding = TokenMasker(MaskingConfig(unit="span", span_mean=8.0, span_most=8), tokenizer)
-    shown = np.full((20_000, 8), hiding.words[0])
+    shown = np.full((20_000, 8), hiding.ordinary_tokens[0])
     allowed = np.ones(shown.shape, dtype=bool)
     documents = np.repeat([[0, 0, 0, 0, 1, 1, 1, 1]], len(shown), 0)
     before, after = (

@@ -155,13 +155,13 @@ def test_every_token_is_read_once_in_a_pass_before_half_of_it_is_replaced(librar
     _, tokenizer, store = library
     task = shown_only(tokenizer)
     for seed, epoch in ((None, 0), (3, 0), (3, 1)):
-        following = task.examples(store, length=20, seed=seed, epoch=epoch).following
+        pairs = task.examples(store, length=20, seed=seed, epoch=epoch).pairs
         for document in range(store.documents):
-            mine = np.flatnonzero(following.documents == document)
-            pieces = [following.read(document, following.begins[i], following.stops[i]) for i in mine]
+            mine = np.flatnonzero(pairs.chunks.documents == document)
+            pieces = [pairs.read(document, pairs.chunks.starts[i], pairs.chunks.ends[i]) for i in mine]
             assert np.array_equal(np.concatenate(pieces), store.document(document))
             assert all(0 < len(piece) <= 17 for piece in pieces)
-    cuts = [task.examples(store, length=20, seed=3, epoch=epoch).following.begins for epoch in range(2)]
+    cuts = [task.examples(store, length=20, seed=3, epoch=epoch).pairs.chunks.starts for epoch in range(2)]
     assert len(cuts[0]) == len(cuts[1])
     assert not np.array_equal(*cuts)
 
@@ -298,7 +298,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_begun(corpus, library, t
     fails(one, "needs two documents", **{"task.nsp": True, "data.documents": "file"})
     single = tmp_path / "single.txt"
     single.write_text("\n".join(f"Sentence number {i}." for i in range(60)), encoding="utf-8")
-    fails(single, "documents of two sentences", **{"task.nsp": True, "data.documents": "line"})
+    fails(single, "documents of two or more sentences", **{"task.nsp": True, "data.documents": "line"})
     fails(corpus, r"model.segments: must be 2 or more, not 1", **{"task.nsp": True, "model.segments": 1})
     fails(corpus, "train.length: 4 is too short", **{"task.nsp": True, "train.length": 4})
     with pytest.raises(UserError, match=r"--nsp: .*'masked', not 'causal'"):

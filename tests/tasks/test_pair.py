@@ -13,8 +13,8 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.model import Model
-from headstock.tasks.labelled import segment_ids
-from headstock.tasks.pair import Pair, PairConfig, shortened
+from headstock.tasks.pair import Pair, PairConfig, truncate_pair
+from headstock.tasks.special_tokens import segment_ids
 from tests.model.small import small_backbone, stir
 
 LETTERS = "abcdefghij"
@@ -55,7 +55,7 @@ def test_an_opening_mark_that_is_also_the_separator_starts_no_second_text():
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
 def test_the_longer_text_loses_its_end_first(one, other, room):
-    first, second = shortened(list(range(one)), list(range(other)), room=room)
+    first, second = truncate_pair(list(range(one)), list(range(other)), room=room)
     assert first == list(range(len(first))) and second == list(range(len(second)))
     assert len(first) + len(second) == min(room, one + other)
     if one <= room // 2:

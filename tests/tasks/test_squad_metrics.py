@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.tasks.squad_metrics import exact_match, f1, normalize_answer
+from headstock.tasks.text_metrics import answer_f1, exact_match, normalize_answer
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_compared(text, wanted):
 )
 def test_scores_worked_out_by_hand(prediction, answers, exact, overlap):
     assert exact_match(prediction, answers) == exact
-    assert f1(prediction, answers) == pytest.approx(overlap)
+    assert answer_f1(prediction, answers) == pytest.approx(overlap)
 
 
 words = st.lists(st.sampled_from(["the", "a", "Cat", "cat,", "dog", "été", "42", "-", ""])).map(" ".join)
@@ -59,7 +59,7 @@ words = st.lists(st.sampled_from(["the", "a", "Cat", "cat,", "dog", "été", "42
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(words, st.lists(words, max_size=3))
 def test_scores_are_shares_and_an_exact_match_is_a_full_overlap(prediction, answers):
-    exact, overlap = exact_match(prediction, answers), f1(prediction, answers)
+    exact, overlap = exact_match(prediction, answers), answer_f1(prediction, answers)
     assert 0 <= exact <= overlap <= 1
     assert exact in (0, 1)
 
@@ -67,11 +67,11 @@ def test_scores_are_shares_and_an_exact_match_is_a_full_overlap(prediction, answ
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(words, words)
 def test_overlap_has_no_sides(one, other):
-    assert f1(one, [other]) == pytest.approx(f1(other, [one]))
+    assert answer_f1(one, [other]) == pytest.approx(answer_f1(other, [one]))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(words, st.lists(words.filter(normalize_answer), min_size=1, max_size=3))
 def test_more_answers_never_hurt(prediction, answers):
-    assert f1(prediction, answers) == max(f1(prediction, [answer]) for answer in answers)
+    assert answer_f1(prediction, answers) == max(answer_f1(prediction, [answer]) for answer in answers)
     assert exact_match(prediction, answers) == max(exact_match(prediction, [answer]) for answer in answers)

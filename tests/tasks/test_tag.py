@@ -55,18 +55,17 @@ def model_for(task, *, seed=0, **backbone):
 def test_words_are_read_in_running_text_at_the_piece_that_holds_their_first_character(kind):
     tokenizer = tokenizer_of(kind)
     data = make(tokenizer).prepare(records())
-    for words, pieces, starts in zip(SENTENCES, data.pieces, data.starts, strict=True):
+    for words, pieces, starts in zip(SENTENCES, data.tokens, data.word_starts, strict=True):
         text, spans = join_words(words)
         assert pieces == tokenizer.encode(text)
         covered = [tokenizer.offsets(text)[start] for start in starts]
         assert all(a <= begin < b for (begin, _), (a, b) in zip(spans, covered, strict=True))
-    assert data.bytes == sum(len(join_words(words)[0].encode()) for words in SENTENCES)
 
 
 def test_two_words_in_one_piece_are_both_read_and_both_count():
     task = make(tokenizer_of("word"))
     data = task.prepare(records([["a", "-t-il", "dit"]], tags=[["V", "P", "N"]]))
-    assert data.starts == [[0, 0, 1]]
+    assert [starts.tolist() for starts in data.word_starts] == [[0, 0, 1]]
     batch = task.examples(data, length=8).batch([0])
     assert task.counts(batch) == {"tag": 3}
     assert [len(rows) for rows in task.outputs(model_for(task), batch)] == [3]
@@ -78,10 +77,10 @@ def test_a_word_of_which_the_tokenizer_leaves_nothing_is_unknown():
     assert tokenizer.encode(nothing) == []
     data = make(tokenizer).prepare(records([[nothing], ["Anne", nothing, nothing, "voit", nothing]]), labelled=False)
     unknown = tokenizer.unk
-    assert data.pieces[0] == [unknown]
-    assert [data.pieces[1][at] == unknown for at in data.starts[1]] == [False, True, True, False, True]
-    assert len(set(data.starts[1])) == 5
-    assert [piece for piece in data.pieces[1] if piece != unknown] == tokenizer.encode("Anne   voit ")  # spaces stay
+    assert data.tokens[0] == [unknown]
+    assert [data.tokens[1][at] == unknown for at in data.word_starts[1]] == [False, True, True, False, True]
+    assert len(set(data.word_starts[1])) == 5
+    assert [piece for piece in data.tokens[1] if piece != unknown] == tokenizer.encode("Anne   voit ")  # spaces stay
 
 
 @settings(max_examples=150, deadline=None)
@@ -91,26 +90,26 @@ def test_a_long_sentence_is_read_in_rows_each_word_once_where_most_is_around_it(
     words = ["abcdef"[:size] for size in sizes]
     data = task.prepare(Records("x", [1], {"tokens": [words], "tags": [["N"] * len(words)]}))
     data.labels = [np.arange(len(words))]  # not the tags: which word a label is of
-    data.pieces = [list(range(100, 100 + len(data.pieces[0])))]  # not the pieces: where one stands
+    data.tokens = [list(range(100, 100 + len(data.tokens[0])))]  # not the pieces: where one stands
     examples = task.examples(data, length=length)
     batch = examples.batch([0])
     assert examples.lengths[0] == task.tokens(batch)
     rows = [row[row >= 100].tolist() for row in batch.tokens]
-    assert sorted({piece for row in rows for piece in row}) == data.pieces[0]
+    assert sorted({piece for row in rows for piece in row}) == data.tokens[0]
     assert all(len(row) <= room and row == list(range(row[0], row[0] + len(row))) for row in rows if row)
 
     seen = []
-    count = len(data.pieces[0])
-    for row, places, labels in zip(batch.tokens, batch.labels["places"], batch.labels["tag"], strict=True):
+    count = len(data.tokens[0])
+    for row, places, labels in zip(batch.tokens, batch.labels["word_positions"], batch.labels["tag"], strict=True):
         for place, word in zip(places.tolist(), labels.tolist(), strict=True):
             if word == IGNORE_INDEX:
                 assert place == IGNORE_INDEX
                 continue
             seen.append(word)
-            assert int(row[place]) - 100 == data.starts[0][word]
+            assert int(row[place]) - 100 == data.word_starts[0][word]
             mine = row[1 : 1 + room].tolist()
-            assert around(data.starts[0][word], [p for p in mine if p >= 100], count) == max(
-                around(data.starts[0][word], other, count) for other in rows
+            assert around(data.word_starts[0][word], [p for p in mine if p >= 100], count) == max(
+                around(data.word_starts[0][word], other, count) for other in rows
             )
     assert seen == list(range(len(words)))  # each once, and in order
 
@@ -139,8 +138,8 @@ def test_outputs_are_those_of_the_words_own_places(length):
         assert likely.shape == (len(SENTENCES[index]), len(CLASSES))
         assert torch.allclose(likely.sum(-1), torch.ones(len(likely)))
         if length == 64:
-            row = torch.tensor([[task.bos, *data.pieces[index]]])
-            hidden = model(Batch(row)).hidden[0, [1 + at for at in data.starts[index]]]
+            row = torch.tensor([[task.bos, *data.tokens[index]]])
+            hidden = model(Batch(row)).hidden[0, [1 + at for at in data.word_starts[index]]]
             assert torch.allclose(likely, model.heads["tag"](hidden).softmax(-1), atol=1e-5)
     whole = model_outputs(model, task, data, length=length)
     for index, likely in zip([2, 0, 1], found, strict=True):
@@ -201,7 +200,7 @@ def test_rows_that_fill_a_batch_count_for_nothing(length):
     assert task.counts(more) == task.counts(alone) == {"tag": 6}
     assert task.tokens(more) == task.tokens(alone) == examples.lengths[[1, 2]].sum()
     sums, others = task.losses(model, alone), task.losses(model, more)
-    assert sums.keys() == others.keys() == {"tag", "correct", "found", "either"}
+    assert sums.keys() == others.keys() == {"tag", "correct", "f1_numerator", "f1_denominator"}
     assert all(torch.allclose(sums[name].float(), others[name].float(), atol=1e-4) for name in sums)
     nobody = padded_batch(examples, [], 1)
     assert task.counts(nobody) == {"tag": 0}
@@ -249,7 +248,7 @@ def test_entities_decide_where_tags_name_them():
     sums = {name: float(value) for name, value in task.losses(model, batch).items()}
     hits, either = task.row_metrics(data, model_outputs(model, task, data, length=9))["f1"]
     scored = task.score(sums, task.counts(batch), size=0)
-    assert (sums["found"], sums["either"]) == (hits.sum(), either.sum())
+    assert (sums["f1_numerator"], sums["f1_denominator"]) == (hits.sum(), either.sum())
     assert scored["f1"] == pytest.approx(hits.sum() / either.sum())
     model.train()
     assert set(task.losses(model, batch)) == {"tag", "correct"}
@@ -281,8 +280,8 @@ def test_a_text_is_split_and_a_list_of_words_taken_as_it_is():
     data = task.prepare(Records("row", [1, 2, 3, 4], columns), labelled=False)
     found = model_outputs(model_for(task), task, data, length=32)
     assert [len(likely) for likely in found] == [5, 5, 1, 0]
-    assert data.pieces[0] == CHARS.encode("Anne  voit l'eau.")  # as it was written, not as we would
-    assert data.pieces[1] == CHARS.encode("Anne voit l'eau.")
+    assert data.tokens[0] == CHARS.encode("Anne  voit l'eau.")  # as it was written, not as we would
+    assert data.tokens[1] == CHARS.encode("Anne voit l'eau.")
     assert task.predictions(data, found)[3] == {"tokens": [], "tags": [], "probabilities": []}
     for row in ([1, 2], [["a"], ["b"]]):
         with pytest.raises(UserError, match=r"a row of this run is a text .*or a list of words"):
@@ -301,7 +300,7 @@ def test_tags_come_from_training_and_a_new_one_is_named_with_its_place():
     assert first.startswith("valid.conll:8: tag 'VERV' of word 2, 'likes', is new; training has 'DET', 'NOUN', ")
     assert first.endswith("; did you mean 'VERB'?")
     assert second.startswith(".conll:8: tag 'X' of word 4, 'sea', is new")
-    with pytest.raises(UserError, match=r"one tag only, 'N'; there must be at least two"):
+    with pytest.raises(UserError, match=r"only one tag, 'N'; there must be at least two"):
         find_tags(records(classes=("N",)))
     with pytest.raises(ConfigError, match="dropout"):
         TagConfig(dropout=1.0)

@@ -8,6 +8,7 @@ import torch
 from headstock.data.records import Records
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.beam_search import beam_search
+from headstock.decoding.sampling import suppressed_tokens
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import padded_batch
@@ -39,13 +40,13 @@ def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
     examples = task.examples(data, length=32)
     batch = examples.batch([0, 5])
     for row, index in enumerate([0, 5]):
-        source, target = data.sources[index], data.targets[index]
+        source, target = data.tokens[index], data.targets[index]
         assert batch.source.tokens[row].tolist()[: len(source) + 1] == [*source, tokenizer.eos]
         assert batch.tokens[row].tolist()[: len(target) + 1] == [tokenizer.bos, *target]
         labels = batch.labels["token"][row]
         assert labels[labels != IGNORE_INDEX].tolist() == [*target, tokenizer.eos]
     assert tokenizer.decode(data.targets[3]) == ROWS[3][1]
-    real = sum(len(side[i]) + 1 for side in (data.sources, data.targets) for i in (0, 5))
+    real = sum(len(side[i]) + 1 for side in (data.tokens, data.targets) for i in (0, 5))
     assert task.tokens(batch) == real and examples.lengths[[0, 5]].sum() == real
     assert examples.name(0) == "rows.tsv:2"
     padded = padded_batch(examples, [0], 3)
@@ -68,14 +69,14 @@ def test_the_target_never_sees_its_own_future_and_always_its_source(task):
 def test_long_sentences_are_cut_and_said_or_refused(task, tokenizer):
     rows = [*ROWS[:2], (" ".join([ROWS[0][0]] * 8), ROWS[0][1])]
     data = task.prepare(records(rows))
-    length = len(data.sources[2])
+    length = len(data.tokens[2])
     assert task.reading_warnings(task.prepare(records()), length=32) == []
     assert task.reading_warnings(data, length=length) == [
-        f"1 sentence is longer than a row of {length} tokens with its mark and cut, first rows.tsv:4"
+        f"1 sentence is longer than a row of {length} tokens and truncated, first rows.tsv:4"
     ]
     assert task.reading_warnings(data, length=length + 1) == []
     batch = task.examples(data, length=length).batch([2])
-    assert batch.source.tokens.tolist() == [[*data.sources[2][: length - 1], tokenizer.eos]]
+    assert batch.source.tokens.tolist() == [[*data.tokens[2][: length - 1], tokenizer.eos]]
     cut = task.examples(data, length=4).batch([0])
     assert cut.labels["token"].tolist() == [data.targets[0][:4]]  # not taught to end where it was cut
     strict = Translate(TranslateConfig(long="refuse"), tokenizer)
@@ -98,8 +99,12 @@ def test_one_beam_is_greedy_and_more_find_no_worse(tokenizer):
     greedy, wide = (Translate(TranslateConfig(beams=beams, max_tokens=9), tokenizer) for beams in (1, 4))
     model = model_for(greedy)
     data = greedy.prepare(records(ROWS[:6]))
-    source = [[*data.sources[0], tokenizer.eos]]
-    rules = {"end": tokenizer.eos, "forbidden": greedy.unspoken(tokenizer.vocabulary), "sources": source}
+    source = [[*data.tokens[0], tokenizer.eos]]
+    rules = {
+        "end": tokenizer.eos,
+        "suppress_tokens": suppressed_tokens(tokenizer, tokenizer.vocabulary),
+        "sources": source,
+    }
     scores = []
     for task, beams in ((greedy, 1), (wide, 4)):
         found = model_outputs(model, task, data, length=32)
@@ -147,7 +152,7 @@ def test_two_tokenizers_cut_each_side_their_own_way():
     mine.source_tokenizer = train_tokenizer(sources, TokenizerSettings(vocabulary=320))
     task = Translate(TranslateConfig(two_tokenizers=True), mine)
     data = task.prepare(records())
-    assert data.sources[0] == mine.source_tokenizer.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
+    assert data.tokens[0] == mine.source_tokenizer.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
     model = model_for(task, source=mine.source_tokenizer.vocabulary)
     assert len(model_outputs(model, task, data, length=32)) == len(ROWS)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headstock.intervals import SufficientStatistics
 from headstock.tasks.labelled import metric_value
-from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
+from headstock.tasks.text_metrics import bleu, bleu_counts, chrf, chrf_counts, sacrebleu_signatures
 
 SAID = ["The cat sat on the mat.", "A dog", "", "It's 3.5 p.m. already, isn't it?", "the the the the", "x"]
 WANTED = ["A cat sat on the mat today.", "A dog ran.", "Nothing.", "It is 3.5 p.m. already, isn't it?", "the cat", "y"]
@@ -53,7 +53,7 @@ def test_a_corpus_score_is_no_mean_of_sentence_scores():
 
 
 def test_the_signature_says_how_it_was_counted():
-    told = signatures()
+    told = sacrebleu_signatures()
     assert set(told) == {"bleu", "chrf"}
     assert "tok:13a" in told["bleu"] and f"version:{sacrebleu.__version__}" in told["bleu"]
     assert "nc:6" in told["chrf"] and "nrefs:1" in told["chrf"]

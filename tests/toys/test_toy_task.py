@@ -22,8 +22,7 @@ from headstock.model.batch import Batch, pad
 from headstock.model.heads import ClassificationHead, pool
 from headstock.report.pages import write_report
 from headstock.tasks.base import TASKS
-from headstock.tasks.labelled import LabelledTask
-from headstock.tasks.wording import Nouns
+from headstock.tasks.labelled import EncodedRows, LabelledTask, Nouns, RowExamples, row_locations
 from headstock.train.run_folder import RunFolder
 from tests.conftest import TINY
 
@@ -36,32 +35,16 @@ class OrdinalConfig:
     classes: tuple[str, ...] = ()  # from the lowest to the highest
 
 
-@dataclass
-class Rated:
-    tokens: list[list[int]]
-    labels: np.ndarray | None
-    places: list[str]
-    bytes: int
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-class RatedExamples:
-    def __init__(self, task: "OrdinalRegression", data: Rated, length: int):
-        self.task, self.data, self.length = task, data, length
+class RatedExamples(RowExamples):
+    def __init__(self, task: "OrdinalRegression", data: EncodedRows, length: int):
+        super().__init__(data)
+        self.task, self.length = task, length
         self.lengths = np.array([min(length, len(tokens) + 1) for tokens in data.tokens])
-
-    def __len__(self) -> int:
-        return len(self.data)
 
     def batch(self, indices) -> Batch:
         tokens, padding = pad([[self.task.bos, *self.data.tokens[i]][: self.length] for i in indices], self.task.pad_id)
         labels = {} if self.data.labels is None else {"level": torch.from_numpy(self.data.labels[list(indices)])}
         return Batch(tokens, padding, labels=labels)
-
-    def name(self, index: int) -> str:
-        return self.data.places[index]
 
 
 class OrdinalRegression(LabelledTask):
@@ -90,11 +73,9 @@ class OrdinalRegression(LabelledTask):
         labels = None
         if labelled and records.labels is not None:
             labels = np.array([self.config.classes.index(label) for label in records.labels])
-        places = [records.location(i) for i in range(len(records))]
-        texts = records.display_texts
-        return Rated(self.tokenizer.encode_batch(texts), labels, places, sum(len(text.encode()) for text in texts))
+        return EncodedRows(self.tokenizer.encode_batch(records.display_texts), labels, row_locations(records))
 
-    def examples(self, data, *, length, seed=None, epoch=0):
+    def row_examples(self, data, length):
         return RatedExamples(self, data, length)
 
     def above(self, model, batch):

@@ -190,11 +190,11 @@ def test_what_stands_before_a_window_is_of_the_same_document(long_document):
     for length in (7, 50, 64):
         for seed in (None, 0, 1):
             windows = task.examples(store, length=length, seed=seed).windows
-            for index, found in enumerate(windows.before(range(len(windows)))):
+            for index, found in enumerate(windows.prefixes(range(len(windows)))):
                 begin = int(windows.begin([index])[0])
                 first = store.offsets[store.document_at(begin)]
                 assert found == shown[max(first, begin - length) : begin].tolist()
-                assert windows.before([index]) == [found]  # whoever else is asked for
+                assert windows.prefixes([index]) == [found]  # whoever else is asked for
 
 
 def test_only_models_that_carry_are_brought_what_stands_before(runs, corpus, tiny, tmp_path):

@@ -12,7 +12,8 @@ from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
-from headstock.tasks.classify import Classify, ClassifyConfig, EncodedTexts
+from headstock.tasks.classify import Classify, ClassifyConfig
+from headstock.tasks.labelled import EncodedRows
 from headstock.train import loop
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import evaluate
@@ -31,7 +32,7 @@ def labels_to_learn(count, *, flipped=False):
     draw = np.random.default_rng(count)
     tokens = [draw.integers(7, 17, draw.integers(2, 12)).tolist() for _ in range(count)]
     labels = np.array([int((row[0] < 12) != flipped) for row in tokens])
-    return EncodedTexts(tokens, labels, [f"text {i}" for i in range(count)], 0)
+    return EncodedRows(tokens, labels, [f"text {i}" for i in range(count)])
 
 
 def classifier(seed=0, **config):

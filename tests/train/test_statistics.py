@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headstock.intervals import SufficientStatistics, difference, interval, item_interval
-from headstock.tasks.translation_metrics import bleu, bleu_counts
+from headstock.tasks.text_metrics import bleu, bleu_counts
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "in", "red", "blue", "house", "tree"]
 

@@ -80,7 +80,7 @@ def test_a_tagger_learns_is_measured_and_predicts(stock, files, tmp_path):
     assert low <= done["test"]["accuracy"] <= high
     assert done["epochs"][-1]["valid_accuracy"] >= done["epochs"][0]["valid_accuracy"]
     card = (tmp_path / "run" / "README.md").read_text()
-    assert "A tagger of words (DET, NAME, NOUN, PUNCT, VERB)" in card
+    assert "A word tagger (DET, NAME, NOUN, PUNCT, VERB)" in card
     assert "accuracy" in card
 
     run = headstock.load(tmp_path / "run")

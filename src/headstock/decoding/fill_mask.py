@@ -14,7 +14,7 @@ from headstock.data.mask_gaps import MASK, MaskGap, SurfaceForms
 from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import SpecialTokens
 from headstock.decoding.batching import batch_from_rows, token_batches
-from headstock.decoding.sampling import check_scores
+from headstock.decoding.sampling import check_logits
 from headstock.errors import UserError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
@@ -58,11 +58,10 @@ class MaskFiller:
 
     def fill(self, text: str, *, top: int, pieces: int, among: Sequence[str] = ()) -> FilledText:
         """The likeliest words for each mask; the other masks stay masked."""
-        most = MAX_SCORES // self.tokenizer.vocabulary // 2
-        if top > most and pieces > 1 and not among:
-            raise UserError(
-                f"top {top:,}: at most {most:,} words of up to {pieces} pieces are available (or use pieces=1)"
-            )
+        limit = MAX_SCORES // self.tokenizer.vocabulary // 2
+        if top > limit and pieces > 1 and not among:
+            limits = f"at most {limit:,} words of up to {pieces} pieces are available (or use pieces=1)"
+            raise UserError(f"top {top:,}: {limits}")
         self.tokenizer.encode_batch([text, *among])  # validates the original text
         ids, gaps = self.spelling.tokenize(text)
         fills = []
@@ -87,11 +86,10 @@ class MaskFiller:
         continues = spelling.is_word_part & ~spelling.has_space
         beam = [WordPrefix()]
         for step in range(count):
-            scores = self.mask_log_probabilities(
-                [self.masked_row(ids, gap, one.pieces, count) for one in beam]
-            )  # (N, V)
+            rows = [self.masked_row(ids, gap, prefix.pieces, count) for prefix in beam]
+            scores = self.mask_log_probabilities(rows)  # (N, V)
             scores[:, ~(continues if step else fits)] = -math.inf
-            totals = np.array([one.score for one in beam])[:, None] + scores
+            totals = np.array([prefix.score for prefix in beam])[:, None] + scores
             best = np.argpartition(-totals, min(beams, totals.size) - 1, axis=None)[:beams]
             beam = [
                 WordPrefix((*beam[row].pieces, int(piece)), float(totals[row, piece]))
@@ -100,12 +98,12 @@ class MaskFiller:
             ]
             if not beam:
                 return []
-        words = [(spelling.word(one.pieces), one) for one in beam]
+        words = [(spelling.word(prefix.pieces), prefix) for prefix in beam]
         # drop incomplete characters and tokenizations that the tokenizer itself does not produce
         return [
-            (word, one)
-            for word, one in words
-            if count == 1 or ("\ufffd" not in word and tuple(spelling.tokens_at(gap, word)) == one.pieces)
+            (word, prefix)
+            for word, prefix in words
+            if count == 1 or ("\ufffd" not in word and tuple(spelling.tokens_at(gap, word)) == prefix.pieces)
         ]
 
     def score_words(self, ids: list[int], gap: MaskGap, words: Sequence[str]) -> list[tuple[str, WordPrefix]]:
@@ -119,48 +117,47 @@ class MaskFiller:
         rows = [
             self.masked_row(ids, gap, pieces[:step], len(pieces)) for pieces in tokenized for step in range(len(pieces))
         ]
-        scores = self.mask_log_probabilities(rows)  # (N, V)
-        result, at = [], 0
-        for word, pieces in zip(words, tokenized, strict=True):
-            score = float(sum(scores[at + step, piece] for step, piece in enumerate(pieces)))
-            result.append((word, WordPrefix(tuple(pieces), score)))
-            at += len(pieces)
-        return result
+        scores = iter(self.mask_log_probabilities(rows))  # N times (V,)
+        return [
+            (word, WordPrefix(tuple(pieces), float(sum(next(scores)[piece] for piece in pieces))))
+            for word, pieces in zip(words, tokenized, strict=True)
+        ]
 
     def masked_row(self, ids: list[int], gap: MaskGap, pieces: Sequence[int], count: int) -> tuple[list[int], int]:
         """The input with the first tokens of a word filled in and the others masked, and the next token's position."""
-        hidden = [self.spelling.mask] * (count - len(pieces))
-        text = [*ids[: gap.position], *pieces, *hidden, *ids[gap.position + 1 :]]
-        # of a long text the part around the word is read
-        begin = max(0, min(gap.position + count // 2 - self.room // 2, len(text) - self.room))
-        row = self.special.wrap(text[begin : begin + self.room])
-        return row, gap.position + len(pieces) - begin + len(self.special.prefix)
+        masks = [self.spelling.mask] * (count - len(pieces))
+        text = [*ids[: gap.position], *pieces, *masks, *ids[gap.position + 1 :]]
+        # of a long text, the part around the word is read
+        start = max(0, min(gap.position + count // 2 - self.room // 2, len(text) - self.room))
+        row = self.special.wrap(text[start : start + self.room])
+        return row, gap.position + len(pieces) - start + len(self.special.prefix)
 
     @torch.inference_mode()
     @fast_cpu_kernels()
     def mask_log_probabilities(self, rows: Sequence[tuple[list[int], int]]) -> np.ndarray:
         """(N, V) the log-probabilities at the masked position of each row."""
-        device, parts = self.model.device, []
-        for part in token_batches(rows, lambda row: len(row[0]), device):
-            batch = batch_from_rows([row for row, _ in part], self.special.pad, device, causal=False)
-            positions = torch.tensor([position - self.shift for _, position in part], device=device)
+        device, results = self.model.device, []
+        for group in token_batches(rows, lambda row: len(row[0]), device):
+            batch = batch_from_rows([row for row, _ in group], self.special.pad, device, causal=False)
+            positions = torch.tensor([position - self.shift for _, position in group], device=device)
             hidden = self.model(batch, query_positions=positions).hidden.squeeze(1)
             scores = self.model.heads["token"](hidden).float().log_softmax(-1)
-            check_scores(scores)
-            parts.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
-        return np.concatenate(parts)
+            check_logits(scores)
+            results.append(scores[:, : self.tokenizer.vocabulary].cpu().double().numpy())
+        return np.concatenate(results)
 
 
 def rank_candidates(words: Sequence[tuple[str, WordPrefix]]) -> list[FillCandidate]:
     """Candidates by probability; a word with several tokenizations appears once."""
     candidates: dict[str, FillCandidate] = {}
-    for word, one in sorted(words, key=lambda pair: -pair[1].score):
-        candidates.setdefault(word, FillCandidate(word, math.exp(one.score), len(one.pieces), one.score))
+    for word, prefix in sorted(words, key=lambda pair: -pair[1].score):
+        candidate = FillCandidate(word, math.exp(prefix.score), len(prefix.pieces), prefix.score)
+        candidates.setdefault(word, candidate)
     return list(candidates.values())
 
 
 def normalize_candidates(fills: Sequence[FillCandidate]) -> list[FillCandidate]:
     """The candidates with shares: a softmax of their log-probabilities, since the probabilities may underflow."""
-    most = max(fill.log_probability for fill in fills)
-    weights = [math.exp(fill.log_probability - most) for fill in fills]
+    highest = max(fill.log_probability for fill in fills)
+    weights = [math.exp(fill.log_probability - highest) for fill in fills]
     return [replace(fill, share=weight / sum(weights)) for fill, weight in zip(fills, weights, strict=True)]

@@ -1,6 +1,6 @@
 """Autoregressive generation for every model family: the backbone's decoding state is opaque.
 
-B rows, V vocabulary.
+B rows, T tokens, D width, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headstock.decoding.sampling import Sampling, check_scores, choose
+from headstock.decoding.sampling import Sampling, check_logits, choose
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.kernels.bare_modules import strip_modules
 from headstock.kernels.cuda_graphs import DecodeStep, can_capture, capture_step
 from headstock.model.batch import Batch, DecodingState, pad
 from headstock.model.model import Model
 
-STRETCH = {"cpu": 1}  # tokens between checks for the EOS token
-GPU = 16  # on a GPU, where a check synchronizes
+STEPS_PER_CHECK = {"cpu": 1, "cuda": 16}  # tokens between checks for EOS, each of which synchronizes a GPU
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Continuation:
 @dataclass
 class _Row:
     text: list[int]  # prompt and continuation
-    made: Continuation
+    continuation: Continuation
     source: Sequence[int] | None = None  # input of an encoder
     done: bool = False
 
@@ -48,6 +47,14 @@ class _Row:
         steps = -(-(len(self.text) - context) // half)
         return self.text[steps * half :]
 
+    def append(self, tokens: list[int], end: int | None) -> None:
+        """Append new tokens up to the EOS token."""
+        if end in tokens:
+            tokens = tokens[: tokens.index(end)]
+            self.continuation.ended, self.done = "end", True
+        self.text += tokens
+        self.continuation.tokens += tokens
+
 
 @torch.inference_mode()
 @fast_cpu_kernels()
@@ -59,173 +66,166 @@ def generate(
     sampling: Sampling,
     end: int | None = None,
     seeds: Sequence[int] | None = None,
-    forbidden: Sequence[int] = (),
+    suppress_tokens: Sequence[int] = (),
     sources: Sequence[Sequence[int]] | None = None,
     stop: Callable[[int, list[int]], bool] | None = None,
-    watch: Callable[[int, int], None] | None = None,
     cache: bool = True,
 ) -> list[Continuation]:
     """Continue every prompt by up to `max_tokens` tokens.
 
     `seeds` has one entry per prompt, so that results do not depend on the batch; so has `sources`, the inputs of an
-    encoder-decoder. `stop(row, tokens)` ends a row, `watch(row, token)` is called with each new token.
+    encoder-decoder. `stop(row, tokens)` is called after each new token of a row; it ends the row by returning True.
     """
     model.eval()
-    check_rows(model, prompts, sources)
-    beside: Sequence[Sequence[int] | None] = sources or [None] * len(prompts)
-    rows = [_Row(list(prompt), Continuation(), source) for prompt, source in zip(prompts, beside, strict=True)]
-    seeded = [torch.Generator().manual_seed(seed) for _, seed in zip(rows, seeds or [0] * len(rows), strict=True)]
-    drawn = [torch.rand(max_tokens, generator=generator) for generator in seeded]
+    check_prompts(model, prompts, sources)
+    row_sources: Sequence[Sequence[int] | None] = sources or [None] * len(prompts)
+    rows = [_Row(list(prompt), Continuation(), source) for prompt, source in zip(prompts, row_sources, strict=True)]
+    generators = [torch.Generator().manual_seed(seed) for _, seed in zip(rows, seeds or [0] * len(rows), strict=True)]
     if not rows or max_tokens < 1:
-        return [row.made for row in rows]
-    reader = _Reader(model, rows, torch.stack(drawn), sampling=sampling, forbidden=forbidden, cache=cache)
-    at_once = 1 if stop or watch else STRETCH.get(model.device.type, GPU) if end is not None else max_tokens
-    while reader.step < max_tokens and not all(row.done for row in rows):
-        open_rows, tokens = reader.stretch(min(at_once, max_tokens - reader.step))
-        for row, new in zip(open_rows, tokens, strict=True):
+        return [row.continuation for row in rows]
+    draws = torch.stack([torch.rand(max_tokens, generator=generator) for generator in generators])
+    decoder = _Decoder(model, rows, draws, sampling=sampling, suppress_tokens=suppress_tokens, cache=cache)
+    steps = 1 if stop else STEPS_PER_CHECK.get(model.device.type, 16) if end is not None else max_tokens
+    while decoder.step < max_tokens and not all(row.done for row in rows):
+        active, tokens = decoder.next_tokens(min(steps, max_tokens - decoder.step))
+        for row, new_tokens in zip(active, tokens, strict=True):
             if not row.done:
-                _append(row, new, end)
-        for i, row in enumerate(rows) if stop or watch else ():
-            if row.made.tokens and len(row.made.tokens) == reader.step:  # has a new token
-                if watch is not None:
-                    watch(i, row.made.tokens[-1])
-                if stop is not None and stop(i, row.made.tokens):
-                    row.made.ended, row.done = "stop", True
-    return [row.made for row in rows]
+                row.append(new_tokens, end)
+        for index, row in enumerate(rows) if stop else ():
+            has_new_token = 0 < len(row.continuation.tokens) == decoder.step
+            if has_new_token and stop(index, row.continuation.tokens):  # type: ignore[misc]
+                row.continuation.ended, row.done = "stop", True
+    return [row.continuation for row in rows]
 
 
-def _append(row: _Row, new: list[int], end: int | None) -> None:
-    """Append new tokens to a row, up to its EOS token."""
-    if end in new:
-        new = new[: new.index(end)]
-        row.made.ended, row.done = "end", True
-    row.text += new
-    row.made.tokens += new
-
-
-class _Reader:
+class _Decoder:
     """Runs the model on rows and samples their next tokens.
 
-    The device is synchronized once per stretch of tokens. Finished rows stay for a while, since removing them copies
-    the cache of all others.
+    The device is synchronized once per `next_tokens`. Finished rows stay for a while, since removing them copies the
+    cache of all others.
     """
 
     def __init__(
-        self, model: Model, rows: list[_Row], luck: Tensor, *, sampling: Sampling, forbidden: Sequence[int], cache: bool
+        self,
+        model: Model,
+        rows: list[_Row],
+        draws: Tensor,
+        *,
+        sampling: Sampling,
+        suppress_tokens: Sequence[int],
+        cache: bool,
     ):
         self.new_state, self.cache, self.sampling = model.backbone.new_state, cache, sampling
         self.backbone, self.head = strip_modules(model.backbone), strip_modules(model.heads["token"])
         self.device, self.context = model.device, model.backbone.context
-        self.banned = torch.tensor(list(forbidden), dtype=torch.long, device=self.device)
-        self.rows, self.step, self.steps = rows, 0, luck.size(1)
-        self.luck = None if sampling.greedy else luck.to(self.device)  # (B, steps) uniform draws
-        self.seen = _seen(rows, model) if sampling.repetition_penalty != 1.0 else None  # (B, V)
+        self.suppress_tokens = torch.tensor(list(suppress_tokens), dtype=torch.long, device=self.device)
+        self.rows, self.step, self.max_tokens = rows, 0, draws.size(1)
+        self.draws = None if sampling.greedy else draws.to(self.device)  # (B, max_tokens) uniform
+        self.in_text: Tensor | None = None  # (B, V) True for tokens of the text
+        if sampling.repetition_penalty != 1.0:
+            shape = len(rows), model.backbone.config.vocabulary
+            self.in_text = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            for index, row in enumerate(rows):
+                self.in_text[index, torch.tensor(row.text, device=self.device)] = True
         self.state: DecodingState | None = None
-        self.read: list[int] = []  # tokens of each row in the state
+        self.lengths: list[int] = []  # tokens of each row in the state
         self.latest = torch.empty(0)  # (B,) the last token of each row, not yet in the state
-        self.replay: DecodeStep | None = None
-        self.records = self.warm = False
+        self.captured_step: DecodeStep | None = None
+        self.capture = self.warm = False
 
-    def stretch(self, most: int) -> tuple[list[_Row], list[list[int]]]:
-        """The rows and up to `most` next tokens of each; fewer where a window has to slide."""
+    def next_tokens(self, limit: int) -> tuple[list[_Row], list[list[int]]]:
+        """The rows and up to `limit` next tokens of each; fewer where a window has to slide."""
         done = sum(row.done for row in self.rows)
-        if done and (not self.goes_on() or (4 * done >= len(self.rows) and not self.records)):
-            self.keep([place for place, row in enumerate(self.rows) if not row.done])
-        going = self.goes_on()
-        windows = [] if going else [row.window(self.context) for row in self.rows]
-        read = [n + 1 for n in self.read] if going else [len(window) for window in windows]
-        room = most if self.context is None else self.context - max(read) + 1
-        count = min(most, room) if self.cache else 1
-        scores = self.onward() if going else self.begin(windows)
-        made = [self.choose(scores)]
-        while len(made) < count:
-            made.append(self.choose(self.onward()))
-        self.read = [n + count - 1 for n in read]
-        return self.rows, torch.stack(made, 1).tolist()
+        if done and (not self.can_continue() or (4 * done >= len(self.rows) and not self.capture)):
+            self.select([index for index, row in enumerate(self.rows) if not row.done])
+        continues = self.can_continue()
+        windows = [] if continues else [row.window(self.context) for row in self.rows]
+        lengths = [length + 1 for length in self.lengths] if continues else [len(window) for window in windows]
+        room = limit if self.context is None else self.context - max(lengths) + 1
+        count = min(limit, room) if self.cache else 1
+        tokens = [self.sample(self.decode() if continues else self.prefill(windows))]
+        while len(tokens) < count:
+            tokens.append(self.sample(self.decode()))
+        self.lengths = [length + count - 1 for length in lengths]
+        return self.rows, torch.stack(tokens, 1).tolist()
 
-    def goes_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether the state can take one more token; otherwise windows slide and are read again."""
-        return self.state is not None and (self.context is None or max(self.read) < self.context)
+        return self.state is not None and (self.context is None or max(self.lengths) < self.context)
 
-    def begin(self, windows: list[list[int]]) -> Tensor:
+    def prefill(self, windows: list[list[int]]) -> Tensor:
         """(B, V) next-token logits of rows that are read from their start."""
         for row, window in zip(self.rows, windows, strict=True):
-            row.made.slid = window is not row.text
-        batch = whole(windows, [row.source for row in self.rows if row.source is not None]).to(self.device)
-        output = self.backbone(batch, self.new_state(len(windows), self.room()) if self.cache else None)
+            row.continuation.slid = window is not row.text
+        batch = prompt_batch(windows, [row.source for row in self.rows if row.source is not None]).to(self.device)
+        output = self.backbone(batch, self.new_state(len(windows), self.capacity()) if self.cache else None)
         self.state = output.state
-        self.replay, self.warm = None, False
-        self.records = can_capture(self.backbone, self.state, self.steps - self.step)
-        scores = self.scores(ends_of(output.hidden, windows))
-        check_scores(scores)
-        return scores
+        self.captured_step, self.warm = None, False
+        self.capture = can_capture(self.backbone, self.state, self.max_tokens - self.step)
+        logits = self.logits(last_vectors(output.hidden, windows))
+        check_logits(logits)
+        return logits
 
-    def onward(self) -> Tensor:
+    def decode(self) -> Tensor:
         """(B, V) next-token logits after the latest tokens."""
         tokens = self.latest[:, None]
-        if self.records and self.warm and self.replay is None:
-            self.replay = capture_step(self.one_more, tokens)
+        if self.capture and self.warm and self.captured_step is None:
+            self.captured_step = capture_step(self.decode_step, tokens)
         self.warm = True
-        return self.one_more(tokens) if self.replay is None else self.replay(tokens)
+        return self.decode_step(tokens) if self.captured_step is None else self.captured_step(tokens)
 
-    def one_more(self, tokens: Tensor) -> Tensor:
+    def decode_step(self, tokens: Tensor) -> Tensor:
         output = self.backbone(Batch(tokens, causal=True), self.state)
         self.state = output.state
-        return self.scores(output.hidden[:, -1])
+        return self.logits(output.hidden[:, -1])
 
-    def scores(self, last: Tensor) -> Tensor:
-        scores = self.head(last)  # (B, D) -> (B, V)
-        return scores.index_fill_(1, self.banned, float("-inf")) if len(self.banned) else scores
+    def logits(self, vectors: Tensor) -> Tensor:
+        logits = self.head(vectors)  # (B, D) -> (B, V)
+        return logits.index_fill_(1, self.suppress_tokens, float("-inf")) if len(self.suppress_tokens) else logits
 
-    def choose(self, scores: Tensor) -> Tensor:
-        luck = None if self.luck is None else self.luck[:, self.step]
-        self.latest = choose(scores, self.sampling, seen=self.seen, luck=luck)
-        if self.seen is not None:
-            self.seen.scatter_(1, self.latest[:, None], True)
+    def sample(self, logits: Tensor) -> Tensor:
+        draws = None if self.draws is None else self.draws[:, self.step]
+        self.latest = choose(logits, self.sampling, in_text=self.in_text, draws=draws)
+        if self.in_text is not None:
+            self.in_text.scatter_(1, self.latest[:, None], True)
         self.step += 1
         return self.latest
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of tokens a row may reach before its window slides or it ends."""
-        most = max(len(row.text) for row in self.rows) + self.steps - self.step
-        return most if self.context is None else min(most, self.context)
+        longest = max(len(row.text) for row in self.rows) + self.max_tokens - self.step
+        return longest if self.context is None else min(longest, self.context)
 
-    def keep(self, places: list[int]) -> None:
+    def select(self, indices: list[int]) -> None:
         """Continue with some of the rows only."""
-        self.rows, self.read = [self.rows[i] for i in places], [self.read[i] for i in places]
-        rows = torch.tensor(places, device=self.device)
+        self.rows, self.lengths = [self.rows[i] for i in indices], [self.lengths[i] for i in indices]
+        rows = torch.tensor(indices, device=self.device)
         self.latest = self.latest[rows]
-        self.luck = None if self.luck is None else self.luck[rows]
-        self.seen = None if self.seen is None else self.seen[rows]
+        self.draws = None if self.draws is None else self.draws[rows]
+        self.in_text = None if self.in_text is None else self.in_text[rows]
         self.state = None if self.state is None else self.state.select(rows)
-        self.replay, self.warm = None, False
+        self.captured_step, self.warm = None, False
 
 
-def check_rows(model: Model, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None) -> None:
+def check_prompts(
+    model: Model, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None
+) -> None:
     """Refuse invalid prompts and sources."""
     if not all(prompts):
         raise ValueError("a prompt needs at least one token to continue from")
     if model.backbone.is_encoder_decoder != (sources is not None):
         raise ValueError("an encoder-decoder needs a source for every prompt, and no other model reads any")
     if sources is not None and (len(sources) != len(prompts) or not all(sources)):
-        raise ValueError("every prompt needs a source of its own, of at least one token")
+        raise ValueError("every prompt needs its own source of at least one token")
 
 
-def whole(rows: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None) -> Batch:
-    """A causal batch of prompts, with their sources where there are any."""
-    tokens, padding = pad([list(row) for row in rows], filler=0)
-    source = Batch(*pad([list(row) for row in sources], filler=0)) if sources else None
-    return Batch(tokens, padding, source=source, causal=True)
+def prompt_batch(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None) -> Batch:
+    """A causal batch of prompts, with their sources if there are any."""
+    tokens, padding = pad(prompts, filler=0)
+    return Batch(tokens, padding, source=Batch(*pad(sources, filler=0)) if sources else None, causal=True)
 
 
-def ends_of(hidden: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+def last_vectors(hidden: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
     """(B, T, D) -> (B, D): the vector of each row's last token."""
     last = torch.tensor([len(row) - 1 for row in rows], device=hidden.device)
     return hidden[torch.arange(len(rows), device=hidden.device), last]
-
-
-def _seen(rows: list[_Row], model: Model) -> Tensor:
-    seen = torch.zeros(len(rows), model.backbone.config.vocabulary, dtype=torch.bool, device=model.device)
-    for i, row in enumerate(rows):
-        seen[i, torch.tensor(row.text, device=model.device)] = True
-    return seen

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, WorkError
 
 
@@ -38,50 +39,59 @@ class Sampling:
         return self.temperature == 0
 
 
-def check_scores(scores: Tensor) -> None:
+def suppressed_tokens(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
+    """Ids that are never generated: special tokens except EOS, and ids beyond the tokenizer's vocabulary."""
+    special = (token for token in tokenizer.all_special_ids if token != tokenizer.eos)
+    return [*special, *range(tokenizer.vocabulary, vocabulary)]
+
+
+def check_logits(logits: Tensor) -> None:
     """Refuse logits (B, V) that are not finite."""
-    if not scores.amax(-1).isfinite().all():
-        raise WorkError("the model gives values that are not finite numbers")
+    if not logits.amax(-1).isfinite().all():
+        raise WorkError("the model's logits are not finite (NaN or infinity)")
 
 
-def choose(scores: Tensor, how: Sampling, *, seen: Tensor | None = None, luck: Tensor | None = None) -> Tensor:
-    """(B, V) -> (B,): one token per row, sampled with the uniform draws `luck` (B,)."""
-    if seen is not None:
-        scores = penalise(scores, seen, how.repetition_penalty)
-    if how.greedy:
-        return scores.max(-1).indices  # faster than argmax on a CPU
-    assert luck is not None
-    probabilities, order = candidates(scores.float(), how)
-    reached = probabilities.cumsum(-1)
+def choose(logits: Tensor, sampling: Sampling, *, in_text: Tensor | None = None, draws: Tensor | None = None) -> Tensor:
+    """(B, V) -> (B,): one token per row, sampled with the uniform numbers `draws` (B,).
+
+    `in_text` (B, V) is True for tokens of the text, to which the repetition penalty applies.
+    """
+    if in_text is not None:
+        logits = penalize_repetition(logits, in_text, sampling.repetition_penalty)
+    if sampling.greedy:
+        return logits.max(-1).indices  # faster than argmax on a CPU
+    assert draws is not None
+    probabilities, token_ids = filter_probabilities(logits.float(), sampling)
+    cumulative = probabilities.cumsum(-1)
     # inverse transform sampling with one draw per row, so that rows are independent
-    wanted = luck[:, None].to(reached) * reached[:, -1:]
-    possible = (reached > wanted) & (probabilities > 0)  # excluded tokens stay excluded despite rounding
-    place = possible.byte().argmax(-1, keepdim=True)  # the first of them
-    return place.squeeze(-1) if order is None else order.gather(-1, place).squeeze(-1)
+    threshold = draws[:, None].to(cumulative) * cumulative[:, -1:]
+    possible = (cumulative > threshold) & (probabilities > 0)  # excluded tokens stay excluded despite rounding
+    index = possible.byte().argmax(-1, keepdim=True)  # the first one
+    return (index if token_ids is None else token_ids.gather(-1, index)).squeeze(-1)
 
 
-def candidates(scores: Tensor, how: Sampling) -> tuple[Tensor, Tensor | None]:
+def filter_probabilities(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
     """Probabilities, zero for excluded tokens, and their token ids; None for the vocabulary in its own order.
 
-    The vocabulary is sorted only where it must be, since that costs as much as a small model.
+    The vocabulary is sorted only if necessary, since that costs as much as a small model.
     """
-    order = None
-    if how.top_k is not None and how.top_k < scores.size(-1):
-        scores, order = scores.topk(how.top_k, -1)
-    elif how.top_p is not None:
-        scores, order = scores.sort(stable=True, dim=-1, descending=True)
+    token_ids = None
+    if sampling.top_k is not None and sampling.top_k < logits.size(-1):
+        logits, token_ids = logits.topk(sampling.top_k, -1)
+    elif sampling.top_p is not None:
+        logits, token_ids = logits.sort(stable=True, dim=-1, descending=True)
     # relative to the highest, so that no temperature overflows
-    probabilities = ((scores - scores.amax(-1, keepdim=True)) / how.temperature).softmax(-1)
-    if how.top_p is not None:
+    probabilities = ((logits - logits.amax(-1, keepdim=True)) / sampling.temperature).softmax(-1)
+    if sampling.top_p is not None:
         before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= how.top_p, 0.0)  # the most likely token always stays
-    if how.min_p is not None:
-        least = how.min_p * probabilities.amax(-1, keepdim=True)
-        probabilities = probabilities.masked_fill(probabilities < least, 0.0)
-    return probabilities, order
+        probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)  # the most likely token always stays
+    if sampling.min_p is not None:
+        minimum = sampling.min_p * probabilities.amax(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(probabilities < minimum, 0.0)
+    return probabilities, token_ids
 
 
-def penalise(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Make tokens of the text less likely; `seen` (B, V) is True for them."""
-    weaker = torch.where(scores > 0, scores / penalty, scores * penalty)
-    return torch.where(seen, weaker, scores)
+def penalize_repetition(logits: Tensor, in_text: Tensor, penalty: float) -> Tensor:
+    """Make tokens of the text less likely; `in_text` (B, V) is True for them."""
+    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(in_text, penalized, logits)

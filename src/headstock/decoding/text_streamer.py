@@ -17,9 +17,9 @@ class TextStreamer:
 
     def text(self, tokens: list[int]) -> str:
         """The text of the tokens, decoded together with the prompt, because many tokenizers drop a leading space."""
-        whole = self.tokenizer.decode([*self.prompt, *tokens])
-        if whole.startswith(self.prompt_text):
-            return whole[len(self.prompt_text) :]
+        text = self.tokenizer.decode([*self.prompt, *tokens])
+        if text.startswith(self.prompt_text):
+            return text[len(self.prompt_text) :]
         return self.tokenizer.decode(tokens)
 
     def update(self, tokens: list[int]) -> bool:
@@ -32,7 +32,7 @@ class TextStreamer:
         return stop is not None
 
     def finish(self, tokens: list[int]) -> str:
-        """Stream the rest and return the whole continuation, up to the first stop string."""
+        """Stream the remaining text and return the continuation, up to the first stop string."""
         text = self.text(tokens)
         text = text[: self.find_stop(text)]
         self.emit(text)
@@ -42,7 +42,7 @@ class TextStreamer:
         return self.find_stop(self.text(tokens)) is not None
 
     def find_stop(self, text: str) -> int | None:
-        return min((at for string in self.stop if (at := text.find(string)) >= 0), default=None)
+        return min((index for string in self.stop if (index := text.find(string)) >= 0), default=None)
 
     def emit(self, text: str) -> None:
         if self.stream is not None and len(text) > self.emitted:

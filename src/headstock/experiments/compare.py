@@ -26,7 +26,7 @@ from headstock.experiments.grid import TrialResult, check_folder, exclusive, exp
 from headstock.experiments.leakage import LeakageReport, check_leakage
 from headstock.experiments.recipe import flatten_tables, given_options
 from headstock.io import FolderLayout
-from headstock.tasks.wording import format_score
+from headstock.tasks.text_metrics import format_score
 from headstock.train.callbacks import Callback
 from headstock.train.distributed import DistributedContext, choose_device
 from headstock.train.labelled_data import read_splits, stratified_order

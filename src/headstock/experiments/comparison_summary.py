@@ -23,7 +23,7 @@ from headstock.io import write_json, write_text
 from headstock.report.theme import arm_label
 from headstock.tasks.class_labels import label_numbers
 from headstock.tasks.error_analysis import label_errors
-from headstock.tasks.wording import metric_name
+from headstock.tasks.text_metrics import metric_name
 from headstock.train.metrics import majority_class, majority_warning
 from headstock.train.run_folder import RunFolder, source_run
 

@@ -6,7 +6,7 @@ from headstock.report.format import compact_number
 from headstock.report.sweep_points import format_interval, format_metric, format_value, gap_to_best, is_number
 from headstock.report.theme import arm_label
 from headstock.tasks.labelled import nouns_of
-from headstock.tasks.wording import NOT_PERCENT, metric_name
+from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
 
 if TYPE_CHECKING:
     from rich.table import Table

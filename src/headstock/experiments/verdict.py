@@ -13,7 +13,7 @@ from headstock.report.sweep_points import (
     point_label,
     value_spreads,
 )
-from headstock.tasks.wording import NOT_PERCENT, metric_name
+from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
 
 NEGLIGIBLE = 2.0  # points: if a model can be better by at most this, TF-IDF is called sufficient
 

@@ -64,7 +64,8 @@ class ModelDiagram(Diagram):
         return self
 
     def masks(self) -> tuple[str, ...]:
-        if TASKS.get(self.subject.config.objective).mixes_masks:
+        task = TASKS.get(self.subject.config.objective)
+        if task.generates and task.fills_masks:
             return ("causal", "full")
         return ("causal",) if self.subject.model.backbone.causal else ("full",)
 

@@ -22,8 +22,7 @@ from headstock.inference.pipeline import Pipeline
 from headstock.model.batch import Batch
 from headstock.tasks.labelled import UNLIMITED, is_labelled
 from headstock.tasks.special_tokens import special_tokens_for
-from headstock.tasks.teacher_forcing import teacher_forcing_batch
-from headstock.tasks.translate import EncodedPairs, Translate
+from headstock.tasks.translate import EncodedPairs, Translate, teacher_forcing_batch
 from headstock.train.evaluate import model_outputs
 from headstock.train.loop import sequence_length
 
@@ -79,7 +78,7 @@ def tokenize_with_masks(pipeline: Pipeline, text: str) -> list[int]:
 
 def add_target(pipeline: Pipeline, task: Translate, data: EncodedPairs, target: str | None) -> list[str]:
     """Set the decoder input of a translation to `target`, or to the run's own output; returns notes."""
-    check_length(pipeline, len(data.sources[0]) + 1)
+    check_length(pipeline, len(data.tokens[0]) + 1)
     if target is not None:
         data.targets = [pipeline.tokenizer.encode(target)]
         return ["the decoder reads the given target as if it had generated it"]
@@ -100,8 +99,9 @@ def denoising_batch(pipeline: Pipeline, text: str, target: str | None) -> tuple[
 
 def forced_batch(pipeline: Pipeline, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], length: int) -> Batch:
     task: Any = pipeline.task
-    special = {"start": task.bos, "end": task.eos, "source_end": task.eos, "filler": task.pad_id}
-    return teacher_forcing_batch(pairs, **special, length=length)
+    special = {"bos": task.bos, "eos": task.eos, "source_eos": task.eos, "filler": task.pad_id}
+    sources, targets = zip(*pairs, strict=True)
+    return teacher_forcing_batch(sources, targets, **special, length=length)
 
 
 # Files

@@ -187,7 +187,7 @@ def labelled_lens_input(pipeline: Pipeline, texts: Sequence[str], label: str | N
     if task.lens == "class":
         return LensInput(batch, task, [0], "class", [label], [])
     if task.lens == "tag":
-        positions = batch.labels["places"][0].tolist()
+        positions = batch.labels["word_positions"][0].tolist()
         return LensInput(batch, task, positions, "tag", [None] * len(positions), [])
     if batch.source is not None:
         return forced_lens_input(task, batch, pipeline.tokenizer, target.notes)

@@ -23,7 +23,7 @@ from headstock.inference.translate import display_tokens
 from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.model import Model
 from headstock.tasks.base import Examples, Task
-from headstock.tasks.class_labels import listed
+from headstock.tasks.class_labels import quote_names
 from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.tasks.masked import MaskedLM
 from headstock.tasks.special_tokens import special_tokens_for
@@ -59,7 +59,7 @@ class ExplainTarget:
 
 
 def make_target(pipeline: Pipeline, task: Task, batch: Batch, notes: Sequence[str] = ()) -> ExplainTarget:
-    counts = {head: count for head, count in task.counts(batch).items() if head != "places"}
+    counts = task.counts(batch)
     parts = [f"{count:,} {HEAD_NAMES.get(head, head)}{'s' * (count != 1)}" for head, count in counts.items()]
     return ExplainTarget(task, batch.to(pipeline.model.device), " and ".join(parts), list(notes))
 
@@ -118,7 +118,7 @@ def find_token(tokens: Sequence[str], word: str) -> int | None:
 def class_index(pipeline: Pipeline, label: str) -> int:
     classes = pipeline.classification_task().config.classes
     if label not in classes:
-        hint = f"this run knows {listed(classes)}{did_you_mean(label, classes)}"
+        hint = f"this run knows {quote_names(classes)}{did_you_mean(label, classes)}"
         raise UserError(f"{pipeline.run}: --label {label!r} is no class; {hint}")
     return classes.index(label)
 

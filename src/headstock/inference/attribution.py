@@ -48,11 +48,11 @@ def token_attributions(
         real = slice(1, None if batch.padding is None else int((~batch.padding[0]).sum()))
         ids, values = batch.tokens[0, real].tolist(), weights[0, real]
     else:  # a token in several windows gets the sum
-        text, end = data.tokens[row], len(task.suffix)
-        ids, values = [*text, *task.suffix], weights.new_zeros(len(text) + end)
-        for window, one in zip(windows(len(text), max(1, length - 1 - end)), weights, strict=True):
+        text, suffix = data.tokens[row], task.special.suffix
+        ids, values = [*text, *suffix], weights.new_zeros(len(text) + len(suffix))
+        for window, one in zip(windows(len(text), task.special.capacity(length)), weights, strict=True):
             values[window.start : window.end] += one[1 : 1 + window.size]
-            values[len(text) :] += one[1 + window.size : 1 + window.size + end]
+            values[len(text) :] += one[1 + window.size : 1 + window.size + len(suffix)]
     return [(task.tokenizer.id_to_token(token), value) for token, value in zip(ids, values.tolist(), strict=True)]
 
 

@@ -24,7 +24,7 @@ from headstock.model.heads import pool as pool_tokens
 from headstock.model.heads import pooled_positions
 from headstock.model.layer_features import ScalarMix, check_layers, feature_width, select_layers
 from headstock.model.model import Model
-from headstock.tasks.base import pad_with_special_tokens
+from headstock.tasks.special_tokens import pad_with_special_tokens
 
 Pool = Literal["none", "mean", "cls", "last"]
 WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]+")  # a word with inner hyphens and apostrophes, or punctuation

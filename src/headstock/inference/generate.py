@@ -8,7 +8,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import SpecialTokens
 from headstock.decoding.beam_search import beam_search
 from headstock.decoding.generate import generate
-from headstock.decoding.sampling import Sampling
+from headstock.decoding.sampling import Sampling, suppressed_tokens
 from headstock.decoding.text_streamer import TextStreamer
 from headstock.errors import UserError
 from headstock.model.model import Model
@@ -22,13 +22,6 @@ class Generated:
     text: str  # the prompt and its continuation
     ended: str  # "length", "end" or "stop"
     slid: bool  # it outgrew the model's context, so that the beginning was no longer read
-
-
-def suppressed_tokens(tokenizer: Tokenizer, vocabulary: int) -> list[int]:
-    """Ids that are never generated: special tokens except EOS, and ids beyond the tokenizer's vocabulary."""
-    t = tokenizer
-    special = {t.bos, t.pad, t.unk, t.cls, t.sep, t.mask} - {None, t.eos}
-    return [*(token for token in special if token is not None), *range(t.vocabulary, vocabulary)]
 
 
 def sample_texts(
@@ -58,7 +51,7 @@ def sample_texts(
         sampling=sampling,
         end=tokenizer.eos,
         seeds=[derive_seed(seed, i % samples, "sample") for i in range(len(texts))],
-        forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
+        suppress_tokens=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
         stop=(lambda row, tokens: streamers[row].update(tokens)) if stop or stream else None,
         cache=cache,
     )
@@ -87,7 +80,7 @@ def search_texts(
         beam_search,
         model,
         end=tokenizer.eos,
-        forbidden=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
+        suppress_tokens=suppressed_tokens(tokenizer, model.backbone.config.vocabulary),
         beams=beams,
         max_tokens=max_tokens,
         length_penalty=length_penalty,

@@ -12,11 +12,11 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.batching import tokenizer_threads
 from headstock.decoding.beam_search import check_beams
 from headstock.decoding.fill_mask import FilledText, MaskFiller
-from headstock.decoding.sampling import Sampling
+from headstock.decoding.sampling import Sampling, suppressed_tokens
 from headstock.errors import UserError, WorkError
 from headstock.inference.embed import embed, resolve_pooling
 from headstock.inference.evaluation import evaluate_store, evaluation_store, held_out_records, labelled_records
-from headstock.inference.generate import Generated, sample_texts, search_texts, suppressed_tokens
+from headstock.inference.generate import Generated, sample_texts, search_texts
 from headstock.inference.inputs import (
     describe_value,
     iter_rows,

@@ -8,8 +8,8 @@ from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
 from headstock.interop.onnx_graph import CausalGraph, EmbeddingGraph, Graph, Names
 from headstock.markdown import escape_markdown
-from headstock.tasks.labelled import is_labelled, separator_id
-from headstock.tasks.special_tokens import special_tokens_for
+from headstock.tasks.labelled import is_labelled
+from headstock.tasks.special_tokens import separator_id, special_tokens_for
 from headstock.train.metrics import format_labelled_metrics
 from headstock.train.model_card import render_card
 
@@ -95,7 +95,7 @@ def model_json(pipeline: Pipeline, graph: Graph) -> dict[str, Any]:
     if task.texts_per_row > 1:
         about |= {"start": task.bos, "separator": separator_id(tokenizer)}
     else:
-        about |= around((task.bos,), task.suffix, about["length"])
+        about |= around(task.special.prefix, task.special.suffix, about["length"])
     return about | graph.spec.settings
 
 

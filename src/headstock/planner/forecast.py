@@ -11,7 +11,7 @@ from headstock.kernels.backends import onednn_is_slow
 from headstock.kernels.cross_entropy import MAX_LOGITS, MAX_LOGITS_CUDA, worth_chunking
 from headstock.model.model import Model
 from headstock.planner.machine import Machine
-from headstock.tasks.base import TASKS, Task
+from headstock.tasks.base import Task
 from headstock.train.budget import VALIDATIONS
 from headstock.train.execution import LAUNCH_SECONDS, ExecutionMode
 from headstock.train.models import blueprint
@@ -78,7 +78,8 @@ def estimate_costs(run_config: RunConfig, machine: Machine) -> CostEstimate:
         launch = max(launch, LAUNCH_SECONDS * model.backbone.depth * micro_batches)  # with autograd and optimizer calls
         if model.backbone.supports_compile and settings.compile in ("auto", "replay"):
             is_small = compute < 2 * launch  # the criterion of train/execution.py
-            startup = 2 * launch * TASKS.get(run_config.objective).batch_shapes if is_small else 0.0
+            batch_shapes = task.plan.batch_shapes if task.plan else 1
+            startup = 2 * launch * batch_shapes if is_small else 0.0
             launch *= GRAPHED_LAUNCH_SHARE
         step = max(compute, launch)  # launches overlap with computation
     else:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from headstock.tasks.base import TASKS
+from headstock.tasks.base import TASKS, PlanDefaults
 from headstock.train.settings import read_preset
 
 REASONS = {
@@ -82,7 +82,7 @@ def context_length(text: TextStatistics, width: int) -> int:
 
 def model_sizes(objective: str, text: TextStatistics) -> Iterable[ModelSize]:
     """All model sizes for an objective, smallest first."""
-    family = TASKS.get(objective).default_family
+    family = plan_defaults(objective).family
     if family != "transformer":
         for name in PRESETS:
             preset = read_preset(f"{family}-{name}")
@@ -110,18 +110,22 @@ def model_sizes(objective: str, text: TextStatistics) -> Iterable[ModelSize]:
 
 
 def task_settings(objective: str) -> dict[str, Any]:
-    return {"name": objective, **TASKS.get(objective).plan_settings}
+    return {"name": objective, **plan_defaults(objective).settings}
 
 
 def planned_objectives() -> list[str]:
-    return [name for name in TASKS.names() if TASKS.get(name).max_epochs is not None]
+    return [name for name in TASKS.names() if TASKS.get(name).plan is not None]
+
+
+def plan_defaults(objective: str) -> PlanDefaults:
+    plan = TASKS.get(objective).plan
+    assert plan is not None
+    return plan
 
 
 def max_epochs(objective: str) -> int:
     """The number of epochs after which more of the same text gains nothing."""
-    epochs = TASKS.get(objective).max_epochs
-    assert epochs is not None
-    return epochs
+    return plan_defaults(objective).max_epochs
 
 
 def learning_rate(width: int) -> float:
@@ -130,7 +134,7 @@ def learning_rate(width: int) -> float:
 
 
 def dropout(objective: str, epochs: float) -> float:
-    return TASKS.get(objective).repeated_dropout if epochs > 3 else 0.0
+    return plan_defaults(objective).repeated_dropout if epochs > 3 else 0.0
 
 
 def batch_size(tokens: float, length: int) -> int:
@@ -141,4 +145,4 @@ def batch_size(tokens: float, length: int) -> int:
 
 def validation_tokens(objective: str, tokens: float) -> float:
     """Tokens that a validation on all held-out text reads."""
-    return tokens * TASKS.get(objective).validation_passes
+    return tokens * plan_defaults(objective).validation_passes

@@ -9,7 +9,7 @@ from headstock.report.format import Difference, capitalized, is_finite, percent
 from headstock.report.render import render
 from headstock.report.theme import ArmStyle, Gallery, arm_label, arm_styles, file_name
 from headstock.tasks.labelled import nouns_of
-from headstock.tasks.wording import METRICS, metric_name
+from headstock.tasks.text_metrics import METRICS, metric_name
 from headstock.train.run_folder import RunFolder
 
 MODEL_KINDS = ("scratch", "pretrained", "frozen")
@@ -120,7 +120,7 @@ def run_charts(results: Results, gallery: Gallery) -> dict[str, Any] | None:
 def training_charts(results: Results, styles: Styles, gallery: Gallery) -> list[dict[str, Any]]:
     """For each number of labels, the largest first: one chart per arm with epochs."""
     nouns = nouns_of(results.get("task"))
-    groups, metric_name = [], nouns.learned
+    groups, metric_name = [], nouns.training_metric
     for labels in sorted(results["labels"], reverse=True):
         panels = []
         for style in styles.values():

@@ -8,7 +8,7 @@ from headstock.report import charts
 from headstock.report.format import percent, pluralize
 from headstock.report.highlighted_text import decode_tokens, make_passage, merge_into_words, top_words
 from headstock.report.theme import ArmStyle, Gallery, file_name
-from headstock.tasks.wording import Nouns
+from headstock.tasks.labelled import Nouns
 
 MAX_CLASSES = 20  # of a confusion matrix; for more classes the most frequent confusions are listed
 MAX_MISTAKES = 20
@@ -86,9 +86,9 @@ def lengths(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns: No
         for word, group in (("correct", right), ("wrong", wrong))
         if group
     )
-    alt_text = f"{style.label}: lengths of {nouns.read}s by correctness of the prediction; the median is {medians}"
+    alt_text = f"{style.label}: lengths of {nouns.input}s by correctness of the prediction; the median is {medians}"
     statistic = values.get("statistic") or {}
-    figure = charts.lengths(right, wrong, unit, nouns.read)
+    figure = charts.lengths(right, wrong, unit, nouns.input)
     return {
         "chart": gallery.embed(file_name("lengths", style.name), figure, alt_text),
         "text": statistic.get("text") or f"The median is {medians}.",
@@ -100,7 +100,7 @@ def calibration(values: dict[str, Any], style: ArmStyle, gallery: Gallery, nouns
     if not any(row.get("count") for row in bins):
         return None
     alt_text = f"{style.label}: accuracy by confidence; expected calibration error {percent(values.get('ece'))}"
-    figure = charts.reliability(bins, style, nouns.judged)
+    figure = charts.reliability(bins, style, nouns.item)
     return {"chart": gallery.embed(file_name("reliability", style.name), figure, alt_text), "ece": values.get("ece")}
 
 

@@ -12,7 +12,7 @@ from headstock.report.highlighted_text import make_passage
 from headstock.report.render import render
 from headstock.report.theme import NARROW, WIDE, ArmStyle, Gallery, arm_styles
 from headstock.tasks.labelled import nouns_of
-from headstock.tasks.wording import METRICS, metric_name
+from headstock.tasks.text_metrics import METRICS, metric_name
 from headstock.train.metrics import majority_warning
 from headstock.train.run_folder import RunFolder
 
@@ -88,7 +88,7 @@ def write_finetune_report(run: RunFolder) -> None:
         data=flatten(read_if_present(run.data)),
         settings=settings,
         nouns=nouns,
-        accuracy=accuracy_charts([*rows, *(results.get("epochs") or [])], style, gallery, nouns.learned),
+        accuracy=accuracy_charts([*rows, *(results.get("epochs") or [])], style, gallery, nouns.training_metric),
         loss=loss_charts(rows, gallery),
         arm={"style": style, **arm} if arm else None,
     )

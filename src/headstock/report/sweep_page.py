@@ -35,7 +35,7 @@ from headstock.report.theme import (
     make_figure,
     percent_axis,
 )
-from headstock.tasks.wording import is_score, metric_name
+from headstock.tasks.text_metrics import is_score, metric_name
 from headstock.train.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstock.tasks.wording import NOT_PERCENT, is_score
+from headstock.tasks.text_metrics import NOT_PERCENT, is_score
 
 Point = dict[str, Any]  # the value of each setting of the grid
 

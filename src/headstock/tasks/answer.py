@@ -1,6 +1,6 @@
 """Extractive question answering: the start and end of an answer in a context.
 
-B sequences, N questions (several sequences each where the context is long), R sequences of one question, T tokens,
+B sequences, N questions (several sequences each where the context is long), S sequences of one question, T tokens,
 W context tokens in a sequence. A sequence is [CLS] question [SEP] window of the context [SEP].
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,48 +19,52 @@ from torch.nn import functional as F
 from headstock.data.qa import read_questions
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
-from headstock.data.windowing import windows
-from headstock.errors import ConfigError, UserError
+from headstock.data.windowing import Window, windows
+from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE_INDEX, Batch, pad
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import SpanHead
-from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
+from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import ANSWER, GraphSpec
-from headstock.tasks.graph_spec import NO_ANSWER as ABSTAIN
-from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics, separator_id
-from headstock.tasks.squad_metrics import exact_match, f1
-from headstock.tasks.wording import Nouns
+from headstock.tasks.graph_spec import NO_ANSWER as ANSWER_OR_NONE
+from headstock.tasks.labelled import (
+    Attribution,
+    EncodedRows,
+    HeadConfig,
+    LabelledTask,
+    Nouns,
+    RowExamples,
+    RowMetrics,
+    pad_sequences,
+    row_locations,
+)
+from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, separator_id
+from headstock.tasks.text_metrics import answer_f1, exact_match
 
-MARKS = 3  # the first token, and a separator after question and context
-EXCERPT = 240  # characters of a context that a report shows on either side of an answer
+EXCERPT_CHARACTERS = 240  # of a context on either side of an answer, in a report
 NO_ANSWER = "(no answer)"
-LEAST_ROOM = 8  # fewest context tokens in a sequence
+MIN_CONTEXT = 8  # tokens in a sequence
+
+TokenSpan = tuple[int, int]  # first and last token of an answer
 
 
 @dataclass(frozen=True)
-class AnswerConfig:
-    layers: str = "last"  # features to score: last, sum4, concat4, mix, or a layer's number
-    dropout: float = 0.1  # before the head
-    opening: Literal["start", "cls"] = "start"  # the first special token, as in pretraining
+class AnswerConfig(HeadConfig):
     longest_question: int = 64  # tokens; longer questions are truncated
     longest_answer: int = 30  # tokens
     stride: int | None = None  # between the windows of a long context; half a window unless given
     unanswerable: bool = False  # some questions have no answer; inferred from the training rows
     threshold: float = 0.0  # margin in log-probability by which "no answer" must exceed the best answer
 
-    def __post_init__(self) -> None:
-        problems = []
-        if not 0 <= self.dropout < 1:
-            problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
+    def problems(self) -> list[tuple[str, str]]:
+        problems = super().problems()
         for name in ("longest_question", "longest_answer", "stride"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 problems.append((name, f"must be 1 or more, not {value}"))
-        if problems:
-            raise ConfigError(problems)
+        return problems
 
 
 @dataclass(frozen=True)
@@ -69,50 +73,32 @@ class Passage:
 
     text: str
     tokens: list[int]
-    spans: np.ndarray  # (T, 2) first character, one past the last
+    offsets: np.ndarray  # (T, 2) first character, one past the last
 
     @cached_property
     def blank(self) -> np.ndarray:
         """(T,) True for tokens that are only white space, which an answer cannot start or end with."""
-        return np.array([not self.text[begin:end].strip() for begin, end in self.spans.tolist()], dtype=bool)
+        return np.array([not self.text[start:end].strip() for start, end in self.offsets.tolist()], dtype=bool)
 
-    def tokens_of(self, begin: int, end: int) -> tuple[int, int] | None:
-        """The first and last token that overlap these characters."""
-        found = np.flatnonzero((self.spans[:, 0] < end) & (self.spans[:, 1] > begin))
-        return (int(found[0]), int(found[-1])) if len(found) else None
+    def token_span(self, start: int, end: int) -> TokenSpan | None:
+        """The tokens that overlap these characters."""
+        tokens = np.flatnonzero((self.offsets[:, 0] < end) & (self.offsets[:, 1] > start))
+        return (int(tokens[0]), int(tokens[-1])) if len(tokens) else None
 
     def characters(self, first: int, last: int) -> tuple[int, int]:
         """The characters from one token to another, stripped of white space."""
-        begin, end = int(self.spans[first : last + 1, 0].min()), int(self.spans[first : last + 1, 1].max())
-        text = self.text[begin:end]
-        return begin + len(text) - len(text.lstrip()), begin + len(text.rstrip())
+        start, end = int(self.offsets[first : last + 1, 0].min()), int(self.offsets[first : last + 1, 1].max())
+        text = self.text[start:end]
+        return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
 
 
 @dataclass
-class EncodedQuestions:
-    """Tokenized questions; those about the same context share its Passage."""
+class EncodedQuestions(EncodedRows):
+    """Tokenized questions; those about the same context share its Passage. The labels are all reference answers."""
 
-    tokens: list[list[int]]
     passages: list[Passage]  # one per question
-    gold: list[tuple[int, int] | None]  # first and last token of the first answer; None for none
-    labels: list[list[str]] | None  # all reference answers; empty where there is none
+    answer_spans: list[TokenSpan | None]  # of the first answer; None without an answer
     ids: list[str]
-    places: list[str]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def bytes(self) -> int:
-        return sum(len(passage.text.encode()) for passage in {id(p): p for p in self.passages}.values())
-
-    def select(self, rows: Sequence[int]) -> "EncodedQuestions":
-        def chosen(values: list[Any]) -> list[Any]:
-            return [values[i] for i in rows]
-
-        labels = None if self.labels is None else chosen(self.labels)
-        texts = chosen(self.tokens), chosen(self.passages), chosen(self.gold)
-        return EncodedQuestions(*texts, labels, chosen(self.ids), chosen(self.places))
 
 
 @TASKS.add("answer")
@@ -131,15 +117,16 @@ class Answer(LabelledTask):
     row_description = "a question and its context"
     row_form = '{"question": "Who came?", "context": "Anne came."}'
     primary_metric = "f1"
+    selection_metric = "accuracy"  # of spans
     huggingface_head = "ForQuestionAnswering"
-    title = "model that answers questions"
+    title = "question answering model"
     nouns = Nouns(
         "question",
         "question",
         "context",
         "contexts of wrong answers",
-        "share of answers found exactly",
-        "An answer is right here if it is just what one of the true answers is.",
+        "share of exact spans",
+        "An answer counts as correct here if it equals one of the true answers.",
     )
 
     def __init__(self, config: AnswerConfig, tokenizer: Tokenizer | None):
@@ -148,8 +135,7 @@ class Answer(LabelledTask):
             self.separator = separator_id(tokenizer)
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        mixed = backbone.depth + 1 if self.config.layers == "mix" else None
-        width = feature_width(backbone.width, self.config.layers)
+        width, mixed = self.head_input(backbone)
         return {"span": SpanHead(width, dropout=self.config.dropout, mixed=mixed)}
 
     def weight(self, head: str) -> float:
@@ -158,7 +144,7 @@ class Answer(LabelledTask):
     # From records to batches
 
     @classmethod
-    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+    def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_questions(path, **options)
 
     @staticmethod
@@ -170,142 +156,208 @@ class Answer(LabelledTask):
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         self.check_rows(rows)
-        for row in rows:
-            for name in ("question", "context"):
-                if not row[name].strip():
-                    raise UserError(f"the {name} is empty")
+        for name in ("question", "context"):
+            if not all(row[name].strip() for row in rows):
+                raise UserError(f"the {name} is empty")
         ids = [str(row.get("id", number)) for number, row in enumerate(rows, 1)]
         return {name: [row[name] for row in rows] for name in ("context", "question")} | {"id": ids}
 
     @classmethod
     def infer_settings(cls, config: Any, records: Records) -> Any:
-        some_without = not all(records.columns["answers"])
-        return replace(config, unanswerable=config.unanswerable or some_without)
-
-    def check(self, records: Records) -> None:
-        """The reader has already checked that answers occur in their contexts."""
+        return replace(config, unanswerable=config.unanswerable or not all(records.columns["answers"]))
 
     def prepare(self, records: Records, *, labelled: bool = True) -> EncodedQuestions:
-        contexts, answers = records.columns["context"], records.columns.get("answers") if labelled else None
+        """The reader has already checked that answers occur in their contexts."""
+        contexts, locations = records.columns["context"], row_locations(records)
+        answers = records.columns.get("answers") if labelled else None
         distinct = list(dict.fromkeys(contexts))
         passages = {
             text: Passage(text, tokens, np.array(self.tokenizer.offsets(text), dtype=np.int64).reshape(-1, 2))
             for text, tokens in zip(distinct, self.tokenizer.encode_batch(distinct), strict=True)
         }
-        about = [passages[text] for text in contexts]
-        tokens = self.tokenizer.encode_batch(records.columns["question"])
-        places = [records.location(i) for i in range(len(records))]
+        questions = self.tokenizer.encode_batch(records.columns["question"])
         return EncodedQuestions(
-            [ids[: self.config.longest_question] for ids in tokens],
-            about,
-            [gold_tokens(*row) for row in zip(about, answers or [[]] * len(about), strict=True)],
-            None if answers is None else [[answer["text"] for answer in given] for given in answers],
-            records.columns.get("id", places),
-            places,
+            tokens=[question[: self.config.longest_question] for question in questions],
+            labels=None if answers is None else [[answer["text"] for answer in row] for row in answers],
+            locations=locations,
+            passages=[passages[text] for text in contexts],
+            answer_spans=[
+                passages[text].token_span(row[0]["start"], row[0]["start"] + len(row[0]["text"])) if row else None
+                for text, row in zip(contexts, answers or [[]] * len(contexts), strict=True)
+            ],
+            ids=records.columns.get("id", locations),
         )
 
-    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        if isinstance(data, CachedFeatures):
-            return self.with_features(self.examples(data.data, length=length), data)
+    def row_examples(self, data: EncodedQuestions, length: int) -> Examples:
         return QuestionExamples(self, data, length)
 
-    def windows(self, count: int, room: int) -> list[tuple[int, int]]:
-        """The windows over `count` context tokens for sequences with room for `room` of them."""
-        return [(window.start, window.end) for window in windows(count, room, stride=self.config.stride)]
+    def windows(self, context_length: int, capacity: int) -> list[Window]:
+        """The windows over a context, for sequences that have room for `capacity` of its tokens."""
+        return windows(context_length, capacity, stride=self.config.stride)
 
-    # From batches to numbers
+    # From batches to predictions
 
-    def scores(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
+    def log_probabilities(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
         """(B, T, 2) log-probabilities of start and end at each token, and (B, T) True at context tokens."""
         assert batch.segments is not None
-        context = (batch.segments == 1) & (batch.tokens != self.separator)
+        is_context = (batch.segments == 1) & (batch.tokens != self.separator)
         if batch.padding is not None:
-            context &= ~batch.padding
-        allowed = context.clone()
-        allowed[:, 0] = True  # the opening mark, for "not here"
-        scores = model.heads["span"](self.token_features(model, batch)).float()
-        return scores.masked_fill(~allowed[..., None], -torch.inf).log_softmax(1), context
+            is_context &= ~batch.padding
+        allowed = is_context.clone()
+        allowed[:, 0] = True  # "not in this window"
+        logits = model.heads["span"](self.token_features(model, batch)).float()
+        return logits.masked_fill(~allowed[..., None], -torch.inf).log_softmax(1), is_context
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        scores, context = self.scores(model, batch)
+        scores, is_context = self.log_probabilities(model, batch)
         with torch.no_grad():
-            hits, questions = self.hits(scores, context, batch)
-        start, end = (
-            span_loss(scores[..., i], batch.labels[head], smoothing) for i, head in enumerate(("start", "end"))
-        )
-        return {"start": start, "end": end, "correct": hits, "questions": questions}
+            correct, questions = self.count_correct(scores, is_context, batch)
+        return {
+            "start": span_loss(scores[..., 0], batch.labels["start"], smoothing),
+            "end": span_loss(scores[..., 1], batch.labels["end"], smoothing),
+            "correct": correct,
+            "questions": questions,
+        }
 
-    def hits(self, scores: Tensor, context: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def count_correct(self, scores: Tensor, is_context: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The number of questions whose predicted span is exactly the first answer, and the number of questions."""
         start, end = batch.labels["start"], batch.labels["end"]
-        owners = torch.arange(len(start), device=start.device) if batch.example_ids is None else batch.example_ids
-        nobody = scores.new_zeros(len(start))  # (B,): no fewer places than questions
-        first, last, best = best_spans(scores.masked_fill(~context[..., None], -torch.inf), self.config.longest_answer)
-        highest = (nobody - torch.inf).scatter_reduce(0, owners, best, "amax")
-        found = (first == start) & (last == end) & (best == highest[owners])
-        right = nobody.index_add(0, owners, found.float()) > 0
-        real = nobody.index_add(0, owners, (start != IGNORE_INDEX).float()) > 0
+        questions = torch.arange(len(start), device=start.device) if batch.example_ids is None else batch.example_ids
+        zeros = scores.new_zeros(len(start))  # (B,): there are at most as many questions as sequences
+
+        def any_sequence(condition: Tensor) -> Tensor:
+            """Whether a condition (B,) holds in any sequence of a question."""
+            return zeros.index_add(0, questions, condition.float()) > 0
+
+        context_scores = scores.masked_fill(~is_context[..., None], -torch.inf)
+        first, last, best = best_spans(context_scores, self.config.longest_answer)
+        highest = (zeros - torch.inf).scatter_reduce(0, questions, best, "amax")
+        correct = any_sequence((first == start) & (last == end) & (best == highest[questions]))
+        is_real = any_sequence(start != IGNORE_INDEX)
         if self.config.unanswerable:
-            lowest = (nobody + torch.inf).scatter_reduce(0, owners, scores[:, 0].sum(-1), "amin")
-            without = real & (nobody.index_add(0, owners, (start > 0).float()) == 0)
-            right = torch.where(lowest - highest > self.config.threshold, without, right)
-        return right.sum(), real.sum()
+            none = (zeros + torch.inf).scatter_reduce(0, questions, scores[:, 0].sum(-1), "amin")
+            has_no_answer = is_real & ~any_sequence(start > 0)
+            correct = torch.where(none - highest > self.config.threshold, has_no_answer, correct)
+        return correct.sum(), is_real.sum()
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         loss = sum(self.weight(head) * sums[head] / max(1, counts[head]) for head in ("start", "end"))
         return {"loss": loss, "accuracy": sums["correct"] / max(1.0, sums["questions"])}
 
-    def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Exact spans first; the loss breaks ties."""
-        return -metrics["accuracy"] + 1e-7 * metrics["loss"] / (1 + metrics["loss"])
-
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
-        """(R, 1 + W, 2) by row of a question its log-probabilities: of no answer, then of each context token.
+        """(S, 1 + W, 2) for each question the log-probabilities of no answer, then of each context token.
 
-        Rows that read fewer tokens end in -inf. W is the room that a row had, or else the whole context: so the shape
-        alone tells which tokens these are.
+        Sequences with fewer context tokens end in -inf. W is the capacity of a sequence, or the length of a context
+        that fits into one, so that the shape determines the windows.
         """
-        scores, context = self.scores(model, batch)
-        begins, counts = (batch.segments == 0).sum(1).tolist(), context.sum(1).tolist()  # type: ignore[union-attr]
-        owners = list(range(len(scores))) if batch.example_ids is None else batch.example_ids.tolist()
-        rows_of: dict[int, list[int]] = {}
-        for row, owner in enumerate(owners):
-            rows_of.setdefault(owner, []).append(row)
-        made = []
-        for rows in rows_of.values():
-            one = scores.new_full((len(rows), 1 + max(counts[row] for row in rows), 2), -torch.inf)
-            for place, row in enumerate(rows):
-                one[place, 0] = scores[row, 0]
-                one[place, 1 : 1 + counts[row]] = scores[row, begins[row] : begins[row] + counts[row]]
-            made.append(one)
-        return made
+        scores, is_context = self.log_probabilities(model, batch)
+        assert batch.segments is not None
+        starts, counts = (batch.segments == 0).sum(1).tolist(), is_context.sum(1).tolist()
+        example_ids = range(len(scores)) if batch.example_ids is None else batch.example_ids.tolist()
+        sequences: dict[int, list[Tensor]] = {}  # of each question
+        for row, example in enumerate(example_ids):
+            context_scores = scores[row, starts[row] : starts[row] + counts[row]]
+            sequences.setdefault(example, []).append(torch.cat([scores[row, :1], context_scores]))
+        return [
+            nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-torch.inf) for parts in sequences.values()
+        ]
 
     def predictions(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """The most likely span, its characters in the context, and its probability."""
         return [
-            {"id": name, **self.predicted(passage, torch.from_numpy(scores))}
-            for name, passage, scores in zip(data.ids, data.passages, outputs, strict=True)
+            {"id": question_id, **self.prediction(passage, torch.from_numpy(scores))}
+            for question_id, passage, scores in zip(data.ids, data.passages, outputs, strict=True)
         ]
 
-    def predicted(self, passage: Passage, scores: Tensor) -> dict[str, Any]:
-        nothing, best, (begin, end) = self.found(passage, scores)
-        if best == -math.inf or (self.config.unanswerable and nothing - best > self.config.threshold):
-            return {"answer": "", "start": None, "end": None, "score": probability(nothing)}
-        return {"answer": passage.text[begin:end], "start": begin, "end": end, "score": probability(best)}
+    def prediction(self, passage: Passage, scores: Tensor) -> dict[str, Any]:
+        none, best, (start, end) = self.best_answer(passage, scores)
+        if best == -math.inf or (self.config.unanswerable and none - best > self.config.threshold):
+            return {"answer": "", "start": None, "end": None, "score": probability(none)}
+        return {"answer": passage.text[start:end], "start": start, "end": end, "score": probability(best)}
 
-    def found(self, passage: Passage, scores: Tensor) -> tuple[float, float, tuple[int, int]]:
+    def best_answer(self, passage: Passage, scores: Tensor) -> tuple[float, float, tuple[int, int]]:
         """The log-probabilities of no answer and of the best one, and the characters of the latter."""
-        nothing = float(scores[:, 0].sum(-1).min())  # every window must lack the answer
+        none = float(scores[:, 0].sum(-1).min())  # every window must lack the answer
         if passage.blank.all():
-            return nothing, -math.inf, (0, 0)
-        likely = scores[:, 1:].clone()  # (R, W, 2)
-        windows = self.windows(len(passage.tokens), likely.size(1))
-        for row, (begin, end) in enumerate(windows):
-            likely[row, : end - begin][torch.from_numpy(passage.blank[begin:end])] = -torch.inf
-        firsts, lasts, bests = best_spans(likely, self.config.longest_answer)
-        row = int(bests.argmax())
-        offset = windows[row][0]
-        return nothing, float(bests[row]), passage.characters(int(firsts[row]) + offset, int(lasts[row]) + offset)
+            return none, -math.inf, (0, 0)
+        context_scores = scores[:, 1:].clone()  # (S, W, 2)
+        windows = self.windows(len(passage.tokens), context_scores.size(1))
+        for row, window in enumerate(windows):
+            blank = torch.from_numpy(passage.blank[window.start : window.end])
+            context_scores[row, : window.size][blank] = -torch.inf
+        first, last, best = best_spans(context_scores, self.config.longest_answer)
+        row = int(best.argmax())
+        start = windows[row].start
+        return none, float(best[row]), passage.characters(int(first[row]) + start, int(last[row]) + start)
+
+    def predicted_target(self, prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if prediction["start"] is None:
+            return []
+        return [{"text": prediction["answer"], "start": prediction["start"]}]
+
+    # Metrics and error analysis
+
+    def row_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> RowMetrics:
+        scores = [
+            (exact_match(row["answer"], answers), answer_f1(row["answer"], answers))
+            for row, answers in zip(self.predictions(data, outputs), data.labels, strict=True)
+        ]
+        matches, f1 = np.array(scores, dtype=float).reshape(-1, 2).T
+        return {"exact_match": (matches, np.ones(len(f1))), "f1": (f1, np.ones(len(f1)))}
+
+    def extra_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        """With unanswerable questions, the best F1 on these rows and the threshold that gives it."""
+        if not self.config.unanswerable or data.labels is None:
+            return {}
+        margins, f1_changes = [], []  # of "no answer" over the best answer; by giving that answer
+        f1_without = [answer_f1("", references) for references in data.labels]
+        for passage, scores, references, without in zip(data.passages, outputs, data.labels, f1_without, strict=True):
+            none, best, (start, end) = self.best_answer(passage, torch.from_numpy(scores))
+            margins.append(none - best)
+            f1_changes.append(answer_f1(passage.text[start:end], references) - without)
+        order = np.argsort(margins, kind="stable")  # questions with a margin up to the threshold are answered
+        totals = sum(f1_without) + np.concatenate([[0.0], np.cumsum(np.array(f1_changes)[order])])
+        thresholds = np.concatenate([[min(margins) - 1], np.array(margins)[order]])
+        best_index = int(totals.argmax())
+        return {
+            "best_f1": float(totals[best_index] / len(margins)),
+            "best_threshold": float(thresholds[best_index]),
+        }
+
+    def confidences(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        predictions = self.predictions(data, outputs)
+        matches = [exact_match(row["answer"], answers) for row, answers in zip(predictions, data.labels, strict=True)]
+        return np.array([row["score"] for row in predictions]), np.array(matches) == 1
+
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """Calibration against exact matches, context lengths, and the most confident wrong answers."""
+        confidence, correct = self.confidences(data, outputs)
+        words = np.array([len(passage.text.split()) for passage in data.passages])
+        errors = []
+        for row in most_confident_errors(confidence, correct):
+            (prediction,) = self.predictions(data.select([row]), [outputs[row]])
+            text, spans = excerpt(data.passages[row].text, prediction, rows.columns["answers"][row])
+            errors.append(
+                error_record(
+                    data.locations[row],
+                    text,
+                    label="; ".join(dict.fromkeys(data.labels[row])) or NO_ANSWER,
+                    predicted=prediction["answer"] or NO_ANSWER,
+                    confidence=prediction["score"],
+                    question=rows.columns["question"][row],
+                    marks=spans,
+                    f1=round(answer_f1(prediction["answer"], data.labels[row]), 5),
+                )
+            )
+        return {
+            "lengths": length_analysis(words, correct, errors=self.nouns.errors),
+            "calibration": reliability(confidence, correct),
+            "mistakes": errors,
+        }
+
+    # Export
 
     def graph_spec(self) -> GraphSpec:
         config = self.config
@@ -315,180 +367,102 @@ class Answer(LabelledTask):
             "Where in a text the answer to a question is.",
             ("start_logits", "end_logits"),
             settings=settings | ({"threshold": config.threshold} if config.unanswerable else {}),
-            script=ANSWER.replace("ANSWER", ABSTAIN if config.unanswerable else "answer"),
-            segment_start="lead",
+            script=ANSWER.replace("ANSWER", ANSWER_OR_NONE if config.unanswerable else "answer"),
+            segment_start="first_token",
             arguments="a question and a text",
             needs_offsets=True,
             limits="It reads one row: what is beyond its length is not read, where Headstock reads on in further rows.",
         )
 
     def graph_outputs(self, model: Model, batch: Batch) -> tuple[Tensor, ...]:
-        """(B, T) twice: the score of every token as the start and as the end; those of position 0 mean "not here"."""
+        """(B, T) twice: the score of every token as start and as end; those of position 0 mean "not here"."""
         start, end = model.heads["span"](self.token_features(model, batch)).unbind(-1)
         return start, end
 
-    def predicted_target(self, prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
-        if prediction["start"] is None:
-            return []
-        return [{"text": prediction["answer"], "start": prediction["start"]}]
 
-    def confidences(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        assert data.labels is not None
-        predictions = self.predictions(data, outputs)
-        exact = [exact_match(row["answer"], gold) for row, gold in zip(predictions, data.labels, strict=True)]
-        return np.array([row["score"] for row in predictions]), np.array(exact) == 1
-
-    def error_analysis(
-        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
-    ) -> dict[str, Any]:
-        """Calibration against exact matches, context lengths, and the most confident wrong answers."""
-        confidence, correct = self.confidences(data, outputs)
-        words = np.array([len(passage.text.split()) for passage in data.passages])
-        mistakes = []
-        for row in most_confident_errors(confidence, correct):
-            (prediction,) = self.predictions(data.select([row]), [outputs[row]])
-            text, marks = excerpt(data.passages[row].text, prediction, rows.columns["answers"][row])
-            mistakes.append(
-                {
-                    "place": data.places[row],
-                    "question": rows.columns["question"][row],
-                    "text": text,
-                    "marks": marks,
-                    "label": "; ".join(dict.fromkeys(data.labels[row])) or NO_ANSWER,
-                    "predicted": prediction["answer"] or NO_ANSWER,
-                    "confidence": round(prediction["score"], 5),
-                    "f1": round(f1(prediction["answer"], data.labels[row]), 5),
-                    "tokens": [],
-                }
-            )
-        return {
-            "lengths": length_analysis(words, correct, called=self.nouns.wrong),
-            "calibration": reliability(confidence, correct),
-            "mistakes": mistakes,
-        }
-
-    def extra_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> dict[str, float]:
-        """For unanswerable questions, the best F1 on these rows and the threshold that gives it."""
-        if not self.config.unanswerable or data.labels is None:
-            return {}
-        every = [self.found(*row) for row in zip(data.passages, map(torch.from_numpy, outputs), strict=True)]
-        margins = np.array([nothing - best for nothing, best, _ in every])
-        said = [passage.text[slice(*where)] for passage, (_, _, where) in zip(data.passages, every, strict=True)]
-        answered = np.array([f1(*row) for row in zip(said, data.labels, strict=True)])
-        silent = np.array([f1("", gold) for gold in data.labels])
-        order = np.argsort(margins, kind="stable")  # questions below the threshold are answered
-        totals = silent.sum() + np.concatenate([[0.0], np.cumsum((answered - silent)[order])])
-        best = int(totals.argmax())
-        edges = np.concatenate([[margins.min() - 1], margins[order]])
-        return {"best_f1": float(totals[best] / len(said)), "best_threshold": float(edges[best])}
-
-    def row_metrics(self, data: EncodedQuestions, outputs: Sequence[np.ndarray]) -> RowMetrics:
-        assert data.labels is not None
-        said = [row["answer"] for row in self.predictions(data, outputs)]
-        each = {"exact_match": exact_match, "f1": f1}
-        return {
-            name: (np.array([score(*row) for row in zip(said, data.labels, strict=True)], float), np.ones(len(said)))
-            for name, score in each.items()
-        }
-
-
-class QuestionExamples:
+class QuestionExamples(RowExamples):
     """Questions as sequences of tokens, one per window of the context."""
 
+    data: EncodedQuestions
+
     def __init__(self, task: Answer, data: EncodedQuestions, length: int):
-        self.task, self.data = task, data
-        self.rooms = [length - MARKS - len(tokens) for tokens in data.tokens]
-        for i, (room, passage) in enumerate(zip(self.rooms, data.passages, strict=True)):
-            if room < min(LEAST_ROOM, len(passage.tokens)):
-                row = f"a row of {length} tokens leaves {max(0, room)} for the context"
+        super().__init__(data)
+        self.task = task
+        self.windows: list[list[Window]] = []
+        for tokens, passage, location in zip(data.tokens, data.passages, data.locations, strict=True):
+            capacity = length - PAIR_SPECIAL_TOKENS - len(tokens)
+            if capacity < min(MIN_CONTEXT, len(passage.tokens)):
+                problem = f"a row of {length} tokens leaves {max(0, capacity)} for the context"
                 hint = "make rows longer (train.length, model.context) or cut questions (task.longest_question)"
-                raise UserError(f"{data.places[i]}: {row} beside a question of {len(data.tokens[i])}; {hint}")
-        self.lengths = np.array([sum(map(self.row_length, self.rows(i))) for i in range(len(data))])
+                raise UserError(f"{location}: {problem} beside a question of {len(tokens)}; {hint}")
+            self.windows.append(task.windows(len(passage.tokens), capacity))
+        self.lengths = np.array(
+            [
+                sum(PAIR_SPECIAL_TOKENS + len(tokens) + window.size for window in windows)
+                for tokens, windows in zip(data.tokens, self.windows, strict=True)
+            ]
+        )
 
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def rows(self, index: int) -> list[tuple[int, int, int]]:
-        """The windows of a question: its index, and the first and last context token."""
-        count = len(self.data.passages[index].tokens)
-        return [(index, begin, end) for begin, end in self.task.windows(count, self.rooms[index])]
-
-    def row_length(self, row: tuple[int, int, int]) -> int:
-        index, begin, end = row
-        return MARKS + len(self.data.tokens[index]) + end - begin
-
-    def row(self, index: int, begin: int, end: int) -> list[int]:
-        question, context = self.data.tokens[index], self.data.passages[index].tokens[begin:end]
+    def sequence(self, index: int, window: Window) -> list[int]:
+        question, context = self.data.tokens[index], self.data.passages[index].tokens[window.start : window.end]
         return [self.task.bos, *question, self.task.separator, *context, self.task.separator]
 
-    def label(self, index: int, begin: int, end: int) -> tuple[int, int]:
+    def label(self, index: int, window: Window) -> TokenSpan:
         """The positions of start and end: 0 unless the window contains the whole answer."""
-        gold, before = self.data.gold[index], len(self.data.tokens[index]) + 2 - begin
-        if gold is None or gold[0] < begin or gold[1] >= end:
+        span, shift = self.data.answer_spans[index], len(self.data.tokens[index]) + 2 - window.start
+        if span is None or span[0] < window.start or span[1] >= window.end:
             return 0, 0
-        return gold[0] + before, gold[1] + before
+        return span[0] + shift, span[1] + shift
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        of_each = [self.rows(index) for index in indices]
-        rows = [row for rows in of_each for row in rows]
-        tokens, padding = pad([self.row(*row) for row in rows], self.task.pad_id)
-        contexts = torch.tensor([len(self.data.tokens[index]) + 2 for index, _, _ in rows])
-        segments = (torch.arange(tokens.size(1))[None] >= contexts[:, None]).long()
-        owners = None
-        if len(rows) > len(of_each):
-            owners = torch.repeat_interleave(torch.tensor([len(rows) for rows in of_each]))
+        sequences = [[self.sequence(index, window) for window in self.windows[index]] for index in indices]
+        tokens, padding, example_ids = pad_sequences(sequences, self.task.pad_id)
+        rows = [(index, window) for index in indices for window in self.windows[index]]
+        context_starts = torch.tensor([len(self.data.tokens[index]) + 2 for index, _ in rows])
+        segments = (torch.arange(tokens.size(1))[None] >= context_starts[:, None]).long()
         labels = {}
         if self.data.labels is not None:
             start, end = torch.tensor([self.label(*row) for row in rows]).unbind(1)
             labels = {"start": start.clone(), "end": end.clone()}
-        return Batch(tokens, padding, segments=segments, example_ids=owners, labels=labels)
-
-    def name(self, index: int) -> str:
-        return self.data.places[index]
+        return Batch(tokens, padding, segments=segments, example_ids=example_ids, labels=labels)
 
 
-def excerpt(text: str, prediction: Mapping[str, Any], gold: Sequence[Mapping[str, Any]]) -> tuple[str, list[list]]:
+def excerpt(text: str, prediction: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> tuple[str, list[list]]:
     """The context around the predicted answer, or else around the true one, and the spans of both in it."""
     spans = [] if prediction["start"] is None else [(prediction["start"], prediction["end"], "said")]
-    spans += [(answer["start"], answer["start"] + len(answer["text"]), "true") for answer in gold[:1]]
+    spans += [(answer["start"], answer["start"] + len(answer["text"]), "true") for answer in answers[:1]]
     if not spans:
-        return text[: 2 * EXCERPT], []
-    begin, end = max(0, spans[0][0] - EXCERPT), min(len(text), spans[0][1] + EXCERPT)
-    if begin:  # words stay whole
-        begin = min(spans[0][0], text.find(" ", begin) + 1 or begin)
+        return text[: 2 * EXCERPT_CHARACTERS], []
+    (first, last, _), *_ = spans
+    start, end = max(0, first - EXCERPT_CHARACTERS), min(len(text), last + EXCERPT_CHARACTERS)
+    if start:  # at the start of a word
+        start = min(first, text.find(" ", start) + 1 or start)
     if end < len(text):
-        end = max(spans[0][1], text.rfind(" ", 0, end))
-    before, after = "… " if begin else "", " …" if end < len(text) else ""
-    shift = len(before) - begin
-    inside = [[first + shift, last + shift, kind] for first, last, kind in spans if begin <= first and last <= end]
-    return f"{before}{text[begin:end]}{after}", inside
-
-
-def gold_tokens(passage: Passage, answers: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    if not answers:
-        return None
-    return passage.tokens_of(answers[0]["start"], answers[0]["start"] + len(answers[0]["text"]))
+        end = max(last, text.rfind(" ", 0, end))
+    before, after = "… " if start else "", " …" if end < len(text) else ""
+    shift = len(before) - start
+    inside = [[a + shift, b + shift, kind] for a, b, kind in spans if start <= a and b <= end]
+    return f"{before}{text[start:end]}{after}", inside
 
 
 def best_spans(scores: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """(B,) start, end and score of the most likely span of at most `longest` tokens, from scores (B, T, 2)."""
-    starts, ends = scores[..., 0], scores[..., 1]
-    within_reach = F.pad(ends, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # (B, T) -> (B, T, longest)
-    end, more = within_reach.max(-1)  # the best end for every start
-    best, first = (starts + end).max(1)
-    return first, first + more.gather(1, first[:, None]).squeeze(1), best
+    start_scores, end_scores = scores[..., 0], scores[..., 1]
+    ends = F.pad(end_scores, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # (B, T) -> (B, T, longest)
+    end_score, offset = ends.max(-1)  # the best end for every start
+    best, start = (start_scores + end_score).max(1)
+    return start, start + offset.gather(1, start[:, None]).squeeze(1), best
 
 
 def span_loss(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     """Cross-entropy of (B, T) log-probabilities, summed over labelled rows; impossible positions are -inf."""
-    counts = (labels != IGNORE_INDEX).float()
     loss = -scores.gather(1, labels.clamp(min=0)[:, None]).squeeze(1)
-    if smoothing:  # smoothing spreads over possible positions only
+    if smoothing:  # over possible positions only
         allowed = scores.isfinite()
-        spread = -scores.masked_fill(~allowed, 0).sum(1) / allowed.sum(1)
-        loss = (1 - smoothing) * loss + smoothing * spread
-    return (loss * counts).sum()
+        uniform = -scores.masked_fill(~allowed, 0).sum(1) / allowed.sum(1)
+        loss = (1 - smoothing) * loss + smoothing * uniform
+    return (loss * (labels != IGNORE_INDEX).float()).sum()
 
 
-def probability(logarithm: float) -> float:
-    return float(np.clip(np.exp(logarithm), np.finfo(np.float32).tiny, 1.0))  # never 0
+def probability(log_probability: float) -> float:
+    return float(np.clip(np.exp(log_probability), np.finfo(np.float32).tiny, 1.0))  # never 0

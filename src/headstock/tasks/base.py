@@ -3,25 +3,24 @@
 B rows, T tokens, D width, V vocabulary.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
-from headstock.errors import UserError
 from headstock.kernels.cross_entropy import linear_cross_entropy, worth_chunking
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE_INDEX, Batch, RealExamples
+from headstock.model.batch import IGNORE_INDEX, Batch, RealExamples, count_real_tokens
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
 from headstock.registry import Registry
+
+Lens = Literal["token", "class", "tag", "none"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,20 @@ class Sample:
 
     kind: Literal["continued", "filled", "denoised"]
     given: str
-    output: str  # for a continuation what follows `given`, otherwise the whole text
+    output: str  # for a continuation what follows `given`, otherwise the complete text
     true: str
 
 
-Lens = Literal["token", "class", "tag", "none"]
+@dataclass(frozen=True)
+class PlanDefaults:
+    """What the planner assumes about an objective."""
+
+    max_epochs: int  # over the same text; further epochs gain nothing
+    family: str = "transformer"
+    validation_passes: int = 1  # how often validation text is read
+    batch_shapes: int = 1  # distinct shapes among 2,500 batches, each of which is captured once
+    settings: Mapping[str, float] = field(default_factory=dict)  # task settings
+    repeated_dropout: float = 0.0  # dropout with more than three epochs
 
 
 class Examples(Protocol):
@@ -60,37 +68,40 @@ class Task(ABC):
     Everything specific to a task is here, so that no other package asks which task it has.
     """
 
-    name: ClassVar[str]
+    # Identity
+    name: ClassVar[str]  # set by the registry
     Config: ClassVar[type]  # a frozen dataclass of the task's own settings
-    bos_role: ClassVar[str] = "start"  # the special token that starts every text: start or cls
-    is_language_model: bool = False  # the loss is per token, so that its exponential is a perplexity
-    bits_per_byte_head: ClassVar[str | None] = None  # whose loss gives bits per byte
-    generates: ClassVar[bool] = False  # the token head predicts the next token
-    is_labelled: ClassVar[bool] = False  # it learns from labelled rows
     title: ClassVar[str] = "language model"  # what messages call a model of this task
+    is_labelled: ClassVar[bool] = False  # it learns from labelled rows, not from plain text
+    trainable: ClassVar[bool] = True  # a model can be trained for it
+
+    # Requirements of the data and the backbone
+    bos_role: ClassVar[str] = "start"  # the special token that starts every text: start or cls
+    causal: ClassVar[bool | None] = None  # required attention direction; None for either
+    needs_encoder_decoder: ClassVar[bool] = False  # batches have a source
+    needs_bidirectional: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
+    needs_sentences: bool = False  # the token store must mark sentence boundaries
+
+    # What a model of this task can do
+    is_language_model: bool = False  # the loss is per token, so that its exponential is a perplexity
+    bits_per_byte_head: ClassVar[str | None] = None  # the head whose loss gives bits per byte
+    generates: ClassVar[bool] = False  # the token head predicts the next token
+    fills_masks: ClassVar[bool] = False  # the token head predicts masked tokens
+    mask_shift: ClassVar[int] = 0  # positions between a masked token and the hidden state that predicts it
     predicts_classes: ClassVar[bool] = False  # outputs are the probabilities of `config.classes` for each row
     translates: ClassVar[bool] = False  # runs can `translate`
     answers_questions: ClassVar[bool] = False  # runs can `answer`
+
+    # For planning, explanations and export
+    plan: ClassVar[PlanDefaults | None] = None  # None: `plan` does not consider this task
     texts_per_row: ClassVar[int] = 1  # texts that a row joins
     row_description: ClassVar[str] = "one text"  # what these texts are
     lens: ClassVar[Lens] = "token"  # what the logit lens reads at each layer
-    mixes_masks: ClassVar[bool] = False  # some rows are read with a causal mask and others without
-    default_family: ClassVar[str] = "transformer"  # the family a plan uses
-    max_epochs: ClassVar[int | None] = None  # epochs over a text after which a plan gains nothing; None: not planned
-    validation_passes: ClassVar[int] = 1  # how often validation text is read
-    batch_shapes: ClassVar[int] = 1  # distinct shapes among 2,500 batches, each of which is captured once
-    plan_settings: ClassVar[dict[str, float]] = {}  # of the task, in a plan
-    repeated_dropout: ClassVar[float] = 0.0  # dropout of a plan with more than three epochs
-    trainable: ClassVar[bool] = True  # a model can be trained for it
-    huggingface_head: ClassVar[str | None] = None  # the ending of the transformers class with the same head
-    fills_masks: ClassVar[bool] = False  # the token head predicts masked tokens
-    mask_shift: ClassVar[int] = 0  # positions between a masked token and the state that predicts it
-    needs_sentences: bool = False  # the token store must mark sentence boundaries
-    progress: float = 0.0  # share of training that is done, set by the loop
-    causal: ClassVar[bool | None] = None  # required attention direction of the backbone; None for either
-    needs_encoder_decoder: ClassVar[bool] = False  # batches have a source
-    needs_bidirectional: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
-    needs_prefix: bool = False  # batches include the tokens before a row, set from the backbone
+    huggingface_head: ClassVar[str | None] = None  # the suffix of the transformers class with the same head
+
+    # Set by the training loop
+    progress: float = 0.0  # share of training that is done
+    needs_prefix: bool = False  # batches include the tokens before a row, for backbones that carry state
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         self.config, self.tokenizer = config, tokenizer
@@ -137,48 +148,11 @@ class Task(ABC):
 
     def tokens(self, batch: Batch) -> int:
         """The number of tokens in a batch, for throughput."""
-        return max(self.counts(batch).values())
+        return count_real_tokens(batch)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """The number of predictions of each head."""
         return {head: int((labels != IGNORE_INDEX).sum()) for head, labels in batch.labels.items()}
-
-
-def bos_id(tokenizer: Tokenizer, role: str) -> int:
-    """The first token of every text: the one of this role, or else the nearest that the tokenizer has."""
-    marks = {"start": (tokenizer.bos, tokenizer.cls), "cls": (tokenizer.cls, tokenizer.bos)}[role]
-    found = next((mark for mark in (*marks, tokenizer.eos) if mark is not None), None)
-    if found is None:
-        raise UserError("this tokenizer has no mark to begin a text with (<sos>, [CLS] or an end mark)")
-    return found
-
-
-def closing_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token after every text: the separator, or else the EOS token."""
-    found = tokenizer.eos if tokenizer.sep is None else tokenizer.sep
-    if found is None:
-        raise UserError("this tokenizer has no mark to close a text with ([SEP] or an end mark)")
-    return (found,)
-
-
-def pad_with_special_tokens(
-    texts: Sequence[Sequence[int]], before: Sequence[int], after: Sequence[int], filler: int
-) -> tuple[Tensor, Tensor | None]:
-    """Texts between special tokens as one tensor (B, T), and its padding mask (None without padding).
-
-    Equivalent to `pad`, without building a list per text.
-    """
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    ends = (lengths + len(before))[:, None]  # (B, 1)
-    places = np.arange(int(lengths.max(initial=0)) + len(before) + len(after))
-    tokens = np.full((len(texts), len(places)), filler, np.int64)
-    tokens[:, : len(before)] = before
-    inside = (places >= len(before)) & (places < ends)
-    tokens[inside] = np.fromiter(chain.from_iterable(texts), np.int64, int(lengths.sum()))
-    if after:
-        np.put_along_axis(tokens, ends + np.arange(len(after)), np.asarray(after)[None], 1)
-    even = len(set(lengths.tolist())) == 1
-    return torch.from_numpy(tokens), None if even else torch.from_numpy(places >= ends + len(after))
 
 
 TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")
@@ -186,12 +160,9 @@ TASKS: Registry[type[Task]] = Registry("task", "headstock.tasks")
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy summed over labelled positions, in float32."""
+    logits, labels = logits.float().flatten(0, -2), labels.flatten()
     return nn.functional.cross_entropy(
-        logits.float().flatten(0, -2),
-        labels.flatten(),
-        ignore_index=IGNORE_INDEX,
-        reduction="sum",
-        label_smoothing=smoothing,
+        logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
     )
 
 
@@ -212,12 +183,38 @@ def token_loss(head: nn.Module, hidden: Tensor, labels: Tensor, *, smoothing: fl
     return cross_entropy(logits, labels, smoothing=smoothing), correct_count(logits, labels)
 
 
+def token_losses(model: Model, hidden: Tensor, batch: Batch, *, smoothing: float) -> dict[str, Tensor]:
+    """The loss and the correct predictions of the token head at hidden states (B, T, D).
+
+    The head is the widest layer, so only labelled positions pass through it.
+    """
+    labelled = batch.gather_labelled("token", hidden)
+    loss, correct = token_loss(model.heads["token"], *labelled, smoothing=smoothing)
+    return {"token": loss, "correct": correct}
+
+
+def token_score(sums: Mapping[str, float], counts: Mapping[str, int]) -> dict[str, float]:
+    """The metrics of `token_losses`."""
+    count = max(1, counts["token"])
+    loss = sums["token"] / count
+    return {"loss": loss, "perplexity": perplexity(loss), "accuracy": sums["correct"] / count}
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))  # a larger loss would overflow
+
+
+def bits_per_byte(loss_sum: float, size: int) -> dict[str, float]:
+    """The metric `bits_per_byte` of a text of `size` bytes; nothing where its size is unknown (0)."""
+    return {"bits_per_byte": loss_sum / math.log(2) / size} if size else {}
+
+
 def padded_batch(examples: Examples, indices: Sequence[int], rows: int, *, filler: int = 0) -> Batch:
-    """A batch of these examples, filled up to `rows` with rows that have no labels."""
+    """A batch of these examples, padded to `rows` with examples that have no labels."""
     real = len(indices)
     batch = examples.batch([*indices, *[filler] * (rows - real)])
     for labels in batch.labels.values():
-        by_row = batch.example_ids is not None and len(labels) == len(batch.example_ids)  # else one a whole example
+        by_row = batch.example_ids is not None and len(labels) == len(batch.example_ids)  # otherwise one per example
         labels[batch.example_ids >= real if by_row else slice(real, None)] = IGNORE_INDEX  # type: ignore[operator]
     batch.real_examples = RealExamples(real)
     return batch

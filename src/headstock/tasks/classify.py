@@ -1,6 +1,6 @@
 """Text classification: pooled features and a linear layer.
 
-B sequences, N examples (one sequence each unless a long text is split), C classes, L layers.
+B sequences, N examples (one sequence each unless a long text is split), C classes, D width, L layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,46 +21,45 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import windows
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE_INDEX, Batch, pad
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import ClassificationHead, pool, pooled_positions, pooled_width
-from headstock.model.layer_features import feature_width
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, pad_with_special_tokens
-from headstock.tasks.class_labels import ClassConfig, balanced_weights, find_classes, label_numbers, split_label
-from headstock.tasks.error_analysis import EXPLAINED, calibration, class_errors, confusions, length_analysis
+from headstock.tasks.base import TASKS, Examples
+from headstock.tasks.class_labels import (
+    ClassConfig,
+    balanced_weights,
+    check_class_labels,
+    find_classes,
+    label_numbers,
+    label_warnings,
+    split_label,
+)
+from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_confident_errors
 from headstock.tasks.graph_spec import CLASSIFY, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec
-from headstock.tasks.label_checks import check_class_labels, label_warnings
-from headstock.tasks.labelled import Attribution, CachedFeatures, LabelledTask, RowMetrics
-from headstock.tasks.wording import Nouns
+from headstock.tasks.labelled import (
+    Attribution,
+    CachedFeatures,
+    EncodedRows,
+    LabelledTask,
+    Nouns,
+    RowExamples,
+    RowMetrics,
+    pad_sequences,
+    row_locations,
+)
+from headstock.tasks.special_tokens import pad_with_special_tokens
 
-Long = Literal["head", "tail", "head+tail", "windows"]
+MIN_PROBABILITY = 1e-12  # in logarithms
 
 
 @dataclass(frozen=True)
 class ClassifyConfig(ClassConfig):
     separator: str | None = None  # splits a label into several classes (multi-label classification)
-    long: Long = "head"  # what is read of a long text; windows overlap by half and are averaged
+    long: Literal["head", "tail", "head+tail", "windows"] = "head"  # what is read of a long text; windows are averaged
 
     def problems(self) -> list[tuple[str, str]]:
-        blank = [("separator", "must be at least one character")] if self.separator == "" else []
-        return super().problems() + blank
-
-
-@dataclass
-class EncodedTexts:
-    """Tokenized texts, with their labels as class ids where they have any."""
-
-    tokens: list[Any]  # ids of each text, or a pair of them
-    labels: np.ndarray | None  # (N,) class ids, or (N, C) 0 or 1 for multi-label
-    places: list[str]
-    bytes: int
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def select(self, rows: Sequence[int]) -> "EncodedTexts":
-        labels = None if self.labels is None else self.labels[list(rows)]
-        return EncodedTexts([self.tokens[i] for i in rows], labels, [self.places[i] for i in rows], self.bytes)
+        empty = [("separator", "must be at least one character")] if self.separator == "" else []
+        return super().problems() + empty
 
 
 @TASKS.add("classify")
@@ -71,23 +70,20 @@ class Classify(LabelledTask):
     target = "label"
     huggingface_head = "ForSequenceClassification"
     title = "classifier"
-    nouns = Nouns("text", "text", "text", "wrongly classified texts", "accuracy")
+    nouns = Nouns("text", "text", "text", "wrongly classified texts")
     predicts_classes = True
     lens = "class"
-    row_is_text = True
 
     def __init__(self, config: ClassConfig, tokenizer: Tokenizer | None):
         super().__init__(config, tokenizer)
         self.multilabel = getattr(config, "separator", None) is not None
-        if tokenizer is not None:
-            self.marks = 1 + len(self.suffix)  # special tokens of a sequence
+        self.selection_metric = "micro_f1" if self.multilabel else "accuracy"
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        width = pooled_width(feature_width(backbone.width, self.config.layers), self.config.pool)
-        mixed = backbone.depth + 1 if self.config.layers == "mix" else None
-        c = self.config
-        more: dict[str, Any] = {"dense": c.dense, "bias": c.head_bias}
-        return {"label": ClassificationHead(width, len(c.classes), dropout=c.dropout, mixed=mixed, **more)}
+        config = self.config
+        width, mixed = self.head_input(backbone)
+        options = {"dropout": config.dropout, "mixed": mixed, "dense": config.dense, "bias": config.head_bias}
+        return {"label": ClassificationHead(pooled_width(width, config.pool), len(config.classes), **options)}
 
     def head_passes(self, head: str, length: Any) -> Any:
         return 1 / length
@@ -95,7 +91,7 @@ class Classify(LabelledTask):
     # From records to batches
 
     @classmethod
-    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+    def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_records(path, separator=config.separator, **options)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
@@ -123,99 +119,81 @@ class Classify(LabelledTask):
         if records.labels is not None:
             label_numbers(records, self.config)
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedTexts:
-        texts = (
-            records.texts if self.tokenizer.kind == "lab" else records.display_texts
-        )  # the lab's texts are already cut
-        return self.labelled(records, self.tokenizer.encode_batch(texts), texts, labelled=labelled)
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedRows:
+        # the "lab" tokenizer expects texts that are already split into pieces
+        texts = records.texts if self.tokenizer.kind == "lab" else records.display_texts
+        return self.encoded(records, self.tokenizer.encode_batch(texts), labelled=labelled)
 
-    def labelled(self, records: Records, tokens: list[Any], texts: Sequence[str], *, labelled: bool) -> EncodedTexts:
+    def encoded(self, records: Records, tokens: list[Any], *, labelled: bool) -> EncodedRows:
         labels = label_numbers(records, self.config) if labelled and records.labels is not None else None
-        places = [records.location(i) for i in range(len(records))]
-        return EncodedTexts(tokens, labels, places, sum(len(text.encode()) for text in texts))
+        return EncodedRows(tokens, labels, row_locations(records))
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        if isinstance(data, CachedFeatures):
-            return PooledExamples(data)
+        return PooledExamples(data) if isinstance(data, CachedFeatures) else self.row_examples(data, length)
+
+    def row_examples(self, data: EncodedRows, length: int) -> Examples:
         return TextExamples(self, data, length)
 
-    def length_of(self, tokens: Sequence[int], length: int) -> int:
-        """The number of tokens that are read of a text."""
-        whole = len(tokens) + self.marks
-        return whole if self.config.long == "windows" else min(whole, length)
+    def row_tokens(self, tokens: Sequence[int], length: int) -> int:
+        """The number of tokens that are read of a text, with special tokens."""
+        total = len(tokens) + len(self.special)
+        return total if self.config.long == "windows" else min(total, length)
 
-    def rows(self, tokens: Sequence[int], length: int) -> list[list[int]]:
+    def sequences(self, tokens: Sequence[int], length: int) -> list[list[int]]:
         """A text as one sequence of at most `length` tokens, or as overlapping windows."""
-        room = max(1, length - self.marks)
-        if len(tokens) <= room:
+        capacity = self.special.capacity(length)
+        parts: list[Sequence[int]]
+        if len(tokens) <= capacity:
             parts = [tokens]
         elif self.config.long == "head":
-            parts = [tokens[:room]]
+            parts = [tokens[:capacity]]
         elif self.config.long == "tail":
-            parts = [tokens[-room:]]
+            parts = [tokens[-capacity:]]
         elif self.config.long == "head+tail":
-            parts = [[*tokens[: room // 4], *tokens[room // 4 - room :]]]
+            parts = [[*tokens[: capacity // 4], *tokens[capacity // 4 - capacity :]]]
         else:
-            parts = [tokens[window.start : window.end] for window in windows(len(tokens), room)]
-        return [[self.bos, *part, *self.suffix] for part in parts]
+            parts = [tokens[window.start : window.end] for window in windows(len(tokens), capacity)]
+        return [self.special.wrap(part) for part in parts]
 
-    def which_text(self, tokens: Tensor) -> Tensor | None:
+    def segment_ids(self, tokens: Tensor) -> Tensor | None:
         """Segment ids of paired texts; None for single ones."""
         return None
 
-    # From batches to numbers
+    # From batches to predictions
 
-    def read(self, model: Model, batch: Batch, *, finished: bool = False) -> Tensor:
+    def pooled_features(self, model: Model, batch: Batch, *, inference: bool = False) -> Tensor:
         """(N, D) pooled features, averaged over the windows of an example; (N, L + 1, D) for a layer mix.
 
-        With `finished` (inference), only the positions that are pooled are computed in the last layer.
+        In inference, only the positions that are pooled are computed in the last layer.
         """
         if batch.features is not None:
             return batch.features
-        places = pooled_positions(batch, self.config.pool) if finished and self.config.layers == "last" else None
-        if places is None:
+        positions = pooled_positions(batch, self.config.pool) if inference and self.config.layers == "last" else None
+        if positions is None:
             vectors = pool(self.token_features(model, batch), batch.padding, self.config.pool)
         else:
-            vectors = model(batch, query_positions=places).hidden.squeeze(1)
+            vectors = model(batch, query_positions=positions).hidden.squeeze(1)
         if batch.example_ids is None:
             return vectors
         # reading the count from the labels avoids a GPU synchronization
         count = len(batch.labels["label"]) if "label" in batch.labels else int(batch.example_ids[-1]) + 1
         sums = vectors.new_zeros(count, *vectors.shape[1:]).index_add(0, batch.example_ids, vectors)
-        rows = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
-        return sums / rows.view(-1, *[1] * (vectors.dim() - 1))
+        window_counts = vectors.new_zeros(count).index_add(0, batch.example_ids, vectors.new_ones(len(vectors)))
+        return sums / window_counts.view(-1, *[1] * (vectors.dim() - 1))
 
     def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
-        """Pooled features alone."""
-        return [[vector[None]] for vector in self.read(model, batch, finished=True).float().cpu()]
+        """Only the pooled features."""
+        return [[vector[None]] for vector in self.pooled_features(model, batch, inference=True).float().cpu()]
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        labels = batch.labels["label"]
-        scores = model.heads["label"](self.read(model, batch)).float()  # (N, C)
-        weights = weights_on(scores.device, self.config.class_weights) if self.config.class_weights else None
+        labels, logits = batch.labels["label"], self.class_scores(model, batch).float()  # (N,) or (N, C); (N, C)
+        weights = weights_on(logits.device, self.config.class_weights) if self.config.class_weights else None
         if self.multilabel:
-            return self.losses_of_several(scores, labels, weights, smoothing)
+            return multilabel_losses(logits, labels, weights, smoothing)
         loss = F.cross_entropy(
-            scores, labels, weights, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
+            logits, labels, weights, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
         )
-        return {"label": loss, "correct": (scores.argmax(-1) == labels).sum()}
-
-    def losses_of_several(
-        self, scores: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float
-    ) -> dict[str, Tensor]:
-        """Binary cross-entropy, averaged over the classes."""
-        kept = labels[:, :1] != IGNORE_INDEX  # (N, 1)
-        yes = (labels == 1) & kept
-        wanted = yes.float() * (1 - smoothing) + smoothing / 2
-        loss = F.binary_cross_entropy_with_logits(scores, wanted, kept.float(), pos_weight=weights, reduction="sum")
-        chosen = (scores > 0) & kept
-        return {
-            "label": loss / scores.size(1),
-            "correct": ((chosen == yes).all(1) & kept[:, 0]).sum(),
-            "found": (chosen & yes).sum(),
-            "chosen": chosen.sum(),
-            "wanted": yes.sum(),
-        }
+        return {"label": loss, "correct": (logits.argmax(-1) == labels).sum()}
 
     def counts(self, batch: Batch) -> dict[str, int]:
         labels = batch.labels["label"]
@@ -225,66 +203,58 @@ class Classify(LabelledTask):
         rows = max(1, counts["label"])
         metrics = {"loss": sums["label"] / rows, "accuracy": sums["correct"] / rows}
         if self.multilabel:
-            metrics["micro_f1"] = 2 * sums["found"] / max(1.0, sums["chosen"] + sums["wanted"])
+            positives = sums["predicted_positives"] + sums["actual_positives"]
+            metrics["micro_f1"] = 2 * sums["true_positives"] / max(1.0, positives)
         return metrics
 
-    def selection_score(self, metrics: Mapping[str, float]) -> float:
-        """Accuracy first; the loss breaks ties."""
-        best = metrics["micro_f1" if self.multilabel else "accuracy"]
-        return -best + 1e-7 * metrics["loss"] / (1 + metrics["loss"])  # below the weight of one text in a million
-
-    def probabilities(self, model: Model, batch: Batch) -> Tensor:
-        """(N, C) class probabilities; they sum to one unless multi-label."""
-        scores = model.heads["label"](self.read(model, batch, finished=True)).float()
-        return scores.sigmoid() if self.multilabel else scores.softmax(-1)
-
     def outputs(self, model: Model, batch: Batch) -> Tensor:
-        return self.probabilities(model, batch)
+        """(N, C) class probabilities; they sum to one unless multi-label."""
+        logits = model.heads["label"](self.pooled_features(model, batch, inference=True)).float()
+        return logits.sigmoid() if self.multilabel else logits.softmax(-1)
 
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        return as_predictions(self.config, outputs)
+        return class_predictions(self.config, outputs)
 
     def as_text(self, prediction: dict[str, Any]) -> str:
         return f"{prediction['label']}\t{max(prediction['probabilities'].values()):.3f}"
 
-    def row_metrics(self, data: EncodedTexts, outputs: Sequence[np.ndarray]) -> RowMetrics:
-        assert data.labels is not None
-        found, labels = np.stack(outputs), data.labels
-        tallies = {"accuracy": (right(found, labels).astype(float), np.ones(len(found)))}
-        if self.multilabel:  # micro F1
-            chosen, wanted = found > 0.5, labels.astype(bool)
-            hits, either = 2 * (chosen & wanted).sum(1), chosen.sum(1) + wanted.sum(1)
-            tallies["micro_f1"] = (hits.astype(float), either.astype(float))
-        return tallies
+    # Metrics and error analysis
+
+    def row_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> RowMetrics:
+        probabilities, labels = np.stack(outputs), data.labels
+        if not self.multilabel:
+            correct = probabilities.argmax(1) == labels
+            return {"accuracy": (correct.astype(float), np.ones(len(correct)))}
+        predicted, actual = probabilities > 0.5, labels.astype(bool)
+        correct = (predicted == actual).all(1)
+        true_positives = 2.0 * (predicted & actual).sum(1)
+        positives = (predicted.sum(1) + actual.sum(1)).astype(float)
+        return {"accuracy": (correct.astype(float), np.ones(len(correct))), "micro_f1": (true_positives, positives)}
+
+    def extra_metrics(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        probabilities = np.stack(outputs)
+        if not self.multilabel:
+            return {"loss": mean_nll(probabilities, data.labels)}
+        predicted, actual = probabilities > 0.5, data.labels.astype(bool)
+        true_positives, positives = (predicted & actual).sum(0), predicted.sum(0) + actual.sum(0)  # by class
+        f1 = (2 * true_positives / np.maximum(1, positives))[positives > 0]
+        clipped = np.clip(probabilities, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        return {
+            "macro_f1": float(f1.mean()) if len(f1) else 0.0,
+            "loss": float(-np.where(actual, np.log(clipped), np.log(1 - clipped)).mean()),
+        }
 
     def true_and_predicted(
-        self, data: EncodedTexts, outputs: Sequence[np.ndarray]
+        self, data: EncodedRows, outputs: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray, int] | None:
         if self.multilabel or data.labels is None:
             return None
         return data.labels, np.stack(outputs).argmax(1), len(self.config.classes)
 
-    def true_class_ids(self, data: EncodedTexts) -> np.ndarray | None:
+    def true_class_ids(self, data: EncodedRows) -> np.ndarray | None:
         return None if self.multilabel else data.labels
 
-    def class_scores(self, model: Model, batch: Batch) -> Tensor:
-        return model.heads["label"](self.read(model, batch))
-
-    def lens_scores(self, model: Model, vectors: Tensor, padding: Tensor | None) -> Tensor:
-        return model.heads["label"](pool(vectors, padding, self.config.pool))
-
-    def graph_spec(self) -> GraphSpec:
-        config = self.config
-        long = getattr(config, "long", "head")
-        if long == "windows" and config.dense != "none":
-            why = "the windows of a long text are averaged before a head of two layers, which a graph of rows cannot do"
-            raise UserError(f"task.long windows with task.dense {config.dense}: {why}")
-        likely = SIGMOID if self.multilabel else SOFTMAX
-        script = CLASSIFY.replace("PARTS", TRUNCATION[long]).replace("LIKELY", likely)
-        settings = {"classes": list(config.classes)}
-        return GraphSpec("classification", "Which class a text is of.", settings=settings, script=script)
-
-    def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+    def confidences(self, data: EncodedRows, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         if self.multilabel:
             return None
         probabilities = np.stack(outputs)
@@ -293,46 +263,52 @@ class Classify(LabelledTask):
     def error_analysis(
         self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
     ) -> dict[str, Any]:
-        """Confusion matrix, lengths, calibration and the most confident mistakes; nothing for multi-label classes."""
+        """Confusion matrix, lengths, calibration and the most confident errors; nothing for multi-label classes."""
         if self.multilabel:
             return {}
-        probabilities, true, classes = np.stack(outputs).round(5), data.labels, self.config.classes
-        predicted, texts = probabilities.argmax(1), rows.display_texts
-        mistakes = [
-            {
-                "place": rows.location(row),
-                "text": texts[row],
-                "label": classes[true[row]],
-                "predicted": classes[predicted[row]],
-                "confidence": float(probabilities[row].max()),
-                "tokens": [],
-            }
-            for row in class_errors(probabilities, true)
-        ]
+        probabilities = np.stack(outputs).round(5)
+        predicted = probabilities.argmax(1)
+        analysis = super().error_analysis(rows, data, list(probabilities))
         if attribute is not None:
-            for mistake, row in zip(mistakes, class_errors(probabilities, true, limit=EXPLAINED), strict=False):
-                mistake["tokens"] = [(token, round(weight, 5)) for token, weight in attribute(row, predicted[row])]
-        words = np.array([len(text.split()) for text in texts])
-        return {
-            **confusions(true, predicted, len(classes)),
-            "lengths": length_analysis(words, predicted == true, called=self.nouns.wrong),
-            "calibration": calibration(probabilities, true),
-            "mistakes": mistakes,
-        }
+            errors = most_confident_errors(probabilities.max(1), predicted == data.labels, limit=MAX_ATTRIBUTED)
+            for record, row in zip(analysis["mistakes"], errors, strict=False):
+                record["tokens"] = [(token, round(weight, 5)) for token, weight in attribute(row, predicted[row])]
+        return analysis | confusions(data.labels, predicted, len(self.config.classes))
 
-    def extra_metrics(self, data: EncodedTexts, outputs: Sequence[np.ndarray]) -> dict[str, float]:
-        found, labels = np.stack(outputs), data.labels
-        assert labels is not None
-        if not self.multilabel:
-            likely = found[np.arange(len(labels)), labels]
-            return {"loss": float(-np.log(np.maximum(likely, 1e-12)).mean())}
-        chosen, wanted = found > 0.5, labels.astype(bool)
-        hits, either = (chosen & wanted).sum(0), chosen.sum(0) + wanted.sum(0)  # by class
-        known = np.clip(found, 1e-12, 1 - 1e-12)
-        return {
-            "macro_f1": float((2 * hits / np.maximum(1, either))[either > 0].mean()) if (either > 0).any() else 0.0,
-            "loss": float(-np.where(wanted, np.log(known), np.log(1 - known)).mean()),
-        }
+    # Explanations and export
+
+    def class_scores(self, model: Model, batch: Batch) -> Tensor:
+        return model.heads["label"](self.pooled_features(model, batch))
+
+    def lens_scores(self, model: Model, vectors: Tensor, padding: Tensor | None) -> Tensor:
+        return model.heads["label"](pool(vectors, padding, self.config.pool))
+
+    def graph_spec(self) -> GraphSpec:
+        config = self.config
+        long = getattr(config, "long", "head")
+        if long == "windows" and config.dense != "none":
+            problem = "an exported graph cannot average the windows of a long text before the hidden layer"
+            raise UserError(f"task.long windows with task.dense {config.dense}: {problem}")
+        activation = SIGMOID if self.multilabel else SOFTMAX
+        script = CLASSIFY.replace("PARTS", TRUNCATION[long]).replace("PROBABILITIES", activation)
+        settings = {"classes": list(config.classes)}
+        return GraphSpec("classification", "Which class a text is of.", settings=settings, script=script)
+
+
+def multilabel_losses(logits: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float) -> dict[str, Tensor]:
+    """Binary cross-entropy, averaged over the classes, for labels (N, C)."""
+    is_labelled = labels[:, :1] != IGNORE_INDEX  # (N, 1)
+    actual = (labels == 1) & is_labelled
+    predicted = (logits > 0) & is_labelled
+    targets = actual.float() * (1 - smoothing) + smoothing / 2
+    loss = F.binary_cross_entropy_with_logits(logits, targets, is_labelled.float(), pos_weight=weights, reduction="sum")
+    return {
+        "label": loss / logits.size(1),
+        "correct": ((predicted == actual).all(1) & is_labelled[:, 0]).sum(),
+        "true_positives": (predicted & actual).sum(),
+        "predicted_positives": predicted.sum(),
+        "actual_positives": actual.sum(),
+    }
 
 
 @lru_cache(maxsize=8)
@@ -341,74 +317,60 @@ def weights_on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     return torch.tensor(weights, device=device)
 
 
-def right(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(..., N) whether each row is predicted correctly; multi-label, whether all classes are."""
-    if labels.ndim == 1:
-        return probabilities.argmax(-1) == labels
-    return ((probabilities > 0.5) == labels.astype(bool)).all(-1)
+def mean_nll(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """The mean negative log-likelihood of labels (N,) under probabilities (N, C)."""
+    return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], MIN_PROBABILITY)).mean())
 
 
-def as_predictions(config: ClassConfig, probabilities: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+def class_predictions(config: ClassConfig, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
     """The predicted class and the probability of every class, for each text."""
-    if not len(probabilities):
+    if not len(outputs):
         return []
     classes, separator = config.classes, getattr(config, "separator", None)
-    found = np.array(probabilities)  # (N, C)
-    rounded = np.round(found.astype(np.float64), 6)  # the same as round() of each
-    told = [dict(zip(classes, row, strict=True)) for row in rounded.tolist()]
+    array = np.array(outputs)  # (N, C)
+    rounded = np.round(array.astype(np.float64), 6).tolist()  # the same as round() of each
+    probabilities = [dict(zip(classes, row, strict=True)) for row in rounded]
     if separator is None:
-        best = [classes[number] for number in found.argmax(1).tolist()]
-        return [{"label": label, "probabilities": row} for label, row in zip(best, told, strict=True)]
-    chosen = [list(compress(classes, row)) for row in (found > 0.5).tolist()]
+        labels = [classes[index] for index in array.argmax(1).tolist()]
+        return [{"label": label, "probabilities": row} for label, row in zip(labels, probabilities, strict=True)]
+    label_lists = [list(compress(classes, row)) for row in (array > 0.5).tolist()]
     return [
         {"label": separator.join(names), "labels": names, "probabilities": row}
-        for names, row in zip(chosen, told, strict=True)
+        for names, row in zip(label_lists, probabilities, strict=True)
     ]
 
 
-class TextExamples:
+class TextExamples(RowExamples):
     """Texts as sequences of tokens."""
 
-    def __init__(self, task: Classify, data: EncodedTexts, length: int):
-        self.task, self.data, self.length = task, data, length
-        self.lengths = np.array([task.length_of(tokens, length) for tokens in data.tokens])
-
-    def __len__(self) -> int:
-        return len(self.data.tokens)
+    def __init__(self, task: Classify, data: EncodedRows, length: int):
+        super().__init__(data)
+        self.task, self.length = task, length
+        self.lengths = np.array([task.row_tokens(tokens, length) for tokens in data.tokens])
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        task, labels, owners = self.task, chosen_labels(self.data.labels, indices), None
-        chosen = [self.data.tokens[i] for i in indices]
-        if task.row_is_text and max(map(len, chosen)) + task.marks <= self.length:  # every text fits into one sequence
-            tokens, padding = pad_with_special_tokens(chosen, (task.bos,), task.suffix, task.pad_id)
+        task, special, example_ids = self.task, self.task.special, None
+        texts = [self.data.tokens[i] for i in indices]
+        if task.row_is_text and max(map(len, texts)) + len(special) <= self.length:  # every text fits into one sequence
+            tokens, padding = pad_with_special_tokens(texts, special.prefix, special.suffix, special.pad)
         else:
-            texts = [task.rows(each, self.length) for each in chosen]
-            tokens, padding = pad([row for text in texts for row in text], task.pad_id)
-            if len(tokens) > len(texts):
-                owners = torch.repeat_interleave(torch.tensor([len(text) for text in texts]))
-        return Batch(tokens, padding, segments=task.which_text(tokens), example_ids=owners, labels=labels)
-
-    def name(self, index: int) -> str:
-        return self.data.places[index]
+            sequences = [task.sequences(text, self.length) for text in texts]
+            tokens, padding, example_ids = pad_sequences(sequences, special.pad)
+        labels = label_tensor(self.data, indices)
+        return Batch(tokens, padding, segments=task.segment_ids(tokens), example_ids=example_ids, labels=labels)
 
 
-class PooledExamples:
+class PooledExamples(RowExamples):
     """Pooled features of a frozen backbone, one vector per text."""
 
-    def __init__(self, kept: CachedFeatures):
-        self.kept = kept
-
-    def __len__(self) -> int:
-        return len(self.kept.vectors)
+    def __init__(self, cache: CachedFeatures):
+        super().__init__(cache.data)
+        self.vectors = cache.vectors
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        vectors = self.kept.vectors[list(indices)]
-        empty = torch.zeros(len(vectors), 1, dtype=torch.long)
-        return Batch(empty, features=vectors, labels=chosen_labels(self.kept.data.labels, indices))
-
-    def name(self, index: int) -> str:
-        return self.kept.data.places[index]
+        no_tokens = torch.zeros(len(indices), 1, dtype=torch.long)
+        return Batch(no_tokens, features=self.vectors[list(indices)], labels=label_tensor(self.data, indices))
 
 
-def chosen_labels(labels: np.ndarray | None, indices: Sequence[int]) -> dict[str, Tensor]:
-    return {} if labels is None else {"label": torch.from_numpy(labels[list(indices)])}
+def label_tensor(data: EncodedRows, indices: Sequence[int]) -> dict[str, Tensor]:
+    return {} if data.labels is None else {"label": torch.from_numpy(data.labels[list(indices)])}

@@ -1,4 +1,4 @@
-"""Error statistics that tasks share: confusion matrix, calibration, effect of length, confident mistakes, label errors.
+"""Error statistics that tasks share: confusion matrix, calibration, effect of length, confident errors, label errors.
 
 Shapes: N rows, C classes, M models. `true` holds class ids; probabilities are those of held-out rows.
 """
@@ -16,13 +16,14 @@ Integers = NDArray[np.integer]
 Floats = NDArray[np.floating]
 
 BINS = 10
-SHOWN = 20  # mistakes in a report
-EXPLAINED = 12  # of these, how many get an attribution to tokens
-FEW = 5  # below this many texts in either group a test of lengths says nothing
-SIGNIFICANT = 0.05
-MATRIX_CLASSES = 200  # of more classes no confusion matrix is kept,
-MOST_PAIRS = 200  # but so many of the commonest confusions
-AGREEMENT = 0.75  # the share of the models that must doubt a label, and for the same other class
+MAX_ERRORS = 20  # in a report
+MAX_ATTRIBUTED = 12  # of these, how many get an attribution to tokens
+MIN_GROUP = 5  # texts in either group for a test of lengths
+SIGNIFICANCE = 0.05
+MAX_MATRIX_CLASSES = 200  # with more classes, the report has the most frequent confusions instead of a matrix
+MAX_CONFUSIONS = 200
+AGREEMENT = 0.75  # share of the models that must suggest the same other label
+TOO_FEW_ERRORS, TOO_FEW_CORRECT = "Too few errors to tell.", "Too few correct predictions to tell."
 
 
 def confusion(true: Integers, predicted: Integers, classes: int) -> list[list[int]]:
@@ -31,111 +32,113 @@ def confusion(true: Integers, predicted: Integers, classes: int) -> list[list[in
 
 
 def confusions(true: Integers, predicted: Integers, classes: int) -> dict[str, Any]:
-    """The matrix as `confusion`; of very many classes the commonest confusions alone, as `confusion_pairs`.
+    """The matrix as `confusion`; for very many classes only the most frequent confusions, as `confusion_pairs`.
 
     Those are [true class, predicted class, count, rows of the true class], and the diagonal is summed in
     `confusion_right`: a matrix of 10,000 classes would take a gigabyte.
     """
-    if classes <= MATRIX_CLASSES:
+    if classes <= MAX_MATRIX_CLASSES:
         return {"confusion": confusion(true, predicted, classes)}
     wrong = true != predicted
     pairs, counts = np.unique(np.stack([true[wrong], predicted[wrong]]), axis=1, return_counts=True)
     rows = np.bincount(true, minlength=classes)
-    order = np.argsort(-counts, kind="stable")[:MOST_PAIRS]
-    largest = [[int(a), int(b), int(counts[at]), int(rows[a])] for at in order for a, b in [pairs[:, at]]]
-    return {"confusion_pairs": largest, "confusion_right": int((~wrong).sum()), "confusion_total": len(true)}
+    largest = np.argsort(-counts, kind="stable")[:MAX_CONFUSIONS]
+    entries = [[int(a), int(b), int(counts[i]), int(rows[a])] for i in largest for a, b in [pairs[:, i]]]
+    return {"confusion_pairs": entries, "confusion_right": int((~wrong).sum()), "confusion_total": len(true)}
 
 
 def calibration(probabilities: Floats, true: Integers) -> dict[str, Any]:
-    """`reliability` of the likeliest class."""
+    """`reliability` of the most likely class."""
     return reliability(probabilities.max(1), probabilities.argmax(1) == true)
 
 
-def reliability(confidence: Floats, right: NDArray) -> dict[str, Any]:
-    """How often the model is right when it says it is p sure, (N,) each, in ten equal bins of p; empty
-    bins are left out.
+def reliability(confidence: Floats, correct: NDArray) -> dict[str, Any]:
+    """The accuracy of predictions by confidence, (N,) each, in ten equal bins; empty bins are left out.
 
     `ece` is the expected calibration error: the mean gap between confidence and accuracy, weighted by the bins' rows.
     """
-    bin_of = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)  # a bin holds its upper edge, so 1.0 too
+    bin_ids = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)  # the upper edge is inside, so 1.0 too
     bins, gap = [], 0.0
-    for number in np.unique(bin_of):
-        inside = bin_of == number
-        mean, share = float(confidence[inside].mean()), float(right[inside].mean())
+    for number in np.unique(bin_ids):
+        inside = bin_ids == number
+        mean, accuracy = float(confidence[inside].mean()), float(correct[inside].mean())
         edges = {"low": float(number) / BINS, "high": float(number + 1) / BINS}
-        bins.append({**edges, "count": int(inside.sum()), "confidence": mean, "accuracy": share})
-        gap += int(inside.sum()) * abs(mean - share)
-    return {"bins": bins, "ece": gap / len(right)}
+        bins.append({**edges, "count": int(inside.sum()), "confidence": mean, "accuracy": accuracy})
+        gap += int(inside.sum()) * abs(mean - accuracy)
+    return {"bins": bins, "ece": gap / len(correct)}
 
 
 def length_effect(
-    right: Sequence[int], wrong: Sequence[int], *, called: str = "wrongly classified texts"
+    correct: Sequence[int], wrong: Sequence[int], *, errors: str = "wrongly classified texts"
 ) -> dict[str, Any]:
-    """Does length matter? Mann-Whitney's test of the lengths of what was predicted right and of what was not.
+    """Whether length matters: Mann-Whitney's test of the lengths of correctly and wrongly predicted rows.
 
-    `probability` is that of a wrong one being longer than a right one, ties counting half.
+    `probability` is that of a wrong one being longer than a correct one; ties count half.
     """
     from scipy.stats import mannwhitneyu
 
-    if not len(right) or not len(wrong):
-        few = "Too few mistakes to tell." if not len(wrong) else "Too few right answers to tell."
-        return {"p": 1.0, "probability": 0.5, "matters": False, "text": few}
-    test = mannwhitneyu(wrong, right, alternative="two-sided")
-    probability = float(test.statistic) / (len(wrong) * len(right))
-    p = 1.0 if np.isnan(test.pvalue) else float(test.pvalue)  # all lengths equal: nothing to see
-    found = {"p": p, "probability": probability}
-    if min(len(right), len(wrong)) < FEW:
-        few = "Too few mistakes to tell." if len(wrong) < FEW else "Too few right answers to tell."
-        return {**found, "matters": False, "text": few}
-    shown = f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
-    numbers = f"(a wrong one is longer with probability {probability:.2f}; {shown})"
-    matters = p < SIGNIFICANT
-    if matters:
-        side = "longer" if probability > 0.5 else "shorter"
-        text = f"Yes: {called} tend to be {side} than the others {numbers}."
+    p, probability = 1.0, 0.5
+    if len(correct) and len(wrong):
+        test = mannwhitneyu(wrong, correct, alternative="two-sided")
+        probability = float(test.statistic) / (len(wrong) * len(correct))
+        p = 1.0 if np.isnan(test.pvalue) else float(test.pvalue)  # all lengths are equal
+    significant = min(len(correct), len(wrong)) >= MIN_GROUP and p < SIGNIFICANCE
+    p_text = f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
+    numbers = f"(a wrong one is longer with probability {probability:.2f}; {p_text})"
+    if len(wrong) < MIN_GROUP:
+        text = TOO_FEW_ERRORS
+    elif len(correct) < MIN_GROUP:
+        text = TOO_FEW_CORRECT
+    elif significant:
+        text = f"Yes: {errors} tend to be {'longer' if probability > 0.5 else 'shorter'} than the others {numbers}."
     else:
-        text = f"No: {called} are neither clearly longer nor clearly shorter than the others {numbers}."
-    return {**found, "matters": matters, "text": text}
+        text = f"No: {errors} are neither clearly longer nor clearly shorter than the others {numbers}."
+    return {"p": p, "probability": probability, "matters": significant, "text": text}
 
 
-def length_analysis(lengths: Integers, correct: NDArray, *, called: str) -> dict[str, Any]:
+def length_analysis(lengths: Integers, correct: NDArray, *, errors: str) -> dict[str, Any]:
     """The lengths (N,), in words, of correctly and wrongly predicted rows, and a test of their difference."""
     right, wrong = lengths[correct].tolist(), lengths[~correct].tolist()
-    return {"right": right, "wrong": wrong, "unit": "words", "statistic": length_effect(right, wrong, called=called)}
+    return {"right": right, "wrong": wrong, "unit": "words", "statistic": length_effect(right, wrong, errors=errors)}
 
 
-def most_confident_errors(confidence: Floats, correct: NDArray, *, limit: int = SHOWN) -> list[int]:
+def most_confident_errors(confidence: Floats, correct: NDArray, *, limit: int = MAX_ERRORS) -> list[int]:
     """The wrongly predicted rows, the most confident first."""
     wrong = np.flatnonzero(~correct)
     return wrong[np.argsort(-confidence[wrong], kind="stable")][:limit].tolist()
 
 
-def class_errors(probabilities: Floats, true: Integers, *, limit: int = SHOWN) -> list[int]:
-    """`most_confident_errors` of the most likely class, from probabilities (N, C)."""
-    return most_confident_errors(probabilities.max(1), probabilities.argmax(1) == true, limit=limit)
+def error_record(
+    location: str, text: str, *, label: str, predicted: str, confidence: float | None, **details: Any
+) -> dict[str, Any]:
+    """A wrong prediction, as results.json stores it; `tokens` may get an attribution later."""
+    return {
+        "place": location,
+        "text": text,
+        "label": label,
+        "predicted": predicted,
+        "confidence": None if confidence is None else round(float(confidence), 5),
+        "tokens": [],
+        **details,
+    }
 
 
 def label_errors(
-    probabilities: Floats,
-    labels: Integers,
-    *,
-    rows: Records,
-    classes: Sequence[str],
-    limit: int = 50,
+    probabilities: Floats, labels: Integers, *, rows: Records, classes: Sequence[str], limit: int = 50
 ) -> list[dict[str, Any]]:
     """Rows whose label is probably wrong, by confident learning over M models' probabilities (M, N, C).
 
-    A model doubts a label when it predicts another class, and is at least as sure of it as it is, on average, of that
-    class on the rows that carry it. A row is suspected when at least three quarters of the models doubt its label in
-    favour of the same class; the widest mean margin between the two classes comes first.
+    A model suggests another label when it predicts another class with at least its mean confidence in that class on
+    the rows that carry it. A row is reported when at least three quarters of the models suggest the same class; the
+    largest mean margin between the two classes comes first.
     """
     models, count, _ = probabilities.shape
     texts = rows.display_texts
-    votes = _doubts(probabilities, labels).sum(0)  # (N, C)
+    votes = _suggestions(probabilities, labels).sum(0)  # (N, C)
     suggested, agree = votes.argmax(1), votes.max(1)
-    mean, every = probabilities.mean(0), np.arange(count)
-    margin = mean[every, suggested] - mean[every, labels]
-    suspected = np.flatnonzero(agree >= ceil(AGREEMENT * models))
+    mean, indices = probabilities.mean(0), np.arange(count)
+    margin = mean[indices, suggested] - mean[indices, labels]
+    reported = np.flatnonzero(agree >= ceil(AGREEMENT * models))
     return [
         {
             "place": rows.location(row),
@@ -146,15 +149,16 @@ def label_errors(
             "agree": int(agree[row]),
             "of": models,
         }
-        for row in suspected[np.argsort(-margin[suspected], kind="stable")][:limit]
+        for row in reported[np.argsort(-margin[reported], kind="stable")][:limit]
     ]
 
 
-def _doubts(probabilities: Floats, labels: Integers) -> NDArray[np.bool_]:
+def _suggestions(probabilities: Floats, labels: Integers) -> NDArray[np.bool_]:
     """(M, N, C) True where a model would replace the row's label by that class."""
-    of_class = labels[:, None] == np.arange(probabilities.shape[2])  # (N, C)
-    rows = of_class.sum(0)
-    sure = (probabilities * of_class).sum(1) / np.maximum(rows, 1)  # (M, C): mean confidence in a class on its own rows
-    sure[:, rows == 0] = np.inf  # of a class that no row carries nothing is known, so none is suggested
-    top = probabilities.argmax(2)[:, :, None] == np.arange(probabilities.shape[2])
-    return top & ~of_class & (probabilities >= sure[:, None])
+    class_ids = np.arange(probabilities.shape[2])
+    has_label = labels[:, None] == class_ids  # (N, C)
+    rows = has_label.sum(0)
+    mean_confidence = (probabilities * has_label).sum(1) / np.maximum(rows, 1)  # (M, C) in a class on its own rows
+    mean_confidence[:, rows == 0] = np.inf  # a class without rows is never suggested
+    is_top = probabilities.argmax(2)[:, :, None] == class_ids
+    return is_top & ~has_label & (probabilities >= mean_confidence[:, None])

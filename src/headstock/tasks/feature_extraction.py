@@ -6,7 +6,6 @@ from typing import Any, Literal, NoReturn
 
 from torch import Tensor, nn
 
-from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
@@ -28,14 +27,11 @@ class FeatureExtraction(Task):
     trainable = False
     huggingface_head = "Model"
 
-    def __init__(self, config: FeatureExtractionConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         return {}
 
     def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> NoReturn:
-        raise UserError("a model without a head predicts nothing, so there is nothing to measure; fine-tune it")
+        raise UserError("a model without a head makes no predictions to evaluate; fine-tune it first")
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         return {}

@@ -1,30 +1,27 @@
 """Hybrid language modelling: one Transformer trained on masked rows and on causal rows (GPT-BERT).
 
-In both, the state before a token predicts it, so that they share one head.
+In both, the hidden state before a token predicts it, so that they share one head.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
-from headstock.errors import UserError
-from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE_INDEX, Batch, count_real_tokens, find_label_positions
-from headstock.model.heads import LMHead
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions
 from headstock.model.model import Model
 from headstock.rng import uniforms
-from headstock.tasks.base import TASKS, Examples, Sample, Task, bos_id, token_loss
-from headstock.tasks.masked import epoch_key
-from headstock.tasks.masking import MaskingConfig, TokenMasker
-from headstock.tasks.packing import PackedWindows
+from headstock.tasks.base import TASKS, Examples, PlanDefaults, Sample, bits_per_byte, perplexity, token_loss
+from headstock.tasks.masked import PLAN_SETTINGS
+from headstock.tasks.masking import EpochMasker, MaskingConfig, TokenMasker
+from headstock.tasks.packing import PackedWindows, TextTask
 from headstock.tasks.samples import sample_continuations, sample_fills
+from headstock.tasks.special_tokens import bos_id
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class HybridConfig(MaskingConfig):
 
 
 @TASKS.add("hybrid")
-class HybridLM(Task):
+class HybridLM(TextTask):
     """Masked and causal language modelling in one model."""
 
     Config = HybridConfig
@@ -46,25 +43,15 @@ class HybridLM(Task):
     causal = False  # bidirectional unless a row asks for a causal mask
     bits_per_byte_head = "causal"
     generates = True
-    huggingface_head = "ForCausalLM"
     fills_masks = True
-    mixes_masks = True
-    max_epochs = 10
-    validation_passes = 2
-    batch_shapes = 250
-    plan_settings: ClassVar[dict[str, float]] = {"fraction_start": 0.5, "fraction": 0.2}  # recipes/reviews-fr.toml
     mask_shift = 1
+    plan = PlanDefaults(max_epochs=10, validation_passes=2, batch_shapes=250, settings=PLAN_SETTINGS)
+    huggingface_head = "ForCausalLM"
 
     def __init__(self, config: HybridConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        if tokenizer.mask is None or tokenizer.eos is None:
-            raise UserError("this tokenizer has no [MASK] or no end mark, which hybrid language modelling needs")
         self.masker = TokenMasker(config, tokenizer)
-        self.eos, self.pad_id = tokenizer.eos, tokenizer.pad or 0
         self.bos, self.cls = bos_id(tokenizer, "start"), bos_id(tokenizer, "cls")
-
-    def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": LMHead(backbone, transform=self.config.transform)}
 
     def head_passes(self, head: str, length: Any) -> Any:
         return self.config.causal_share + (1 - self.config.causal_share) * self.config.fraction
@@ -73,33 +60,29 @@ class HybridLM(Task):
         return self.config.causal_share if head == "causal" else 1.0 - self.config.causal_share
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        windows = PackedWindows(data, length, start=self.bos, end=self.eos, filler=self.pad_id, seed=seed, epoch=epoch)
+        windows = self.windows(data, length, seed=seed, epoch=epoch)
         return HybridExamples(self, windows, seed=seed, epoch=epoch)
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
         hidden, head = model(batch).hidden, model.heads["token"]
         # only labelled positions pass through the head
-        masked, right = token_loss(head, *batch.gather_labelled("masked", hidden), smoothing=smoothing)
+        masked, correct = token_loss(head, *batch.gather_labelled("masked", hidden), smoothing=smoothing)
         causal, _ = token_loss(head, *batch.gather_labelled("causal", hidden), smoothing=smoothing)
-        return {"masked": masked, "causal": causal, "correct": right}
-
-    def tokens(self, batch: Batch) -> int:
-        return count_real_tokens(batch)
+        return {"masked": masked, "causal": causal, "correct": correct}
 
     def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
-        continued = sample_continuations(model, self, store, seed=seed)
-        return continued + sample_fills(model, self, store, length=length, seed=seed)
+        continuations = sample_continuations(model, self, store, seed=seed)
+        return continuations + sample_fills(model, self, store, length=length, seed=seed)
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         """`perplexity` is that of causal rows, `accuracy` that of masked tokens."""
-        loss = {head: sums[head] / max(1, counts[head]) for head in ("masked", "causal")}
-        ppl = {head: math.exp(min(value, 700.0)) for head, value in loss.items()}
+        masked, causal = (sums[head] / max(1, counts[head]) for head in ("masked", "causal"))
         return {
-            "loss": sum(self.weight(head) * value for head, value in loss.items()),
-            "perplexity": ppl["causal"],
-            "causal_perplexity": ppl["causal"],
-            "masked_perplexity": ppl["masked"],
-            **({"bits_per_byte": sums["causal"] / math.log(2) / size} if size else {}),
+            "loss": self.weight("masked") * masked + self.weight("causal") * causal,
+            "perplexity": perplexity(causal),
+            "causal_perplexity": perplexity(causal),
+            "masked_perplexity": perplexity(masked),
+            **bits_per_byte(sums["causal"], size),
             "accuracy": sums["correct"] / max(1, counts["masked"]),
         }
 
@@ -109,39 +92,32 @@ class HybridExamples:
 
     def __init__(self, task: HybridLM, windows: PackedWindows, *, seed: int | None, epoch: int):
         self.task, self.windows = task, windows
-        self.key, self.training = epoch_key(seed, epoch), seed is not None
+        self.masker = EpochMasker(task, seed=seed, epoch=epoch)
 
     def __len__(self) -> int:
-        return len(self.windows) * (1 if self.training else 2)
+        return len(self.windows) * (1 if self.masker.training else 2)
 
     def name(self, index: int) -> str:
         return self.windows.name(index % len(self.windows))
 
-    def ways(self, indices: Sequence[int]) -> np.ndarray:
+    def is_causal(self, indices: Sequence[int]) -> np.ndarray:
         """(B,) True for causal examples."""
-        if not self.training:
+        if not self.masker.training:
             return np.asarray(indices) >= len(self.windows)
-        return uniforms(*self.key, "way", rows=indices, count=1)[:, 0] < self.task.config.causal_share
+        return uniforms(*self.masker.key, "way", rows=indices, count=1)[:, 0] < self.task.config.causal_share
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        task, causal = self.task, self.ways(indices)
+        task, causal = self.task, self.is_causal(indices)
         rows = self.windows.rows(np.asarray(indices) % len(self.windows))
-        openings = rows.shown == task.bos
-        shown = np.where(openings & ~causal[:, None], task.cls, rows.shown)
-        allowed = ~(rows.padding | openings | causal[:, None])
-        allowed[:, 0] = False  # no state precedes the first token of a row
-        fraction = task.masker.fraction(task.progress if self.training else 1.0)
-        tokens, were = task.masker.mask_tokens(
-            shown, allowed, rows.documents, key=self.key, rows=indices, fraction=fraction
-        )
-        masked = np.concatenate([were[:, 1:], np.full((len(were), 1), IGNORE_INDEX)], 1)  # one position earlier
-        following = np.where(rows.padding | ~causal[:, None], IGNORE_INDEX, rows.wanted)
-        labels = {"masked": torch.from_numpy(masked), "causal": torch.from_numpy(following)}
-        return Batch(
-            torch.from_numpy(tokens),
-            document_ids=torch.from_numpy(rows.documents),
-            positions=torch.from_numpy(rows.positions),
-            causal=torch.from_numpy(causal),
-            labels=labels,
-            label_positions={head: find_label_positions(wanted) for head, wanted in labels.items()},
-        )
+        is_bos = rows.tokens == task.bos
+        inputs = np.where(is_bos & ~causal[:, None], task.cls, rows.tokens)
+        maskable = ~(rows.padding | is_bos | causal[:, None])
+        maskable[:, 0] = False  # no hidden state precedes the first token of a row
+        tokens, originals = self.masker.mask(inputs, maskable, rows.document_ids, indices)
+        masked_labels = np.full_like(originals, IGNORE_INDEX)
+        masked_labels[:, :-1] = originals[:, 1:]  # predicted one position earlier
+        causal_labels = np.where(causal[:, None], rows.next_tokens, IGNORE_INDEX)
+        labels = {"masked": masked_labels, "causal": causal_labels}
+        batch = rows.batch(tokens, labels, causal=torch.from_numpy(causal))
+        batch.label_positions = {head: find_label_positions(values) for head, values in batch.labels.items()}
+        return batch

@@ -6,9 +6,9 @@ B sequences, N examples (one sequence each unless a long one is split), T tokens
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeGuard
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -17,15 +17,18 @@ from torch import Tensor
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
-from headstock.errors import UserError
+from headstock.errors import ConfigError, UserError
 from headstock.intervals import SufficientStatistics
-from headstock.model.batch import Batch, count_real_tokens
-from headstock.model.layer_features import select_layers
+from headstock.model.backbone import Backbone
+from headstock.model.batch import Batch, pad
+from headstock.model.layer_features import feature_width, select_layers
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples, Lens, Task, bos_id, closing_ids
-from headstock.tasks.error_analysis import length_analysis, most_confident_errors, reliability
+from headstock.tasks.base import TASKS, Examples, Lens, Task
+from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import GraphSpec
-from headstock.tasks.wording import Nouns
+from headstock.tasks.special_tokens import special_tokens_for
+
+UNLIMITED = 1 << 30  # a sequence length that truncates no row
 
 RowMetric = tuple[np.ndarray, np.ndarray] | SufficientStatistics
 RowMetrics = Mapping[str, RowMetric]
@@ -40,17 +43,74 @@ def metric_value(metric: RowMetric) -> float:
     return float(numerator.sum() / max(denominator.sum(), 1e-9))
 
 
-UNLIMITED = 1 << 30  # a sequence length that cuts no row
+@dataclass(frozen=True)
+class Nouns:
+    """What a report calls the rows of a task and what is predicted for them, all in the singular."""
+
+    row: str = "row"
+    item: str = "row"  # what one prediction is about
+    input: str = "text"  # what may be long or short
+    errors: str = "wrongly predicted rows"
+    training_metric: str = "accuracy"  # the quantity of the training curves
+    note: str = ""  # what counts as a correct prediction, where that needs explaining
+    unit: str = "label"  # what the number of training rows counts
+
+    @property
+    def rows(self) -> str:
+        return f"{self.row}s"
 
 
-class EncodedRows(Protocol):
-    """Tokenized rows, with their labels as numbers where they have any."""
+@dataclass(frozen=True)
+class HeadConfig:
+    """Settings of a head on a pretrained backbone."""
 
-    labels: Any  # None where the rows have none
-    places: list[str]
-    bytes: int
+    layers: str = "last"  # features to read: last, sum4, concat4, mix, or a layer's number
+    dropout: float = 0.1  # before the head
+    opening: Literal["start", "cls"] = "start"  # the first special token, as in pretraining
 
-    def __len__(self) -> int: ...
+    def __post_init__(self) -> None:
+        if problems := self.problems():
+            raise ConfigError(problems)
+
+    def problems(self) -> list[tuple[str, str]]:
+        return [] if 0 <= self.dropout < 1 else [("dropout", f"must be from 0 to below 1, not {self.dropout}")]
+
+
+@dataclass
+class EncodedRows:
+    """Tokenized rows. Subclasses add one list per further column."""
+
+    tokens: list[Any]  # the ids of each row
+    labels: Any  # one entry per row, as the task's loss needs them; None where the rows have none
+    locations: list[str]  # where each row comes from
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def select(self, rows: Sequence[int]) -> Self:
+        """Some of the rows, in the given order."""
+
+        def pick(column: Any) -> Any:
+            if column is None:
+                return None
+            return column[list(rows)] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+
+        return replace(self, **{column.name: pick(getattr(self, column.name)) for column in fields(self)})
+
+
+class RowExamples:
+    """The base of examples that are encoded rows."""
+
+    lengths: np.ndarray  # tokens of each example, in all of its sequences
+
+    def __init__(self, data: EncodedRows):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def name(self, index: int) -> str:
+        return self.data.locations[index]
 
 
 class LabelledTask(Task):
@@ -58,48 +118,52 @@ class LabelledTask(Task):
 
     is_labelled = True
     lens: ClassVar[Lens] = "none"
+    multilabel: bool = False  # a row may have several classes
+
+    # Rows
     target: ClassVar[str]  # the column that is predicted
     input_column: ClassVar[str] = "text"  # the column that --column names
-    nouns: ClassVar[Nouns] = Nouns()  # the words of reports
-    multilabel: bool = False  # a row may have several classes
+    row_form: ClassVar[str] = "a text (str)"  # a row in Python, for messages
+
+    # Metrics and reports
+    nouns: ClassVar[Nouns] = Nouns()
     primary_metric: str = "accuracy"  # the metric that comparisons use
+    selection_metric: str | None = None  # the validation metric that selects the best checkpoint; None for the loss
+    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of corpus-level metrics
     verb: ClassVar[str] = "predict"  # the command that uses a run,
     example: ClassVar[str] = '"..."'  # and its example argument
-    row_form: ClassVar[str] = "a text (str)"  # a row in Python, for messages
-    row_is_text: ClassVar[bool] = False  # a row is one text, so that files can be streamed
-    formulas: ClassVar[dict[str, Callable[[np.ndarray], np.ndarray]]] = {}  # of corpus-level metrics
-    can_ensemble: ClassVar[bool] = True  # outputs of several models can be averaged
+
+    # Training
     can_freeze_backbone: ClassVar[bool] = True  # the head can be trained alone
-    reuses_head: ClassVar[bool] = False  # the head of the pretrained run is reused
+    reuses_head: ClassVar[bool] = False  # training starts from the head of the pretrained run
+    can_ensemble: ClassVar[bool] = True  # outputs of several models can be averaged
     training_defaults: ClassVar[dict[str, Any]] = {}  # overrides of the training settings
 
     def __init__(self, config: Any, tokenizer: Tokenizer | None):
         """Without a tokenizer, only predictions can be scored."""
         super().__init__(config, tokenizer)  # type: ignore[arg-type]
         if tokenizer is not None:
-            self.bos = bos_id(tokenizer, getattr(config, "opening", self.bos_role))
-            self.pad_id = tokenizer.pad or 0
-            self.suffix = closing_ids(tokenizer) if getattr(config, "closed", False) else ()
+            self.special = special_tokens_for(self, tokenizer)
+            self.bos, self.pad_id = self.special.prefix[0], self.special.pad
+
+    def selection_score(self, metrics: Mapping[str, float]) -> float:
+        """The selection metric first; the loss breaks ties."""
+        loss = metrics["loss"]
+        if self.selection_metric is None:
+            return loss
+        return -metrics[self.selection_metric] + 1e-7 * loss / (1 + loss)  # below one prediction in a million
 
     # From files to batches
 
     @classmethod
-    def read_file(
-        cls,
-        path: str | Path,
-        *,
-        config: Any,
-        columns: Mapping[str, str] | None = None,
-        strict: bool = True,
-        skip_blank: bool = False,
-    ) -> Records:
-        """The rows of a file, with the columns of this task; `strict` requires the target column."""
-        return cls.read_rows(path, config, columns=columns, strict=strict, skip_blank=skip_blank)
-
-    @classmethod
-    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
-        """Read a file with the reader of this task, by default one for texts with a label."""
+    def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
+        """The rows of a file, by default of texts with a label. The options are those of `read_records`."""
         return read_records(path, **options)
+
+    @property
+    def row_is_text(self) -> bool:
+        """Whether a row is one text, so that files can be streamed."""
+        return self.texts_per_row == 1 and self.input_column == "text"
 
     @staticmethod
     def is_row(row: Any) -> bool:
@@ -107,7 +171,7 @@ class LabelledTask(Task):
         return isinstance(row, str)
 
     def row_from_texts(self, texts: Sequence[str]) -> Any:
-        """A row, as a program hands it over, from its texts."""
+        """A row, in the form that `row_form` describes, from its texts."""
         return tuple(texts) if self.texts_per_row > 1 else texts[0]
 
     def check_rows(self, rows: Sequence[Any]) -> None:
@@ -132,15 +196,56 @@ class LabelledTask(Task):
         """The same task with other settings."""
         return type(self)(replace(self.config, **settings), self.tokenizer) if settings else self
 
-    @abstractmethod
     def check(self, records: Records) -> None:
-        """Refuse unknown labels, naming the location of each."""
+        """Refuse unknown labels, naming the location of each; by default, any label is valid."""
 
     @abstractmethod
     def prepare(self, records: Records, *, labelled: bool = True) -> Any:
-        """Tokenize rows."""
+        """Tokenize rows to EncodedRows, without labels unless `labelled`."""
 
-    # From batches to answers
+    @abstractmethod
+    def row_examples(self, data: Any, length: int) -> Examples:
+        """Encoded rows as examples in sequences of at most `length` tokens."""
+
+    def examples(self, data: Any, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
+        if isinstance(data, CachedFeatures):
+            return ExamplesWithFeatures(self.row_examples(data.data, length), data)
+        return self.row_examples(data, length)
+
+    def row_length(self, data: Any) -> int:
+        """The number of tokens of the first row, with special tokens, if it is not truncated."""
+        return int(self.row_examples(data, UNLIMITED).lengths[0])  # type: ignore[attr-defined]
+
+    def reading_warnings(self, data: Any, *, length: int) -> list[str]:
+        """Warnings about how rows are read, such as truncation."""
+        return []
+
+    # From batches to predictions
+
+    def head_input(self, backbone: Backbone) -> tuple[int, int | None]:
+        """The width of the features that a head reads, and the number of layers it mixes, if any."""
+        layers = self.config.layers
+        return feature_width(backbone.width, layers), backbone.depth + 1 if layers == "mix" else None
+
+    def token_features(self, model: Model, batch: Batch) -> Tensor:
+        """(B, T, D) features of the configured layers; (B, T, L + 1, D) where the head mixes layers."""
+        if batch.features is not None:
+            return batch.features
+        if self.config.layers == "last":
+            return model(batch).hidden
+        return select_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
+
+    def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
+        """The features of a frozen backbone on the CPU: for each example one (T, ...) tensor per sequence."""
+        features = self.token_features(model, batch).float().cpu()
+        lengths = [features.size(1)] * len(features) if batch.padding is None else (~batch.padding).sum(1).tolist()
+        sequences = [row[:length] for row, length in zip(features, lengths, strict=True)]
+        if batch.example_ids is None:
+            return [[sequence] for sequence in sequences]
+        examples: list[list[Tensor]] = [[] for _ in range(int(batch.example_ids[-1]) + 1)]
+        for example, sequence in zip(batch.example_ids.tolist(), sequences, strict=True):
+            examples[example].append(sequence)
+        return examples
 
     @abstractmethod
     def outputs(self, model: Model, batch: Batch) -> Tensor | list[Tensor]:
@@ -153,9 +258,15 @@ class LabelledTask(Task):
     def predictions(self, data: Any, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """The results of `predict`, one per row."""
 
+    def predicted_target(self, prediction: Mapping[str, Any]) -> Any:
+        """The predicted value of the target column."""
+        return prediction[self.target]
+
     def as_text(self, prediction: dict[str, Any]) -> str:
         """A prediction for the terminal."""
         return json.dumps(prediction, ensure_ascii=False)
+
+    # Metrics and error analysis
 
     @abstractmethod
     def row_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> RowMetrics:
@@ -163,75 +274,6 @@ class LabelledTask(Task):
 
         A metric of `formulas` has SufficientStatistics instead.
         """
-
-    def true_and_predicted(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
-        """True and predicted class ids, (N,) both, and the number of classes, where each row has one class."""
-        return None
-
-    def true_class_ids(self, data: Any) -> np.ndarray | None:
-        """The class ids over which accuracy is computed, of rows or words; None for other tasks."""
-        return None
-
-    def class_scores(self, model: Model, batch: Batch) -> Tensor:
-        """(N, C) the unnormalized score of every class, which attributions explain; where `predicts_classes`."""
-        raise NotImplementedError(f"{type(self).__name__} predicts no class for a whole row")
-
-    def graph_spec(self) -> GraphSpec:
-        """How an exported graph of a model of this task is described."""
-        settings = {"classes": list(self.config.classes)} if self.predicts_classes else {}
-        return GraphSpec(self.name, f"A {self.title}.", settings=settings)
-
-    def graph_outputs(self, model: Model, batch: Batch) -> Tensor | tuple[Tensor, ...]:
-        """What an exported graph computes for whole rows, in the order of the spec's outputs."""
-        return self.class_scores(model, batch)
-
-    def lens_scores(self, model: Model, vectors: Tensor, padding: Tensor | None) -> Tensor:
-        """(B, C) the class scores from one layer's vectors (B, T, D), where `lens` is "class"."""
-        raise NotImplementedError(f"{type(self).__name__} has no class head to read a layer with")
-
-    def row_length(self, data: Any) -> int:
-        """The tokens, with special tokens, that the first row takes when nothing of it is cut."""
-        return int(self.examples(data, length=UNLIMITED).lengths[0])  # type: ignore[attr-defined]
-
-    def for_loss(self) -> Self:
-        """The task without any decoding that validation may add to its loss."""
-        return self
-
-    def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
-        """The confidence in each prediction and whether it is correct, (N,) both; None where there is no such thing."""
-        return None
-
-    def predicted_target(self, prediction: Mapping[str, Any]) -> Any:
-        """The predicted value of the target column."""
-        return prediction[self.target]
-
-    def error_analysis(
-        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
-    ) -> dict[str, Any]:
-        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration` and `mistakes`.
-
-        `attribute` gives the weights of a row's tokens in the score of a class.
-        """
-        if (judged := self.confidences(data, outputs)) is None:
-            return {}
-        confidence, correct = judged
-        texts, predictions = rows.display_texts, self.predictions(data, outputs)
-        words = np.array([len(text.split()) for text in texts])
-        return {
-            "lengths": length_analysis(words, correct, called=self.nouns.wrong),
-            "calibration": reliability(confidence, correct),
-            "mistakes": [
-                {
-                    "place": rows.location(row),
-                    "text": texts[row],
-                    "label": str(rows.columns[self.target][row]),
-                    "predicted": str(self.predicted_target(predictions[row])),
-                    "confidence": round(float(confidence[row]), 5),
-                    "tokens": [],
-                }
-                for row in most_confident_errors(confidence, correct)
-            ],
-        }
 
     def extra_metrics(self, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
         """Metrics without an interval, such as the mean loss."""
@@ -241,47 +283,78 @@ class LabelledTask(Task):
         """How metrics were computed, such as sacreBLEU signatures."""
         return {}
 
-    def reading_warnings(self, data: Any, *, length: int) -> list[str]:
-        """Warnings about how rows are read, such as truncation."""
-        return []
+    def true_and_predicted(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """True and predicted class ids, (N,) both, and the number of classes, where each row has one class."""
+        return None
 
-    def token_features(self, model: Model, batch: Batch) -> Tensor:
-        """(B, T, D) features of the configured layers; (B, T, L + 1, D) where the head mixes layers."""
-        if batch.features is not None:
-            return batch.features
-        if self.config.layers == "last":
-            return model(batch).hidden
-        return select_layers(model.backbone, model(batch, keep_layers=True), self.config.layers)
+    def true_class_ids(self, data: Any) -> np.ndarray | None:
+        """The class ids over which accuracy is computed, of rows or words; None for other tasks."""
+        return None
 
-    def compute_features(self, model: Model, batch: Batch) -> list[list[Tensor]]:
-        """The features of a frozen backbone on the CPU: for each example one (T, ...) tensor per sequence."""
-        found = self.token_features(model, batch).float().cpu()
-        real = [found.size(1)] * len(found) if batch.padding is None else (~batch.padding).sum(1).tolist()
-        rows = [row[:count] for row, count in zip(found, real, strict=True)]
-        if batch.example_ids is None:
-            return [[row] for row in rows]
-        kept: list[list[Tensor]] = [[] for _ in range(int(batch.example_ids[-1]) + 1)]
-        for owner, row in zip(batch.example_ids.tolist(), rows, strict=True):
-            kept[owner].append(row)
-        return kept
+    def confidences(self, data: Any, outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
+        """The confidence of each prediction and whether it is correct, (N,) both; None for tasks without confidence."""
+        return None
 
-    def with_features(self, examples: Examples, kept: "CachedFeatures") -> Examples:
-        """The examples with cached features instead of tokens."""
-        return ExamplesWithFeatures(examples, kept)
+    def error_analysis(
+        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    ) -> dict[str, Any]:
+        """What a report shows of a model's errors: any of `confusion`, `lengths`, `calibration` and `mistakes`.
 
-    def tokens(self, batch: Batch) -> int:
-        return count_real_tokens(batch)
+        `attribute` gives the weights of a row's tokens in the score of a class.
+        """
+        if (confidences := self.confidences(data, outputs)) is None:
+            return {}
+        confidence, correct = confidences
+        texts, targets, predictions = rows.display_texts, rows.columns[self.target], self.predictions(data, outputs)
+        words = np.array([len(text.split()) for text in texts])
+        return {
+            "lengths": length_analysis(words, correct, errors=self.nouns.errors),
+            "calibration": reliability(confidence, correct),
+            "mistakes": [
+                error_record(
+                    rows.location(row),
+                    texts[row],
+                    label=str(targets[row]),
+                    predicted=str(self.predicted_target(predictions[row])),
+                    confidence=confidence[row],
+                )
+                for row in most_confident_errors(confidence, correct)
+            ],
+        }
+
+    # Explanations and export
+
+    def for_loss(self) -> Self:
+        """The task with settings under which `losses` does nothing but compute the loss."""
+        return self
+
+    def class_scores(self, model: Model, batch: Batch) -> Tensor:
+        """(N, C) the unnormalized score of every class, which attributions explain; where `predicts_classes`."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no class for a row")
+
+    def lens_scores(self, model: Model, vectors: Tensor, padding: Tensor | None) -> Tensor:
+        """(B, C) the class scores from one layer's vectors (B, T, D), where `lens` is "class"."""
+        raise NotImplementedError(f"{type(self).__name__} has no class head to read a layer with")
+
+    def graph_spec(self) -> GraphSpec:
+        """How an exported graph of a model of this task is described."""
+        settings = {"classes": list(self.config.classes)} if self.predicts_classes else {}
+        return GraphSpec(self.name, f"A {self.title}.", settings=settings)
+
+    def graph_outputs(self, model: Model, batch: Batch) -> Tensor | tuple[Tensor, ...]:
+        """What an exported graph computes, in the order of the spec's outputs."""
+        return self.class_scores(model, batch)
 
 
 def is_labelled(task: Task) -> TypeGuard[LabelledTask]:
-    """Whether a task learns from labelled rows, known to a type checker."""
+    """Whether a task learns from labelled rows, as a type guard."""
     return task.is_labelled
 
 
 def nouns_of(task: str | None) -> Nouns:
-    """How reports speak of the rows of a task; of an unnamed or unknown one (results of older runs), of texts."""
-    known = TASKS.get(task) if task in TASKS.names() else TASKS.get("classify")
-    return known.nouns if issubclass(known, LabelledTask) else Nouns()
+    """How reports name the rows of a task; those of `classify` where it is unknown (results of older runs)."""
+    task_class = TASKS.get(task) if task in TASKS.names() else TASKS.get("classify")
+    return task_class.nouns if issubclass(task_class, LabelledTask) else Nouns()
 
 
 @dataclass
@@ -290,29 +363,25 @@ class CachedFeatures:
 
     data: Any  # EncodedRows
     vectors: Tensor  # all features, concatenated
-    parts: list[list[tuple[int, int]]]  # for each example, the spans of its sequences
-
-    @property
-    def bytes(self) -> int:
-        return self.data.bytes
+    spans: list[list[tuple[int, int]]]  # in `vectors`: for each example, those of its sequences
 
     @classmethod
-    def of(cls, data: Any, kept: Sequence[Sequence[Tensor]]) -> "CachedFeatures":
-        parts, at = [], 0
-        for rows in kept:
-            spans = []
-            for row in rows:
-                spans.append((at, at + len(row)))
-                at += len(row)
-            parts.append(spans)
-        return cls(data, torch.cat([row for rows in kept for row in rows]), parts)
+    def of(cls, data: Any, features: Sequence[Sequence[Tensor]]) -> "CachedFeatures":
+        spans: list[list[tuple[int, int]]] = []
+        start = 0
+        for sequences in features:
+            spans.append([])
+            for sequence in sequences:
+                spans[-1].append((start, start + len(sequence)))
+                start += len(sequence)
+        return cls(data, torch.cat([sequence for sequences in features for sequence in sequences]), spans)
 
 
 class ExamplesWithFeatures:
-    """Examples whose batches carry cached features."""
+    """Examples whose batches have cached features."""
 
-    def __init__(self, examples: Examples, kept: CachedFeatures):
-        self.examples, self.kept, self.name = examples, kept, examples.name
+    def __init__(self, examples: Examples, cache: CachedFeatures):
+        self.examples, self.cache, self.name = examples, cache, examples.name
         if hasattr(examples, "lengths"):  # the same batches as without a cache
             self.lengths = examples.lengths
 
@@ -320,32 +389,31 @@ class ExamplesWithFeatures:
         return len(self.examples)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        batch = self.examples.batch(indices)
-        spans = [span for index in indices for span in self.kept.parts[index]]
-        vectors = self.kept.vectors
-        features = vectors.new_zeros(*batch.tokens.shape, *vectors.shape[1:])  # (B, T, ...)
-        for row, (begin, end) in enumerate(spans):
-            features[row, : end - begin] = vectors[begin:end]
-        batch.features = features
+        batch, vectors = self.examples.batch(indices), self.cache.vectors
+        batch.features = vectors.new_zeros(*batch.tokens.shape, *vectors.shape[1:])  # (B, T, ...)
+        for row, (start, end) in enumerate(span for index in indices for span in self.cache.spans[index]):
+            batch.features[row, : end - start] = vectors[start:end]
         return batch
+
+
+def row_locations(records: Records) -> list[str]:
+    return [records.location(row) for row in range(len(records))]
+
+
+def pad_sequences(
+    examples: Sequence[Sequence[Sequence[int]]], filler: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The sequences of each example as one tensor (B, T), its padding mask, and (B,) the example of each sequence.
+
+    The mask is None without padding, the examples are None where each has one sequence.
+    """
+    tokens, padding = pad([sequence for sequences in examples for sequence in sequences], filler)
+    if len(tokens) == len(examples):
+        return tokens, padding, None
+    return tokens, padding, torch.repeat_interleave(torch.tensor([len(sequences) for sequences in examples]))
 
 
 def texts_in(row: Any) -> list[str] | None:
     """The texts of a list, tuple or array; None for anything else."""
-    several = (isinstance(row, Sequence) and not isinstance(row, str | bytes)) or getattr(row, "ndim", 0) == 1
-    return list(row) if several and all(isinstance(text, str) for text in row) else None
-
-
-def segment_ids(tokens: Tensor, separator: int) -> Tensor:
-    """(B, T) segment ids: 0 up to and including the first separator, then 1."""
-    marks = (tokens == separator).long()
-    marks[:, 0] = 0  # the opening mark, which in some tokenizers (GPT-2's) is the same one
-    return ((marks.cumsum(1) - marks) > 0).long()
-
-
-def separator_id(tokenizer: Tokenizer) -> int:
-    """The token between two texts: the separator, or else the EOS token."""
-    found = tokenizer.sep if tokenizer.sep is not None else tokenizer.eos
-    if found is None:
-        raise UserError("this tokenizer has no mark to put between two texts ([SEP] or an end mark)")
-    return found
+    is_list = (isinstance(row, Sequence) and not isinstance(row, str | bytes)) or getattr(row, "ndim", 0) == 1
+    return list(row) if is_list and all(isinstance(text, str) for text in row) else None

@@ -6,7 +6,7 @@ B rows, T positions. A run is a sequence of maskable tokens of one document with
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class MaskingConfig:
     fraction: float = 0.15  # share of the tokens that are predicted
     fraction_start: float | None = None  # initial share in training, which changes linearly to `fraction`
     masked: float = 0.8  # of those, the share replaced by [MASK]
-    random: float = 0.1  # and by a random token; the rest is unchanged
+    random: float = 0.1  # and by a random token; the others are unchanged
     unit: Literal["token", "word", "span"] = "token"  # what is masked together
     span_mean: float = 3.0  # mean tokens per span
     span_most: int = 10  # most tokens per span
@@ -52,78 +52,99 @@ class TokenMasker:
         if tokenizer.mask is None:
             raise UserError("this tokenizer has no [MASK], which masked language modelling needs")
         self.config, self.mask = config, tokenizer.mask
-        self.words = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.all_special_ids))
+        self.ordinary_tokens = np.setdiff1d(np.arange(tokenizer.vocabulary), sorted(tokenizer.all_special_ids))
         if config.unit == "word":
-            self.starts, self.marks = tokenizer.word_starts, tokenizer.punctuation
+            self.word_starts, self.punctuation = tokenizer.word_starts, tokenizer.punctuation
 
-    def fraction(self, done: float) -> float:
-        """The share to mask when the share `done` of training is over."""
+    def fraction(self, progress: float) -> float:
+        """The share to mask when the share `progress` of training is done."""
         first, last = self.config.fraction_start, self.config.fraction
-        return last if first is None else first + (last - first) * min(1.0, done)
+        return last if first is None else first + (last - first) * min(1.0, progress)
 
     def mask_tokens(
         self,
-        shown: np.ndarray,
-        allowed: np.ndarray,
+        tokens: np.ndarray,
+        maskable: np.ndarray,
         documents: np.ndarray,
         *,
         key: tuple[int | str, ...],
         rows: Sequence[int],
         fraction: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(B, T) rows with some of the `allowed` tokens masked, and the labels, which are ignored elsewhere.
+        """(B, T) rows with some of the `maskable` tokens masked, and the labels: the original tokens.
 
         Draws do not depend on the fraction: what is masked at a small one is also masked at a larger one.
         """
-        count, length = shown.shape
+        count, length = tokens.shape
         # the three draws of a token are adjacent, so that they do not depend on the row's length
         draws = uniforms(*key, "mask", rows=rows, count=3 * length).reshape(count, length, 3)
-        chance, kind, other = draws[..., 0], draws[..., 1], draws[..., 2]
+        chance, replacement, token_draw = draws[..., 0], draws[..., 1], draws[..., 2]
         if self.config.unit == "span":
-            more = uniforms(*key, "span", rows=rows, count=2 * length).reshape(count, length, 2)
-            hidden = self.in_spans(runs(allowed, documents), allowed, chance, more, fraction)
+            span_draws = uniforms(*key, "span", rows=rows, count=2 * length).reshape(count, length, 2)
+            selected = self.in_spans(run_starts(maskable, documents), maskable, chance, span_draws, fraction)
         elif self.config.unit == "word":
-            hidden = self.by_words(chance, self.begins(shown, allowed, documents)) < fraction
+            selected = self.by_words(chance, self.is_word_start(tokens, maskable, documents)) < fraction
         else:
-            hidden = chance < fraction
-        hidden &= allowed
-        noise = self.words[(other * len(self.words)).astype(np.int64)]
+            selected = chance < fraction
+        selected &= maskable
+        random_tokens = self.ordinary_tokens[(token_draw * len(self.ordinary_tokens)).astype(np.int64)]
         masked, random = self.config.masked, self.config.random
-        seen = np.where(kind < masked, self.mask, np.where(kind < masked + random, noise, shown))
-        return np.where(hidden, seen, shown), np.where(hidden, shown, IGNORE_INDEX)
+        replaced = np.where(replacement < masked + random, random_tokens, tokens)
+        replaced = np.where(replacement < masked, self.mask, replaced)
+        return np.where(selected, replaced, tokens), np.where(selected, tokens, IGNORE_INDEX)
 
-    def begins(self, shown: np.ndarray, allowed: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """(B, T) True where a word starts: by its spelling, after a special token, and at the start of a run."""
-        after = np.zeros(shown.shape, dtype=bool)
-        after[:, 1:] = self.marks[shown[:, :-1]]
-        return self.starts[shown] | after | runs(allowed, documents)
+    def is_word_start(self, tokens: np.ndarray, maskable: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """(B, T) True where a word starts: by its spelling, after punctuation, and at the start of a run."""
+        after_punctuation = np.zeros(tokens.shape, dtype=bool)
+        after_punctuation[:, 1:] = self.punctuation[tokens[:, :-1]]
+        return self.word_starts[tokens] | after_punctuation | run_starts(maskable, documents)
 
     @staticmethod
-    def by_words(chance: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    def by_words(chance: np.ndarray, is_word_start: np.ndarray) -> np.ndarray:
         """All tokens of a word share the draw of its first."""
-        first = np.maximum.accumulate(np.where(begins, np.arange(chance.shape[1]), 0), 1)
+        first = np.maximum.accumulate(np.where(is_word_start, np.arange(chance.shape[1]), 0), 1)
         return np.take_along_axis(chance, first, 1)
 
     def in_spans(
-        self, fresh: np.ndarray, allowed: np.ndarray, chance: np.ndarray, more: np.ndarray, fraction: float
+        self, is_start: np.ndarray, maskable: np.ndarray, chance: np.ndarray, draws: np.ndarray, fraction: float
     ) -> np.ndarray:
         """(B, T) True inside a span. Spans start anywhere, may overlap, and end with their run at the latest."""
         spans = Spans.of(fraction, self.config.span_mean, self.config.span_most)
         length = chance.shape[1]
-        place = np.arange(length)
-        reach = np.where(allowed & (chance < spans.rate), place + spans.lengths(more[..., 0]), 0)
-        # no span starts before a run, so the rest of one that would reach into it is drawn
-        left = np.where(allowed & fresh, place + spans.left_over(more[..., 1]), 0)
-        following = np.minimum.accumulate(np.where(fresh, place, length)[:, ::-1], 1)[:, ::-1]
-        ends = np.concatenate([following[:, 1:], np.full((len(chance), 1), length)], 1)  # start of the next run
-        return np.maximum.accumulate(np.minimum(np.maximum(reach, left), ends), 1) > place
+        columns = np.arange(length)
+        span_ends = np.where(maskable & (chance < spans.rate), columns + spans.lengths(draws[..., 0]), 0)
+        # no span starts before a run, so the remainder of one that would reach into it is drawn
+        earlier = np.where(maskable & is_start, columns + spans.remainders(draws[..., 1]), 0)
+        next_start = np.minimum.accumulate(np.where(is_start, columns, length)[:, ::-1], 1)[:, ::-1]
+        run_ends = np.concatenate([next_start[:, 1:], np.full((len(chance), 1), length)], 1)
+        return np.maximum.accumulate(np.minimum(np.maximum(span_ends, earlier), run_ends), 1) > columns
 
 
-def runs(allowed: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """(B, T) True where a run may start: at the start of a row or document, or after a token that stays."""
-    fresh = np.ones(allowed.shape, dtype=bool)
-    fresh[:, 1:] = ~allowed[:, :-1] | (documents[:, 1:] != documents[:, :-1])
-    return fresh
+class MaskingTask(Protocol):
+    masker: TokenMasker
+    progress: float
+
+
+class EpochMasker:
+    """Masks the rows of one epoch; validation has the same masks every time."""
+
+    def __init__(self, task: MaskingTask, *, seed: int | None, epoch: int):
+        self.task, self.training = task, seed is not None
+        self.key: tuple[int | str, ...] = ("valid",) if seed is None else (seed, epoch)
+
+    def mask(
+        self, tokens: np.ndarray, maskable: np.ndarray, documents: np.ndarray, rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        masker = self.task.masker
+        fraction = masker.fraction(self.task.progress if self.training else 1.0)
+        return masker.mask_tokens(tokens, maskable, documents, key=self.key, rows=rows, fraction=fraction)
+
+
+def run_starts(maskable: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """(B, T) True where a run may start: at the start of a row or document, or after a token that is not maskable."""
+    is_start = np.ones(maskable.shape, dtype=bool)
+    is_start[:, 1:] = ~maskable[:, :-1] | (documents[:, 1:] != documents[:, :-1])
+    return is_start
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,7 @@ class Spans:
 
     rate: float  # probability that a span starts at a position
     tails: np.ndarray  # (most,) probability that a span is longer than 0, 1, 2, ... tokens
-    remains: np.ndarray  # (most,) probability that at most 0, 1, 2, ... tokens remain of earlier spans
+    remainder: np.ndarray  # (most,) probability that at most 0, 1, 2, ... tokens remain of earlier spans
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -140,14 +161,14 @@ class Spans:
         powers = np.arange(most)
         tails = bisect(lambda ratio: float((ratio**powers).sum()), mean) ** powers  # truncated geometric distribution
         rate = bisect(lambda rate: 1.0 - float(np.prod(1.0 - rate * tails)), fraction)
-        remains = np.array([np.prod(1.0 - rate * tails[1 + left :]) for left in range(most)])
-        return Spans(rate, tails, remains)
+        remainder = np.array([np.prod(1.0 - rate * tails[1 + count :]) for count in range(most)])
+        return Spans(rate, tails, remainder)
 
     def lengths(self, draws: np.ndarray) -> np.ndarray:
         return len(self.tails) - np.searchsorted(self.tails[:0:-1], draws, side="right")
 
-    def left_over(self, draws: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.remains[:-1], draws, side="right")
+    def remainders(self, draws: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.remainder[:-1], draws, side="right")
 
 
 def bisect(increasing: Callable[[float], float], value: float) -> float:

@@ -3,9 +3,9 @@
 B rows, T positions. Sentence boundaries in the token store decide where texts start; they are not part of the input.
 
 A negative must not differ from a positive in anything but its content, or a model learns the difference instead. So
-both kinds of B are whole sentences up to the last boundary in a piece of a document, and the B of a negative is about
-as long as the one it replaces. Where a row has no room for a whole sentence behind its only boundary, both kinds of B
-are cut off at the same length.
+both kinds of B are complete sentences up to the last boundary in a chunk of a document, and the B of a negative is
+about as long as the one it replaces. Where a row has no room for a complete sentence after its only boundary, both
+kinds of B are truncated to the same length.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,23 +17,24 @@ from headstock.data.token_store import TokenStore
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
-from headstock.tasks.chunking import DocumentChunks
+from headstock.tasks.packing import DocumentChunks
+from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS
 
-MARKS = 3  # the first token, and a separator after each text
 TRIES = 24  # chunks of other documents that are tried for a B of similar length
 TOLERANCE = 0.1  # relative difference in length that is accepted at once
 
-SentencePiece = tuple[np.ndarray, np.ndarray, bool]  # tokens, boundaries between sentences, cut off behind the only one
+# A chunk: its tokens, the boundaries between its sentences, and whether the text after its only boundary is truncated
+Chunk = tuple[np.ndarray, np.ndarray, bool]
 
 
 @dataclass
 class PairRows:
     """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where the text has no second sentence."""
 
-    shown: np.ndarray  # (B, T)
-    text: np.ndarray  # (B, T) True at tokens of A and B
+    tokens: np.ndarray  # (B, T)
+    is_text: np.ndarray  # (B, T) True at tokens of A and B
     segments: np.ndarray  # (B, T) 0 up to and including the first [SEP], then 1
-    padding: np.ndarray  # (B, T) True where there is no token
+    padding: np.ndarray  # (B, T) True at padding positions
     follows: np.ndarray  # (B,) 1 where B follows A, 0 where it does not, IGNORE_INDEX without a B
 
 
@@ -41,18 +42,18 @@ def check_pairs(store: TokenStore, length: int) -> None:
     """Refuse a store that yields no pairs."""
     if store.sep is None:
         raise ValueError("next-sentence prediction needs a store that was built with sentences=True")
-    if length < MARKS + 2:
-        raise UserError(f"train.length: {length} is too short for two texts and their {MARKS} marks")
-    side = "held-out text" if store.split == "valid" else "text to train on"
+    if length < PAIR_SPECIAL_TOKENS + 2:
+        raise UserError(f"train.length: {length} is too short for two texts and {PAIR_SPECIAL_TOKENS} special tokens")
     if store.documents < 2:
+        text = "held-out text" if store.split == "valid" else "training text"
         raise UserError(
-            f"next-sentence prediction needs two documents, but the {side} is one: half of its pairs are of different "
-            "documents (set documents, valid_fraction or valid otherwise, or leave it out with --no-nsp)"
+            f"next-sentence prediction needs two documents, but the {text} is one: half of the pairs are from "
+            "different documents (change documents, valid_fraction or valid, or disable it with --no-nsp)"
         )
     if store.split == "train" and store.sentences == store.documents:
         raise UserError(
-            "next-sentence prediction needs documents of two sentences or more, and here every one has a single one; "
-            "set documents to block or file if sentences stand on lines of their own, or leave it out with --no-nsp"
+            "next-sentence prediction needs documents of two or more sentences, but each document here has one; "
+            "set documents to block or file if every line is a sentence, or disable it with --no-nsp"
         )
 
 
@@ -61,95 +62,93 @@ class NextSentencePairs:
 
     def __init__(self, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         assert store.sep is not None
-        self.store, self.size, self.separator = store, length - MARKS, store.sep
-        cuts = DocumentChunks(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the end mark
-        self.firsts, self.documents, self.begins, self.stops = cuts.firsts, cuts.documents, cuts.begins, cuts.stops
-        self.lengths = cuts.lengths + MARKS
+        self.store, self.size, self.separator = store, length - PAIR_SPECIAL_TOKENS, store.sep
+        self.chunks = DocumentChunks(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the EOS token
+        self.lengths = self.chunks.lengths + PAIR_SPECIAL_TOKENS
 
     def name(self, index: int) -> str:
-        return self.store.location(int(self.documents[index]))
+        return self.store.location(int(self.chunks.documents[index]))
 
-    def rows(self, indices: Sequence[int], *, key: tuple[int | str, ...], opening: int, filler: int) -> PairRows:
+    def rows(self, indices: Sequence[int], *, key: tuple[int | str, ...], bos: int, filler: int) -> PairRows:
         draws = uniforms(*key, "next", rows=indices, count=2 + TRIES)
         pairs = [self.pair(int(index), draw) for index, draw in zip(indices, draws, strict=True)]
-        first = np.array([len(a) for a, _, _ in pairs])[:, None]
+        first = np.array([len(a) for a, _, _ in pairs])[:, None]  # (B, 1)
         second = np.array([len(b) for _, b, _ in pairs])[:, None]
-        ends = 2 + first + np.where(second > 0, second + 1, 0)  # (B, 1) one past the last mark
-        place = np.arange(int(ends.max()))
-        padding = place >= ends
-        text = (place > 0) & (place != first + 1) & (place < ends - 1)
-        shown = np.where(padding, filler, np.where(text, 0, self.separator))
-        shown[:, 0] = opening
-        shown[text] = np.concatenate([part for a, b, _ in pairs for part in (a, b)])  # row by row, as `text` is read
-        segments = ((place > first + 1) & ~padding).astype(np.int64)
-        return PairRows(shown, text, segments, padding, np.array([follows for _, _, follows in pairs]))
+        ends = 2 + first + np.where(second > 0, second + 1, 0)  # one past the last [SEP]
+        columns = np.arange(int(ends.max()))
+        padding = columns >= ends
+        is_text = (columns > 0) & (columns != first + 1) & (columns < ends - 1)
+        tokens = np.where(padding, filler, np.where(is_text, 0, self.separator))
+        tokens[:, 0] = bos
+        tokens[is_text] = np.concatenate([text for a, b, _ in pairs for text in (a, b)])  # row-major, like `is_text`
+        segments = ((columns > first + 1) & ~padding).astype(np.int64)
+        return PairRows(tokens, is_text, segments, padding, np.array([follows for _, _, follows in pairs]))
 
     def pair(self, index: int, draw: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """A, B (empty if there is none) and whether B follows A, by 2 + TRIES numbers from [0, 1)."""
-        piece, breaks, cut = self.sentences(index)
-        if not len(breaks):
-            return self.plain(piece), piece[:0], IGNORE_INDEX
-        at = breaks[int(draw[0] * len(breaks))]
-        a, b = self.plain(piece[:at]), self.plain(piece[at:])
+        """A, B (empty if there is none) and whether B follows A, from 2 + TRIES numbers in [0, 1)."""
+        tokens, boundaries, truncated = self.chunk(index)
+        if not len(boundaries):
+            return self.without_separators(tokens), tokens[:0], IGNORE_INDEX
+        boundary = boundaries[int(draw[0] * len(boundaries))]
+        a, b = self.without_separators(tokens[:boundary]), self.without_separators(tokens[boundary:])
         if draw[1] < 0.5:
             return a, b, 1
-        candidates = (self.sentences(other) for other in self.elsewhere(int(self.documents[index]), draw[2:]))
-        other = cut_short(candidates, len(b)) if cut else best_match(candidates, len(b), limit=self.size - len(a))
-        return (a, b, IGNORE_INDEX) if other is None else (a, self.plain(other), 0)
+        candidates = (self.chunk(other) for other in self.other_chunks(int(self.chunks.documents[index]), draw[2:]))
+        limit = self.size - len(a)
+        other = truncated_match(candidates, len(b)) if truncated else best_match(candidates, len(b), limit=limit)
+        return (a, b, IGNORE_INDEX) if other is None else (a, self.without_separators(other), 0)
 
-    def elsewhere(self, document: int, draws: np.ndarray) -> Iterator[int]:
-        """Chunks of other documents."""
-        begin, stop = int(self.firsts[document]), int(self.firsts[document + 1])
+    def other_chunks(self, document: int, draws: np.ndarray) -> Iterator[int]:
+        """Indices of chunks of other documents."""
+        start, end = int(self.chunks.firsts[document]), int(self.chunks.firsts[document + 1])
         for draw in draws:
-            index = int(draw * (len(self.documents) - (stop - begin)))
-            yield index + (stop - begin if index >= begin else 0)  # skip the document's own pieces
+            index = int(draw * (len(self.chunks.documents) - (end - start)))
+            yield index + (end - start if index >= start else 0)  # skip the document's own chunks
 
-    def sentences(self, index: int) -> SentencePiece:
-        """A piece, where in it one sentence ends before another, and whether all behind the only boundary is cut off.
+    def chunk(self, index: int) -> Chunk:
+        """A sentence that is truncated at the end of the chunk is left out where another boundary precedes it."""
+        document = int(self.chunks.documents[index])
+        start, end = int(self.chunks.starts[index]), int(self.chunks.ends[index])
+        truncated = index + 1 < self.chunks.firsts[document + 1]  # the document continues
+        tokens = self.read(document, start, end + truncated)
+        boundaries = np.flatnonzero(tokens == self.separator)
+        if truncated:
+            truncated = bool(tokens[-1] != self.separator)
+            tokens = tokens[:-1]
+        boundaries = boundaries[(boundaries > 0) & (boundaries < len(tokens) - 1)]
+        if truncated and len(boundaries) > 1:
+            return tokens[: boundaries[-1]], boundaries[:-1], False
+        return tokens, boundaries, truncated
 
-        A sentence that is cut off at the end of the piece is left out where another boundary stands before it.
-        """
-        document, begin, stop = int(self.documents[index]), int(self.begins[index]), int(self.stops[index])
-        goes_on = index + 1 < self.firsts[document + 1]
-        piece = self.read(document, begin, stop + goes_on)
-        marks = np.flatnonzero(piece == self.separator)
-        if goes_on:
-            goes_on = bool(piece[-1] != self.separator)
-            piece = piece[:-1]
-        marks = marks[(marks > 0) & (marks < len(piece) - 1)]
-        if goes_on and len(marks) > 1:
-            return piece[: marks[-1]], marks[:-1], False
-        return piece, marks, goes_on
+    def without_separators(self, tokens: np.ndarray) -> np.ndarray:
+        return tokens[tokens != self.separator]
 
-    def plain(self, piece: np.ndarray) -> np.ndarray:
-        return piece[piece != self.separator]
-
-    def read(self, document: int, begin: int, stop: int) -> np.ndarray:
-        first, end = int(self.store.offsets[document]), int(self.store.offsets[document + 1]) - 1
-        return self.store.slice(first + begin, min(first + stop, end))
+    def read(self, document: int, start: int, end: int) -> np.ndarray:
+        first, last = int(self.store.offsets[document]), int(self.store.offsets[document + 1]) - 1
+        return self.store.slice(first + start, min(first + end, last))
 
 
-def best_match(candidates: Iterable[SentencePiece], target: int, *, limit: int) -> np.ndarray | None:
-    """Whole sentences up to the end of a candidate, about `target` tokens and at most `limit`; None if none fits."""
-    best, nearest = None, 0
-    for piece, breaks, cut in candidates:
-        lengths = len(piece) - breaks - np.arange(len(breaks), 0, -1)  # of the text behind each break, without marks
-        fits = breaks[lengths <= limit]
-        if cut or not len(fits):
+def best_match(candidates: Iterable[Chunk], target: int, *, limit: int) -> np.ndarray | None:
+    """Complete sentences up to the end of a candidate, about `target` tokens and at most `limit`; None if none fits."""
+    best, smallest = None, 0
+    for tokens, boundaries, truncated in candidates:
+        lengths = len(tokens) - boundaries - np.arange(len(boundaries), 0, -1)  # of the text after each boundary
+        fitting = boundaries[lengths <= limit]
+        if truncated or not len(fitting):
             continue
-        distances = np.abs(lengths[-len(fits) :] - target)
+        distances = np.abs(lengths[-len(fitting) :] - target)
         closest = int(distances.argmin())
-        if best is None or distances[closest] < nearest:
-            best, nearest = piece[fits[closest] :], int(distances[closest])
-        if nearest <= TOLERANCE * target:
+        if best is None or distances[closest] < smallest:
+            best, smallest = tokens[fitting[closest] :], int(distances[closest])
+        if smallest <= TOLERANCE * target:
             break
     return best
 
 
-def cut_short(candidates: Iterable[SentencePiece], length: int) -> np.ndarray | None:
+def truncated_match(candidates: Iterable[Chunk], length: int) -> np.ndarray | None:
     """The first `length` tokens of a longer sentence; None if no candidate has one."""
-    for piece, breaks, _ in candidates:
-        begins, ends = breaks + 1, np.append(breaks, len(piece))[1:]
-        if len(longer := begins[ends - begins > length]):
-            return piece[longer[0] : longer[0] + length]
+    for tokens, boundaries, _ in candidates:
+        starts, ends = boundaries + 1, np.append(boundaries, len(tokens))[1:]
+        if len(longer := starts[ends - starts > length]):
+            return tokens[longer[0] : longer[0] + length]
     return None

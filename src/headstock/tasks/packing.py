@@ -1,43 +1,59 @@
-"""Packing: all documents are concatenated and cut into rows of equal length.
+"""Cuts a token store into rows: packed windows over all documents, or chunks of single documents.
 
-B rows, T positions, S the stream of all documents, each followed by its EOS token.
+B rows, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from headstock.data.token_store import TokenStore
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
+from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import LMHead
-from headstock.rng import generator
-from headstock.tasks.base import Task, bos_id
+from headstock.rng import generator, uniforms
+from headstock.tasks.base import Task
+from headstock.tasks.special_tokens import bos_id
 
 
 @dataclass
 class PackedRows:
     """Some windows. A document is read as <bos> A B C, and its next tokens are A B C <eos>."""
 
-    shown: np.ndarray  # (B, T) input ids, with a BOS token before each document
-    wanted: np.ndarray  # (B, T) next tokens
-    documents: np.ndarray  # (B, T) document id within the row; -1 at padding
+    tokens: np.ndarray  # (B, T) input ids, with a BOS token before each document
+    next_tokens: np.ndarray  # (B, T) IGNORE_INDEX at padding
+    document_ids: np.ndarray  # (B, T) numbered within the row; -1 at padding
     positions: np.ndarray  # (B, T) position within the part of the document in this row
     padding: np.ndarray  # (B, T) True at padding positions
 
+    def batch(self, tokens: np.ndarray, labels: Mapping[str, np.ndarray], **fields: Any) -> Batch:
+        """A batch of these rows with other input ids."""
+        return Batch(
+            torch.from_numpy(tokens),
+            document_ids=torch.from_numpy(self.document_ids),
+            positions=torch.from_numpy(self.positions),
+            labels={head: torch.from_numpy(values) for head, values in labels.items()},
+            **fields,
+        )
+
 
 class PackedWindows:
-    """Windows of equal length that partition the stream. Their offset is drawn anew in every epoch."""
+    """Windows of equal length that partition the stream of all documents, each followed by its EOS token.
+
+    Their offset is drawn anew in every epoch.
+    """
 
     def __init__(
-        self, store: TokenStore, length: int, *, start: int, end: int, filler: int, seed: int | None, epoch: int
+        self, store: TokenStore, length: int, *, bos: int, eos: int, filler: int, seed: int | None, epoch: int
     ):
         self.store, self.length = store, length
-        self.start, self.end, self.filler = start, end, filler
+        self.bos, self.eos, self.filler = bos, eos, filler
         self.count = max(1, -(-store.tokens // length))
         slack = self.count * length - store.tokens  # a shift within this keeps the number of windows
         self.shift = 0 if seed is None else int(generator(seed, epoch, "shift").integers(0, slack + 1))
@@ -45,60 +61,89 @@ class PackedWindows:
     def __len__(self) -> int:
         return self.count
 
-    def begin(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    def starts(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """(B,) the stream position at which each window starts."""
         return np.maximum(np.asarray(indices, dtype=np.int64) * self.length - self.shift, 0)
 
     def rows(self, indices: Sequence[int] | np.ndarray) -> PackedRows:
-        at = np.asarray(indices, dtype=np.int64)
-        begin = self.begin(at)
-        sizes = np.minimum((at + 1) * self.length - self.shift, self.store.tokens) - begin
-        # position p reads S[p-1] and predicts S[p]; an EOS token is assumed before the first document
-        stream = self.store.windows(begin - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
-        stream[begin == 0, 0] = self.end
-        before, wanted = stream[:, :-1], stream[:, 1:]
-        starts = before == self.end
-        shown = np.where(starts, self.start, before)
-        documents = starts.cumsum(1)
-        place = np.arange(self.length)
-        newest = np.maximum.accumulate(np.where(starts, place, 0), 1)  # start of the document at each position
-        padding = place >= sizes[:, None]
-        documents[padding] = -1
-        shown[padding] = self.filler
-        return PackedRows(shown, wanted, documents, place - newest, padding)
+        starts = self.starts(indices)
+        ends = (np.asarray(indices, dtype=np.int64) + 1) * self.length - self.shift
+        sizes = np.minimum(ends, self.store.tokens) - starts
+        # position p reads token p - 1 of the stream and predicts token p; an EOS token precedes the first document
+        stream = self.store.windows(starts - 1, self.length + 1).astype(np.int64)  # (B, T + 1)
+        stream[starts == 0, 0] = self.eos
+        is_start = stream[:, :-1] == self.eos  # of a document
+        columns = np.arange(self.length)
+        padding = columns >= sizes[:, None]
+        document_start = np.maximum.accumulate(np.where(is_start, columns, 0), 1)
+        return PackedRows(
+            tokens=np.where(padding, self.filler, np.where(is_start, self.bos, stream[:, :-1])),
+            next_tokens=np.where(padding, IGNORE_INDEX, stream[:, 1:]),
+            document_ids=np.where(padding, -1, is_start.cumsum(1)),
+            positions=columns - document_start,
+            padding=padding,
+        )
 
-    def before(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
+    def prefixes(self, indices: Sequence[int] | np.ndarray) -> list[list[int]]:
         """The tokens before each window that belong to its first document, at most a window of them."""
-        stream = self.store.windows(self.begin(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
-        found = []
+        stream = self.store.windows(self.starts(indices) - 1 - self.length, self.length + 1)  # (B, T + 1)
+        prefixes = []
         for row in stream:
-            ends = np.flatnonzero(row == self.end)  # the last one opens the document; at the very end, the window does
-            shown = row[ends[-1] if len(ends) else 0 : -1].tolist()
-            found.append([self.start, *shown[1:]] if len(ends) and shown else shown)
-        return found
+            ends = np.flatnonzero(row == self.eos)  # the last one precedes the document; in the last column, its start
+            tokens = row[ends[-1] if len(ends) else 0 : -1].tolist()
+            prefixes.append([self.bos, *tokens[1:]] if len(ends) and tokens else tokens)
+        return prefixes
 
     def name(self, index: int) -> str:
-        begin = int(self.begin([index])[0])
-        last = min(begin + self.length, self.store.tokens) - 1
-        first, final = self.store.document_at(begin), self.store.document_at(last)
-        names = self.store.location(first)
-        return names if first == final else f"{names} to {self.store.location(final)}"
+        start = int(self.starts([index])[0])
+        end = min(start + self.length, self.store.tokens)
+        first, last = self.store.document_at(start), self.store.document_at(end - 1)
+        name = self.store.location(first)
+        return name if first == last else f"{name} to {self.store.location(last)}"
 
 
-class StreamTask(Task):
-    """A language model trained on packed windows."""
+class DocumentChunks:
+    """Chunks of documents, cut at different positions in every epoch.
+
+    They have at most `size` tokens; all but the first and last of a document have full length.
+    """
+
+    def __init__(self, lengths: np.ndarray, size: int, *, seed: int | None, epoch: int):
+        counts = -(-lengths // size)  # chunks of each document
+        self.firsts = np.concatenate([[0], counts.cumsum()])  # first chunk of each document
+        shift = np.zeros(len(lengths), np.int64)
+        if seed is not None:  # a random offset that keeps the number of chunks
+            draws = uniforms(seed, epoch, "cut", rows=np.arange(len(lengths)), count=1)[:, 0]
+            shift = (draws * (counts * size - lengths + 1)).astype(np.int64)
+        self.documents = np.repeat(np.arange(len(lengths)), counts)  # document of each chunk
+        ends = (np.arange(len(self.documents)) - self.firsts[self.documents] + 1) * size - shift[self.documents]
+        self.starts = np.maximum(ends - size, 0)
+        self.ends = np.minimum(ends, lengths[self.documents])
+        self.lengths = self.ends - self.starts
+
+
+class TextTask(Task):
+    """A pretraining objective: a task whose labels come from plain text."""
 
     def __init__(self, config: Any, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
         if tokenizer.eos is None:
-            raise UserError("this tokenizer has no end mark, which a language model must learn to give")
-        self.eos = tokenizer.eos
-        self.bos = bos_id(tokenizer, "start")
-        self.pad_id = tokenizer.pad or 0
+            raise UserError("this tokenizer has no EOS token, which a language model must learn to predict")
+        self.eos, self.bos, self.pad_id = tokenizer.eos, bos_id(tokenizer, self.bos_role), tokenizer.pad or 0
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
-        return {"token": LMHead(backbone)}
+        return {"token": LMHead(backbone, transform=getattr(self.config, "transform", False))}
 
-    def windows(self, data: TokenStore, length: int, *, seed: int | None, epoch: int) -> PackedWindows:
-        marks = {"start": self.bos, "end": self.eos, "filler": self.pad_id}
-        return PackedWindows(data, length, **marks, seed=seed, epoch=epoch)
+    def windows(self, store: TokenStore, length: int, *, seed: int | None, epoch: int) -> PackedWindows:
+        special = {"bos": self.bos, "eos": self.eos, "filler": self.pad_id}
+        return PackedWindows(store, length, **special, seed=seed, epoch=epoch)
+
+
+class PackedExamples:
+    """The base of examples that are packed windows."""
+
+    def __init__(self, windows: PackedWindows):
+        self.windows, self.name = windows, windows.name
+
+    def __len__(self) -> int:
+        return len(self.windows)

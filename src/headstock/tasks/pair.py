@@ -12,12 +12,10 @@ from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig
-from headstock.tasks.classify import Classify, EncodedTexts
+from headstock.tasks.classify import Classify
 from headstock.tasks.graph_spec import PAIR, SOFTMAX, GraphSpec
-from headstock.tasks.labelled import segment_ids, separator_id, texts_in
-from headstock.tasks.wording import Nouns
-
-MARKS = 3  # the first token, and a separator after each text
+from headstock.tasks.labelled import EncodedRows, Nouns, texts_in
+from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, segment_ids, separator_id
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,9 @@ class Pair(Classify):
 
     Config = PairConfig
     title = "classifier of pairs"
-    nouns = Nouns("pair", "pair", "pair", "wrongly classified pairs", "accuracy")
+    nouns = Nouns("pair", "pair", "pair", "wrongly classified pairs")
     example = "--file pairs.csv"
     row_form = "two texts, such as ('It rains.', 'The street is wet.')"
-    row_is_text = False
     texts_per_row = 2
     row_description = "two texts"
 
@@ -44,16 +41,8 @@ class Pair(Classify):
             self.separator = separator_id(tokenizer)
 
     @classmethod
-    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+    def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_records(path, required=("text", "text_b"), **options)
-
-    def graph_spec(self) -> GraphSpec:
-        return replace(
-            super().graph_spec(),
-            script=PAIR.replace("LIKELY", SOFTMAX),
-            segment_start="len(first) + 2",
-            arguments="two texts",
-        )
 
     @staticmethod
     def is_row(row: Any) -> bool:
@@ -63,24 +52,26 @@ class Pair(Classify):
         self.check_rows(rows)
         return {"text": [first for first, _ in rows], "text_b": [second for _, second in rows]}
 
-    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedTexts:
-        first, second = records.columns["text"], records.columns["text_b"]
-        cut = self.tokenizer.encode_batch([*first, *second])
-        pairs = list(zip(cut[: len(records)], cut[len(records) :], strict=True))
-        return self.labelled(records, pairs, [*first, *second], labelled=labelled)
+    def prepare(self, records: Records, *, labelled: bool = True) -> EncodedRows:
+        first, second = (self.tokenizer.encode_batch(records.columns[column]) for column in ("text", "text_b"))
+        return self.encoded(records, list(zip(first, second, strict=True)), labelled=labelled)
 
-    def rows(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
-        first, second = shortened(*tokens, room=length - MARKS)
+    def row_tokens(self, tokens: Sequence[Any], length: int) -> int:
+        return min(sum(map(len, tokens)) + PAIR_SPECIAL_TOKENS, length)
+
+    def sequences(self, tokens: Sequence[Any], length: int) -> list[list[int]]:
+        first, second = truncate_pair(*tokens, room=length - PAIR_SPECIAL_TOKENS)
         return [[self.bos, *first, self.separator, *second, self.separator]]
 
-    def length_of(self, tokens: Sequence[Any], length: int) -> int:
-        return min(sum(map(len, tokens)) + MARKS, length)
-
-    def which_text(self, tokens: Tensor) -> Tensor:
+    def segment_ids(self, tokens: Tensor) -> Tensor:
         return segment_ids(tokens, self.separator)
 
+    def graph_spec(self) -> GraphSpec:
+        script = PAIR.replace("PROBABILITIES", SOFTMAX)
+        return replace(super().graph_spec(), script=script, segment_start="len(first) + 2", arguments="two texts")
 
-def shortened(first: Sequence[int], second: Sequence[int], *, room: int) -> tuple[Sequence[int], Sequence[int]]:
+
+def truncate_pair(first: Sequence[int], second: Sequence[int], *, room: int) -> tuple[Sequence[int], Sequence[int]]:
     """Both texts, the longer one truncated until they fit."""
     if len(first) + len(second) <= room:
         return first, second

@@ -13,20 +13,28 @@ from headstock.data.parallel import SOURCE, TARGET, read_parallel
 from headstock.data.records import Records
 from headstock.data.tokenizer import Tokenizer
 from headstock.decoding.beam_search import beam_search
+from headstock.decoding.sampling import suppressed_tokens
 from headstock.errors import ConfigError, UserError
 from headstock.intervals import SufficientStatistics
 from headstock.model.backbone import Backbone
-from headstock.model.batch import IGNORE_INDEX, Batch
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions, pad
 from headstock.model.heads import LMHead
 from headstock.model.model import Model
-from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.error_analysis import SHOWN
-from headstock.tasks.labelled import Attribution, LabelledTask, RowMetrics
-from headstock.tasks.teacher_forcing import teacher_forcing_batch, token_losses, token_score
-from headstock.tasks.translation_metrics import bleu, bleu_counts, chrf, chrf_counts, signatures
-from headstock.tasks.wording import Nouns
+from headstock.tasks.base import TASKS, Examples, token_losses, token_score
+from headstock.tasks.class_labels import MAX_PROBLEMS, join_some
+from headstock.tasks.error_analysis import MAX_ERRORS, error_record
+from headstock.tasks.labelled import (
+    Attribution,
+    EncodedRows,
+    LabelledTask,
+    Nouns,
+    RowExamples,
+    RowMetrics,
+    row_locations,
+)
+from headstock.tasks.text_metrics import bleu, bleu_counts, chrf, chrf_counts, sacrebleu_signatures
 
-SHORTEST_LIMIT = 32  # tokens that any translation may have
+MIN_LIMIT = 32  # tokens that any translation may have
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,10 @@ class TranslateConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        for name, least in (("beams", 1), ("no_repeat", 0), ("max_tokens", 1)):
+        for name, minimum in (("beams", 1), ("no_repeat", 0), ("max_tokens", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                problems.append((name, f"must be {least} or more, not {value}"))
+            if value is not None and value < minimum:
+                problems.append((name, f"must be {minimum} or more, not {value}"))
         if not np.isfinite(self.length_penalty):
             problems.append(("length_penalty", f"must be a number, not {self.length_penalty}"))
         if problems:
@@ -52,24 +60,14 @@ class TranslateConfig:
 
 
 @dataclass
-class EncodedPairs:
-    """Tokenized sources and targets."""
+class EncodedPairs(EncodedRows):
+    """Tokenized sources and targets; the labels are the reference translations as text."""
 
-    sources: list[list[int]]
     targets: list[list[int]] | None
-    labels: list[str] | None  # the reference translations
-    places: list[str]
-    bytes: int
 
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def select(self, rows: Sequence[int]) -> "EncodedPairs":
-        def chosen(values: list[Any] | None) -> Any:
-            return None if values is None else [values[i] for i in rows]
-
-        sides = chosen(self.sources), chosen(self.targets), chosen(self.labels)
-        return EncodedPairs(*sides, chosen(self.places), self.bytes)
+    def longest_side(self, row: int) -> int:
+        """The number of tokens of the longer side."""
+        return max(len(self.tokens[row]), 0 if self.targets is None else len(self.targets[row]))
 
 
 @TASKS.add("translate")
@@ -82,9 +80,7 @@ class Translate(LabelledTask):
     primary_metric = "bleu"
     huggingface_head = "ForConditionalGeneration"
     title = "translator"
-    nouns = Nouns(
-        "sentence", "sentence", "sentence", "badly translated sentences", "share of next tokens right", unit="pair"
-    )
+    nouns = Nouns("sentence", "sentence", "sentence", "badly translated sentences", "next-token accuracy", unit="pair")
     verb = "translate"
     translates = True
     lens = "token"
@@ -107,11 +103,11 @@ class Translate(LabelledTask):
         super().__init__(config, tokenizer)
         if tokenizer is None:
             return
-        self.source_tokenizer = tokenizer.source_tokenizer or tokenizer  # what cuts the sources
+        self.source_tokenizer = tokenizer.source_tokenizer or tokenizer
         if tokenizer.eos is None or self.source_tokenizer.eos is None:
-            raise UserError("this tokenizer has no end mark, which a translation must end with")
+            raise UserError("this tokenizer has no EOS token, which a translation must end with")
         if config.two_tokenizers and tokenizer.source_tokenizer is None:
-            raise UserError("task.two_tokenizers: the run to begin from has one tokenizer for both sides")
+            raise UserError("task.two_tokenizers: the pretrained run has one tokenizer for both sides")
         self.eos, self.source_eos = tokenizer.eos, self.source_tokenizer.eos
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
@@ -120,57 +116,63 @@ class Translate(LabelledTask):
     # From files to batches
 
     @classmethod
-    def read_rows(cls, path: str | Path, config: Any, **options: Any) -> Records:
+    def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:
         return read_parallel(path, **options)
 
     def columns_of(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
         return {SOURCE: list(rows)}
 
-    def check(self, records: Records) -> None:
-        """Any text may be a translation."""
-
     def prepare(self, records: Records, *, labelled: bool = True) -> EncodedPairs:
-        sources, wanted = records.columns[SOURCE], records.columns.get(TARGET) if labelled else None
+        references = records.columns.get(TARGET) if labelled else None
         return EncodedPairs(
-            self.source_tokenizer.encode_batch(sources),
-            None if wanted is None else self.tokenizer.encode_batch(wanted),
-            wanted,
-            [records.location(i) for i in range(len(records))],
-            sum(len(text.encode()) for text in (sources if wanted is None else wanted)),
+            tokens=self.source_tokenizer.encode_batch(records.columns[SOURCE]),
+            labels=references,
+            locations=row_locations(records),
+            targets=None if references is None else self.tokenizer.encode_batch(references),
         )
 
-    def examples(self, data: EncodedPairs, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
-        if self.config.long == "refuse" and (found := too_long(data, length)):
-            named = "; ".join(f"{data.places[i]} has {count} tokens" for i, count in found[:5])
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-            raise UserError(f"longer than a row of {length} tokens with its mark: {named}{more} (set long=cut to cut)")
+    def row_examples(self, data: EncodedPairs, length: int) -> Examples:
+        if self.config.long == "refuse" and (rows := self.too_long(data, length)):
+            problems = [f"{data.locations[row]} has {data.longest_side(row)} tokens" for row in rows]
+            hint = "set long=cut to truncate them"
+            raise UserError(f"longer than a row of {length} with EOS: {join_some(problems, MAX_PROBLEMS)} ({hint})")
         return TranslationExamples(self, data, length)
 
-    def reading_warnings(self, data: EncodedPairs, *, length: int) -> list[str]:
-        found = too_long(data, length)
-        if not found:
-            return []
-        one = "1 sentence is" if len(found) == 1 else f"{len(found):,} sentences are"
-        return [f"{one} longer than a row of {length} tokens with its mark and cut, first {data.places[found[0][0]]}"]
+    def row_length(self, data: EncodedPairs) -> int:
+        return data.longest_side(0) + 1
 
-    # From batches to numbers
+    def too_long(self, data: EncodedPairs, length: int) -> list[int]:
+        """The rows in which a side does not fit into `length` tokens with its EOS token."""
+        return [row for row in range(len(data)) if data.longest_side(row) >= length]
+
+    def reading_warnings(self, data: EncodedPairs, *, length: int) -> list[str]:
+        rows = self.too_long(data, length)
+        if not rows:
+            return []
+        subject = "1 sentence is" if len(rows) == 1 else f"{len(rows):,} sentences are"
+        return [f"{subject} longer than a row of {length} tokens and truncated, first {data.locations[rows[0]]}"]
+
+    # From batches to predictions
 
     def losses(self, model: Model, batch: Batch, *, smoothing: float = 0.0) -> dict[str, Tensor]:
-        sums = token_losses(model, batch, smoothing=smoothing)
-        return sums | self.bleu_of(model, batch) if self.config.validate_bleu and not model.training else sums
+        sums = token_losses(model, model(batch).hidden, batch, smoothing=smoothing)
+        if self.config.validate_bleu and not model.training:
+            sums |= {f"bleu {i}": count for i, count in enumerate(self.greedy_bleu_counts(model, batch))}
+        return sums
 
-    def bleu_of(self, model: Model, batch: Batch) -> dict[str, Tensor]:
-        """The BLEU statistics of greedy translations: `bleu 0`, `bleu 1`, ..."""
-        real = [row for row in batch.labels["token"].tolist() if any(token != IGNORE_INDEX for token in row)]
-        wanted = [self.tokenizer.decode(token for token in row if token != IGNORE_INDEX) for row in real]
-        found = self.search(model, batch, beams=1)[: len(wanted)]  # padding rows come last
-        counts = bleu_counts([self.tokenizer.decode(tokens) for tokens in found], wanted).sum(0)
-        return {f"bleu {place}": torch.tensor(float(count)) for place, count in enumerate(counts)}
+    def greedy_bleu_counts(self, model: Model, batch: Batch) -> Tensor:
+        """The summed BLEU statistics of greedy translations."""
+        labels = [[token for token in row if token != IGNORE_INDEX] for row in batch.labels["token"].tolist()]
+        references = [self.tokenizer.decode(row) for row in labels if row]  # padding examples come last
+        hypotheses = [self.tokenizer.decode(tokens) for tokens in self.search(model, batch, beams=1)[: len(references)]]
+        return torch.from_numpy(bleu_counts(hypotheses, references).sum(0)).float()
 
     def score(self, sums: Mapping[str, float], counts: Mapping[str, int], *, size: int) -> dict[str, float]:
         metrics = token_score(sums, counts)
-        found = [sums[name] for place in range(len(sums)) if (name := f"bleu {place}") in sums]
-        return metrics | ({"bleu": float(bleu(np.array(found)))} if found else {})
+        if "bleu 0" in sums:
+            statistics = [sums[name] for i in range(len(sums)) if (name := f"bleu {i}") in sums]
+            metrics["bleu"] = float(bleu(np.array(statistics)))
+        return metrics
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
         return -metrics["bleu"] if self.config.validate_bleu else metrics["loss"]
@@ -178,16 +180,15 @@ class Translate(LabelledTask):
     def search(self, model: Model, batch: Batch, *, beams: int) -> list[list[int]]:
         """The tokens of each translation. Length limits depend on the source alone, so batching changes nothing."""
         assert batch.source is not None
-        padding = batch.source.padding
-        counts = [batch.source.tokens.size(1)] * len(batch.source.tokens)
-        counts = counts if padding is None else (~padding).sum(1).tolist()
-        sources = [row[:count] for row, count in zip(batch.source.tokens.tolist(), counts, strict=True)]
-        by_limit: dict[int, list[int]] = {}
-        for row, count in enumerate(counts):
-            by_limit.setdefault(self.limit(count), []).append(row)
-        found: list[list[int]] = [[] for _ in sources]
-        for limit, rows in by_limit.items():
-            best = beam_search(
+        tokens, padding = batch.source.tokens, batch.source.padding
+        lengths = [tokens.size(1)] * len(tokens) if padding is None else (~padding).sum(1).tolist()
+        sources = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
+        rows_by_limit: dict[int, list[int]] = {}
+        for row, length in enumerate(lengths):
+            rows_by_limit.setdefault(self.token_limit(length), []).append(row)
+        translations: list[list[int]] = [[] for _ in sources]
+        for limit, rows in rows_by_limit.items():
+            results = beam_search(
                 model,
                 [[self.bos]] * len(rows),
                 beams=beams,
@@ -195,23 +196,18 @@ class Translate(LabelledTask):
                 end=self.eos,
                 length_penalty=self.config.length_penalty,
                 no_repeat=self.config.no_repeat,
-                forbidden=self.unspoken(model.backbone.config.vocabulary),
+                suppress_tokens=suppressed_tokens(self.tokenizer, model.backbone.config.vocabulary),
                 sources=[sources[row] for row in rows],
             )
-            for row, hypotheses in zip(rows, best, strict=True):
-                found[row] = hypotheses[0].tokens
-        return found
+            for row, hypotheses in zip(rows, results, strict=True):
+                translations[row] = hypotheses[0].tokens
+        return translations
 
-    def limit(self, count: int) -> int:
-        """The token limit of a translation: a power of two, so that similar lengths share a batch."""
+    def token_limit(self, source_length: int) -> int:
+        """The maximum length of a translation: a power of two, so that similar lengths share a batch."""
         if self.config.max_tokens is not None:
             return self.config.max_tokens
-        return 1 << (max(SHORTEST_LIMIT, 2 * count + 8) - 1).bit_length()
-
-    def unspoken(self, vocabulary: int) -> list[int]:
-        """Token ids that are never generated."""
-        special = (number for number in self.tokenizer.all_special_ids if number != self.eos)
-        return [*special, *range(self.tokenizer.vocabulary, vocabulary)]
+        return 1 << (max(MIN_LIMIT, 2 * source_length + 8) - 1).bit_length()
 
     def outputs(self, model: Model, batch: Batch) -> list[Tensor]:
         """The tokens of each translation."""
@@ -220,23 +216,24 @@ class Translate(LabelledTask):
     def predictions(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         return [{"text": self.tokenizer.decode(int(token) for token in tokens)} for tokens in outputs]
 
+    def predicted_target(self, prediction: Mapping[str, Any]) -> str:
+        return prediction["text"]
+
     def as_text(self, prediction: dict[str, Any]) -> str:
         return prediction["text"]
 
+    # Metrics and error analysis
+
     def row_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> RowMetrics:
-        assert data.labels is not None
-        said = [row["text"] for row in self.predictions(data, outputs)]
-        counted = {"bleu": bleu_counts(said, data.labels), "chrf": chrf_counts(said, data.labels)}
-        return {name: SufficientStatistics(counts, self.formulas[name]) for name, counts in counted.items()}
+        hypotheses = [row["text"] for row in self.predictions(data, outputs)]
+        counts = {"bleu": bleu_counts(hypotheses, data.labels), "chrf": chrf_counts(hypotheses, data.labels)}
+        return {name: SufficientStatistics(values, self.formulas[name]) for name, values in counts.items()}
 
-    def row_length(self, data: EncodedPairs) -> int:
-        return max(len(data.sources[0]), len((data.targets or data.sources)[0])) + 1
+    def extra_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        return {"signature": self.metric_signatures()}
 
-    def for_loss(self) -> "Translate":
-        return self.with_settings(validate_bleu=False) if self.config.validate_bleu else self
-
-    def predicted_target(self, prediction: Mapping[str, Any]) -> str:
-        return prediction["text"]
+    def metric_signatures(self) -> dict[str, str]:
+        return sacrebleu_signatures()
 
     def error_analysis(
         self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
@@ -244,50 +241,68 @@ class Translate(LabelledTask):
         """The translations with the lowest chrF."""
         predicted, texts = [row["text"] for row in self.predictions(data, outputs)], rows.display_texts
         scores = chrf(chrf_counts(predicted, data.labels))
-        mistakes = [
-            {
-                "place": data.places[row],
-                "text": texts[row],
-                "label": data.labels[row],
-                "predicted": predicted[row],
-                "confidence": None,
-                "chrf": round(float(scores[row]), 5),
-                "tokens": [],
-            }
-            for row in np.argsort(scores, kind="stable")[:SHOWN].tolist()
+        errors = [
+            error_record(
+                data.locations[row],
+                texts[row],
+                label=data.labels[row],
+                predicted=predicted[row],
+                confidence=None,
+                chrf=round(float(scores[row]), 5),
+            )
+            for row in np.argsort(scores, kind="stable")[:MAX_ERRORS].tolist()
         ]
-        return {"mistakes": mistakes}
+        return {"mistakes": errors}
 
-    def extra_metrics(self, data: EncodedPairs, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
-        return {"signature": self.metric_signatures()}
+    # Explanations
 
-    def metric_signatures(self) -> dict[str, str]:
-        return signatures()
-
-
-def too_long(data: EncodedPairs, length: int) -> list[tuple[int, int]]:
-    """The rows in which a side does not fit into `length` tokens, with the tokens of the longer side."""
-    sides = zip(data.sources, data.targets or data.sources, strict=True)
-    longest = (max(len(source), len(target)) for source, target in sides)
-    return [(row, count) for row, count in enumerate(longest) if count >= length]
+    def for_loss(self) -> "Translate":
+        return self.with_settings(validate_bleu=False) if self.config.validate_bleu else self
 
 
-class TranslationExamples:
+class TranslationExamples(RowExamples):
     """Sources with their translations."""
 
+    data: EncodedPairs
+
     def __init__(self, task: Translate, data: EncodedPairs, length: int):
-        self.task, self.data, self.length = task, data, length
-        sides = [data.sources] if data.targets is None else [data.sources, data.targets]
+        super().__init__(data)
+        self.task, self.length = task, length
+        sides = [data.tokens] if data.targets is None else [data.tokens, data.targets]
         self.lengths = np.sum([[min(len(row) + 1, length) for row in side] for side in sides], axis=0)
 
-    def __len__(self) -> int:
-        return len(self.data)
-
     def batch(self, indices: Sequence[int]) -> Batch:
-        data, task = self.data, self.task
-        rows = [(data.sources[i], None if data.targets is None else data.targets[i]) for i in indices]
-        marks = {"start": task.bos, "end": task.eos, "source_end": task.source_eos, "filler": task.pad_id}
-        return teacher_forcing_batch(rows, **marks, length=self.length)
+        task, targets = self.task, self.data.targets
+        return teacher_forcing_batch(
+            [self.data.tokens[i] for i in indices],
+            None if targets is None else [targets[i] for i in indices],
+            bos=task.bos,
+            eos=task.eos,
+            source_eos=task.source_eos,
+            filler=task.pad_id,
+            length=self.length,
+        )
 
-    def name(self, index: int) -> str:
-        return self.data.places[index]
+
+def teacher_forcing_batch(
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]] | None,
+    *,
+    bos: int,
+    eos: int,
+    source_eos: int,
+    filler: int,
+    length: int,
+) -> Batch:
+    """Sources S <eos> with decoder inputs <bos> A B C and labels A B C <eos>; without targets, inputs <bos>.
+
+    Each target token is predicted from the source and the true tokens before it. Both sides are truncated to `length`
+    tokens; a truncated target has no EOS label.
+    """
+    source = Batch(*pad([[*tokens[: length - 1], source_eos] for tokens in sources], filler))
+    if targets is None:
+        return Batch(torch.full((len(sources), 1), bos), source=source)
+    inputs, padding = pad([[bos, *target][:length] for target in targets], filler)
+    labels, _ = pad([[*target, eos][:length] for target in targets], IGNORE_INDEX)
+    positions = find_label_positions(labels)
+    return Batch(inputs, padding, source=source, labels={"token": labels}, label_positions={"token": positions})

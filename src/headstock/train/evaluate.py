@@ -188,7 +188,7 @@ class Validator:
                 distributed=self.distributed,
                 batch_size=state.micro_batch or self.settings.batch // self.distributed.size,
                 max_examples=max_examples,
-                size=self.data.bytes,
+                size=getattr(self.data, "bytes", 0),  # of plain text
                 unknown=getattr(self.data, "unknown", None),
                 dtype=self.settings.dtype,
             )

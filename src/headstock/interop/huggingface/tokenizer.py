@@ -14,8 +14,7 @@ from headstock.data.special_tokens import SPECIAL_TOKENS
 from headstock.data.tokenizer import Tokenizer, TokenizersBackend, open_tokenizer, rust_errors
 from headstock.errors import UserError
 from headstock.tasks.base import Task
-from headstock.tasks.labelled import separator_id
-from headstock.tasks.special_tokens import special_tokens_for
+from headstock.tasks.special_tokens import separator_id, special_tokens_for
 
 ROLES = {  # ours: theirs
     "bos": "bos_token",

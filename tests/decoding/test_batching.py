@@ -32,6 +32,6 @@ def test_length_batches_read_the_longest_rows_first(lengths, limit):
     assert all(len(batch) == 1 or len(batch) * lengths[batch[0]] <= limit for batch in batches)
 
 
-def test_a_model_on_the_cpu_leaves_one_core_to_the_tokenizer():
+def test_tokenizer_threads():
     assert tokenizer_threads(torch.device("cpu")) == 1
     assert tokenizer_threads(torch.device("cuda")) == min(TOKENIZER_THREADS, os.cpu_count())

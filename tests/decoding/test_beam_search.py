@@ -1,4 +1,4 @@
-"""Beam search against its definition: all sequences, one by one, and greedy decoding."""
+"""Beam search against exhaustive search and greedy decoding."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ FAMILIES = st.sampled_from(["causal", "seq2seq"])
 
 
 def any_model(family: str, seed: int = 0, **shape: Any) -> tuple[Model, dict[str, Any]]:
-    """A model of either family whose choices are far from even, and the sources that go with PROMPTS."""
+    """A model with uneven probabilities, and the sources of PROMPTS for an encoder-decoder."""
     model = small_model(seed, **shape) if family == "causal" else small_translator(seed, **shape)
     stir(model, seed=seed + 1)
     return model, {} if family == "causal" else {"sources": SOURCES}
@@ -37,60 +37,62 @@ def any_model(family: str, seed: int = 0, **shape: Any) -> tuple[Model, dict[str
 
 @torch.inference_mode()
 def likelihood(model: Model, prompt: list[int], tokens: list[int], source: list[int] | None = None) -> float:
-    """The log-probability of tokens after a prompt, by reading all of it at once."""
+    """The log-probability of tokens after a prompt, in one forward pass."""
     text = torch.tensor([prompt + tokens])
-    beside = None if source is None else Batch(torch.tensor([source]))
-    scores = model.heads["token"](model(Batch(text, source=beside)).hidden[0]).log_softmax(-1)
-    return sum(float(scores[len(prompt) - 1 + place, token]) for place, token in enumerate(tokens))
+    source_options = None if source is None else Batch(torch.tensor([source]))
+    scores = model.heads["token"](model(Batch(text, source=source_options)).hidden[0]).log_softmax(-1)
+    return sum(float(scores[len(prompt) - 1 + index, token]) for index, token in enumerate(tokens))
 
 
-def everything(model: Model, prompt: list[int], source: list[int] | None, *, end: int, longest: int, penalty: float):
-    """Every sequence there is with its score, the best first: it ends by the mark, or because it is long enough."""
+def exhaustive_search(
+    model: Model, prompt: list[int], source: list[int] | None, *, end: int, limit: int, penalty: float
+):
+    """Every possible continuation with its score, best first; it ends with EOS or at the limit."""
     others = [token for token in range(model.backbone.config.vocabulary) if token != end]
-    found = []
-    for length in range(longest + 1):
+    hypotheses = []
+    for length in range(limit + 1):
         for tokens in product(others, repeat=length):
-            marked = [*tokens, end] if length < longest else list(tokens)
-            score = likelihood(model, prompt, marked, source) / len(marked) ** penalty
-            found.append(Hypothesis(list(tokens), score, "end" if length < longest else "length"))
-    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+            complete = [*tokens, end] if length < limit else list(tokens)
+            score = likelihood(model, prompt, complete, source) / len(complete) ** penalty
+            hypotheses.append(Hypothesis(list(tokens), score, "end" if length < limit else "length"))
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
-def same(one: list[Hypothesis], other: list[Hypothesis]) -> bool:
-    return [(h.tokens, h.ended) for h in one] == [(h.tokens, h.ended) for h in other] and all(
-        math.isclose(mine.score, theirs.score, abs_tol=1e-4) for mine, theirs in zip(one, other, strict=True)
+def is_same(actual: list[Hypothesis], expected: list[Hypothesis]) -> bool:
+    return [(h.tokens, h.ended) for h in actual] == [(h.tokens, h.ended) for h in expected] and all(
+        math.isclose(ours.score, theirs.score, abs_tol=1e-4) for ours, theirs in zip(actual, expected, strict=True)
     )
 
 
 @pytest.mark.parametrize("penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize(("family", "seed"), [*(("causal", seed) for seed in range(6)), ("seq2seq", 0), ("seq2seq", 1)])
-def test_with_room_for_every_prefix_it_finds_the_best_of_all(family, seed, penalty):
+def test_wide_beam_matches_exhaustive_search(family, seed, penalty):
     model, _ = any_model(family, seed, vocabulary=4, context=8)
     prompts, sources = [[1, 2], [3]], None if family == "causal" else [[2, 1, 1], [0, 3]]
     options = {"max_tokens": 3, "end": 0, "length_penalty": penalty, "sources": sources}
-    found = beam_search(model, prompts, beams=4**3, **options)
-    few = beam_search(model, prompts, beams=2, **options)
-    for place, prompt in enumerate(prompts):
-        source = None if sources is None else sources[place]
-        best = everything(model, prompt, source, end=0, longest=3, penalty=penalty)
-        assert same(found[place][:1], best[:1])
-        told = {tuple(h.tokens): h.score for h in best if h.ended == "end" or len(h.tokens) == 3}
-        for hypothesis in (*found[place], *few[place]):  # whatever else was found has the score it says
-            assert hypothesis.score == pytest.approx(told[tuple(hypothesis.tokens)], abs=1e-4)
-        scores = [hypothesis.score for hypothesis in found[place]]
+    wide = beam_search(model, prompts, beams=4**3, **options)
+    narrow = beam_search(model, prompts, beams=2, **options)
+    for index, prompt in enumerate(prompts):
+        source = None if sources is None else sources[index]
+        best = exhaustive_search(model, prompt, source, end=0, limit=3, penalty=penalty)
+        assert is_same(wide[index][:1], best[:1])
+        scores_by_tokens = {tuple(h.tokens): h.score for h in best if h.ended == "end" or len(h.tokens) == 3}
+        for hypothesis in (*wide[index], *narrow[index]):  # all scores are correct
+            assert hypothesis.score == pytest.approx(scores_by_tokens[tuple(hypothesis.tokens)], abs=1e-4)
+        scores = [hypothesis.score for hypothesis in wide[index]]
         assert scores == sorted(scores, reverse=True)
-        assert len(few[place]) <= 2
+        assert len(narrow[index]) <= 2
 
 
 @given(family=FAMILIES, seed=st.integers(0, 50), penalty=PENALTIES)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_one_beam_is_greedy(family, seed, penalty):
-    model, beside = any_model(family, seed)
-    found = beam_search(
-        model, PROMPTS, beams=1, max_tokens=9, end=4, length_penalty=penalty, suppress_tokens=[7], **beside
+    model, source_options = any_model(family, seed)
+    results = beam_search(
+        model, PROMPTS, beams=1, max_tokens=9, end=4, length_penalty=penalty, suppress_tokens=[7], **source_options
     )
-    greedy = generate(model, PROMPTS, max_tokens=9, end=4, sampling=GREEDY, suppress_tokens=[7], **beside)
-    assert [[(h.tokens, h.ended) for h in row] for row in found] == [[(c.tokens, c.ended)] for c in greedy]
+    greedy = generate(model, PROMPTS, max_tokens=9, end=4, sampling=GREEDY, suppress_tokens=[7], **source_options)
+    assert [[(h.tokens, h.ended) for h in row] for row in results] == [[(c.tokens, c.ended)] for c in greedy]
 
 
 @given(
@@ -100,21 +102,21 @@ def test_one_beam_is_greedy(family, seed, penalty):
     penalty=PENALTIES,
     no_repeat=st.sampled_from([0, 0, 1, 2]),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_more_beams_are_never_worse_than_greedy(family, seed, beams, penalty, no_repeat):
-    model, beside = any_model(family, seed)
-    options = {"max_tokens": 10, "end": 4, "length_penalty": penalty, "no_repeat": no_repeat, **beside}
+    model, source_options = any_model(family, seed)
+    options = {"max_tokens": 10, "end": 4, "length_penalty": penalty, "no_repeat": no_repeat, **source_options}
     greedy = beam_search(model, PROMPTS, beams=1, **options)
-    for one, many in zip(greedy, beam_search(model, PROMPTS, beams=beams, **options), strict=True):
-        assert many[0].score >= one[0].score - 1e-5
+    for greedy_row, beam_row in zip(greedy, beam_search(model, PROMPTS, beams=beams, **options), strict=True):
+        assert beam_row[0].score >= greedy_row[0].score - 1e-5
 
 
 def test_more_beams_are_often_better_than_greedy():
     better = 0
     for seed in range(10):
         model, _ = any_model("causal", seed)
-        one, many = (beam_search(model, PROMPTS, beams=beams, max_tokens=8, end=4) for beams in (1, 4))
-        better += sum(b[0].score > a[0].score + 1e-4 for a, b in zip(one, many, strict=True))
+        greedy, wide = (beam_search(model, PROMPTS, beams=beams, max_tokens=8, end=4) for beams in (1, 4))
+        better += sum(b[0].score > a[0].score + 1e-4 for a, b in zip(greedy, wide, strict=True))
     assert better > 15  # of 40
 
 
@@ -127,68 +129,68 @@ def test_more_beams_are_often_better_than_greedy():
     penalty=PENALTIES,
     end=st.sampled_from([None, 4, 8]),
 )
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_neighbours_change_nothing(family, positions, seed, beams, no_repeat, penalty, end):
-    model, beside = any_model(family, seed, positions=positions)
+@settings(max_examples=18, deadline=None, derandomize=True)
+def test_results_do_not_depend_on_the_batch(family, positions, seed, beams, no_repeat, penalty, end):
+    model, source_options = any_model(family, seed, positions=positions)
     options = {"beams": beams, "max_tokens": 8, "end": end, "length_penalty": penalty, "no_repeat": no_repeat}
-    together = beam_search(model, PROMPTS, **options, **beside)
-    for place, found in enumerate(together):
-        own = {name: rows[place : place + 1] for name, rows in beside.items()}
-        assert same(found, beam_search(model, PROMPTS[place : place + 1], **options, **own)[0])
-        assert 1 <= len(found) <= beams
-        assert len({tuple(h.tokens) + ((end,) if h.ended == "end" else ()) for h in found}) == len(found)
-        for hypothesis in found:  # the score is the model's own, whichever rows it went through
+    results = beam_search(model, PROMPTS, **options, **source_options)
+    for index, hypotheses in enumerate(results):
+        own_source = {name: rows[index : index + 1] for name, rows in source_options.items()}
+        assert is_same(hypotheses, beam_search(model, PROMPTS[index : index + 1], **options, **own_source)[0])
+        assert 1 <= len(hypotheses) <= beams
+        assert len({tuple(h.tokens) + ((end,) if h.ended == "end" else ()) for h in hypotheses}) == len(hypotheses)
+        for hypothesis in hypotheses:
             tokens = [*hypothesis.tokens, *([end] if hypothesis.ended == "end" else [])]
-            source = beside["sources"][place] if beside else None
-            told = likelihood(model, PROMPTS[place], tokens, source) / max(1, len(tokens)) ** penalty
-            assert hypothesis.score == pytest.approx(told, abs=1e-4)
+            source = source_options["sources"][index] if source_options else None
+            expected = likelihood(model, PROMPTS[index], tokens, source) / max(1, len(tokens)) ** penalty
+            assert hypothesis.score == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_no_sequence_comes_twice(beams, size):
+def test_ngrams_do_not_repeat(beams, size):
     model, _ = any_model("causal", seed=2, context=32)
 
-    def again(prompt: list[int], tokens: list[int]) -> bool:
+    def repeats(prompt: list[int], tokens: list[int]) -> bool:
         text = prompt + tokens
-        grams = [tuple(text[at : at + size]) for at in range(len(text) - size + 1)]
-        first = max(0, len(prompt) - size + 1)  # what repeats inside the prompt is not the search's doing
-        return any(gram in grams[:at] for at, gram in enumerate(grams) if at >= first)
+        ngrams = [tuple(text[index : index + size]) for index in range(len(text) - size + 1)]
+        first = max(0, len(prompt) - size + 1)  # repetitions inside the prompt are allowed
+        return any(gram in ngrams[:index] for index, gram in enumerate(ngrams) if index >= first)
 
     options = {"beams": beams, "max_tokens": 20, "end": None}
-    free, held = (beam_search(model, PROMPTS, **options, no_repeat=n) for n in (0, size))
-    assert any(again(prompt, row[0].tokens) for prompt, row in zip(PROMPTS, free, strict=True))
-    for prompt, row in zip(PROMPTS, held, strict=True):
-        assert not any(again(prompt, hypothesis.tokens) for hypothesis in row)
-    if size == 1:  # when all of the vocabulary was said, nothing is left to say
-        assert [len(row[0].tokens) + len(set(prompt)) for prompt, row in zip(PROMPTS, held, strict=True)] == [13] * 4
+    unlimited, limited = (beam_search(model, PROMPTS, **options, no_repeat=n) for n in (0, size))
+    assert any(repeats(prompt, row[0].tokens) for prompt, row in zip(PROMPTS, unlimited, strict=True))
+    for prompt, row in zip(PROMPTS, limited, strict=True):
+        assert not any(repeats(prompt, hypothesis.tokens) for hypothesis in row)
+    if size == 1:  # the text ends when every token was used
+        assert [len(row[0].tokens) + len(set(prompt)) for prompt, row in zip(PROMPTS, limited, strict=True)] == [13] * 4
 
 
-def test_an_end_mark_may_come_though_the_prompt_has_it():
+def test_eos_is_allowed_although_the_prompt_contains_it():
     model, _ = any_model("causal", vocabulary=4)
-    found = beam_search(model, [[0, 1]], beams=64, max_tokens=3, end=0, no_repeat=1, length_penalty=9.0)[0]
-    assert {tuple(h.tokens) for h in found if h.ended == "end"} == {(), (2,), (3,), (2, 3), (3, 2)}
+    hypotheses = beam_search(model, [[0, 1]], beams=64, max_tokens=3, end=0, no_repeat=1, length_penalty=9.0)[0]
+    assert {tuple(h.tokens) for h in hypotheses if h.ended == "end"} == {(), (2,), (3,), (2, 3), (3, 2)}
 
 
-def test_forbidden_tokens_never_come():
+def test_suppressed_tokens_are_never_generated():
     model, _ = any_model("causal")
-    free = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None)
-    forbidden = sorted({token for row in free for h in row for token in h.tokens})[:5]
-    held = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None, suppress_tokens=forbidden)
-    assert not {token for row in held for h in row for token in h.tokens} & set(forbidden)
-    assert all(len(h.tokens) == 10 for row in held for h in row)
+    unlimited = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None)
+    suppressed = sorted({token for row in unlimited for h in row for token in h.tokens})[:5]
+    limited = beam_search(model, PROMPTS, beams=4, max_tokens=10, end=None, suppress_tokens=suppressed)
+    assert not {token for row in limited for h in row for token in h.tokens} & set(suppressed)
+    assert all(len(h.tokens) == 10 for row in limited for h in row)
 
 
-def test_a_continuation_ends_with_the_context():
+def test_continuations_end_with_the_context():
     model, _ = any_model("causal", context=8)
-    found = beam_search(model, PROMPTS, beams=3, max_tokens=50, end=None)
-    assert [{len(h.tokens) for h in row} for row in found] == [{6}, {8}, {4}, {7}]  # the last token is not read
+    results = beam_search(model, PROMPTS, beams=3, max_tokens=50, end=None)
+    assert [{len(h.tokens) for h in row} for row in results] == [{6}, {8}, {4}, {7}]
     with pytest.raises(UserError, match="a prompt of 9 tokens does not fit into the model's context of 8"):
         beam_search(model, [[1], [2] * 9], beams=3, max_tokens=5, end=None)
 
 
-def test_a_row_stops_when_nothing_can_beat_what_it_has():
-    """Without a penalty a sum of log-probabilities only falls, so that an end that leads stays ahead."""
+def test_search_stops_when_nothing_can_improve():
+    """Without a length penalty the log-probability only decreases, so that a leading finished hypothesis wins."""
     steps = {0.0: 0, 1.0: 0}
     for seed, prompt, penalty in product(range(6), PROMPTS, steps):
         calls: list[int] = []
@@ -201,7 +203,7 @@ def test_a_row_stops_when_nothing_can_beat_what_it_has():
 
 @dataclass
 class Count:
-    """A state that is nothing but how much was read."""
+    """A state that only counts tokens."""
 
     lengths: Tensor
 
@@ -210,7 +212,7 @@ class Count:
 
 
 class Pairs(Backbone):
-    """Sees one token only, so that its head is a table: how likely each token is after each."""
+    """A bigram model: the head is a table of log-probabilities."""
 
     causal, context, width, depth = True, None, 3, 0
 
@@ -226,44 +228,44 @@ class Pairs(Backbone):
 
 
 @pytest.mark.parametrize(
-    ("now", "later", "penalty", "best", "steps"),
+    ("eos_probability", "after_two", "penalty", "best", "steps"),
     [
-        # the end leads by far, yet what is to come is so sure that its mean wins after many tokens
+        # EOS leads, but a certain continuation has a higher mean after many tokens
         (0.9, [1e-9, 1e-6, 1.0], 1.0, [2] * 40, 40),
         (0.9, [1e-9, 1e-6, 1.0], 0.0, [], 1),
-        # a penalty that punishes length: one more token is worth it, many more would not be
+        # a negative penalty: one more token is worth it, many are not
         (0.3, [1.0, 1e-9, 1e-6], -0.5, [2], 2),
         (0.6, [1.0, 1e-9, 1e-6], -0.5, [], 1),
     ],
 )
-def test_it_waits_for_what_can_still_win_and_no_longer(now, later, penalty, best, steps):
-    """Token 0 ends; after 1 it comes with probability `now`, otherwise 2 does; `later` are the three after a 2."""
-    table = torch.tensor([[0.5, 1e-9, 0.5], [now, 1e-9, 1 - now], later]).log()
+def test_search_continues_while_a_hypothesis_can_win(eos_probability, after_two, penalty, best, steps):
+    """Token 0 is EOS. `eos_probability` is that of EOS after token 1; `after_two` are the probabilities after 2."""
+    table = torch.tensor([[0.5, 1e-9, 0.5], [eos_probability, 1e-9, 1 - eos_probability], after_two]).log()
     head = nn.Linear(3, 3, bias=False)
     head.weight.data = table.T
     model, calls = Model(Pairs(), {"token": head}), []
     head.register_forward_hook(lambda *_: calls.append(1))
-    (found,) = beam_search(model, [[1]], beams=2, max_tokens=40, end=0, length_penalty=penalty)
-    assert found[0].tokens == best
+    (hypotheses,) = beam_search(model, [[1]], beams=2, max_tokens=40, end=0, length_penalty=penalty)
+    assert hypotheses[0].tokens == best
     assert len(calls) == steps
 
 
-def test_a_greater_penalty_favours_length():
+def test_higher_length_penalty_favours_longer_texts():
     lengths = []
     for penalty in (0.0, 1.0, 3.0):
-        made = [
+        results = [
             beam_search(any_model("causal", seed)[0], PROMPTS, beams=4, max_tokens=10, end=4, length_penalty=penalty)
             for seed in range(8)
         ]
-        lengths.append(sum(len(row[0].tokens) for rows in made for row in rows))
+        lengths.append(sum(len(row[0].tokens) for rows in results for row in rows))
     assert lengths[0] < lengths[1] < lengths[2]
 
 
-def test_wrong_calls_and_empty_ones():
+def test_invalid_and_empty_calls():
     model = small_model()
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         beam_search(model, PROMPTS, beams=0, max_tokens=3, end=None, length_penalty=math.nan, no_repeat=-1)
-    assert [name for name, _ in wrong.value.problems] == ["beams", "length_penalty", "no_repeat"]
+    assert [name for name, _ in error.value.problems] == ["beams", "length_penalty", "no_repeat"]
     assert beam_search(model, [], beams=2, max_tokens=3, end=None) == []
     assert beam_search(model, [[1], [2]], beams=2, max_tokens=0, end=None) == [[Hypothesis([], 0.0)]] * 2
     with pytest.raises(ValueError, match="at least one token"):

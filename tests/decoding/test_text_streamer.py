@@ -1,4 +1,4 @@
-"""Generated tokens become text piece by piece."""
+"""Streaming of generated text."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from headstock.decoding.text_streamer import TextStreamer
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word", "char"])
-def test_a_continuation_keeps_its_leading_space(corpus, kind):
+def test_continuation_keeps_its_leading_space(corpus, kind):
     settings = TokenizerSettings(kind=kind, vocabulary=300, min_frequency=1)
     tokenizer = train_tokenizer((document.text for document in read_corpus(corpus)), settings)
-    prompt, whole = tokenizer.encode("Anne likes"), tokenizer.encode("Anne likes Paris. Ben")
-    assert whole[: len(prompt)] == prompt
+    prompt, tokens = tokenizer.encode("Anne likes"), tokenizer.encode("Anne likes Paris. Ben")
+    assert tokens[: len(prompt)] == prompt
     parts: list[str] = []
     streamer = TextStreamer(tokenizer, prompt, ["Ben"], parts.append)
-    for count in range(1, len(whole) - len(prompt)):
-        streamer.update(whole[len(prompt) : len(prompt) + count])
-    assert streamer.update(whole[len(prompt) :])
-    assert streamer.finish(whole[len(prompt) :]) == "".join(parts) == " Paris. "
+    for count in range(1, len(tokens) - len(prompt)):
+        streamer.update(tokens[len(prompt) : len(prompt) + count])
+    assert streamer.update(tokens[len(prompt) :])
+    assert streamer.finish(tokens[len(prompt) :]) == "".join(parts) == " Paris. "

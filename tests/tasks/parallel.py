@@ -1,4 +1,4 @@
-"""A made-up language: every word has one translation, and sentences are written the other way round."""
+"""An artificial language: every word has one translation, and the word order is reversed."""
 
 import random
 from pathlib import Path
@@ -19,10 +19,10 @@ WORDS = WHO | DOES | WHICH | LOOKS | WHAT
 
 def sentences(count: int, name: str) -> list[tuple[str, str]]:
     """Sources and their translations, of four or five words and a full stop."""
-    pick, rows = random.Random(name), []
+    rng, rows = random.Random(name), []
     for _ in range(count):
-        parts = (WHO, DOES, WHICH, LOOKS, WHAT) if pick.random() < 0.6 else (WHO, DOES, WHICH, WHAT)
-        words = [pick.choice(list(part)) for part in parts]
+        parts = (WHO, DOES, WHICH, LOOKS, WHAT) if rng.random() < 0.6 else (WHO, DOES, WHICH, WHAT)
+        words = [rng.choice(list(part)) for part in parts]
         rows.append((" ".join([*words, "."]), " ".join([*(WORDS[word] for word in reversed(words)), "."])))
     return rows
 

@@ -1,4 +1,4 @@
-"""Mistakes are counted as by hand, length matters only where it does, and planted label errors are found."""
+"""Confusions, calibration, the effect of length, confident errors and label errors."""
 
 import json
 
@@ -29,26 +29,26 @@ def softmax(values: np.ndarray) -> np.ndarray:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def test_confusion_has_the_truth_in_rows():
-    found = confusion(np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 0, 0]), 3)
-    assert found == [[1, 1, 0], [0, 1, 0], [2, 0, 0]]
+def test_confusion_matrix():
+    matrix = confusion(np.array([0, 0, 1, 2, 2]), np.array([0, 1, 1, 0, 0]), 3)
+    assert matrix == [[1, 1, 0], [0, 1, 0], [2, 0, 0]]
 
 
-def test_calibration_is_what_a_hand_computes():
+def test_calibration_by_hand():
     probabilities = np.array([[0.9, 0.1], [0.1, 0.9], [0.35, 0.65], [0.4, 0.6], [1.0, 0.0]])
-    found = calibration(probabilities, np.array([0, 0, 1, 1, 0]))
-    assert [(one["low"], one["high"], one["count"]) for one in found["bins"]] == [
+    result = calibration(probabilities, np.array([0, 0, 1, 1, 0]))
+    assert [(bin_["low"], bin_["high"], bin_["count"]) for bin_ in result["bins"]] == [
         (0.5, 0.6, 1),
         (0.6, 0.7, 1),
         (0.8, 0.9, 2),
         (0.9, 1.0, 1),
     ]
-    assert [one["accuracy"] for one in found["bins"]] == [1, 1, 0.5, 1]
+    assert [bin_["accuracy"] for bin_ in result["bins"]] == [1, 1, 0.5, 1]
     # one row 0.4 under, one 0.35 under, two rows 0.4 over, one exact
-    assert found["ece"] == pytest.approx((0.4 + 0.35 + 2 * 0.4 + 0) / 5)
+    assert result["ece"] == pytest.approx((0.4 + 0.35 + 2 * 0.4 + 0) / 5)
 
 
-def test_a_model_that_means_what_it_says_is_calibrated_and_a_boaster_is_not():
+def test_overconfident_model_is_not_calibrated():
     random = generator("calibration")
     honest = softmax(random.normal(0, 1.5, (20_000, 3)))
     true = (random.random((20_000, 1)) > honest.cumsum(1)).sum(1).clip(0, 2)
@@ -57,46 +57,46 @@ def test_a_model_that_means_what_it_says_is_calibrated_and_a_boaster_is_not():
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40))
-def test_every_row_is_in_one_bin_that_holds_its_confidence(rows):
+def test_every_row_is_in_the_bin_of_its_confidence(rows):
     first = np.array([share for share, _ in rows])
-    found = calibration(np.stack([first, 1 - first], 1), np.array([int(truth) for _, truth in rows]))
-    assert sum(one["count"] for one in found["bins"]) == len(rows)
-    assert all(one["low"] - 1e-9 <= one["confidence"] <= one["high"] + 1e-9 for one in found["bins"])
-    assert 0 <= found["ece"] <= 1
+    result = calibration(np.stack([first, 1 - first], 1), np.array([int(truth) for _, truth in rows]))
+    assert sum(bin_["count"] for bin_ in result["bins"]) == len(rows)
+    assert all(bin_["low"] - 1e-9 <= bin_["confidence"] <= bin_["high"] + 1e-9 for bin_ in result["bins"])
+    assert 0 <= result["ece"] <= 1
 
 
-def test_length_matters_where_wrong_texts_are_longer():
+def test_longer_errors_are_significant():
     random = generator("lengths")
     right, wrong = random.poisson(20, 300), random.poisson(30, 60)
-    found = length_effect(right, wrong)
+    effect = length_effect(right, wrong)
     by_hand = np.mean((wrong[:, None] > right) + 0.5 * (wrong[:, None] == right))
-    assert found["probability"] == pytest.approx(by_hand)
-    assert found["matters"] and found["p"] < 0.001
-    assert found["text"] == (
+    assert effect["probability"] == pytest.approx(by_hand)
+    assert effect["matters"] and effect["p"] < 0.001
+    assert effect["text"] == (
         "Yes: wrongly classified texts tend to be longer than the others "
         f"(a wrong one is longer with probability {by_hand:.2f}; p < 0.001)."
     )
     assert "tend to be shorter" in length_effect(wrong, right)["text"]
 
 
-def test_length_does_not_matter_where_it_does_not():
+def test_equal_lengths_are_not_significant():
     random = generator("no lengths")
     false_alarms = [length_effect(random.poisson(20, 200), random.poisson(20, 40))["matters"] for _ in range(200)]
     assert np.mean(false_alarms) < 0.1
-    found = length_effect([7] * 20, [7] * 10)
-    assert (found["p"], found["probability"], found["matters"]) == (1.0, 0.5, False)
-    assert found["text"].startswith("No: ")
+    effect = length_effect([7] * 20, [7] * 10)
+    assert (effect["p"], effect["probability"], effect["matters"]) == (1.0, 0.5, False)
+    assert effect["text"].startswith("No: ")
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "what"), [(50, 4, "errors"), (50, 0, "errors"), (4, 50, "correct predictions")]
+    ("right", "wrong", "subject"), [(50, 4, "errors"), (50, 0, "errors"), (4, 50, "correct predictions")]
 )
-def test_a_handful_says_nothing_about_length(right, wrong, what):
-    found = length_effect(list(range(right)), [1000] * wrong)
-    assert found["text"] == f"Too few {what} to tell." and not found["matters"]
+def test_few_rows_give_no_length_effect(right, wrong, subject):
+    effect = length_effect(list(range(right)), [1000] * wrong)
+    assert effect["text"] == f"Too few {subject} to tell." and not effect["matters"]
 
 
-def test_the_surest_mistakes_come_first():
+def test_most_confident_errors_come_first():
     probabilities = np.array([[0.6, 0.4], [0.99, 0.01], [0.2, 0.8], [0.05, 0.95], [0.9, 0.1]])
     true = np.array([1, 0, 0, 0, 1])  # wrong: 0 (0.6), 2 (0.8), 3 (0.95), 4 (0.9)
     confidence, correct = probabilities.max(1), probabilities.argmax(1) == true
@@ -104,7 +104,7 @@ def test_the_surest_mistakes_come_first():
     assert most_confident_errors(confidence, correct, limit=2) == [3, 4]
 
 
-def test_a_classifiers_mistakes_are_named_and_attributed():
+def test_classification_errors_are_located_and_attributed():
     probabilities = np.array([[0.6, 0.4], [0.99, 0.01], [0.2, 0.8], [0.05, 0.95], [0.9, 0.1]])
     rows = Records("a.csv", [1, 2, 3, 4, 5], {"text": list("abcde"), "label": ["yes", "no", "no", "no", "yes"]})
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
@@ -122,10 +122,10 @@ def test_a_classifiers_mistakes_are_named_and_attributed():
     assert analysis["confusion"] == [[1, 2], [2, 0]]
 
 
-def doubted(probabilities: np.ndarray, labels: np.ndarray, **more) -> dict[int, dict]:
+def find_label_errors(probabilities: np.ndarray, labels: np.ndarray, **options) -> dict[int, dict]:
     rows = Records("a", list(range(len(labels))), {"text": [str(row) for row in range(len(labels))]})
-    found = label_errors(probabilities, labels, rows=rows, classes=CLASSES, **more)
-    return {int(one["text"]): one for one in found}
+    errors = label_errors(probabilities, labels, rows=rows, classes=CLASSES, **options)
+    return {int(error["text"]): error for error in errors}
 
 
 def models(true: np.ndarray, *, count: int, skill: float, name: str) -> np.ndarray:
@@ -142,58 +142,58 @@ def test_planted_label_errors_are_found():
     wrong = random.choice(1000, size=50, replace=False)
     labels = true.copy()
     labels[wrong] = (labels[wrong] + 1 + random.integers(2, size=50)) % 3
-    found = doubted(models(true, count=5, skill=4, name="planted"), labels, limit=1000)
-    hits = set(found) & set(wrong.tolist())
-    assert len(hits) / 50 >= 0.7  # recall
-    assert len(hits) / len(found) >= 0.9  # precision
-    assert all(found[row]["suggested"] == CLASSES[true[row]] for row in hits)
-    assert all(4 <= one["agree"] <= one["of"] == 5 for one in found.values())
-    confidences = [one["confidence"] for one in found.values()]
-    assert np.mean(confidences[:10]) > np.mean(confidences[-10:])  # the surest first
-    assert list(doubted(models(true, count=5, skill=4, name="planted"), labels, limit=3)) == list(found)[:3]
+    errors = find_label_errors(models(true, count=5, skill=4, name="planted"), labels, limit=1000)
+    correct = set(errors) & set(wrong.tolist())
+    assert len(correct) / 50 >= 0.7  # recall
+    assert len(correct) / len(errors) >= 0.9  # precision
+    assert all(errors[row]["suggested"] == CLASSES[true[row]] for row in correct)
+    assert all(4 <= error["agree"] <= error["of"] == 5 for error in errors.values())
+    confidences = [error["confidence"] for error in errors.values()]
+    assert np.mean(confidences[:10]) > np.mean(confidences[-10:])  # the most confident first
+    assert list(find_label_errors(models(true, count=5, skill=4, name="planted"), labels, limit=3)) == list(errors)[:3]
 
 
 @pytest.mark.parametrize(("skill", "share"), [(4, 0.005), (2, 0.05)])
-def test_clean_labels_are_left_alone(skill, share):
+def test_clean_labels_are_not_reported(skill, share):
     true = generator("clean").integers(3, size=1000)
-    seen = models(true, count=5, skill=skill, name="clean")
-    assert len(doubted(seen, true, limit=1000)) <= share * 1000
-    if skill == 2:  # the control: these models are wrong often enough to accuse many rows
-        assert np.mean(seen[0].argmax(1) != true) > 0.08
+    probabilities = models(true, count=5, skill=skill, name="clean")
+    assert len(find_label_errors(probabilities, true, limit=1000)) <= share * 1000
+    if skill == 2:  # control: these models are often wrong
+        assert np.mean(probabilities[0].argmax(1) != true) > 0.08
 
 
-def test_most_models_must_agree_on_the_same_class():
-    sure = {label: softmax(6 * np.eye(3)[label]) for label in range(3)}
+def test_models_must_agree_on_the_same_class():
+    certain = {label: softmax(6 * np.eye(3)[label]) for label in range(3)}
     labels = np.array([0, 1, 2] * 5)
-    seen = np.stack([np.stack([sure[label] for label in labels])] * 4)
-    assert not doubted(seen, labels)
-    seen[:3, 0] = sure[1]
-    assert doubted(seen, labels)[0]["agree"] == 3
-    seen[2, 0] = sure[2]  # three doubt the label, but not for the same class
-    assert not doubted(seen, labels)
+    probabilities = np.stack([np.stack([certain[label] for label in labels])] * 4)
+    assert not find_label_errors(probabilities, labels)
+    probabilities[:3, 0] = certain[1]
+    assert find_label_errors(probabilities, labels)[0]["agree"] == 3
+    probabilities[2, 0] = certain[2]  # three suggest another label, but not the same one
+    assert not find_label_errors(probabilities, labels)
 
 
-def test_a_class_that_no_row_carries_is_never_suggested():
-    seen = np.stack([softmax(6 * np.eye(3)[[2, 0, 0, 1, 1]])])
-    assert not doubted(seen, np.array([0, 0, 0, 1, 1]))
+def test_class_without_rows_is_never_suggested():
+    probabilities = np.stack([softmax(6 * np.eye(3)[[2, 0, 0, 1, 1]])])
+    assert not find_label_errors(probabilities, np.array([0, 0, 0, 1, 1]))
 
 
-def test_of_very_many_classes_the_commonest_confusions_are_kept_and_no_matrix():
-    few = confusions(np.array([0, 1]), np.array([1, 1]), 2)
-    assert few == {"confusion": [[0, 1], [0, 1]]}
+def test_many_classes_have_confusion_pairs_instead_of_a_matrix():
+    small = confusions(np.array([0, 1]), np.array([1, 1]), 2)
+    assert small == {"confusion": [[0, 1], [0, 1]]}
     true = np.array([7, 7, 7, 7, 9000, 5, 5])
-    found = confusions(true, np.array([8, 8, 7, 1, 9000, 6, 5]), 10_000)
-    assert found["confusion_pairs"][0] == [7, 8, 2, 4]
-    assert sorted(found["confusion_pairs"][1:]) == [[5, 6, 1, 2], [7, 1, 1, 4]]
-    assert (found["confusion_right"], found["confusion_total"]) == (3, 7)
-    every = np.arange(10_000)
-    assert len(json.dumps(confusions(every, np.roll(every, 1), 10_000))) < 10_000
+    large = confusions(true, np.array([8, 8, 7, 1, 9000, 6, 5]), 10_000)
+    assert large["confusion_pairs"][0] == [7, 8, 2, 4]
+    assert sorted(large["confusion_pairs"][1:]) == [[5, 6, 1, 2], [7, 1, 1, 4]]
+    assert (large["confusion_right"], large["confusion_total"]) == (3, 7)
+    class_ids = np.arange(10_000)
+    assert len(json.dumps(confusions(class_ids, np.roll(class_ids, 1), 10_000))) < 10_000
 
 
-def test_a_report_lists_confusions_where_there_is_no_matrix():
+def test_report_lists_confusion_pairs():
     classes = [f"class {number}" for number in range(1000)]
-    found = confusion_pairs(confusions(np.array([7, 7, 7, 2]), np.array([8, 8, 7, 2]), 1000), classes)
-    assert found is not None
-    assert (found["right"], found["total"], found["table"]) == (2, 4, False)
-    assert found["largest"] == [("class 7", "class 8", 2, 2 / 3)]
+    pairs = confusion_pairs(confusions(np.array([7, 7, 7, 2]), np.array([8, 8, 7, 2]), 1000), classes)
+    assert pairs is not None
+    assert (pairs["right"], pairs["total"], pairs["table"]) == (2, 4, False)
+    assert pairs["largest"] == [("class 7", "class 8", 2, 2 / 3)]
     assert confusion_pairs({"confusion": [[1]]}, ["a"]) is None

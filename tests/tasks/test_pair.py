@@ -1,4 +1,4 @@
-"""Pairs of texts: how they stand in a row, which of them a token is of, and that both are really read."""
+"""Text pairs: rows, segments, truncation, and that both texts are read."""
 
 import csv
 
@@ -22,7 +22,7 @@ TOKENIZER = train_tokenizer([LETTERS] * 3, TokenizerSettings(kind="char", vocabu
 CLS, SEP = TOKENIZER.cls, TOKENIZER.sep
 
 
-def make(**config):
+def make_task(**config):
     return Pair(PairConfig(**({"classes": ("no", "yes"), "opening": "cls"} | config)), TOKENIZER)
 
 
@@ -32,14 +32,14 @@ def prepared(task, *pairs):
 
 
 def model_for(task, **backbone):
-    stock = small_backbone(0, vocabulary=TOKENIZER.vocabulary, context=32, causal=False, **backbone)
-    heads = task.heads(stock)
+    trunk = small_backbone(0, vocabulary=TOKENIZER.vocabulary, context=32, causal=False, **backbone)
+    heads = task.heads(trunk)
     stir(heads["label"], seed=0, spread=0.5)
-    return Model(stock, heads).eval()
+    return Model(trunk, heads).eval()
 
 
-def test_a_row_is_both_texts_with_marks_and_segments():
-    task = make()
+def test_row_has_both_texts_special_tokens_and_segments():
+    task = make_task()
     batch = task.examples(prepared(task, ("ab", "cde"), ("a", "b")), length=32).batch([0, 1])
     ids = TOKENIZER.encode
     assert batch.tokens[0].tolist() == [CLS, *ids("ab"), SEP, *ids("cde"), SEP]
@@ -48,63 +48,63 @@ def test_a_row_is_both_texts_with_marks_and_segments():
     assert batch.padding[1].tolist() == [False] * 5 + [True] * 3
 
 
-def test_an_opening_mark_that_is_also_the_separator_starts_no_second_text():
+def test_segments_when_bos_equals_separator():
     row = torch.tensor([[7, 1, 2, 7, 3, 7]])
     assert segment_ids(row, 7).tolist() == [[0, 0, 0, 0, 1, 1]]
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
-def test_the_longer_text_loses_its_end_first(one, other, room):
-    first, second = truncate_pair(list(range(one)), list(range(other)), room=room)
+def test_longer_text_is_truncated_first(first_length, second_length, room):
+    first, second = truncate_pair(list(range(first_length)), list(range(second_length)), room=room)
     assert first == list(range(len(first))) and second == list(range(len(second)))
-    assert len(first) + len(second) == min(room, one + other)
-    if one <= room // 2:
-        assert len(first) == one  # what is short is kept whole
-    if other <= room // 2:
-        assert len(second) == other
+    assert len(first) + len(second) == min(room, first_length + second_length)
+    if first_length <= room // 2:
+        assert len(first) == first_length  # a short text is complete
+    if second_length <= room // 2:
+        assert len(second) == second_length
 
 
-def test_both_texts_their_order_and_the_segments_count():
-    task = make(pool="mean")
+def test_texts_order_and_segments_matter():
+    task = make_task(pool="mean")
     model = model_for(task, segments=2)
     data = prepared(task, ("abc", "def"), ("abc", "dea"), ("def", "abc"))
-    told = np.stack(
+    outputs = np.stack(
         [row.detach().numpy() for row in task.outputs(model, task.examples(data, length=32).batch([0, 1, 2]))]
     )
-    assert abs(told[0] - told[1]).max() > 1e-4
-    assert abs(told[0] - told[2]).max() > 1e-4
+    assert abs(outputs[0] - outputs[1]).max() > 1e-4
+    assert abs(outputs[0] - outputs[2]).max() > 1e-4
     batch = task.examples(data, length=32).batch([0])
     batch.segments = torch.zeros_like(batch.segments)
-    assert abs(task.outputs(model, batch)[0].detach().numpy() - told[0]).max() > 1e-4
+    assert abs(task.outputs(model, batch)[0].detach().numpy() - outputs[0]).max() > 1e-4
 
 
-def test_a_backbone_without_segments_reads_pairs_too():
-    task = make(pool="mean")
+def test_backbone_without_segments():
+    task = make_task(pool="mean")
     data = prepared(task, ("abc", "def"), ("abc", "defghij"))
     examples = task.examples(data, length=32)
     model = model_for(task)
-    both = task.outputs(model, examples.batch([0, 1]))
+    outputs = task.outputs(model, examples.batch([0, 1]))
     for i in range(2):
-        assert torch.allclose(both[i], task.outputs(model, examples.batch([i]))[0], atol=1e-5)
+        assert torch.allclose(outputs[i], task.outputs(model, examples.batch([i]))[0], atol=1e-5)
 
 
-def test_a_bare_text_is_no_pair():
+def test_single_text_is_refused():
     with pytest.raises(UserError, match="a row of this run is two texts"):
-        make().columns_of(["one text"])
+        make_task().columns_of(["one text"])
 
 
-def test_pairs_are_learned_that_neither_text_alone_could_tell(corpus, tiny, tmp_path):
-    """The label says whether both texts are the same word: a head that reads one of them stays at chance."""
+def test_model_learns_to_compare_two_texts(corpus, tiny, tmp_path):
+    """The label is whether both texts are the same word, so that one text alone gives only chance accuracy."""
     words = ["Anne", "Ben", "Paris"]
     rows = [(a, b, "same" if a == b else "other") for a in words for b in words for _ in range(1 + (a == b))] * 8
     path = tmp_path / "pairs.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "text_b", "label"), *rows])
     headstock.pretrain(corpus, out=tmp_path / "stock", objective="masked", settings=tiny | {"steps": 2}, device="cpu")
-    settings = {"epochs": 20, "lr": 5e-3, "batch": 8, "pool": "mean"}
+    settings = {"epochs": 14, "lr": 7e-3, "batch": 8, "pool": "mean"}
     results = headstock.finetune(
         tmp_path / "stock", task="pair", train=path, valid=path, out=tmp_path / "run", settings=settings, device="cpu"
     )
     assert results["metrics"]["accuracy"] > 0.8
-    said = headstock.load(tmp_path / "run").predict([("Ben", "Ben"), ("Anne", "Ben")])
-    assert [row["label"] for row in said] == ["same", "other"]
+    predictions = headstock.load(tmp_path / "run").predict([("Ben", "Ben"), ("Anne", "Ben")])
+    assert [row["label"] for row in predictions] == ["same", "other"]

@@ -1,4 +1,4 @@
-"""Translation as a task: what a batch holds, what it loses, what is searched for and how it is judged."""
+"""Translation: batches, truncation, beam search and metrics."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def records(rows=ROWS):
     return Records("rows.tsv", list(range(2, len(rows) + 2)), {"source": sources, "target": targets})
 
 
-def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
+def test_batch_has_source_and_teacher_forced_target(task, tokenizer):
     data = task.prepare(records())
     examples = task.examples(data, length=32)
     batch = examples.batch([0, 5])
@@ -54,7 +54,7 @@ def test_a_batch_is_a_source_and_a_target_that_is_forced(task, tokenizer):
     assert task.tokens(padded) == examples.lengths[0]
 
 
-def test_the_target_never_sees_its_own_future_and_always_its_source(task):
+def test_decoder_sees_the_source_but_not_future_tokens(task):
     model = model_for(task)
     data = task.prepare(records())
     batch = task.examples(data, length=32).batch([0])
@@ -66,7 +66,7 @@ def test_the_target_never_sees_its_own_future_and_always_its_source(task):
     assert not torch.allclose(model(batch).hidden[:, 0], before[:, 0])
 
 
-def test_long_sentences_are_cut_and_said_or_refused(task, tokenizer):
+def test_long_sentences_are_truncated_with_a_warning_or_refused(task, tokenizer):
     rows = [*ROWS[:2], (" ".join([ROWS[0][0]] * 8), ROWS[0][1])]
     data = task.prepare(records(rows))
     length = len(data.tokens[2])
@@ -77,59 +77,61 @@ def test_long_sentences_are_cut_and_said_or_refused(task, tokenizer):
     assert task.reading_warnings(data, length=length + 1) == []
     batch = task.examples(data, length=length).batch([2])
     assert batch.source.tokens.tolist() == [[*data.tokens[2][: length - 1], tokenizer.eos]]
-    cut = task.examples(data, length=4).batch([0])
-    assert cut.labels["token"].tolist() == [data.targets[0][:4]]  # not taught to end where it was cut
+    truncated = task.examples(data, length=4).batch([0])
+    assert truncated.labels["token"].tolist() == [data.targets[0][:4]]  # no EOS label after truncation
     strict = Translate(TranslateConfig(long="refuse"), tokenizer)
     with pytest.raises(UserError, match=f"rows.tsv:4 has {length} tokens"):
         strict.examples(data, length=length)
     strict.examples(data, length=length + 1)
 
 
-def test_a_batch_is_translated_as_its_rows_alone(task):
+def test_translations_do_not_depend_on_the_batch(task):
     model = model_for(task)
     data = task.prepare(records(), labelled=False)
     assert data.targets is None
-    together = model_outputs(model, task, data, length=32)
+    outputs = model_outputs(model, task, data, length=32)
     for row in (0, 7, 19):
-        (alone,) = model_outputs(model, task, data.select([row]), length=32)
-        assert np.array_equal(alone, together[row])
+        (output,) = model_outputs(model, task, data.select([row]), length=32)
+        assert np.array_equal(output, outputs[row])
 
 
-def test_one_beam_is_greedy_and_more_find_no_worse(tokenizer):
+def test_outputs_match_beam_search(tokenizer):
     greedy, wide = (Translate(TranslateConfig(beams=beams, max_tokens=9), tokenizer) for beams in (1, 4))
     model = model_for(greedy)
     data = greedy.prepare(records(ROWS[:6]))
     source = [[*data.tokens[0], tokenizer.eos]]
-    rules = {
+    options = {
         "end": tokenizer.eos,
         "suppress_tokens": suppressed_tokens(tokenizer, tokenizer.vocabulary),
         "sources": source,
     }
     scores = []
     for task, beams in ((greedy, 1), (wide, 4)):
-        found = model_outputs(model, task, data, length=32)
-        assert max(map(len, found)) <= 9
-        best = beam_search(model, [[tokenizer.bos]], beams=beams, max_tokens=9, **rules)[0][0]
-        assert found[0].astype(int).tolist() == best.tokens
+        outputs = model_outputs(model, task, data, length=32)
+        assert max(map(len, outputs)) <= 9
+        best = beam_search(model, [[tokenizer.bos]], beams=beams, max_tokens=9, **options)[0][0]
+        assert outputs[0].astype(int).tolist() == best.tokens
         scores.append(best.score)
-        assert not set(found[0].astype(int)) & (tokenizer.all_special_ids - {tokenizer.unk})
+        assert not set(outputs[0].astype(int)) & (tokenizer.all_special_ids - {tokenizer.unk})
     assert scores[1] >= scores[0]
 
 
-def test_its_metrics_are_sacrebleus(task):
+def test_metrics_match_sacrebleu(task):
     data = task.prepare(records())
-    said = [row[1] for row in ROWS[:20]] + [row[1] for row in ROWS[1:11]]  # the last ten are others' translations
-    found = [np.array(task.tokenizer.encode(text), dtype=np.float32) for text in said]
-    assert [row["text"] for row in task.predictions(data, found)] == said
-    wanted = [row[1] for row in ROWS]
-    tallies = task.row_metrics(data, found)
-    assert metric_value(tallies["bleu"]) == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score / 100)
-    assert metric_value(tallies["chrf"]) == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score / 100)
-    assert 0.5 < metric_value(tallies["bleu"]) < 1
-    assert "tok:13a" in task.extra_metrics(data, found)["signature"]["bleu"]
+    hypotheses = [row[1] for row in ROWS[:20]] + [
+        row[1] for row in ROWS[1:11]
+    ]  # the last ten are translations of other rows
+    outputs = [np.array(task.tokenizer.encode(text), dtype=np.float32) for text in hypotheses]
+    assert [row["text"] for row in task.predictions(data, outputs)] == hypotheses
+    references = [row[1] for row in ROWS]
+    metrics = task.row_metrics(data, outputs)
+    assert metric_value(metrics["bleu"]) == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [references]).score / 100)
+    assert metric_value(metrics["chrf"]) == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [references]).score / 100)
+    assert 0.5 < metric_value(metrics["bleu"]) < 1
+    assert "tok:13a" in task.extra_metrics(data, outputs)["signature"]["bleu"]
 
 
-def test_the_best_weights_may_be_chosen_by_bleu(tokenizer):
+def test_checkpoint_selection_by_bleu(tokenizer):
     task = Translate(TranslateConfig(validate_bleu=True), tokenizer)
     model = model_for(task)
     data = task.prepare(records(ROWS[:5]))
@@ -138,26 +140,30 @@ def test_the_best_weights_may_be_chosen_by_bleu(tokenizer):
         sums = task.losses(model, batch)
     metrics = task.score({name: float(value) for name, value in sums.items()}, task.counts(batch), size=0)
     greedy = Translate(TranslateConfig(beams=1), tokenizer)
-    said = [row["text"] for row in greedy.predictions(data, model_outputs(model, greedy, data, length=32))]
-    assert metrics["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[row[1] for row in ROWS[:5]]]).score / 100)
+    hypotheses = [row["text"] for row in greedy.predictions(data, model_outputs(model, greedy, data, length=32))]
+    assert metrics["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(hypotheses, [[row[1] for row in ROWS[:5]]]).score / 100
+    )
     assert task.selection_score({"bleu": 0.3, "loss": 9.0}) < task.selection_score({"bleu": 0.2, "loss": 1.0})
-    assert "bleu 0" not in task.losses(model.train(), batch)  # nothing is decoded while it learns
+    assert "bleu 0" not in task.losses(model.train(), batch)  # no decoding in training
 
 
-def test_two_tokenizers_cut_each_side_their_own_way():
+def test_separate_source_and_target_tokenizers():
     sources, targets = map(list, zip(*ROWS, strict=True))
-    mine = train_tokenizer(targets, TokenizerSettings(vocabulary=290))
+    tokenizer = train_tokenizer(targets, TokenizerSettings(vocabulary=290))
     with pytest.raises(UserError, match="two_tokenizers"):
-        Translate(TranslateConfig(two_tokenizers=True), mine)
-    mine.source_tokenizer = train_tokenizer(sources, TokenizerSettings(vocabulary=320))
-    task = Translate(TranslateConfig(two_tokenizers=True), mine)
+        Translate(TranslateConfig(two_tokenizers=True), tokenizer)
+    tokenizer.source_tokenizer = train_tokenizer(sources, TokenizerSettings(vocabulary=320))
+    task = Translate(TranslateConfig(two_tokenizers=True), tokenizer)
     data = task.prepare(records())
-    assert data.tokens[0] == mine.source_tokenizer.encode(sources[0]) and data.targets[0] == mine.encode(targets[0])
-    model = model_for(task, source=mine.source_tokenizer.vocabulary)
+    assert data.tokens[0] == tokenizer.source_tokenizer.encode(sources[0]) and data.targets[0] == tokenizer.encode(
+        targets[0]
+    )
+    model = model_for(task, source=tokenizer.source_tokenizer.vocabulary)
     assert len(model_outputs(model, task, data, length=32)) == len(ROWS)
 
 
-def test_settings_that_make_no_sense_are_refused():
-    for wrong in ({"beams": 0}, {"no_repeat": -1}, {"max_tokens": 0}, {"length_penalty": float("nan")}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            TranslateConfig(**wrong)
+def test_invalid_settings_are_refused():
+    for settings in ({"beams": 0}, {"no_repeat": -1}, {"max_tokens": 0}, {"length_penalty": float("nan")}):
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            TranslateConfig(**settings)

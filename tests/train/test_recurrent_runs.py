@@ -191,7 +191,7 @@ def test_what_stands_before_a_window_is_of_the_same_document(long_document):
         for seed in (None, 0, 1):
             windows = task.examples(store, length=length, seed=seed).windows
             for index, found in enumerate(windows.prefixes(range(len(windows)))):
-                begin = int(windows.begin([index])[0])
+                begin = int(windows.starts([index])[0])
                 first = store.offsets[store.document_at(begin)]
                 assert found == shown[max(first, begin - length) : begin].tolist()
                 assert windows.prefixes([index]) == [found]  # whoever else is asked for

@@ -354,7 +354,7 @@ def main() -> None:
     if args.seeds > 1:
         print_means(rows)
     print(f"{data['train_tokens']:,} training tokens, {data['valid_tokens']:,} held out, {data['entries']:,} entries")
-    print(", ".join(facts.values()))
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
 
 
 if __name__ == "__main__":

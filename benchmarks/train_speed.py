@@ -392,7 +392,7 @@ def main() -> None:
                 except Exception as error:  # continue with the others
                     print(f"{name}, {removed}, {added}: {type(error).__name__}: {error}", file=sys.stderr)
     print_table(rows)
-    print(", ".join(environment(device).values()))
+    print(", ".join(f"{name} {value}" for name, value in environment(device).items()))
 
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path, corpus, tiny, refu
 
 
 def test_a_run_with_a_foreign_tokenizer_is_refused(tmp_path, corpus, pretrained, refused, call):
-    other = tmp_path / "other"
-    shutil.copytree(pretrained[0], other)
-    call("tokenizer", "train", corpus, "--out", other / "tokenizer.json", "--vocab", 299, "--overwrite")
-    line = refused("generate", other, "Anne")
-    assert str(other / "tokenizer.json") in line and "manifest.json" in line
-    (other / "manifest.json").unlink()  # runs of earlier versions have none
-    assert "does not belong to this run" in refused("generate", other, "Anne")
+    copy = tmp_path / "other"
+    shutil.copytree(pretrained[0], copy)
+    call("tokenizer", "train", corpus, "--out", copy / "tokenizer.json", "--vocab", 299, "--overwrite")
+    line = refused("generate", copy, "Anne")
+    assert str(copy / "tokenizer.json") in line and "manifest.json" in line
+    (copy / "manifest.json").unlink()  # runs of earlier versions have none
+    assert "does not belong to this run" in refused("generate", copy, "Anne")
 
 
 def test_wrong_runs_options_and_verbs(tmp_path, pretrained, refused, call):

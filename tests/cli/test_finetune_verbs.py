@@ -63,11 +63,11 @@ def test_prediction_and_generation_import_nothing_heavy(pretrained, classifier):
         ["predict", str(classifier[0] / "run"), "Anne likes it."],
         ["generate", str(pretrained[0]), "Anne", "--max-tokens", "2"],
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", IMPORTED_MODULES, json.dumps(arguments)], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    imported = set(json.loads(done.stdout.splitlines()[-1]))
+    assert process.returncode == 0, process.stderr
+    imported = set(json.loads(process.stdout.splitlines()[-1]))
     assert {"torch", "headstock.train"} <= imported
     heavy = {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "matplotlib", "transformers", "pandas"}
     assert not imported & (heavy | {"pyarrow", "tensorboard", "triton", "jinja2"})
@@ -91,8 +91,8 @@ def test_a_run_remembers_its_columns(classifier, call, tmp_path):
     expected = output("evaluate", folder / "run", folder / "train.csv", "--columns", "text=review,label=stars")
     assert output("evaluate", folder / "run", folder / "train.csv") == expected
     predictions = output("predict", folder / "run", "--file", folder / "test.csv")["predictions"]
-    kept = (folder / "run" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    assert predictions == [json.loads(line) for line in kept]
+    lines = (folder / "run" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    assert predictions == [json.loads(line) for line in lines]
     usual = write_rows(tmp_path / "usual.csv", REVIEWS[:5])  # text,label: the default names also work
     assert output("predict", folder / "run", "--file", usual)["predictions"] == predictions
     assert output("evaluate", folder / "run", usual)["metrics"]["rows"] == 5
@@ -169,8 +169,8 @@ def test_plain_text_has_no_labels_to_train_on(pretrained, call, tmp_path):
 def test_a_copied_run_is_reported_under_its_new_path(pretrained, classifier, call, tmp_path):
     folder = classifier[0]
     files = ["--train", folder / "train.csv", "--valid", folder / "train.csv", "--test", folder / "test.csv"]
-    again = {"pretrain": (pretrained[0], []), "finetune": (folder / "run", [pretrained[0], *files])}
-    for verb, (old, arguments) in again.items():
+    commands = {"pretrain": (pretrained[0], []), "finetune": (folder / "run", [pretrained[0], *files])}
+    for verb, (old, arguments) in commands.items():
         new = tmp_path / verb
         shutil.copytree(old, new)
         out, _ = call(verb, *arguments, "--out", new, "--resume")

@@ -81,10 +81,10 @@ def test_score_says_what_kind_of_score_it_is(runs, result, refused):
     }
     pseudo, plain = "pseudo-log-likelihood", "log-likelihood"
     assert kinds == {"causal": plain, "masked": pseudo, "hybrid": plain}
-    both = result("score", runs / "hybrid", "Anne likes", "--pseudo")
-    assert both["kind"] == pseudo
+    pseudo_result = result("score", runs / "hybrid", "Anne likes", "--pseudo")
+    assert pseudo_result["kind"] == pseudo
     assert (
-        both["scores"][0]["log_likelihood"]
+        pseudo_result["scores"][0]["log_likelihood"]
         != result("score", runs / "hybrid", "Anne likes")["scores"][0]["log_likelihood"]
     )
     assert "pseudo" in refused("score", runs / "causal", "Anne", "--pseudo")

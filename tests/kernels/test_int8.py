@@ -105,10 +105,10 @@ from headstock.kernels.int8 import Int8Linear
 torch.set_num_threads(1)
 layer, x = Int8Linear(torch.randn(128, 256), None), torch.randn(64, 256)
 with torch.inference_mode():
-    wanted = layer(x)
+    expected = layer(x)
 def use(_):
     with torch.inference_mode():
-        return all(torch.equal(layer(x), wanted) for _ in range(500))
+        return all(torch.equal(layer(x), expected) for _ in range(500))
 with ThreadPoolExecutor(2) as pool:
     assert all(pool.map(use, range(4)))
 """

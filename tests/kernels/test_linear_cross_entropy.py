@@ -119,7 +119,7 @@ def test_training_with_and_without_kernels_gives_the_same_losses(objective, corp
     expected = loss_curve(corpus, tmp_path / "plain", options)
     monkeypatch.setattr(cross_entropy, "MIN_LOGITS", 0)
     monkeypatch.setattr(
-        base, "linear_cross_entropy", lambda *x, **more: linear_cross_entropy(*x, **more, max_logits=9999)
+        base, "linear_cross_entropy", lambda *args, **kwargs: linear_cross_entropy(*args, **kwargs, max_logits=9999)
     )
     monkeypatch.setattr(attention, "_varlen", varlen_by_document)
     monkeypatch.setattr(transformer, "supports_varlen", lambda x, width: True)

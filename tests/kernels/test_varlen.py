@@ -63,10 +63,10 @@ def test_attention_hooks_receive_a_mask(varlen_calls):
 @pytest.mark.parametrize("fused", [True, False])
 def test_packed_projections_reach_the_triton_kernel(fused, varlen_calls, monkeypatch):
     """Unchanged views of one projection are passed on packed; rotated ones are not."""
-    seen = []
+    projections = []
 
     def attention(query, key, value, *, packed, **options):
-        seen.append(packed)
+        projections.append(packed)
         if packed is not None:
             assert torch.equal(packed.transpose(1, 3)[:, :, 0], query) and packed.shape == (2, 12, 3, 2, 8)
         return kernels.flash_varlen_attention(query, key, value, options["cu_seqlens"], causal=options["causal"])
@@ -75,7 +75,7 @@ def test_packed_projections_reach_the_triton_kernel(fused, varlen_calls, monkeyp
     monkeypatch.setattr(kernels, "_triton_supports", lambda width, device: fused)
     for positions in ("learned", "rotary"):
         small_model(positions=positions, width=16)(packed_batch())
-    assert [packed is not None for packed in seen] == [fused, fused, False, False]
+    assert [packed is not None for packed in projections] == [fused, fused, False, False]
 
 
 @pytest.mark.gpu

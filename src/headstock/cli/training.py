@@ -109,10 +109,8 @@ def planned_settings(
     # report wrong settings before the plan, which takes seconds and prints a message
     check_output_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
     train_settings = {key.removeprefix("train."): value for key, value in settings.items()}
-    known = TrainSettings.__dataclass_fields__
-    config.from_dict(
-        TrainSettings, {name: value for name, value in train_settings.items() if name in known}, at="train"
-    )
+    names = TrainSettings.__dataclass_fields__.keys() & train_settings.keys()
+    config.from_dict(TrainSettings, {name: train_settings[name] for name in names}, at="train")
     if "-" in corpus or any(key.startswith(SIZE_SETTINGS) for key in settings) or not common.prints:
         return settings
     proposal = plan(

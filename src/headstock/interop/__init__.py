@@ -79,8 +79,8 @@ def import_run(
 
     source, run = Path(path), RunFolder(Path(out))
     if not source.exists():
-        near = suggest_path(source.name, (p.name for p in source.parent.glob("*"))) if source.parent.is_dir() else ""
-        raise UserError(f"{path}: no such folder or file{near}")
+        siblings = source.parent.glob("*") if source.parent.is_dir() else ()
+        raise UserError(f"{path}: no such folder or file{suggest_path(source.name, (p.name for p in siblings))}")
     if run.path.exists() and not overwrite:
         raise UserError(f"{out}: exists already; choose another folder or use --overwrite")
     check_inputs_outside(run, [source, dictionary, sentencepiece])

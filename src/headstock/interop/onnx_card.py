@@ -120,7 +120,7 @@ def example_script(pipeline: Pipeline, graph: Graph) -> str:
 def folder_card(pipeline: Pipeline, graph: Graph, about: dict[str, Any], result: dict[str, Any]) -> str:
     run = pipeline.run
     sentencepiece = isinstance(pipeline.tokenizer.backend, SentencePieceBackend)
-    own = render_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
+    run_card = render_card(run).partition("\n")[2].strip().replace("\n## ", "\n### ")
     card = CARD.format(
         name=escape_markdown(run.path.name),
         summary=graph.spec.summary,
@@ -135,7 +135,7 @@ def folder_card(pipeline: Pipeline, graph: Graph, about: dict[str, Any], result:
         arguments=graph.spec.arguments,
         limits=graph.spec.limits,
     )
-    return f"{card.rstrip()}\n\n## The run\n\n{own}\n"
+    return f"{card.rstrip()}\n\n## The run\n\n{run_card}\n"
 
 
 def tensor_table(tensors: Names, *, types: bool) -> str:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 
 class Tiles(NamedTuple):
-    """Tile sizes: each program owns `own` tokens and compares them with `others` at a time."""
+    """Tile sizes: each program owns `block` tokens and compares them with `step` at a time."""
 
-    own: int
-    others: int
+    block: int
+    step: int
     warps: int
     stages: int
 
@@ -60,8 +60,8 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        packed, *others = ctx.saved_tensors
-        packed_grad = varlen_attention_backward(grad.transpose(1, 2), *_unpack(packed), *others, ctx.dropout)
+        packed, *saved = ctx.saved_tensors
+        packed_grad = varlen_attention_backward(grad.transpose(1, 2), *_unpack(packed), *saved, ctx.dropout)
         return packed_grad, None, None, None, None
 
 
@@ -164,7 +164,7 @@ def _with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
 def _grid(query: Tensor, tiles: Tiles) -> tuple[int]:
     """All heads of a tile of tokens are neighbours, as they are in memory."""
     rows, heads, length, _ = query.shape
-    return (triton.cdiv(rows * length, tiles.own) * heads,)
+    return (triton.cdiv(rows * length, tiles.block) * heads,)
 
 
 def _settings(query: Tensor, dropout: float, tiles: Tiles) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _settings(query: Tensor, dropout: float, tiles: Tiles) -> dict[str, Any]:
         "LENGTH": length,  # a compile-time constant, so that divisions by it are cheap
         "WIDTH": width,
         "COLUMNS": max(16, triton.next_power_of_2(width)),
-        "OWN": tiles.own,
-        "OTHERS": tiles.others,
+        "BLOCK": tiles.block,
+        "STEP": tiles.step,
         "num_warps": tiles.warps if width <= 64 else 2 * tiles.warps,
         "num_stages": tiles.stages,
     }
@@ -221,16 +221,16 @@ def _store(x, values, head, index, tokens, LENGTH: tl.constexpr, WIDTH: tl.const
 
 
 @triton.jit
-def _tile(spans, tokens, heads, OWN: tl.constexpr):
+def _tile(spans, tokens, heads, BLOCK: tl.constexpr):
     """A program's head and tokens, the span of each token, and the union of these spans."""
     head = (tl.program_id(0) % heads).to(tl.int64)
-    start = tl.program_id(0) // heads * OWN
-    own = start + tl.arange(0, OWN)
-    begins = tl.load(spans + own, mask=own < tokens, other=0)  # empty spans beyond the last token
-    ends = tl.load(spans + tokens + own, mask=own < tokens, other=0)
+    start = tl.program_id(0) // heads * BLOCK
+    index = start + tl.arange(0, BLOCK)
+    begins = tl.load(spans + index, mask=index < tokens, other=0)  # empty spans beyond the last token
+    ends = tl.load(spans + tokens + index, mask=index < tokens, other=0)
     low = tl.load(spans + start)
-    high = tl.load(spans + tokens + tl.minimum(start + OWN, tokens) - 1)
-    return head, own, begins, ends, low, high
+    high = tl.load(spans + tokens + tl.minimum(start + BLOCK, tokens) - 1)
+    return head, index, begins, ends, low, high
 
 
 @triton.jit
@@ -261,17 +261,17 @@ def _keep(query, key, salt, DROP_BELOW: tl.constexpr):
 def _forward(
     query, key, value, output, logsumexp, spans, seed, scale, keep_scale, tokens, heads,
     DROP_BELOW: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    OWN: tl.constexpr, OTHERS: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    head, queries, begins, ends, low, high = _tile(spans, tokens, heads, OWN)
+    head, queries, begins, ends, low, high = _tile(spans, tokens, heads, BLOCK)
     q = _load(query, head, queries, tokens, LENGTH, WIDTH, COLUMNS)
-    maximum = tl.full((OWN,), -1e30, tl.float32)
-    total = tl.zeros((OWN,), tl.float32)
-    sums = tl.zeros((OWN, COLUMNS), tl.float32)
+    maximum = tl.full((BLOCK,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    sums = tl.zeros((BLOCK, COLUMNS), tl.float32)
     if DROP_BELOW:
         salt = _salt(seed, head)
-    for begin in range(low, high, OTHERS):
-        keys = begin + tl.arange(0, OTHERS)
+    for begin in range(low, high, STEP):
+        keys = begin + tl.arange(0, STEP)
         k = _load(key, head, keys, tokens, LENGTH, WIDTH, COLUMNS)
         v = _load(value, head, keys, tokens, LENGTH, WIDTH, COLUMNS)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)  # exp2 instead of exp
@@ -295,21 +295,21 @@ def _forward(
 def _backward_query(
     query, key, value, output, grad, query_grad, logsumexp, dots, spans, seed, scale, keep_scale, tokens, heads,
     DROP_BELOW: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    OWN: tl.constexpr, OTHERS: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of queries, and `dots` (output times its gradient), which the gradient of keys needs."""
-    head, queries, begins, ends, low, high = _tile(spans, tokens, heads, OWN)
+    head, queries, begins, ends, low, high = _tile(spans, tokens, heads, BLOCK)
     q = _load(query, head, queries, tokens, LENGTH, WIDTH, COLUMNS)
     o = _load(output, head, queries, tokens, LENGTH, WIDTH, COLUMNS)
     g = _load(grad, head, queries, tokens, LENGTH, WIDTH, COLUMNS)
     log = tl.load(logsumexp + head * tokens + queries, mask=queries < tokens, other=0.0)
     dot = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     tl.store(dots + head * tokens + queries, dot, mask=queries < tokens)
-    sums = tl.zeros((OWN, COLUMNS), tl.float32)
+    sums = tl.zeros((BLOCK, COLUMNS), tl.float32)
     if DROP_BELOW:
         salt = _salt(seed, head)
-    for begin in range(low, high, OTHERS):
-        keys = begin + tl.arange(0, OTHERS)
+    for begin in range(low, high, STEP):
+        keys = begin + tl.arange(0, STEP)
         k = _load(key, head, keys, tokens, LENGTH, WIDTH, COLUMNS)
         v = _load(value, head, keys, tokens, LENGTH, WIDTH, COLUMNS)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
@@ -328,18 +328,18 @@ def _backward_query(
 def _backward_key(
     query, key, value, grad, key_grad, value_grad, logsumexp, dots, spans, seed, scale, keep_scale, tokens, heads,
     DROP_BELOW: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    OWN: tl.constexpr, OTHERS: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values. Scores have one row per key here, so that none is transposed."""
-    head, keys, begins, ends, low, high = _tile(spans + 2 * tokens, tokens, heads, OWN)
+    head, keys, begins, ends, low, high = _tile(spans + 2 * tokens, tokens, heads, BLOCK)
     k = _load(key, head, keys, tokens, LENGTH, WIDTH, COLUMNS)
     v = _load(value, head, keys, tokens, LENGTH, WIDTH, COLUMNS)
-    key_sums = tl.zeros((OWN, COLUMNS), tl.float32)
-    value_sums = tl.zeros((OWN, COLUMNS), tl.float32)
+    key_sums = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    value_sums = tl.zeros((BLOCK, COLUMNS), tl.float32)
     if DROP_BELOW:
         salt = _salt(seed, head)
-    for begin in range(low, high, OTHERS):
-        queries = begin + tl.arange(0, OTHERS)
+    for begin in range(low, high, STEP):
+        queries = begin + tl.arange(0, STEP)
         q = _load(query, head, queries, tokens, LENGTH, WIDTH, COLUMNS)
         g = _load(grad, head, queries, tokens, LENGTH, WIDTH, COLUMNS)
         log = tl.load(logsumexp + head * tokens + queries, mask=queries < tokens, other=0.0)

@@ -31,8 +31,8 @@ def _copy(module: nn.Module) -> Any:
     if isinstance(module, nn.Linear):
         return _function(module, F.linear, weight=module.weight, bias=module.bias)
     if isinstance(module, nn.LayerNorm):
-        own: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
-        return _function(module, torch.layer_norm, normalized_shape=module.normalized_shape, **own)
+        arguments: dict[str, Any] = {"weight": module.weight, "bias": module.bias, "eps": module.eps}
+        return _function(module, torch.layer_norm, normalized_shape=module.normalized_shape, **arguments)
     if type(module).__module__.startswith("torch."):
         return module
     copy = _plain_class(type(module))()  # type: ignore[arg-type]

@@ -78,7 +78,8 @@ def _cross_entropy_row(
                 tl.store(grad + index, zeros.to(grad.dtype.element_ty), mask=index < vocabulary)
     else:
         # an invalid label gives a NaN loss instead of reading out of bounds
-        own = tl.load(logits + label, mask=(label >= 0) & (label < vocabulary), other=float("nan")).to(tl.float32)
+        valid = (label >= 0) & (label < vocabulary)
+        label_logit = tl.load(logits + label, mask=valid, other=float("nan")).to(tl.float32)
         # lanes accumulate separately and are reduced once per pass, since reductions synchronize
         maxima = tl.full((BLOCK,), float("-inf"), tl.float32)
         totals = tl.zeros((BLOCK,), tl.float32)  # of the logits
@@ -91,7 +92,7 @@ def _cross_entropy_row(
                 totals += tl.where(index < vocabulary, x, 0.0)
         maximum = tl.max(maxima, 0)
         earlier = 0
-        if own == maximum:  # ties go to the first, as in argmax
+        if label_logit == maximum:  # ties go to the first, as in argmax
             ties = tl.zeros((BLOCK,), tl.int32)
             for begin in range(0, label, BLOCK):
                 index = begin + lanes
@@ -105,20 +106,20 @@ def _cross_entropy_row(
             x = tl.load(logits + index, mask=index < vocabulary, other=float("-inf"), eviction_policy="evict_last")
             powers += tl.exp2(x.to(tl.float32) * LOG2E - base)
         logsumexp = maximum + tl.log(tl.sum(powers, 0))
-        loss = logsumexp - own
+        loss = logsumexp - label_logit
         if SMOOTH:
             loss = (1 - smoothing) * loss + smoothing * (logsumexp - tl.sum(totals, 0) / vocabulary)
         tl.store(losses + row, loss)
-        tl.store(correct + row, (own == maximum) & (earlier == 0))
+        tl.store(correct + row, (label_logit == maximum) & (earlier == 0))
         if WITH_GRAD:
             base = logsumexp * LOG2E
             for begin in range(0, vocabulary, BLOCK):
                 index = begin + lanes
                 x = tl.load(logits + index, mask=index < vocabulary, other=0.0, eviction_policy="evict_first")
-                slope = tl.exp2(x.to(tl.float32) * LOG2E - base)
+                logit_grad = tl.exp2(x.to(tl.float32) * LOG2E - base)
                 if SMOOTH:
-                    slope -= smoothing / vocabulary
-                    slope = tl.where(index == label, slope - (1 - smoothing), slope)
+                    logit_grad -= smoothing / vocabulary
+                    logit_grad = tl.where(index == label, logit_grad - (1 - smoothing), logit_grad)
                 else:
-                    slope = tl.where(index == label, slope - 1.0, slope)
-                tl.store(grad + index, (slope * scale).to(grad.dtype.element_ty), mask=index < vocabulary)
+                    logit_grad = tl.where(index == label, logit_grad - 1.0, logit_grad)
+                tl.store(grad + index, (logit_grad * scale).to(grad.dtype.element_ty), mask=index < vocabulary)

@@ -78,14 +78,14 @@ def export_folder(run: RunFolder, folder: Path) -> dict[str, Any]:
 def choose_architecture(run: RunFolder, run_config: RunConfig) -> Architecture:
     """The first architecture that represents the run exactly; otherwise the error names the closest one."""
     architectures = all_architectures()
-    candidates = [one for one in architectures if not one.import_only and one.family == run_config.family]
+    candidates = [a for a in architectures if not a.import_only and a.family == run_config.family]
     if not candidates:
-        supported = ", ".join(sorted({one.family for one in architectures}))
+        supported = ", ".join(sorted({a.family for a in architectures}))
         raise UserError(
             f"{run}: no Hugging Face architecture for the family {run_config.family!r} (supported: {supported})"
         )
-    problems = {one: one.unsupported_settings(run_config) for one in candidates}
-    closest = min(candidates, key=lambda one: (len(problems[one]), one.name))
+    problems = {a: a.unsupported_settings(run_config) for a in candidates}
+    closest = min(candidates, key=lambda a: (len(problems[a]), a.name))
     if reasons := tokenizer_problems(run.tokenizer()) + problems[closest]:
         raise UserError(
             f"{run}: no exact export. The closest architecture is {closest.title}, but {'; '.join(reasons)}"
@@ -112,10 +112,10 @@ def config_json(pipeline: Pipeline, spec: ExportSpec) -> dict[str, Any]:
     if task.needs_encoder_decoder:
         token_ids |= {"decoder_start_token_id": task.bos}  # type: ignore[attr-defined]
         token_ids |= {"forced_bos_token_id": None, "forced_eos_token_id": None}
-    own = {"version": __version__, "model": {"family": run_config.family, **config.to_dict(run_config.model)}}
-    own |= {"task": {"name": run_config.objective, **config.to_dict(run_config.task)}}
+    run_settings = {"version": __version__, "model": {"family": run_config.family, **config.to_dict(run_config.model)}}
+    run_settings |= {"task": {"name": run_config.objective, **config.to_dict(run_config.task)}}
     model = {"architectures": [spec.head], "model_type": spec.model_type, **spec.config}
-    return model | token_ids | {"dtype": "float32", OWN_SECTION: own}
+    return model | token_ids | {"dtype": "float32", OWN_SECTION: run_settings}
 
 
 def generation_config(pipeline: Pipeline) -> dict[str, Any]:

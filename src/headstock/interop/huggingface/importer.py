@@ -56,7 +56,7 @@ def import_folder(folder: Path, out: Path) -> RunFolder:
 
 
 def find_architecture(hf_config: Mapping[str, Any], folder: Path) -> Architecture:
-    architectures = {kind: one for one in all_architectures() for kind in one.model_types}
+    architectures = {kind: architecture for architecture in all_architectures() for kind in architecture.model_types}
     kind = hf_config.get("model_type")
     if not isinstance(kind, str) or kind not in architectures:
         supported = ", ".join(sorted(architectures))
@@ -66,11 +66,11 @@ def find_architecture(hf_config: Mapping[str, Any], folder: Path) -> Architectur
 
 def convert_exported(source: SourceModel, architecture: Architecture) -> ConvertedModel | None:
     """The run from which the folder was exported, if it was and has not been changed since."""
-    own = source.config.get(OWN_SECTION)
-    if not isinstance(own, dict):
+    run_settings = source.config.get(OWN_SECTION)
+    if not isinstance(run_settings, dict):
         return None
     try:
-        run_config = imported_config(own["model"], own["task"], source=source.path)
+        run_config = imported_config(run_settings["model"], run_settings["task"], source=source.path)
         if architecture.unsupported_settings(run_config):
             return None
         spec = architecture.export_spec(run_config)

@@ -135,7 +135,7 @@ def wordpiece(file: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix="##")
-    library.add_special_tokens([one for one in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if one in pieces])
+    library.add_special_tokens([token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in pieces])
     return library
 
 

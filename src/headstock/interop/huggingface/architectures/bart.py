@@ -97,8 +97,8 @@ class Bart(Architecture):
         c, problems = config.model, []
         if (c.norm, c.embed_norm, c.positions) not in KINDS:
             actual = f"norm {c.norm!r}, embed_norm {format_setting(c.embed_norm)} and positions {c.positions!r}"
-            known = "; ".join(f"{norm}, {format_setting(normed)}, {positions}" for norm, normed, positions in KINDS)
-            problems.append(f"no architecture combines {actual} (known combinations: {known})")
+            combinations = "; ".join(", ".join(map(format_setting, kind)) for kind in KINDS)
+            problems.append(f"no architecture combines {actual} (known combinations: {combinations})")
         if c.positions == "sinusoidal" and c.width % 2:
             problems.append(f"model.width is {c.width}, not even")
         return problems

@@ -14,8 +14,8 @@ from headstock.explain.gradients import (
     trainable_copy,
 )
 from headstock.explain.hooks import cosine, vector_norm
+from headstock.explain.inputs import file_target, training_target
 from headstock.explain.recurrence import explain_recurrence
-from headstock.explain.targets import file_target, training_target
 from headstock.model.batch import IGNORE_INDEX
 from tests.explain.pipelines import make_classifier, make_pipeline
 

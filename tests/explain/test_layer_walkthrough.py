@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from headstock.errors import UserError
 from headstock.explain import layer_walkthrough
+from headstock.explain.inputs import training_target
 from headstock.explain.layer_walkthrough import explain_layer
 from headstock.explain.layer_walkthrough_document import layer_document
 from headstock.explain.render_document import page, terminal
-from headstock.explain.targets import training_target
 from tests.explain import docs_output
 from tests.explain.pipelines import make_classifier, make_pipeline
 from tests.report.browsing import Outline, check_sound, open_tab, view_page

@@ -7,12 +7,12 @@ import pytest
 
 from headstock.explain.gradients import depth_study, explain_gradients
 from headstock.explain.gradients_document import gradient_document, recurrence_document
+from headstock.explain.inputs import training_target
 from headstock.explain.prediction import explain_prediction, prediction_document
 from headstock.explain.recurrence import explain_recurrence
 from headstock.explain.render_document import page
 from headstock.explain.residual import explain_residual
 from headstock.explain.residual_document import residual_document
-from headstock.explain.targets import training_target
 from tests.explain.pipelines import make_classifier, make_pipeline
 from tests.report.browsing import Outline, check_sound, follows_colour_scheme, view_page
 

@@ -89,7 +89,7 @@ def check_text_or_file(text: list[str] | None, file: str | None) -> None:
 
 def open_in_double(run: Path, device: str) -> "Pipeline":
     """A run whose gradients are computed in double precision, which MPS does not have."""
-    from headstock.explain.targets import open_single_run
+    from headstock.explain.subject import open_single_run
 
     pipeline = open_single_run(run, device=device)
     if pipeline.model.device.type == "mps":
@@ -251,7 +251,7 @@ def attention(
     from headstock.explain.attention import explain_attention, explain_file_attention, need_attention, select_heads
     from headstock.explain.attention_document import attention_document
     from headstock.explain.inputs import encode_file, encode_input
-    from headstock.explain.targets import open_single_run
+    from headstock.explain.subject import open_single_run
 
     one_of(where, ATTENTION_KINDS, "--where")
     check_text_or_file(text, file)
@@ -321,8 +321,8 @@ def gradients(
     from headstock.explain.gradients import block_settings, depth_study, explain_gradients
     from headstock.explain.gradients_document import gradient_document, recurrence_document
     from headstock.explain.hooks import need_block_stacks
+    from headstock.explain.inputs import file_target, training_target
     from headstock.explain.recurrence import explain_recurrence, recurrent_stacks
-    from headstock.explain.targets import file_target, training_target
 
     check_text_or_file(text, file)
     if file and label is not None:
@@ -355,7 +355,7 @@ def residual(
     """
     from headstock.explain.residual import explain_residual
     from headstock.explain.residual_document import residual_document
-    from headstock.explain.targets import open_single_run
+    from headstock.explain.subject import open_single_run
 
     facts = explain_residual(open_single_run(run, device=common.device), text, label=label)
     return present(common, residual_document(facts, str(run), " / ".join(text)), out)
@@ -375,7 +375,7 @@ def prediction(
     Example: headstock explain prediction runs/reviews "A dull film with a great ending." --out why.html
     """
     from headstock.explain.prediction import explain_prediction, prediction_document
-    from headstock.explain.targets import open_single_run
+    from headstock.explain.subject import open_single_run
 
     facts = explain_prediction(open_single_run(run, device=common.device), text, label=label, at=at)
     return present(common, prediction_document(facts, str(run)), out)

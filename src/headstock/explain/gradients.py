@@ -31,7 +31,7 @@ from headstock.explain.hooks import (
     vector_norm,
     without_residuals,
 )
-from headstock.explain.targets import ExplainTarget
+from headstock.explain.inputs import ExplainTarget
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead

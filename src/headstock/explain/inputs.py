@@ -1,32 +1,55 @@
-"""Texts and files encoded as a run reads them, with the special tokens of its task.
+"""Texts and files as the task of a run reads them: encoded, or also with the labels of its loss.
 
 B rows, T tokens, S source tokens.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
+from headstock.data.corpus import read_corpus
 from headstock.data.formats import PLAIN, detect_format
 from headstock.data.labelled_texts import stream_texts
 from headstock.data.mask_gaps import MASK, SurfaceForms
 from headstock.data.records import Records
+from headstock.data.token_store import build_store
 from headstock.decoding.batching import batch_from_rows
-from headstock.errors import UserError
-from headstock.explain.targets import check_length, check_texts, row_tokens, source_tokenizer, tokenize
+from headstock.errors import UserError, did_you_mean
+from headstock.explain.subject import check_length, check_texts, find_token, row_tokens, source_tokenizer, tokenize
 from headstock.inference.pipeline import Pipeline
-from headstock.model.batch import Batch
-from headstock.tasks.labelled import UNLIMITED, is_labelled
+from headstock.inference.translate import display_tokens
+from headstock.model.batch import IGNORE_INDEX, Batch
+from headstock.model.model import Model
+from headstock.tasks.base import Examples, Task
+from headstock.tasks.class_labels import quote_names
+from headstock.tasks.labelled import UNLIMITED, LabelledTask, is_labelled
+from headstock.tasks.masked import MaskedLM
 from headstock.tasks.special_tokens import special_tokens_for
 from headstock.tasks.translate import EncodedPairs, Translate, teacher_forcing_batch
 from headstock.train.evaluate import model_outputs
+from headstock.train.labelled_data import require_labels
 from headstock.train.loop import sequence_length
 
 CHUNK = 16  # texts of a file per batch
+MAX_ROWS = 16  # rows of a file that a loss is computed over
+MAX_DRAWS = 64  # draws of masked positions until one is masked
+HEAD_NAMES = {  # what a head's loss counts, where it is not the head's own name
+    "token": "token",
+    "forward": "forward token",
+    "backward": "backward token",
+    "masked": "masked token",
+    "causal": "next token",
+    "next": "sentence pair",
+}
+
+
+# Encoded texts
 
 
 @dataclass(frozen=True)
@@ -104,7 +127,7 @@ def forced_batch(pipeline: Pipeline, pairs: Sequence[tuple[Sequence[int], Sequen
     return teacher_forcing_batch(sources, targets, **special, length=length)
 
 
-# Files
+# Encoded files
 
 
 def encode_file(pipeline: Pipeline, file: str, *, rows: int | None = None) -> Iterator[Batch]:
@@ -151,3 +174,138 @@ def encode_texts(pipeline: Pipeline, texts: Sequence[str], length: int) -> Batch
     special = special_tokens_for(pipeline.task, pipeline.tokenizer, left_to_right=pipeline.model.backbone.causal)
     capacity = special.capacity(length)
     return batch_from_rows([special.wrap(ids[:capacity]) for ids in tokens], special.pad, pipeline.model.device)
+
+
+# With labels
+
+
+@dataclass(frozen=True)
+class ExplainTarget:
+    """A batch with the labels that its loss is computed against."""
+
+    task: Task
+    batch: Batch
+    description: str  # what the loss is computed over
+    notes: list[str] = field(default_factory=list)  # how the text was read
+
+    def loss(self, model: Model) -> Tensor:
+        """The loss as in training: the mean of each head, weighted as by the task."""
+        sums = self.task.losses(model, self.batch)
+        counts = self.task.counts(self.batch)
+        return torch.stack([self.task.weight(head) * sums[head] / max(1, n) for head, n in counts.items()]).sum()
+
+
+def make_target(pipeline: Pipeline, task: Task, batch: Batch, notes: Sequence[str] = ()) -> ExplainTarget:
+    counts = task.counts(batch)
+    parts = [f"{count:,} {HEAD_NAMES.get(head, head)}{'s' * (count != 1)}" for head, count in counts.items()]
+    return ExplainTarget(task, batch.to(pipeline.model.device), " and ".join(parts), list(notes))
+
+
+def class_index(pipeline: Pipeline, label: str) -> int:
+    classes = pipeline.classification_task().config.classes
+    if label not in classes:
+        hint = f"this run knows {quote_names(classes)}{did_you_mean(label, classes)}"
+        raise UserError(f"{pipeline.run}: --label {label!r} is no class; {hint}")
+    return classes.index(label)
+
+
+def training_target(
+    pipeline: Pipeline, texts: Sequence[str], *, label: str | None = None, visible: str | None = None
+) -> ExplainTarget:
+    """One text with the labels of the run's objective; a labelled task uses `label`, or its own prediction.
+
+    `visible` is a token, or its position from 1, that a masked objective must not mask.
+    """
+    check_texts(pipeline, texts)
+    task = pipeline.task
+    if is_labelled(task):
+        return labelled_target(pipeline, texts, label)
+    if label is not None:
+        raise UserError(f"{pipeline.run}: is a language model, whose loss needs no --label")
+    (text,) = texts
+    if task.fills_masks and MASK in text:
+        raise UserError(f"{pipeline.run}: the token behind {MASK} is unknown; give the whole text")
+    ids = tokenize(pipeline, text)
+    if task.fills_masks and not task.generates:
+        return masked_target(pipeline, cast(MaskedLM, task), ids, visible)
+    check_length(pipeline, len(ids) + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.txt"
+        path.write_text(text, encoding="utf-8")
+        store = build_store(read_corpus(path, documents="file"), pipeline.tokenizer, cache=Path(folder))
+        examples = task.examples(store, length=max(2, store.tokens))
+        return make_target(pipeline, task, examples.batch(range(len(examples))))
+
+
+def masked_target(pipeline: Pipeline, task: MaskedLM, ids: Sequence[int], visible: str | None) -> ExplainTarget:
+    """One text masked by the objective, but not at `visible`; drawn again until a token is masked."""
+    tokenizer = pipeline.tokenizer
+    row = special_tokens_for(task, tokenizer).wrap(ids)
+    check_length(pipeline, len(row))
+    tokens = torch.tensor([row]).numpy()
+    allowed = ((tokens != task.bos) & (tokens != tokenizer.sep)).astype(bool)
+    if visible is not None and (position := find_token(display_tokens(tokenizer, row), visible)) is not None:
+        allowed[0, position] = False
+        if not allowed.any():
+            raise UserError(f"{pipeline.run}: no token but --word {visible} could be masked; give a longer text")
+    fraction = task.masker.fraction(1.0)
+    for draw in range(MAX_DRAWS):
+        masked, labels = task.masker.mask_tokens(
+            tokens, allowed, 0 * tokens, key=("explain", draw), rows=[0], fraction=fraction
+        )
+        if (labels != IGNORE_INDEX).any():
+            break
+    else:
+        raise UserError(f"{pipeline.run}: no token was masked in {MAX_DRAWS} draws; give a longer text")
+    batch = Batch(torch.from_numpy(masked), labels={"token": torch.from_numpy(labels)})
+    target = make_target(pipeline, task, batch)
+    if task.config.nsp:
+        target.batch.labels["next"] = torch.tensor([IGNORE_INDEX], device=pipeline.model.device)
+        target.notes.append("there is one text, so the next-sentence head has no label")
+    return target
+
+
+def labelled_target(pipeline: Pipeline, texts: Sequence[str], label: str | None) -> ExplainTarget:
+    """One row of a labelled task with `label`, or with the run's own prediction."""
+    task = pipeline.labelled_task()
+    row = task.row_from_texts(texts)
+    notes = []
+    if label is None:
+        (prediction,) = pipeline.predict([row])
+        value = task.predicted_target(prediction)
+        notes.append(f"no label was given; the run's prediction is used: {task.as_text(prediction).strip()}")
+    else:
+        value = parse_label(pipeline, task, label)
+    data = task.prepare(Records("text", [1], task.columns_of([row]) | {task.target: [value]}))
+    check_length(pipeline, task.row_length(data))
+    task = task.for_loss()
+    batch = task.examples(data, length=sequence_length(pipeline.model, pipeline.config.train)).batch([0])
+    return make_target(pipeline, task, batch, notes)
+
+
+def parse_label(pipeline: Pipeline, task: LabelledTask, label: str) -> Any:
+    """A class of the run, or a translation."""
+    if task.predicts_classes:
+        class_index(pipeline, label)
+    elif not task.translates:
+        problem = f"a {task.title} has no single label per text; name labelled rows with --file"
+        raise UserError(f"{pipeline.run}: {problem}")
+    return label
+
+
+def file_target(pipeline: Pipeline, file: str | Path, *, columns: Mapping[str, str] | None = None) -> ExplainTarget:
+    """The first rows of a file: labelled rows, or windows of text; long rows are truncated."""
+    task, length = pipeline.task, sequence_length(pipeline.model, pipeline.config.train)
+    examples: Examples
+    if is_labelled(task):
+        rows = require_labels(task.read_file(file, config=task.config, columns=columns), task.target, "for a loss")
+        rows = rows.select(range(min(MAX_ROWS, len(rows))))
+        task.check(rows)
+        task = task.for_loss()
+        examples = task.examples(task.prepare(rows), length=length)
+    else:
+        corpus = read_corpus(file, column=pipeline.config.data.column)
+        store = build_store(corpus, pipeline.tokenizer, sentences=task.needs_sentences)
+        examples = task.examples(store, length=length)
+    notes = [f"{MAX_ROWS} of {len(examples):,} rows are read"] if len(examples) > MAX_ROWS else []
+    return make_target(pipeline, task, examples.batch(range(min(MAX_ROWS, len(examples)))), notes)

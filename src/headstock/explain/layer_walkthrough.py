@@ -18,7 +18,8 @@ from headstock.errors import UserError, did_you_mean
 from headstock.explain.document import Check
 from headstock.explain.gradients import trainable_copy
 from headstock.explain.hooks import need_block_stacks, record_calls
-from headstock.explain.targets import ExplainTarget, find_token, row_tokens, training_target
+from headstock.explain.inputs import ExplainTarget, training_target
+from headstock.explain.subject import find_token, row_tokens
 from headstock.inference.pipeline import Pipeline
 from headstock.model.attention_mask import AttentionMask
 from headstock.model.backbones.transformer import Transformer

@@ -15,8 +15,7 @@ from headstock.explain import document as doc
 from headstock.explain.attention import as_applied, need_attention
 from headstock.explain.inputs import EncodedInput, encode_input
 from headstock.explain.render_document import heatmap_svg
-from headstock.explain.subject import open_subject
-from headstock.explain.targets import open_single_run
+from headstock.explain.subject import open_single_run, open_subject
 from headstock.model.attention_mask import make_attention_mask
 from headstock.model.attention_weights import AttentionRecord, record_attention
 from headstock.model.batch import Batch

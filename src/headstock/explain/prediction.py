@@ -10,7 +10,7 @@ from headstock.explain import document as doc
 from headstock.explain.gradients_document import BLUE, ORANGE
 from headstock.explain.prediction_cases import PredictionCase, case_of
 from headstock.explain.render_document import picture_of
-from headstock.explain.targets import check_texts
+from headstock.explain.subject import check_texts
 from headstock.inference.pipeline import Pipeline
 from headstock.report.highlighted_text import decode_tokens, locate_tokens, merge_into_words, merge_spaces
 from headstock.report.theme import GRID, WIDE

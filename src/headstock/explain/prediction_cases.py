@@ -17,7 +17,8 @@ from headstock.data.records import Records
 from headstock.data.windowing import SpecialTokens
 from headstock.decoding.batching import batch_from_rows, token_batches
 from headstock.errors import UserError
-from headstock.explain.targets import check_length, class_index
+from headstock.explain.inputs import class_index
+from headstock.explain.subject import check_length
 from headstock.inference import attribution
 from headstock.inference.attribution import baseline_embedding, integrated_gradients, token_attributions
 from headstock.inference.pipeline import Pipeline

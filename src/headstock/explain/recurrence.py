@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headstock.errors import UserError
 from headstock.explain.hooks import ParameterGroups, group_norms, record_calls, vector_norm
-from headstock.explain.targets import ExplainTarget
+from headstock.explain.inputs import ExplainTarget
 from headstock.model.backbone import Backbone
 from headstock.model.backbones.elmo import Elmo
 from headstock.model.backbones.recurrent import Recurrent, RecurrentLayer, RecurrentStack

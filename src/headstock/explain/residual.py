@@ -16,8 +16,8 @@ from headstock.data.mask_gaps import MASK
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.explain.hooks import POINT_AFTER, Activations, Connection, need_block_stacks, record_activations
-from headstock.explain.inputs import encode_input
-from headstock.explain.targets import check_texts, labelled_target, row_tokens, training_target
+from headstock.explain.inputs import encode_input, labelled_target, training_target
+from headstock.explain.subject import check_texts, row_tokens
 from headstock.inference.pipeline import Pipeline
 from headstock.inference.translate import display_tokens
 from headstock.model.batch import IGNORE_INDEX, Batch

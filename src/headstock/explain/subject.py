@@ -1,16 +1,22 @@
-"""What is explained: a run with its weights, or a preset as it would be built."""
+"""What is explained: a run with its weights, or a preset as it would be built; and checks of the texts it reads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from headstock.config import parse_setting, to_dict
 from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError, did_you_mean
-from headstock.inference.pipeline import load
+from headstock.inference.pipeline import Pipeline, load
+from headstock.inference.translate import display_tokens
+from headstock.model.batch import Batch
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Task
+from headstock.tasks.labelled import is_labelled
 from headstock.train import resolve
 from headstock.train.distributed import choose_device
+from headstock.train.loop import sequence_length
 from headstock.train.models import blueprint
 from headstock.train.run_folder import open_run
 from headstock.train.settings import RunConfig, preset_names
@@ -73,6 +79,14 @@ def run_subject(
     return ExplainSubject(model, pipeline.tokenizer, new_task, config, str(pipeline.run))
 
 
+def open_single_run(run: str | Path, *, device: str = "auto") -> Pipeline:
+    """A run that is one model; an ensemble is refused."""
+    pipeline = load(run, device=device)
+    if len(pipeline.models) > 1:
+        raise UserError(f"{pipeline.run}: is an ensemble; name one of its models, such as {pipeline.run.member(0)}")
+    return pipeline
+
+
 def is_run(name: str) -> bool:
     try:
         open_run(name)
@@ -106,3 +120,46 @@ def class_settings(task: str, classes: int | None) -> dict[str, Any]:
     if classes is None or classes < 1:
         raise UserError(f"--task {task}: needs the number of classes, --classes N")
     return {"task.classes": [str(number) for number in range(classes)]}
+
+
+# Texts for a run
+
+
+def check_length(pipeline: Pipeline, count: int) -> None:
+    """Refuse a text that the run cannot read whole."""
+    limit = pipeline.model.backbone.context
+    if is_labelled(pipeline.task):
+        limit = sequence_length(pipeline.model, pipeline.config.train)
+    if limit is not None and count > limit:
+        problem = f"the text has {count:,} tokens with special tokens, and this run reads {limit:,}"
+        raise UserError(f"{pipeline.run}: {problem}")
+
+
+def check_texts(pipeline: Pipeline, texts: Sequence[str]) -> None:
+    """As many texts as a row of the run's task has, none of them empty."""
+    if len(texts) != pipeline.task.texts_per_row:
+        raise UserError(f"{pipeline.run}: expects {pipeline.task.row_description}, found {len(texts)}")
+    if not all(text.strip() for text in texts):
+        raise UserError(f"{pipeline.run}: the text is empty")
+
+
+def tokenize(pipeline: Pipeline, text: str, tokenizer: Tokenizer | None = None) -> list[int]:
+    if not (ids := (tokenizer or pipeline.tokenizer).encode(text)):
+        raise UserError(f"{pipeline.run}: the tokenizer returns no tokens for the text")
+    return ids
+
+
+def source_tokenizer(pipeline: Pipeline) -> Tokenizer:
+    return pipeline.tokenizer.source_tokenizer or pipeline.tokenizer
+
+
+def row_tokens(pipeline: Pipeline, batch: Batch, *, source: bool = False) -> list[str]:
+    """The tokens of the first row as text; `source` if it is the source of an encoder-decoder."""
+    return display_tokens(source_tokenizer(pipeline) if source else pipeline.tokenizer, batch.tokens[0].tolist())
+
+
+def find_token(tokens: Sequence[str], word: str) -> int | None:
+    """The index of a token; a number is a position, counted from 1."""
+    if word in tokens:
+        return tokens.index(word)
+    return int(word) - 1 if word.isdecimal() and 1 <= int(word) <= len(tokens) else None

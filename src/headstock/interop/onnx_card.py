@@ -67,7 +67,7 @@ import onnxruntime
 session, about = onnxruntime.InferenceSession("model.onnx"), json.load(open("model.json", encoding="utf-8"))
 {body}"""
 
-SEGMENTS = 'given["token_type_ids"] = (np.arange(row.shape[1]) >= {before}).astype(np.int64)[None]\n'
+SEGMENTS = 'inputs["token_type_ids"] = (np.arange(row.shape[1]) >= {before}).astype(np.int64)[None]\n'
 
 
 def model_json(pipeline: Pipeline, graph: Graph) -> dict[str, Any]:

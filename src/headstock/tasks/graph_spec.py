@@ -28,8 +28,8 @@ first, second = ({cut} for text in sys.argv[1:3])
 while len(first) + len(second) > about["length"] - 3:  # the end of the longer text is cut
     (first if len(first) > len(second) else second).pop()
 row = np.array([[about["start"], *first, about["separator"], *second, about["separator"]]])
-given = {{"input_ids": row, "attention_mask": np.ones_like(row)}}
-{segments}scores = session.run(["logits"], given)[0][0]
+inputs = {{"input_ids": row, "attention_mask": np.ones_like(row)}}
+{segments}scores = session.run(["logits"], inputs)[0][0]
 probabilities = PROBABILITIES
 print(json.dumps(dict(zip(about["classes"], probabilities.tolist()))))
 """
@@ -51,8 +51,8 @@ encoding, first_token = tokenizer.encode(context, add_special_tokens=False), len
 tokens = range(first_token, min(first_token + len(encoding.ids), about["length"] - 1))
 context_ids = encoding.ids[: len(tokens)]
 row = np.array([[about["start"], *question_ids, about["separator"], *context_ids, about["separator"]]])
-given = {{"input_ids": row, "attention_mask": np.ones_like(row)}}
-{segments}start, end = (scores[0] for scores in session.run(["start_logits", "end_logits"], given))
+inputs = {{"input_ids": row, "attention_mask": np.ones_like(row)}}
+{segments}start, end = (scores[0] for scores in session.run(["start_logits", "end_logits"], inputs))
 spans = [(i, j) for i in tokens for j in tokens if 0 <= j - i < about["longest_answer"]]
 first, last = max(spans, key=lambda span: start[span[0]] + end[span[1]])
 answer = context[encoding.offsets[first - first_token][0] : encoding.offsets[last - first_token][1]].strip()

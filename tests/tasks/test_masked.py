@@ -220,7 +220,7 @@ def test_attention_stays_inside_the_document(stores, causal):
     batch = task.examples(splits.train, length=64, seed=1).batch(range(4))
     documents = batch.document_ids[1]
     assert documents.max() > 1
-    position = int((documents == 1).nonzero()[-1])  # the last token of the row's first whole document
+    position = int((documents == 1).nonzero()[-1])  # the last token of the row's first complete document
     own_document = documents == documents[position]
     assert own_document.sum() > 2
     before = model(batch).hidden

@@ -145,7 +145,7 @@ def test_no_simple_rule_separates_negatives(essays, length):
                 labels.append(follows)
                 features.append((b[-1] in ".!?", len(b), len(a) + len(b), len(b) / len(a), b[0][0].isupper()))
     assert len(labels) > 3500
-    names = ("final mark", "length of B", "length of both", "ratio of lengths", "capital")
+    names = ("punctuation", "length of B", "length of both", "ratio of lengths", "capital")
     scores = {
         name: best_rule(values, np.array(labels) == 1)
         for name, values in zip(names, zip(*features, strict=True), strict=True)

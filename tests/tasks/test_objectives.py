@@ -67,11 +67,11 @@ def test_masked_fraction_follows_progress_except_in_validation(corpus, monkeypat
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_resumed_run_is_bit_identical(corpus, tmp_path, tiny, name):
     settings = tiny | OBJECTIVES[name] | {"validate_every": 4, "weights": "last"}
-    headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
+    headstock.pretrain(corpus, out=tmp_path / "complete", settings=settings)
     with pytest.raises(Stopped):
         headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, callbacks=[stop_after(7)])
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
-    complete, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut"))
+    complete, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("complete", "cut"))
     assert complete == resumed
 
 

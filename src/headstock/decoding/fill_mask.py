@@ -19,7 +19,7 @@ from headstock.errors import UserError
 from headstock.kernels.backends import fast_cpu_kernels
 from headstock.model.model import Model
 
-BEAMS = 16  # hypotheses kept at least
+MIN_BEAMS = 16
 MAX_SCORES = 2**25  # held at once: vocabulary times hypotheses
 
 
@@ -72,7 +72,7 @@ class MaskFiller:
                 words = [
                     word
                     for count in range(1, pieces + 1)
-                    for word in self.search_words(ids, gap, count, beams=max(BEAMS, 2 * top))
+                    for word in self.search_words(ids, gap, count, beams=max(MIN_BEAMS, 2 * top))
                 ]
                 fills.append(rank_candidates(words)[:top])
         best = [row[0].token if row else MASK for row in fills]

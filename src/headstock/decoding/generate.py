@@ -84,7 +84,7 @@ def generate(
     if not rows or max_tokens < 1:
         return [row.continuation for row in rows]
     draws = torch.stack([torch.rand(max_tokens, generator=generator) for generator in generators])
-    decoder = _Decoder(model, rows, draws, sampling=sampling, suppress_tokens=suppress_tokens, cache=cache)
+    decoder = _Decoder(model, rows, draws, sampling, suppress=suppress_tokens, cache=cache)
     steps = 1 if stop else STEPS_PER_CHECK.get(model.device.type, 16) if end is not None else max_tokens
     while decoder.step < max_tokens and not all(row.done for row in rows):
         active, tokens = decoder.next_tokens(min(steps, max_tokens - decoder.step))
@@ -106,19 +106,12 @@ class _Decoder:
     """
 
     def __init__(
-        self,
-        model: Model,
-        rows: list[_Row],
-        draws: Tensor,
-        *,
-        sampling: Sampling,
-        suppress_tokens: Sequence[int],
-        cache: bool,
+        self, model: Model, rows: list[_Row], draws: Tensor, sampling: Sampling, *, suppress: Sequence[int], cache: bool
     ):
         self.new_state, self.cache, self.sampling = model.backbone.new_state, cache, sampling
         self.backbone, self.head = strip_modules(model.backbone), strip_modules(model.heads["token"])
         self.device, self.context = model.device, model.backbone.context
-        self.suppress_tokens = torch.tensor(list(suppress_tokens), dtype=torch.long, device=self.device)
+        self.suppress_tokens = torch.tensor(list(suppress), dtype=torch.long, device=self.device)
         self.rows, self.step, self.max_tokens = rows, 0, draws.size(1)
         self.draws = None if sampling.greedy else draws.to(self.device)  # (B, max_tokens) uniform
         self.in_text: Tensor | None = None  # (B, V) True for tokens of the text

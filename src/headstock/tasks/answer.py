@@ -26,11 +26,10 @@ from headstock.model.batch import IGNORE_INDEX, Batch
 from headstock.model.heads import SpanHead
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
-from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
+from headstock.tasks.error_analysis import error_record
 from headstock.tasks.graph_spec import ANSWER, GraphSpec
 from headstock.tasks.graph_spec import NO_ANSWER as ANSWER_OR_NONE
 from headstock.tasks.labelled import (
-    Attribution,
     EncodedRows,
     HeadConfig,
     LabelledTask,
@@ -329,33 +328,25 @@ class Answer(LabelledTask):
         matches = [exact_match(row["answer"], answers) for row, answers in zip(predictions, data.labels, strict=True)]
         return np.array([row["score"] for row in predictions]), np.array(matches) == 1
 
-    def error_analysis(
-        self, rows: Records, data: Any, outputs: Sequence[np.ndarray], *, attribute: Attribution | None = None
+    def input_texts(self, rows: Records) -> list[str]:
+        return rows.columns["context"]
+
+    def describe_error(
+        self, rows: Records, row: int, prediction: Mapping[str, Any], confidence: float
     ) -> dict[str, Any]:
-        """Calibration against exact matches, context lengths, and the most confident wrong answers."""
-        confidence, correct = self.confidences(data, outputs)
-        words = np.array([len(passage.text.split()) for passage in data.passages])
-        errors = []
-        for row in most_confident_errors(confidence, correct):
-            (prediction,) = self.predictions(data.select([row]), [outputs[row]])
-            text, spans = excerpt(data.passages[row].text, prediction, rows.columns["answers"][row])
-            errors.append(
-                error_record(
-                    data.locations[row],
-                    text,
-                    label="; ".join(dict.fromkeys(data.labels[row])) or NO_ANSWER,
-                    predicted=prediction["answer"] or NO_ANSWER,
-                    confidence=prediction["score"],
-                    question=rows.columns["question"][row],
-                    marks=spans,
-                    f1=round(answer_f1(prediction["answer"], data.labels[row]), 5),
-                )
-            )
-        return {
-            "lengths": length_analysis(words, correct, errors=self.nouns.errors),
-            "calibration": reliability(confidence, correct),
-            "mistakes": errors,
-        }
+        answers = rows.columns["answers"][row]
+        references = [answer["text"] for answer in answers]
+        text, spans = excerpt(rows.columns["context"][row], prediction, answers)
+        return error_record(
+            rows.location(row),
+            text,
+            label="; ".join(dict.fromkeys(references)) or NO_ANSWER,
+            predicted=prediction["answer"] or NO_ANSWER,
+            confidence=confidence,
+            question=rows.columns["question"][row],
+            marks=spans,
+            f1=round(answer_f1(prediction["answer"], references), 5),
+        )
 
     # Export
 

@@ -25,7 +25,7 @@ Lens = Literal["token", "class", "tag", "none"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What a pretrained model makes of a piece of held-out text."""
+    """The output of a pretrained model for a piece of held-out text."""
 
     kind: Literal["continued", "filled", "denoised"]
     given: str

@@ -6,8 +6,9 @@ N examples, C classes.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +57,11 @@ def split_label(label: str, separator: str | None) -> list[str]:
     return [name.strip() for name in label.split(separator) if name.strip()]
 
 
+def class_names(records: Records, separator: str | None) -> list[str]:
+    """The class names in all labels, one after the other."""
+    return [name for label in records.labels or [] for name in split_label(label, separator)]
+
+
 def label_numbers(records: Records, config: ClassConfig) -> np.ndarray:
     """(N,) class ids, or (N, C) of 0 and 1; unknown labels are refused with their locations."""
     class_ids = {name: i for i, name in enumerate(config.classes)}
@@ -91,16 +97,26 @@ def find_classes(records: Records, separator: str | None, *, many: bool = False)
 
     Labels that do not look like classes are refused unless `many`.
     """
-    labels = [name for label in records.labels or [] for name in split_label(label, separator)]
-    names = set(labels)
+    names = set(class_names(records, separator))
     if len(names) < 2 and not (separator and names):
         problem = f"only one class, {next(iter(names))!r}" if names else "no labels"
         raise UserError(f"{records.source}: {problem}; there must be at least two")
     if not many:
-        check_class_labels(records.source, labels)
+        check_class_labels(records, separator)
     if all(CLASS_NUMBER.fullmatch(name) for name in names):
         return tuple(sorted(names, key=lambda name: (float(name), name)))
     return tuple(sorted(names))
+
+
+def infer_class_settings(config: Any, records: Records) -> Any:
+    """The classes and, if they are balanced, the class weights of training rows, unless they are given."""
+    if not config.classes:
+        separator = getattr(config, "separator", None)
+        config = replace(config, classes=find_classes(records, separator, many=config.many_classes))
+    if config.balance and not config.class_weights:
+        weights = balanced_weights(label_numbers(records, config), len(config.classes))
+        config = replace(config, class_weights=weights)
+    return config
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
@@ -116,8 +132,9 @@ def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
 # Checks before training
 
 
-def check_class_labels(source: str, labels: Sequence[str]) -> None:
+def check_class_labels(records: Records, separator: str | None) -> None:
     """Refuse labels that look like a regression target, or like a column that holds no labels at all."""
+    labels, source = class_names(records, separator), records.source
     names, rows = set(labels), len(labels)
     count = f"{len(names):,} distinct values in {rows:,} rows"
     override = "use them as classes with --set many_classes=true"

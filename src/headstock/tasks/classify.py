@@ -4,7 +4,7 @@ B sequences, N examples (one sequence each unless a long text is split), C class
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
@@ -27,12 +27,10 @@ from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples
 from headstock.tasks.class_labels import (
     ClassConfig,
-    balanced_weights,
     check_class_labels,
-    find_classes,
+    infer_class_settings,
     label_numbers,
     label_warnings,
-    split_label,
 )
 from headstock.tasks.error_analysis import MAX_ATTRIBUTED, confusions, most_confident_errors
 from headstock.tasks.graph_spec import CLASSIFY, SIGMOID, SOFTMAX, TRUNCATION, GraphSpec
@@ -99,20 +97,13 @@ class Classify(LabelledTask):
 
     @classmethod
     def infer_settings(cls, config: Any, records: Records) -> Any:
-        if not config.classes:
-            separator = getattr(config, "separator", None)
-            config = replace(config, classes=find_classes(records, separator, many=config.many_classes))
-        if config.balance and not config.class_weights:
-            weights = balanced_weights(label_numbers(records, config), len(config.classes))
-            config = replace(config, class_weights=weights)
-        return config
+        return infer_class_settings(config, records)
 
     @classmethod
     def check_training_labels(cls, config: Any, records: Records) -> list[str]:
         separator = getattr(config, "separator", None)
         if not config.classes and not config.many_classes:
-            names = [name for label in records.labels or [] for name in split_label(label, separator)]
-            check_class_labels(records.source, names)
+            check_class_labels(records, separator)
         return label_warnings(records, separator)
 
     def check(self, records: Records) -> None:
@@ -365,7 +356,7 @@ class PooledExamples(RowExamples):
 
     def __init__(self, cache: CachedFeatures):
         super().__init__(cache.data)
-        self.vectors = cache.vectors
+        self.vectors = torch.cat([vector for (vector,) in cache.features])
 
     def batch(self, indices: Sequence[int]) -> Batch:
         no_tokens = torch.zeros(len(indices), 1, dtype=torch.long)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
@@ -305,22 +305,26 @@ class LabelledTask(Task):
         if (confidences := self.confidences(data, outputs)) is None:
             return {}
         confidence, correct = confidences
-        texts, targets, predictions = rows.display_texts, rows.columns[self.target], self.predictions(data, outputs)
-        words = np.array([len(text.split()) for text in texts])
+        predictions = self.predictions(data, outputs)
+        words = np.array([len(text.split()) for text in self.input_texts(rows)])
+        errors = most_confident_errors(confidence, correct)
         return {
             "lengths": length_analysis(words, correct, errors=self.nouns.errors),
             "calibration": reliability(confidence, correct),
-            "mistakes": [
-                error_record(
-                    rows.location(row),
-                    texts[row],
-                    label=str(targets[row]),
-                    predicted=str(self.predicted_target(predictions[row])),
-                    confidence=confidence[row],
-                )
-                for row in most_confident_errors(confidence, correct)
-            ],
+            "mistakes": [self.describe_error(rows, row, predictions[row], confidence[row]) for row in errors],
         }
+
+    def input_texts(self, rows: Records) -> list[str]:
+        """The texts whose lengths the error analysis considers."""
+        return rows.display_texts
+
+    def describe_error(
+        self, rows: Records, row: int, prediction: Mapping[str, Any], confidence: float
+    ) -> dict[str, Any]:
+        """A wrong prediction, for the report."""
+        label, predicted = rows.columns[self.target][row], self.predicted_target(prediction)
+        (text,) = rows.select([row]).display_texts
+        return error_record(rows.location(row), text, label=str(label), predicted=str(predicted), confidence=confidence)
 
     # Explanations and export
 
@@ -362,19 +366,7 @@ class CachedFeatures:
     """Rows with the features of a frozen backbone, computed once."""
 
     data: Any  # EncodedRows
-    vectors: Tensor  # all features, concatenated
-    spans: list[list[tuple[int, int]]]  # in `vectors`: for each example, those of its sequences
-
-    @classmethod
-    def of(cls, data: Any, features: Sequence[Sequence[Tensor]]) -> "CachedFeatures":
-        spans: list[list[tuple[int, int]]] = []
-        start = 0
-        for sequences in features:
-            spans.append([])
-            for sequence in sequences:
-                spans[-1].append((start, start + len(sequence)))
-                start += len(sequence)
-        return cls(data, torch.cat([sequence for sequences in features for sequence in sequences]), spans)
+    features: list[list[Tensor]]  # for each example, those of its sequences
 
 
 class ExamplesWithFeatures:
@@ -389,10 +381,9 @@ class ExamplesWithFeatures:
         return len(self.examples)
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        batch, vectors = self.examples.batch(indices), self.cache.vectors
-        batch.features = vectors.new_zeros(*batch.tokens.shape, *vectors.shape[1:])  # (B, T, ...)
-        for row, (start, end) in enumerate(span for index in indices for span in self.cache.spans[index]):
-            batch.features[row, : end - start] = vectors[start:end]
+        batch = self.examples.batch(indices)
+        sequences = [sequence for index in indices for sequence in self.cache.features[index]]
+        batch.features = nn.utils.rnn.pad_sequence(sequences, batch_first=True)  # (B, T, ...)
         return batch
 
 

@@ -227,7 +227,7 @@ def model_outputs(model: Model, task: LabelledTask, data: Any, *, length: int, d
 def cache_features(model: Model, task: LabelledTask, data: Any, *, length: int, dtype: str = "auto") -> CachedFeatures:
     """The backbone's features of each row, computed once to train the head of a frozen model."""
     order, batches = run_batches(model, task, data, task.compute_features, length=length, dtype=dtype)
-    return CachedFeatures.of(data, restore_order(order, [row for batch in batches for row in batch]))
+    return CachedFeatures(data, restore_order(order, [row for batch in batches for row in batch]))
 
 
 @torch.no_grad()

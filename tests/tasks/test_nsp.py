@@ -157,13 +157,13 @@ def test_chunks_cover_every_token_once(library):
     _, tokenizer, store = library
     task = unmasked_task(tokenizer)
     for seed, epoch in ((None, 0), (3, 0), (3, 1)):
-        pairs = task.examples(store, length=20, seed=seed, epoch=epoch).pairs
+        examples = task.examples(store, length=20, seed=seed, epoch=epoch)
         for document in range(store.documents):
-            chunks = np.flatnonzero(pairs.chunks.documents == document)
-            tokens = [pairs.read(document, pairs.chunks.starts[i], pairs.chunks.ends[i]) for i in chunks]
+            chunks = np.flatnonzero(examples.chunks.documents == document)
+            tokens = [examples.read(document, examples.chunks.starts[i], examples.chunks.ends[i]) for i in chunks]
             assert np.array_equal(np.concatenate(tokens), store.document(document))
             assert all(0 < len(chunk) <= 17 for chunk in tokens)
-    starts = [task.examples(store, length=20, seed=3, epoch=epoch).pairs.chunks.starts for epoch in range(2)]
+    starts = [task.examples(store, length=20, seed=3, epoch=epoch).chunks.starts for epoch in range(2)]
     assert len(starts[0]) == len(starts[1])
     assert not np.array_equal(*starts)
 

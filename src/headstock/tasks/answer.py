@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from headstock.data.qa import read_questions
 from headstock.data.records import Records
-from headstock.data.tokenizer import Tokenizer
 from headstock.data.windowing import Window, windows
 from headstock.errors import UserError
 from headstock.model.backbone import Backbone
@@ -39,7 +38,7 @@ from headstock.tasks.labelled import (
     pad_sequences,
     row_locations,
 )
-from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, separator_id
+from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS
 from headstock.tasks.text_metrics import answer_f1, exact_match
 
 EXCERPT_CHARACTERS = 240  # of a context on either side of an answer, in a report
@@ -127,11 +126,6 @@ class Answer(LabelledTask):
         "share of exact spans",
         "An answer counts as correct here if it equals one of the true answers.",
     )
-
-    def __init__(self, config: AnswerConfig, tokenizer: Tokenizer | None):
-        super().__init__(config, tokenizer)
-        if tokenizer is not None:
-            self.separator = separator_id(tokenizer)
 
     def heads(self, backbone: Backbone) -> dict[str, nn.Module]:
         width, mixed = self.head_input(backbone)

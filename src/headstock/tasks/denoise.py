@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from headstock.data.token_store import TokenStore
-from headstock.data.tokenizer import Tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions
 from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, PlanDefaults, Sample, token_losses, token_score
-from headstock.tasks.masking import EpochMasker, MaskingConfig, TokenMasker
-from headstock.tasks.packing import DocumentChunks, TextTask
+from headstock.tasks.masking import EpochMasker, MaskingConfig, MaskingTask
+from headstock.tasks.packing import DocumentChunks
 from headstock.tasks.samples import NEW_TOKENS, sample_denoising
 
 
@@ -39,7 +38,7 @@ class DenoiseConfig:
 
 
 @TASKS.add("denoise")
-class Denoise(TextTask):
+class Denoise(MaskingTask):
     """Reconstructs texts from which spans were removed."""
 
     Config = DenoiseConfig
@@ -47,10 +46,6 @@ class Denoise(TextTask):
     is_language_model = True
     plan = PlanDefaults(max_epochs=16, family="seq2seq", batch_shapes=250)
     huggingface_head = "ForConditionalGeneration"
-
-    def __init__(self, config: DenoiseConfig, tokenizer: Tokenizer):
-        super().__init__(config, tokenizer)
-        self.masker = TokenMasker(config.masking_config(), tokenizer)
 
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if length < 2:
@@ -66,7 +61,8 @@ class Denoise(TextTask):
     def samples(self, model: Model, store: TokenStore, *, length: int, seed: int) -> list[Sample]:
         examples = DenoisingExamples(self, store, min(length, NEW_TOKENS), seed=None, epoch=0)
         starts = np.flatnonzero(examples.chunks.starts == 0)  # of documents: other chunks may start inside a word
-        return sample_denoising(model, self, examples, starts, seed=seed)
+        lengths = examples.lengths[starts]
+        return sample_denoising(model, self, examples, starts[lengths >= min(12, int(lengths.max()))], seed=seed)
 
 
 class DenoisingExamples:

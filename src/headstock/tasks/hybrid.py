@@ -18,8 +18,8 @@ from headstock.model.model import Model
 from headstock.rng import uniforms
 from headstock.tasks.base import TASKS, Examples, PlanDefaults, Sample, bits_per_byte, perplexity, token_loss
 from headstock.tasks.masked import PLAN_SETTINGS
-from headstock.tasks.masking import EpochMasker, MaskingConfig, TokenMasker
-from headstock.tasks.packing import PackedWindows, TextTask
+from headstock.tasks.masking import EpochMasker, MaskingConfig, MaskingTask
+from headstock.tasks.packing import PackedWindows
 from headstock.tasks.samples import sample_continuations, sample_fills
 from headstock.tasks.special_tokens import bos_id
 
@@ -35,7 +35,7 @@ class HybridConfig(MaskingConfig):
 
 
 @TASKS.add("hybrid")
-class HybridLM(TextTask):
+class HybridLM(MaskingTask):
     """Masked and causal language modelling in one model."""
 
     Config = HybridConfig
@@ -50,7 +50,6 @@ class HybridLM(TextTask):
 
     def __init__(self, config: HybridConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        self.masker = TokenMasker(config, tokenizer)
         self.bos, self.cls = bos_id(tokenizer, "start"), bos_id(tokenizer, "cls")
 
     def head_passes(self, head: str, length: Any) -> Any:

@@ -26,7 +26,7 @@ from headstock.model.model import Model
 from headstock.tasks.base import TASKS, Examples, Lens, Task
 from headstock.tasks.error_analysis import error_record, length_analysis, most_confident_errors, reliability
 from headstock.tasks.graph_spec import GraphSpec
-from headstock.tasks.special_tokens import special_tokens_for
+from headstock.tasks.special_tokens import separator_id, special_tokens_for
 
 UNLIMITED = 1 << 30  # a sequence length that truncates no row
 
@@ -145,6 +145,8 @@ class LabelledTask(Task):
         if tokenizer is not None:
             self.special = special_tokens_for(self, tokenizer)
             self.bos, self.pad_id = self.special.prefix[0], self.special.pad
+            if self.texts_per_row > 1:
+                self.separator = separator_id(tokenizer)
 
     def selection_score(self, metrics: Mapping[str, float]) -> float:
         """The selection metric first; the loss breaks ties."""

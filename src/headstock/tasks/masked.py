@@ -24,9 +24,9 @@ from headstock.tasks.base import (
     token_losses,
     token_score,
 )
-from headstock.tasks.masking import EpochMasker, MaskingConfig, TokenMasker
-from headstock.tasks.nsp import NextSentencePairs, check_pairs
-from headstock.tasks.packing import PackedExamples, PackedWindows, TextTask
+from headstock.tasks.masking import EpochMasker, MaskingConfig, MaskingTask
+from headstock.tasks.nsp import NextSentenceExamples, check_pairs
+from headstock.tasks.packing import PackedExamples, PackedWindows
 from headstock.tasks.samples import sample_fills
 
 PLAN_SETTINGS = {"fraction_start": 0.5, "fraction": 0.2}  # recipes/reviews-fr.toml
@@ -40,7 +40,7 @@ class MaskedConfig(MaskingConfig):
 
 
 @TASKS.add("masked")
-class MaskedLM(TextTask):
+class MaskedLM(MaskingTask):
     """Predicts masked tokens from the context on both sides; with `nsp`, also whether text B follows text A."""
 
     Config = MaskedConfig
@@ -52,7 +52,6 @@ class MaskedLM(TextTask):
 
     def __init__(self, config: MaskedConfig, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
-        self.masker = TokenMasker(config, tokenizer)
         self.needs_sentences = config.nsp
         self.is_language_model = not config.nsp
         if config.nsp and tokenizer.sep is None:
@@ -72,8 +71,7 @@ class MaskedLM(TextTask):
     def examples(self, data: TokenStore, *, length: int, seed: int | None = None, epoch: int = 0) -> Examples:
         if self.config.nsp:
             check_pairs(data, length)
-            pairs = NextSentencePairs(data, length, seed=seed, epoch=epoch)
-            return NextSentenceExamples(self, pairs, seed=seed, epoch=epoch)
+            return NextSentenceExamples(self, data, length, seed=seed, epoch=epoch)
         windows = self.windows(data, length, seed=seed, epoch=epoch)
         return MaskedExamples(self, windows, seed=seed, epoch=epoch)
 
@@ -111,25 +109,3 @@ class MaskedExamples(PackedExamples):
         batch = rows.batch(tokens, {"token": labels}, cu_seqlens=make_cu_seqlens(torch.from_numpy(rows.document_ids)))
         batch.label_positions["token"] = find_label_positions(batch.labels["token"])
         return batch
-
-
-class NextSentenceExamples:
-    """Rows [CLS] A [SEP] B [SEP] with masked tokens, labelled with whether B follows A."""
-
-    def __init__(self, task: MaskedLM, pairs: NextSentencePairs, *, seed: int | None, epoch: int):
-        self.task, self.pairs, self.name, self.lengths = task, pairs, pairs.name, pairs.lengths
-        self.masker = EpochMasker(task, seed=seed, epoch=epoch)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        rows = self.pairs.rows(indices, key=self.masker.key, bos=self.task.bos, filler=self.task.pad_id)
-        tokens, labels = self.masker.mask(rows.tokens, rows.is_text, rows.segments, indices)
-        return Batch(
-            torch.from_numpy(tokens),
-            padding=torch.from_numpy(rows.padding),
-            segments=torch.from_numpy(rows.segments),
-            labels={"token": torch.from_numpy(labels), "next": torch.from_numpy(rows.follows)},
-            label_positions={"token": find_label_positions(torch.from_numpy(labels))},
-        )

@@ -6,7 +6,7 @@ B rows, T positions. A run is a sequence of maskable tokens of one document with
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from headstock.data.tokenizer import Tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.rng import uniforms
+from headstock.tasks.packing import TextTask
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class MaskingConfig:
         elif not 1 <= self.span_mean <= self.span_most:
             problems.append(("span_mean", f"must be from 1 to span_most {self.span_most}, not {self.span_mean}"))
         return problems
+
+    def masking_config(self) -> "MaskingConfig":
+        return self
 
 
 class TokenMasker:
@@ -120,9 +124,12 @@ class TokenMasker:
         return np.maximum.accumulate(np.minimum(np.maximum(span_ends, earlier), run_ends), 1) > columns
 
 
-class MaskingTask(Protocol):
-    masker: TokenMasker
-    progress: float
+class MaskingTask(TextTask):
+    """A pretraining objective with masked tokens."""
+
+    def __init__(self, config: Any, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self.masker = TokenMasker(config.masking_config(), tokenizer)
 
 
 class EpochMasker:

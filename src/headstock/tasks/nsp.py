@@ -9,14 +9,15 @@ kinds of B are truncated to the same length.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from headstock.data.token_store import TokenStore
 from headstock.errors import UserError
-from headstock.model.batch import IGNORE_INDEX
+from headstock.model.batch import IGNORE_INDEX, Batch, find_label_positions
 from headstock.rng import uniforms
+from headstock.tasks.masking import EpochMasker, MaskingTask
 from headstock.tasks.packing import DocumentChunks
 from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS
 
@@ -25,17 +26,6 @@ TOLERANCE = 0.1  # relative difference in length that is accepted at once
 
 # A chunk: its tokens, the boundaries between its sentences, and whether the text after its only boundary is truncated
 Chunk = tuple[np.ndarray, np.ndarray, bool]
-
-
-@dataclass
-class PairRows:
-    """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where the text has no second sentence."""
-
-    tokens: np.ndarray  # (B, T)
-    is_text: np.ndarray  # (B, T) True at tokens of A and B
-    segments: np.ndarray  # (B, T) 0 up to and including the first [SEP], then 1
-    padding: np.ndarray  # (B, T) True at padding positions
-    follows: np.ndarray  # (B,) 1 where B follows A, 0 where it does not, IGNORE_INDEX without a B
 
 
 def check_pairs(store: TokenStore, length: int) -> None:
@@ -57,35 +47,50 @@ def check_pairs(store: TokenStore, length: int) -> None:
         )
 
 
-class NextSentencePairs:
-    """Sentence pairs from chunks of documents."""
+class NextSentenceExamples:
+    """Rows [CLS] A [SEP] B [SEP] with masked tokens, labelled with whether B follows A.
 
-    def __init__(self, store: TokenStore, length: int, *, seed: int | None, epoch: int):
+    A row is [CLS] A [SEP], without that label, where the text has no second sentence.
+    """
+
+    def __init__(self, task: MaskingTask, store: TokenStore, length: int, *, seed: int | None, epoch: int):
         assert store.sep is not None
-        self.store, self.size, self.separator = store, length - PAIR_SPECIAL_TOKENS, store.sep
+        self.task, self.store, self.separator = task, store, store.sep
+        self.masker = EpochMasker(task, seed=seed, epoch=epoch)
+        self.size = length - PAIR_SPECIAL_TOKENS
         self.chunks = DocumentChunks(store.lengths - 1, self.size, seed=seed, epoch=epoch)  # without the EOS token
         self.lengths = self.chunks.lengths + PAIR_SPECIAL_TOKENS
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
     def name(self, index: int) -> str:
         return self.store.location(int(self.chunks.documents[index]))
 
-    def rows(self, indices: Sequence[int], *, key: tuple[int | str, ...], bos: int, filler: int) -> PairRows:
-        draws = uniforms(*key, "next", rows=indices, count=2 + TRIES)
+    def batch(self, indices: Sequence[int]) -> Batch:
+        draws = uniforms(*self.masker.key, "next", rows=indices, count=2 + TRIES)
         pairs = [self.pair(int(index), draw) for index, draw in zip(indices, draws, strict=True)]
         first = np.array([len(a) for a, _, _ in pairs])[:, None]  # (B, 1)
         second = np.array([len(b) for _, b, _ in pairs])[:, None]
         ends = 2 + first + np.where(second > 0, second + 1, 0)  # one past the last [SEP]
         columns = np.arange(int(ends.max()))
-        padding = columns >= ends
+        padding = columns >= ends  # (B, T)
         is_text = (columns > 0) & (columns != first + 1) & (columns < ends - 1)
-        tokens = np.where(padding, filler, np.where(is_text, 0, self.separator))
-        tokens[:, 0] = bos
-        tokens[is_text] = np.concatenate([text for a, b, _ in pairs for text in (a, b)])  # row-major, like `is_text`
+        inputs = np.where(padding, self.task.pad_id, np.where(is_text, 0, self.separator))
+        inputs[:, 0] = self.task.bos
+        inputs[is_text] = np.concatenate([text for a, b, _ in pairs for text in (a, b)])  # row-major, like `is_text`
         segments = ((columns > first + 1) & ~padding).astype(np.int64)
-        return PairRows(tokens, is_text, segments, padding, np.array([follows for _, _, follows in pairs]))
+        tokens, labels = self.masker.mask(inputs, is_text, segments, indices)
+        return Batch(
+            torch.from_numpy(tokens),
+            padding=torch.from_numpy(padding),
+            segments=torch.from_numpy(segments),
+            labels={"token": torch.from_numpy(labels), "next": torch.tensor([follows for _, _, follows in pairs])},
+            label_positions={"token": find_label_positions(torch.from_numpy(labels))},
+        )
 
     def pair(self, index: int, draw: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """A, B (empty if there is none) and whether B follows A, from 2 + TRIES numbers in [0, 1)."""
+        """A, B (empty if there is none) and the label: whether B follows A. `draw` has 2 + TRIES numbers in [0, 1)."""
         tokens, boundaries, truncated = self.chunk(index)
         if not len(boundaries):
             return self.without_separators(tokens), tokens[:0], IGNORE_INDEX

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from headstock.data.labelled_texts import read_records
 from headstock.data.records import Records
-from headstock.data.tokenizer import Tokenizer
 from headstock.tasks.base import TASKS
 from headstock.tasks.class_labels import ClassConfig
 from headstock.tasks.classify import Classify
 from headstock.tasks.graph_spec import PAIR, SOFTMAX, GraphSpec
 from headstock.tasks.labelled import EncodedRows, Nouns, texts_in
-from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, segment_ids, separator_id
+from headstock.tasks.special_tokens import PAIR_SPECIAL_TOKENS, segment_ids
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,6 @@ class Pair(Classify):
     row_form = "two texts, such as ('It rains.', 'The street is wet.')"
     texts_per_row = 2
     row_description = "two texts"
-
-    def __init__(self, config: PairConfig, tokenizer: Tokenizer | None):
-        super().__init__(config, tokenizer)
-        if tokenizer is not None:
-            self.separator = separator_id(tokenizer)
 
     @classmethod
     def read_file(cls, path: str | Path, *, config: Any, **options: Any) -> Records:

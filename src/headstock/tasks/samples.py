@@ -6,7 +6,6 @@ encoder-decoder. The same seed gives the same samples. They cost a few forward p
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from headstock.decoding.sampling import Sampling, suppressed_tokens
 from headstock.decoding.text_streamer import TextStreamer
 from headstock.model.model import Model
 from headstock.rng import derive_seed
-from headstock.tasks.base import Sample, Task
+from headstock.tasks.base import Examples, Sample, Task
+from headstock.tasks.packing import TextTask
 from headstock.tasks.special_tokens import special_tokens_for
 
 SAMPLES = 3  # of each kind
@@ -80,14 +80,15 @@ def sample_fills(model: Model, task: Task, store: TokenStore, *, length: int, se
     return samples
 
 
-def sample_denoising(model: Model, task: Any, examples: Any, rows: np.ndarray, *, seed: int) -> list[Sample]:
-    """Some of these rows of denoising examples: the source with masked spans, and the text that the model writes."""
+def sample_denoising(
+    model: Model, task: TextTask, examples: Examples, indices: np.ndarray, *, seed: int
+) -> list[Sample]:
+    """Some of these denoising examples: the source with masked spans, and the text that the model writes."""
     tokenizer = task.tokenizer
-    long = rows[examples.lengths[rows] >= min(12, int(examples.lengths[rows].max()))]
     rng = np.random.default_rng(derive_seed(seed, "sample rows"))
-    indices = sorted(rng.choice(long, size=min(SAMPLES, len(long)), replace=False).tolist())
-    batches = [examples.batch([index]) for index in indices]
-    sources = [batch.source.tokens[0].tolist() for batch in batches]
+    sampled = sorted(rng.choice(indices, size=min(SAMPLES, len(indices)), replace=False).tolist())
+    batches = [examples.batch([index]) for index in sampled]
+    sources = [batch.source.tokens[0].tolist() for batch in batches if batch.source is not None]
     continuations = generate(
         model,
         [[task.bos]] * len(sources),

@@ -283,16 +283,16 @@ def read_sentences(file: str, columns: dict[str, str] | None) -> Iterator[str]:
 
     A file without a known suffix, such as test.en, is one side of a pair of parallel files.
     """
-    from headstock.data.formats import PLAIN, DataFile, detect_format, text_lines
+    from headstock.data.formats import FORMATS, PLAIN, detect_format, text_lines
     from headstock.data.labelled_texts import stream_texts
     from headstock.data.parallel import read_parallel
 
-    source = detect_format(Path(file))
-    if file != "-" and source is None and not columns:
+    source = detect_format(file)
+    if file != "-" and source.format not in FORMATS and not columns:
         if not Path(file).is_file():
             raise UserError(f"{file}: no such file")
-        yield from (text for _, text in text_lines(DataFile(Path(file), file, PLAIN, "")))
-    elif file != "-" and (columns or (source is not None and source.format != PLAIN)):
+        yield from (text for _, text in text_lines(source))
+    elif file != "-" and (columns or source.format != PLAIN):
         yield from read_parallel(file, columns=columns, strict=False).display_texts
     else:
         yield from (text for _, text in stream_texts(file))

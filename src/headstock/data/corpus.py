@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,7 +23,6 @@ from headstock.data.formats import (
     column_names,
     column_values,
     detect_format,
-    detect_language_file,
     no_column,
     read_chunks,
     text_chunks,
@@ -34,6 +33,7 @@ from headstock.errors import UserError, WorkError, did_you_mean, suggest_path
 from headstock.io import cache_folder, fingerprint, remove_stale, sha256
 
 DocumentUnit = Literal["auto", "line", "block", "file"]
+LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # of plain text in one language, such as corpus.fr
 STDIN = "stdin"  # the cache folder for copies of standard input
 READER_VERSION = 1  # incremented when the same files would give other documents
 CHUNK_CHARACTERS = 1 << 20
@@ -231,9 +231,11 @@ def _expand(given: str) -> list[DataFile]:
             raise UserError(f"{given}: no readable files in this folder (expected {readable})")
         return files
     if path.exists():
-        file = detect_format(path, "-" if _is_saved_stdin(path) else given) or detect_language_file(path, given)
-        if file is None:
-            raise unknown_format(path, given, readable)
+        file = detect_format(path, "-" if _is_saved_stdin(path) else given)
+        if LANGUAGE_SUFFIX.fullmatch(file.format):
+            file = replace(file, format=PLAIN)
+        if file.format not in FORMATS:
+            raise unknown_format(file, readable)
         return [file]
     if glob.has_magic(given):
         matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
@@ -256,7 +258,7 @@ def _files_below(folder: Path) -> list[Path]:
 def _readable(paths: Iterable[Path]) -> list[DataFile]:
     """The files of known formats; empty ones that the user did not name are ignored."""
     files = [detect_format(path) for path in paths]
-    return [file for file in files if file and file.path.is_file() and file.path.stat().st_size]
+    return [file for file in files if file.format in FORMATS and file.path.is_file() and file.path.stat().st_size]
 
 
 def _suggest(path: Path) -> str:

@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import lzma
-import re
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ PLAIN = ".txt"
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 FORMATS = (PLAIN, *TABLES)
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}  # suffix -> fsspec's name
-LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # of plain text in one language, such as corpus.fr
 READ_BYTES = 1 << 20
 ZSTD_READ_BYTES = 1 << 10  # compressed bytes per step: 4 bytes can expand to 128 KB, all of it returned at once
 ZSTD_WINDOW_BYTES = 1 << 27  # window memory any .zst may use, as in the zstd program; large files may use more
@@ -34,8 +32,12 @@ class DataFile:
 
     path: Path
     name: str  # as the user wrote it, for error messages
-    format: str  # one of FORMATS
+    format: str  # the suffix in lower case, without that of the compression; "" if there is none
     compression: str  # one of COMPRESSIONS, or "" for none
+
+    @property
+    def is_table(self) -> bool:
+        return self.format in TABLES
 
 
 def split_compression(name: str) -> tuple[str, str]:
@@ -44,23 +46,16 @@ def split_compression(name: str) -> tuple[str, str]:
     return name[: len(name) - len(suffix)], suffix
 
 
-def detect_format(path: Path, name: str | None = None) -> DataFile | None:
-    """How to read `path`, by its name alone; None if the suffix is not a known format."""
+def detect_format(path: str | Path, name: str | None = None) -> DataFile:
+    """How to read a file, by its name alone; its format may be an unknown one."""
+    path = Path(path)
     bare, compression = split_compression(path.name)
-    suffix = Path(bare).suffix.lower()
-    return DataFile(path, name or str(path), suffix, compression) if suffix in FORMATS else None
+    return DataFile(path, name or str(path), Path(bare).suffix.lower(), compression)
 
 
-def detect_language_file(path: Path, name: str) -> DataFile | None:
-    """A plain text file named after its language, such as corpus.fr or corpus.pt-br.gz; None for other names."""
-    bare, compression = split_compression(path.name)
-    return DataFile(path, name, PLAIN, compression) if LANGUAGE_SUFFIX.fullmatch(Path(bare).suffix.lower()) else None
-
-
-def unknown_format(path: Path, name: str, expected: str) -> UserError:
-    suffix = Path(split_compression(path.name)[0]).suffix
-    problem = f"the suffix {suffix} is not known" if suffix else "the name has no suffix"
-    return UserError(f"{name}: cannot tell the format: {problem} (expected {expected})")
+def unknown_format(file: DataFile, expected: str) -> UserError:
+    problem = f"the suffix {file.format} is not known" if file.format else "the name has no suffix"
+    return UserError(f"{file.name}: cannot tell the format: {problem} (expected {expected})")
 
 
 def find_compressed(path: Path) -> Path | None:
@@ -79,7 +74,11 @@ def read_chunks(file: DataFile) -> Iterator[bytes]:
             if file.compression == ".zst":
                 yield from _decompress_zstd(raw, file)
                 return
-            stream = _decompress(raw, file.compression)
+            stream: IO[bytes] = raw
+            if file.compression:
+                from fsspec.compression import compr
+
+                stream = compr[COMPRESSIONS[file.compression]](raw, mode="r")
             while data := stream.read(READ_BYTES):
                 yield data
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -90,14 +89,6 @@ def read_chunks(file: DataFile) -> Iterator[bytes]:
         raise UserError(f"{file.name}: cannot be read ({error.strerror or error})") from None
 
 
-def _decompress(raw: IO[bytes], compression: str) -> IO[bytes]:
-    if not compression:
-        return raw
-    from fsspec.compression import compr
-
-    return compr[COMPRESSIONS[compression]](raw, mode="r")
-
-
 def _decompress_zstd(raw: IO[bytes], file: DataFile) -> Iterator[bytes]:
     """Decompress frame by frame: the stream reader of `zstandard`, which fsspec uses, accepts truncated files."""
     import zstandard
@@ -105,12 +96,12 @@ def _decompress_zstd(raw: IO[bytes], file: DataFile) -> Iterator[bytes]:
     # A file that needs a large window is itself large, unless it was crafted to exhaust memory.
     window = min(1 << 31, max(ZSTD_WINDOW_BYTES, 16 * file.path.stat().st_size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=window)
-    frame, ready, size = None, [], 0
+    frame, pending = None, bytearray()
     while packed := raw.read(ZSTD_READ_BYTES):
         while packed:
             frame = frame or decompressor.decompressobj()
             try:
-                data = frame.decompress(packed)
+                pending += frame.decompress(packed)
             except zstandard.ZstdError as error:
                 if "too much memory" in str(error):
                     raise UserError(
@@ -118,16 +109,13 @@ def _decompress_zstd(raw: IO[bytes], file: DataFile) -> Iterator[bytes]:
                         "decompress it first (for example: zstd -d --long=31)"
                     ) from None
                 raise EOFError(str(error)) from None
-            ready.append(data)
-            size += len(data)
             packed = frame.unused_data if frame.eof else b""
             frame = None if frame.eof else frame
-        if size >= READ_BYTES:
-            whole = b"".join(ready)
-            ready, size = [], 0
-            yield from (whole[at : at + READ_BYTES] for at in range(0, len(whole), READ_BYTES))
-    if size:
-        yield b"".join(ready)
+        while len(pending) >= READ_BYTES:
+            yield bytes(pending[:READ_BYTES])
+            del pending[:READ_BYTES]
+    if pending:
+        yield bytes(pending)
     if frame:
         raise EOFError("the last frame has no end")
 
@@ -174,14 +162,14 @@ def _complete_lines(chunks: Iterator[bytes], *, split_long: bool) -> Iterator[by
         pending.append(data)
         size += len(data)
         if size > limit and split_long:
-            rest = b""
+            tail = b""
             for part in pending:
-                rest += part
-                if len(rest) >= READ_BYTES:
-                    cut = rest.rfind(b" ") + 1 or _last_character(rest)
-                    yield rest[:cut]
-                    rest = rest[cut:]
-            pending, size, limit = [rest], len(rest), READ_BYTES  # the rest of this line is split as it arrives
+                tail += part
+                if len(tail) >= READ_BYTES:
+                    cut = tail.rfind(b" ") + 1 or _last_character(tail)
+                    yield tail[:cut]
+                    tail = tail[cut:]
+            pending, size, limit = [tail], len(tail), READ_BYTES  # the remainder of this line is split as it arrives
         elif size > limit:
             break  # the caller reports the overlong line
     if size:
@@ -190,7 +178,7 @@ def _complete_lines(chunks: Iterator[bytes], *, split_long: bool) -> Iterator[by
 
 def _last_character(data: bytes) -> int:
     """Where the last UTF-8 character begins, complete or not."""
-    return next((at for at in range(len(data) - 1, 0, -1) if data[at] & 0xC0 != 0x80), len(data))
+    return next((i for i in range(len(data) - 1, 0, -1) if data[i] & 0xC0 != 0x80), len(data))
 
 
 def _decode(file: DataFile, raw: bytes, line: int, offset: int) -> str:
@@ -343,11 +331,12 @@ def _has_literal_quote(line: str) -> bool:
 
 def json_rows(file: DataFile, chunks: Iterator[bytes] | None = None) -> Iterator[tuple[int, Any]]:
     """The JSON value on each line that is not blank."""
+    decode = json.JSONDecoder().decode  # json.loads checks its arguments each time
     for line, text in text_lines(file, chunks):
         if not text or text.isspace():
             continue
         try:
-            value = json.loads(text)
+            value = decode(text)
         except json.JSONDecodeError as error:
             raise UserError(f"{file.name}:{line}: invalid JSON: {error.msg} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:

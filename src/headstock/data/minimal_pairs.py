@@ -106,9 +106,7 @@ def _read_file(path: Path, name: str) -> Iterator[list[MinimalPair]]:
     if layout == "tar":
         yield from _read_tar(path, name)
     elif layout == "jsonl":
-        file = detect_format(path, name)
-        assert file is not None
-        yield _read_table(file)
+        yield _read_table(detect_format(path, name))
     elif layout == "xml":
         yield _read_schemas(path.read_bytes(), name)
     else:

@@ -1,7 +1,7 @@
 """Reads translation pairs from tables, .tsv files without a header, and pairs of files such as X.en and X.fr."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from headstock.data.formats import (
     COMPRESSIONS,
     FORMATS,
     PLAIN,
-    TABLES,
     DataFile,
     column_names,
     csv_rows,
@@ -21,14 +20,22 @@ from headstock.data.formats import (
     text_lines,
     unknown_format,
 )
-from headstock.data.labelled_texts import find_file, paired_lines, read_records
-from headstock.data.records import RecordBuilder, Records, no_rows, parse_text, resolve_columns
+from headstock.data.records import (
+    RecordBuilder,
+    Records,
+    find_file,
+    paired_lines,
+    parse_text,
+    read_table,
+    resolve_columns,
+)
 from headstock.errors import UserError, suggest_path
 
 SOURCE, TARGET = "source", "target"
 COLUMN_NAME = re.compile(r"[\w-]+")  # a sentence has spaces or punctuation
 SAMPLE_ROWS = 200
 EXAMPLE = f"{SOURCE}=en,{TARGET}=fr"
+PARSERS = {SOURCE: parse_text, TARGET: parse_text}
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
 
@@ -46,31 +53,27 @@ def read_parallel(
     a target that `columns` names must exist. With `skip_blank`, rows with a blank side are left out.
     """
     resolved = resolve_columns(columns, [SOURCE, TARGET])
-    if (pair := _find_pair(path, columns)) is not None:
-        return _read_pair(*pair, strict, skip_blank)
-    file_path, name = find_file(path)
-    file = detect_format(file_path, name)
-    if file is None:
-        raise unknown_format(file_path, name, f"{' '.join(FORMATS)}, or two files by suffix: --columns {EXAMPLE}")
+    files = _find_pair(path, columns)
+    if files is not None:
+        return _build(_pair_rows(files, strict), skip_blank, **files)
+    file = find_file(path)
+    if file.format not in FORMATS:
+        raise unknown_format(file, f"{' '.join(FORMATS)}, or two files by suffix: --columns {EXAMPLE}")
     if file.format == PLAIN:
-        return _build(file, _source_rows(file), skip_blank)
+        return _build(_source_rows(file), skip_blank, file)
     if file.format == ".tsv" and (numbers := _column_numbers(file, columns)) is not None:
-        return _build(file, _numbered_rows(file, numbers, strict and TARGET in (columns or {})), skip_blank)
+        return _build(_numbered_rows(file, numbers, strict and TARGET in (columns or {})), skip_blank, file)
     names = column_names(file)
     if names is not None and len(names) == 1 and resolved[SOURCE] not in names:
-        raise UserError(f"{name}: only one column ({names[0]!r}); expected two, {SOURCE} and {TARGET}")
-    return read_records(
-        path, columns=columns, required=(SOURCE,), optional=(TARGET,), strict=strict, skip_blank=skip_blank
-    )
+        raise UserError(f"{file.name}: only one column ({names[0]!r}); expected two, {SOURCE} and {TARGET}")
+    return read_table(file, PARSERS, columns=columns, optional=(TARGET,), strict=strict, skip_blank=skip_blank)
 
 
-def _build(file: DataFile, rows: Rows, skip_blank: bool, describe: Callable[[str, int], str] | None = None) -> Records:
-    builder = RecordBuilder(
-        file.name, lambda name, value, row: parse_text(value), (SOURCE,), (TARGET,), skip_blank, describe
-    )
+def _build(rows: Rows, skip_blank: bool, source: DataFile, target: DataFile | None = None) -> Records:
+    builder = RecordBuilder(source, PARSERS, (TARGET,), skip_blank, files={TARGET: target or source})
     for line, row in rows:
         builder.add(line, row)
-    return builder.build(lambda: no_rows(file))
+    return builder.build()
 
 
 def _source_rows(file: DataFile) -> Rows:
@@ -104,57 +107,53 @@ def _numbered_rows(file: DataFile, numbers: Mapping[str, int], strict: bool) -> 
 # Two files
 
 
-def _find_pair(path: str | Path, columns: Mapping[str, str] | None) -> tuple[DataFile, DataFile | str] | None:
-    """The files of source and target, if a path stands for two; of a missing target, the name it should have."""
-    given = str(path)
-    if given == "-" or catalog.is_remote(given):
+def _find_pair(path: str | Path, columns: Mapping[str, str] | None) -> dict[str, DataFile] | None:
+    """The files of source and target, if a path stands for two; the target may not exist."""
+    if str(path) == "-" or catalog.is_remote(str(path)):
         return None
-    full = Path(given).expanduser()
-    bare = split_compression(full.name)[0]
-    if full.is_file() and (file := detect_format(full)) is not None and file.format in TABLES:
+    full = Path(path).expanduser()
+    if full.is_file() and detect_format(full).is_table:
         return None
     if not columns or set(columns) != {SOURCE, TARGET}:
-        _refuse_single_file(full, bare, given)
+        _refuse_single_file(full, str(path))
         return None
     suffixes = {name: f".{suffix.lstrip('.')}" for name, suffix in columns.items()}
+    bare = split_compression(full.name)[0]
     stem = next((bare.removesuffix(suffix) for suffix in suffixes.values() if bare.endswith(suffix)), bare)
-
-    def data_file(suffix: str) -> DataFile | None:
-        match = find_compressed(full.with_name(stem + suffix))
-        if match is None:
-            return None
-        return DataFile(match, str(Path(given).with_name(match.name)), PLAIN, split_compression(match.name)[1])
-
-    source = data_file(suffixes[SOURCE])
-    if source is None:
-        if full.is_file():
-            return None
-        expected = f"{stem}{suffixes[SOURCE]} and {stem}{suffixes[TARGET]}"
-        siblings = [file.name for file in full.parent.iterdir()] if full.parent.is_dir() else []
-        hint = suggest_path(stem + suffixes[SOURCE], siblings)
-        compressions = " ".join(COMPRESSIONS)
-        raise UserError(
-            f"{given}: no such file{hint} (expected {expected}, uncompressed or {compressions}, or a table)"
-        )
-    return source, data_file(suffixes[TARGET]) or str(Path(given).with_name(stem + suffixes[TARGET]))
+    files = {}
+    for name, suffix in suffixes.items():
+        expected = full.with_name(stem + suffix)
+        match = find_compressed(expected) or expected
+        files[name] = detect_format(match, str(Path(path).with_name(match.name)))
+    if files[SOURCE].path.is_file():
+        return files
+    if full.is_file():
+        return None
+    siblings = [file.name for file in full.parent.iterdir()] if full.parent.is_dir() else []
+    hint = suggest_path(stem + suffixes[SOURCE], siblings)
+    expected_names = f"{stem}{suffixes[SOURCE]} and {stem}{suffixes[TARGET]}"
+    compressions = " ".join(COMPRESSIONS)
+    raise UserError(
+        f"{path}: no such file{hint} (expected {expected_names}, uncompressed or {compressions}, or a table)"
+    )
 
 
-def _refuse_single_file(path: Path, bare: str, given: str) -> None:
+def _refuse_single_file(path: Path, name: str) -> None:
     """Ask for both suffixes if a path is one file of a pair."""
-    if not path.is_file() or detect_format(path) is not None:
+    if not path.is_file() or detect_format(path).format in FORMATS:
         return
+    bare = split_compression(path.name)[0]
     stem, _, suffix = bare.rpartition(".")
     siblings = sorted({split_compression(file.name)[0] for file in path.parent.iterdir() if file.is_file()} - {bare})
-    others = [name.rpartition(".")[2] for name in siblings if stem and name.rpartition(".")[0] == stem]
+    others = [sibling.rpartition(".")[2] for sibling in siblings if stem and sibling.rpartition(".")[0] == stem]
     example = f"{SOURCE}={suffix or 'en'},{TARGET}={others[0] if len(others) == 1 else 'fr'}"
-    raise UserError(f"{given}: one file of a pair? give both suffixes with --columns {example}")
+    raise UserError(f"{name}: one file of a pair? give both suffixes with --columns {example}")
 
 
-def _read_pair(source: DataFile, target: DataFile | str, strict: bool, skip_blank: bool) -> Records:
-    if isinstance(target, str):
-        if strict:
-            raise UserError(f"{target}: no such file; {source.name} needs it beside it")
-        return _build(source, _source_rows(source), skip_blank)
-    rows = ((line, {SOURCE: a, TARGET: b}) for line, a, b in paired_lines(source, target, "translation", "sentence"))
-    files = {SOURCE: source.name, TARGET: target.name}
-    return _build(source, rows, skip_blank, lambda name, line: f"{files[name]}:{line}: {name}")
+def _pair_rows(files: Mapping[str, DataFile], strict: bool) -> Rows:
+    source, target = files[SOURCE], files[TARGET]
+    if target.path.is_file():
+        return paired_lines({SOURCE: source, TARGET: target}, "one translation for each sentence")
+    if strict:
+        raise UserError(f"{target.name}: no such file; {source.name} needs it beside it")
+    return _source_rows(source)

@@ -3,29 +3,20 @@
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import (
-    PLAIN,
-    TABLES,
-    DataFile,
-    detect_format,
-    split_compression,
-    table_rows,
-    text_chunks,
-    unknown_format,
-)
-from headstock.data.labelled_texts import find_file
+from headstock.data.formats import TABLES, DataFile, text_chunks, unknown_format
 from headstock.data.records import (
+    Blank,
     RecordBuilder,
     Records,
     Unusable,
-    check_columns,
-    describe_cell,
-    no_rows,
+    find_file,
     parse_text,
     preview,
+    read_table,
     resolve_columns,
 )
 from headstock.errors import UserError
@@ -36,6 +27,7 @@ CONTEXT, QUESTION, ANSWERS, ID = "context", "question", "answers", "id"
 JSON = ".json"
 SQUAD = '{"data": [{"paragraphs": [{"context": "...", "qas": [{"question": "...", "answers": [...]}]}]}]}'
 ANSWER_FORMS = '{"text": [...], "answer_start": [...]} or a list of {"text": ..., "answer_start": ...}'
+MISSING_HINT = "; a question without an answer has an empty list"
 
 
 def read_questions(
@@ -52,106 +44,127 @@ def read_questions(
     its first occurrence. `columns` maps our names to the file's; answers that it names must exist if `strict`. With
     `skip_blank`, questions with a blank text or context are left out.
     """
-    resolved = resolve_columns(columns, [CONTEXT, QUESTION, ANSWERS, ID])
-    file_path, name = find_file(path)
-    file = detect_format(file_path, name)
-    bare, compression = split_compression(file_path.name)
-    if file and file.format in TABLES:
-        named = [column for column in (ANSWERS, ID) if strict and column in (columns or {})]
-        return _read_table(file, resolved, named, skip_blank)
-    if bare.lower().endswith(JSON):
-        return _read_squad(DataFile(file_path, name, PLAIN, compression), resolved, skip_blank)
-    raise unknown_format(file_path, name, f"{JSON} in SQuAD's layout, or {' '.join(TABLES)}")
+    parsers = {CONTEXT: parse_text, QUESTION: parse_text, ID: _parse_id, ANSWERS: _parse_answers}
+    file = find_file(path)
+    if file.is_table:
+        records = read_table(
+            file,
+            parsers,
+            columns=columns,
+            optional=(ANSWERS, ID),
+            strict=strict,
+            skip_blank=skip_blank,
+            prepare=_parse_text_cells if file.format in (".csv", ".tsv") else _prepare,
+            missing_hint=MISSING_HINT,
+        )
+    elif file.format == JSON:
+        builder = RecordBuilder(file, parsers, (ANSWERS,), skip_blank, missing_hint=MISSING_HINT)
+        records = _read_squad(builder, resolve_columns(columns, list(parsers)))
+    else:
+        raise unknown_format(file, f"{JSON} in SQuAD's layout, or {' '.join(TABLES)}")
+    _report_moved_answers(records)
+    records.columns[ID] = [own_id or str(number) for number, own_id in enumerate(records.columns[ID], 1)]
+    return records
 
 
-class _QuestionBuilder(RecordBuilder):
-    """Numbers questions without an id, and moves answers to where they occur."""
-
-    def __init__(self, file: DataFile, resolved: Mapping[str, str], skip_blank: bool):
-        self.moved: list[str] = []
-        describe = describe_cell(file, resolved)
-        hint = "; a question without an answer has an empty list"
-        required, optional = (CONTEXT, QUESTION, ID), (ANSWERS,)
-        super().__init__(file.name, self.parse_value, required, optional, skip_blank, describe, hint)
-
-    def add_question(self, line: int, row: dict[str, Any], location: str | None = None) -> None:
-        """Add a question; `None` answers are missing ones."""
-        self.current = f"{self.source}: {location}" if location else f"{self.source}:{line}"
-        row[ID] = str(len(self.lines) + 1) if row.get(ID) in (None, "") else str(row[ID])
-        if row.get(ANSWERS) is None:
-            row.pop(ANSWERS, None)
-        self.add(line, row, location)
-
-    def parse_value(self, name: str, value: Any, row: dict[str, Any]) -> Any:
-        if name == ID:
-            return value
-        if name != ANSWERS:
-            return parse_text(value)
-        pairs = _parse_answers(value)
-        return [self._place(row[CONTEXT], *pair) for pair in pairs] if CONTEXT in row else None
-
-    def _place(self, context: str, text: str, start: int | None) -> dict[str, Any]:
-        """An answer at its actual position in the context."""
-        if start is None:
-            start = context.find(text)
-            if start < 0:
-                raise Unusable(f"{preview(text)} does not occur in the context")
-        elif start < 0 or not context.startswith(text, start):
-            offset, begin = start, max(start, 0)
-            occurrences = [context.rfind(text, 0, begin + len(text)), context.find(text, begin)]
-            occurrences = [at for at in occurrences if at >= 0]
-            if not occurrences:
-                actual = preview(context[begin : begin + len(text)])
-                raise Unusable(
-                    f"{preview(text)} is not at offset {offset} (found {actual}) nor elsewhere in the context"
-                )
-            start = min(occurrences, key=lambda at: abs(at - offset))
-            self.moved.append(f"{self.current}: {preview(text)} from {offset} to {start}")
-        return {"text": text, "start": start}
-
-    def questions(self, file: DataFile, empty: UserError | None = None) -> Records:
-        records = self.build(lambda: empty or no_rows(file))
-        if self.moved:
-            count = "1 answer" if len(self.moved) == 1 else f"{len(self.moved)} answers"
-            logger.info(f"moved {count} to the nearest occurrence, as the offset was wrong; first {self.moved[0]}")
-        return records
+def _prepare(row: dict[str, Any]) -> dict[str, Any]:
+    """Give the row an id, and drop answers that are null."""
+    row = {ID: None} | row
+    return row if row.get(ANSWERS) is not None else {name: value for name, value in row.items() if name != ANSWERS}
 
 
-def _read_table(file: DataFile, resolved: Mapping[str, str], named: list[str], skip_blank: bool) -> Records:
-    check_columns(file, resolved, [CONTEXT, QUESTION, *named])
-    builder = _QuestionBuilder(file, resolved, skip_blank)
-    is_text = file.format in (".csv", ".tsv")
-    for line, cells in table_rows(file, list(resolved.values())):
-        row = {name: cells.get(column) for name, column in resolved.items()}
-        if is_text:
-            row[ANSWERS] = _parse_cell(row[ANSWERS])
-        builder.add_question(line, row)
-    return builder.questions(file)
+def _parse_text_cells(row: dict[str, Any]) -> dict[str, Any]:
+    """Parse the answers of a .csv or .tsv: JSON, or one answer as written in the context; blank means none."""
+    text = (row.get(ANSWERS) or "").strip()
+    answers: Any = text or None
+    if text.startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):
+            answers = json.loads(text)
+    return _prepare(row | {ANSWERS: answers})
 
 
-def _parse_cell(text: str | None) -> Any:
-    """The answers in a text cell: JSON, or one answer as written in the context; None if it is blank."""
-    if text is None or not text.strip():
-        return None
-    if text.lstrip()[0] in "[{":
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-    return text
+def _parse_id(value: Any, row: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _report_moved_answers(records: Records) -> None:
+    moved = [
+        f"{records.location(i)}: {preview(answer['text'])} from {offset} to {answer['start']}"
+        for i, answers in enumerate(records.columns.get(ANSWERS, []))
+        for answer in answers
+        if (offset := answer.pop("moved_from", None)) is not None
+    ]
+    if moved:
+        count = "1 answer" if len(moved) == 1 else f"{len(moved)} answers"
+        logger.info(f"moved {count} to the nearest occurrence, as the offset was wrong; first {moved[0]}")
+
+
+# Answers
+
+
+def _parse_answers(value: Any, row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Answers in any of the usual forms, each at its position in the context."""
+    if isinstance(value, str):
+        pairs = [(value.strip(), None)]
+    elif isinstance(value, list):
+        pairs = [(answer, None) if isinstance(answer, str) else _text_and_offset(answer) for answer in value]
+    else:
+        texts, starts = _text_and_offset(value)
+        if isinstance(texts, str):
+            texts, starts = [texts], [starts]
+        if not isinstance(texts, list) or not (starts is None or isinstance(starts, list)):
+            raise Unusable(f"is {preview(value)}, expected {ANSWER_FORMS}")
+        if starts is not None and len(starts) != len(texts):
+            raise Unusable(f"has {len(texts)} texts but {len(starts)} offsets")
+        pairs = list(zip(texts, starts or [None] * len(texts), strict=True))
+    for text, start in pairs:
+        _check_answer(text, start)
+    return [_find_answer(row[CONTEXT], text, start) for text, start in pairs] if CONTEXT in row else None
+
+
+def _text_and_offset(answer: Any) -> tuple[Any, Any]:
+    """The text (or texts) and the offset (or offsets) of an object; None where there is no offset."""
+    if not isinstance(answer, dict) or "text" not in answer:
+        raise Unusable(f"is or contains {preview(answer)}, expected {ANSWER_FORMS}")
+    return answer["text"], answer.get("answer_start", answer.get("start"))
+
+
+def _check_answer(text: Any, start: Any) -> None:
+    try:
+        parse_text(text)
+    except Unusable as error:
+        raise Unusable(f"contains a text that {error}") from None
+    if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
+        raise Unusable(f"{preview(text)} has the offset {preview(start)}, expected an integer")
+
+
+def _find_answer(context: str, text: str, offset: int | None) -> dict[str, Any]:
+    """The answer with its position: at its offset, or else at the nearest occurrence."""
+    if offset is None:
+        if text not in context:
+            raise Unusable(f"{preview(text)} does not occur in the context")
+        return {"text": text, "start": context.index(text)}
+    if offset >= 0 and context.startswith(text, offset):
+        return {"text": text, "start": offset}
+    begin = max(offset, 0)
+    occurrences = [context.rfind(text, 0, begin + len(text)), context.find(text, begin)]
+    occurrences = [start for start in occurrences if start >= 0]
+    if not occurrences:
+        actual = preview(context[begin : begin + len(text)])
+        raise Unusable(f"{preview(text)} is not at offset {offset} (found {actual}) nor elsewhere in the context")
+    return {"text": text, "start": min(occurrences, key=lambda start: abs(start - offset)), "moved_from": offset}
 
 
 # SQuAD
 
 
-def _read_squad(file: DataFile, resolved: Mapping[str, str], skip_blank: bool) -> Records:
-    builder = _QuestionBuilder(file, resolved, skip_blank)
-    for where, paragraph in _paragraphs(file):
+def _read_squad(builder: RecordBuilder, resolved: Mapping[str, str]) -> Records:
+    for where, paragraph in _paragraphs(builder.file):
         context = _get(paragraph, resolved[CONTEXT], str, where)
         try:
             parse_text(context)
         except Unusable as error:
-            if skip_blank and not context.strip():
+            if builder.skip_blank and isinstance(error, Blank):
                 builder.skipped += 1
             else:
                 builder.problems.append(f"{where}.{resolved[CONTEXT]} {error}")
@@ -164,8 +177,10 @@ def _read_squad(file: DataFile, resolved: Mapping[str, str], skip_blank: bool) -
                 row[ANSWERS] = []
             number = len(builder.lines) + 1
             identity = "" if row[ID] is None else f" (id {row[ID]})"
-            builder.add_question(number, row, f"question {number}{identity}")
-    return builder.questions(file, UserError(f"{file.name}: no questions"))
+            builder.add(number, _prepare(row), f"question {number}{identity}")
+    if not (builder.lines or builder.problems or builder.skipped):
+        raise UserError(f"{builder.file.name}: no questions")
+    return builder.build()
 
 
 def _paragraphs(file: DataFile) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -208,42 +223,3 @@ def _get(value: dict[str, Any], name: str, kind: type, where: str) -> Any:
 
 def _wrong_layout(where: str, expected: str, value: Any) -> UserError:
     return UserError(f"{where}: expected {expected}, found {preview(value)}; the layout is SQuAD's, {SQUAD}")
-
-
-# Answers
-
-
-def _parse_answers(answers: Any) -> list[tuple[str, int | None]]:
-    """Answers in any of the usual forms as pairs of text and offset; None where there is no offset."""
-    if isinstance(answers, str):
-        return [_parse_answer(answers.strip(), None)]
-    if isinstance(answers, list):
-        return [
-            _parse_answer(answer, None) if isinstance(answer, str) else _parse_answer(*_text_and_offset(answer))
-            for answer in answers
-        ]
-    texts, starts = _text_and_offset(answers)
-    if isinstance(texts, str):
-        return [_parse_answer(texts, starts)]
-    if not isinstance(texts, list) or not (starts is None or isinstance(starts, list)):
-        raise Unusable(f"is {preview(answers)}, expected {ANSWER_FORMS}")
-    if starts is not None and len(starts) != len(texts):
-        raise Unusable(f"has {len(texts)} texts but {len(starts)} offsets")
-    return [_parse_answer(text, start) for text, start in zip(texts, starts or [None] * len(texts), strict=True)]
-
-
-def _text_and_offset(answer: Any) -> tuple[Any, Any]:
-    """The text (or texts) and the offset (or offsets) of an object."""
-    if not isinstance(answer, dict) or "text" not in answer:
-        raise Unusable(f"is or contains {preview(answer)}, expected {ANSWER_FORMS}")
-    return answer["text"], answer.get("answer_start", answer.get("start"))
-
-
-def _parse_answer(text: Any, start: Any) -> tuple[str, int | None]:
-    try:
-        text = parse_text(text)
-    except Unusable as error:
-        raise Unusable(f"contains a text that {error}") from None
-    if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
-        raise Unusable(f"{preview(text)} has the offset {preview(start)}, expected an integer")
-    return text, start

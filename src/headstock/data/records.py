@@ -1,16 +1,30 @@
-"""Rows of labelled data, and what its readers share: column names, cell values, and the reporting of problems."""
+"""Rows of labelled data, and what its readers share: files, columns, cell values, and the reporting of problems."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import DataFile, column_names, csv_rows, is_valid_unicode, no_column
-from headstock.errors import UserError, did_you_mean
+from headstock.data import catalog
+from headstock.data.formats import (
+    DataFile,
+    column_names,
+    csv_rows,
+    detect_format,
+    is_valid_unicode,
+    no_column,
+    split_compression,
+    table_rows,
+    text_lines,
+)
+from headstock.errors import UserError, did_you_mean, suggest_path
 
 TEXT, TEXT_B, LABEL = "text", "text_b", "label"
+LABELS = ".label"  # suffix of a file with one label per line
+LAB_TEXTS = ".review.spm"  # the course lab's texts, whose labels are in X.label
 TARGETS = (LABEL, "tags", "answers", "target")  # the columns that hold labels
 SENTENCEPIECE_SPACE = "▁"
 MAX_PROBLEMS = 5  # listed in one error
@@ -85,6 +99,52 @@ def _detokenize(text: str) -> str:
     return text.replace(" ", "").replace(SENTENCEPIECE_SPACE, " ").strip()
 
 
+# Files
+
+
+def find_file(given: str | Path) -> DataFile:
+    """The file that a path, a URL, or the beginning of a file name stands for."""
+    path, name = catalog.resolve(str(given)) or Path(given).expanduser(), str(given)
+    try:
+        if not path.exists() or path.is_dir():
+            path = _complete_name(path, name)
+            name = str(Path(given).with_name(path.name))
+    except OSError as error:  # such as a text instead of a file name, which is too long for one
+        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+    return detect_format(path, name)
+
+
+def _complete_name(path: Path, name: str) -> Path:
+    """The one file of texts whose name begins with that of `path`, which is not a file itself."""
+    siblings = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    matches = [file for file in siblings if file.name.startswith(f"{path.name}.") and file.is_file()]
+    matches = [file for file in matches if not split_compression(file.name)[0].endswith(LABELS)]
+    lab_texts = [file for file in matches if split_compression(file.name)[0] == path.name + LAB_TEXTS]
+    if path.is_dir() and not lab_texts:
+        raise UserError(f"{name}: expected a file, found a folder")
+    matches = lab_texts or matches
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"{name}: no such file; give one of {', '.join(file.name for file in matches)}")
+    if not path.parent.is_dir():
+        raise UserError(f"{name}: no such file, and no folder {path.parent}")
+    raise UserError(f"{name}: no such file{suggest_path(path.name, [file.name for file in siblings])}")
+
+
+def paired_lines(files: Mapping[str, DataFile], expected: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The lines of two parallel files as rows, by column; files of different lengths are an error."""
+    (first, second), (file, other) = files, files.values()
+    for pair in zip_longest(text_lines(file), text_lines(other)):
+        if None in pair:
+            counts = [sum(1 for _ in text_lines(each)) for each in (file, other)]
+            raise UserError(
+                f"{file.name} has {counts[0]:,} lines, but {other.name} has {counts[1]:,}; expected {expected}"
+            )
+        (line, text), (_, other_text) = pair
+        yield line, {first: text, second: other_text}
+
+
 # Column names
 
 
@@ -156,12 +216,18 @@ class Blank(Unusable):
         super().__init__("is blank")
 
 
-def parse_text(value: Any, expected: str = "text") -> str:
-    if value is None or (isinstance(value, str) and (not value or value.isspace())):
+# Converts the value of a cell, given the converted values of the columns before it, or raises `Unusable`.
+Parser = Callable[[Any, dict[str, Any]], Any]
+
+
+def parse_text(value: Any, row: Any = None, *, expected: str = "text") -> str:
+    if value is None:
         raise Blank
     if not isinstance(value, str):
         raise Unusable(f"is {preview(value)}, expected {expected}")
-    if not is_valid_unicode(value):
+    if not value or value.isspace():
+        raise Blank
+    if not (value.isascii() or is_valid_unicode(value)):
         raise Unusable("contains half of a surrogate pair, which is not a character")
     return value
 
@@ -182,16 +248,15 @@ def preview(value: Any) -> str:
 class RecordBuilder:
     """Collects the rows of a file and everything wrong with them, then builds `Records` or raises one error.
 
-    `parse` converts the value of a column, given the values of the row parsed before it, and raises `Unusable`. A
-    column that no row has is left out if it is optional; one that only some rows have is a problem of the others.
+    A column that no row has is left out if it is optional; one that only some rows have is a problem of the others.
     """
 
-    source: str
-    parse: Callable[[str, Any, dict[str, Any]], Any]
-    required: Sequence[str]
+    file: DataFile
+    parsers: Mapping[str, Parser]  # by column
     optional: Sequence[str] = ()
     skip_blank: bool = False  # leave out rows with a blank value
-    describe: Callable[[str, int], str] | None = None  # (column, line) -> "train.csv:3: text"
+    own_names: Mapping[str, str] = field(default_factory=dict)  # the table's own names of the columns
+    files: Mapping[str, DataFile] = field(default_factory=dict)  # of columns that are in another file
     missing_hint: str = ""
     lines: list[int] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
@@ -199,58 +264,89 @@ class RecordBuilder:
     skipped: int = 0
 
     def __post_init__(self) -> None:
-        self.columns: dict[str, list[Any]] = {name: [] for name in (*self.required, *self.optional)}
-        self.missing: dict[str, list[str]] = {name: [] for name in self.columns}
+        self.columns: dict[str, list[Any]] = {name: [] for name in self.parsers}
+        self.missing: dict[str, list[tuple[int, str | None]]] = {name: [] for name in self.parsers}
 
     def add(self, line: int, row: Mapping[str, Any], location: str | None = None) -> None:
         """Add a row, by canonical column names. `location` replaces the line number in messages."""
         values: dict[str, Any] = {}
-        errors: dict[str, Unusable] = {}
-        for name in self.columns:
+        errors: list[tuple[str, Unusable]] | None = None  # created only if needed, since most rows are fine
+        for name, parse in self.parsers.items():
             if name in row:
                 try:
-                    values[name] = self.parse(name, row[name], values)
+                    values[name] = parse(row[name], values)
                 except Unusable as error:
-                    errors[name] = error
-        if self.skip_blank and len(values) < len(self.columns):
-            lacks_required = any(name not in row for name in self.required)
-            if lacks_required or any(isinstance(error, Blank) for error in errors.values()):
+                    errors = [*(errors or []), (name, error)]
+        if len(values) < len(self.parsers):
+            missing = [name for name in self.parsers if name not in row]
+            is_blank = any(isinstance(error, Blank) for _, error in errors or [])
+            if self.skip_blank and (is_blank or not set(missing) <= set(self.optional)):
                 self.skipped += 1
                 return
+            self.problems += [f"{self.location_of(name, line, location)} {error}" for name, error in errors or []]
+            for name in missing:
+                self.missing[name].append((line, location))
         self.lines.append(line)
         if location is not None:
             self.locations.append(location)
         for name, column in self.columns.items():
-            if name in values:
-                column.append(values[name])
-                continue
-            column.append(None)
-            if name in errors:
-                self.problems.append(f"{self.location_of(name, line, location)} {errors[name]}")
-            else:
-                self.missing[name].append(f"{self.location_of(name, line, location)} is missing")
+            column.append(values.get(name))
 
     def location_of(self, name: str, line: int, location: str | None) -> str:
-        if location is not None:
-            return f"{self.source}: {location}: {name}"
-        return self.describe(name, line) if self.describe else f"{self.source}:{line}: {name}"
+        source = self.files.get(name, self.file).name
+        return describe_cell(f"{source}: {location}" if location else f"{source}:{line}", name, self.own_names)
 
-    def build(self, empty: Callable[[], UserError]) -> Records:
-        """The rows; `empty` makes the error for a file without any."""
+    def build(self) -> Records:
         if not self.lines and not self.problems:
-            if not self.skipped:
-                raise empty()
-            raise UserError(f"{self.source}: all {self.skipped:,} rows are blank")
+            if self.skipped:
+                raise UserError(f"{self.file.name}: all {self.skipped:,} rows are blank")
+            raise no_rows(self.file)
         problems = list(self.problems)
         for name, missing in self.missing.items():
             if name in self.optional and len(missing) == len(self.lines):
                 del self.columns[name]
             else:
                 in_others = " (other rows have it)" if len(missing) < len(self.lines) else ""
-                problems += [problem + in_others + self.missing_hint for problem in missing]
+                problems += [
+                    f"{self.location_of(name, *cell)} is missing{in_others}{self.missing_hint}" for cell in missing
+                ]
         if problems:
-            raise unusable_rows(self.source, problems)
-        return Records(self.source, self.lines, self.columns, self.locations or None, self.skipped)
+            raise unusable_rows(self.file.name, problems)
+        return Records(self.file.name, self.lines, self.columns, self.locations or None, self.skipped)
+
+
+def describe_cell(location: str, name: str, own_names: Mapping[str, str]) -> str:
+    """How messages name a cell, such as `train.csv:3: text (column 'review')`."""
+    own_name = own_names.get(name, name)
+    return f"{location}: {name}" + (f" (column {own_name!r})" if own_name != name else "")
+
+
+def read_table(
+    file: DataFile,
+    parsers: Mapping[str, Parser],
+    *,
+    columns: Mapping[str, str] | None = None,
+    optional: Sequence[str] = (),
+    strict: bool = True,
+    skip_blank: bool = False,
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    missing_hint: str = "",
+) -> Records:
+    """Read the columns of a table that have a parser; values that cannot be used are reported together.
+
+    `columns` maps canonical names to the table's own, such as {"text": "review"}. An optional column may be missing,
+    unless `columns` names it and `strict` is set. `prepare` converts each row, by canonical names, before it is parsed.
+    """
+    resolved = resolve_columns(columns, list(parsers))
+    named = [name for name in optional if strict and name in (columns or {})]
+    check_columns(file, resolved, [*(name for name in parsers if name not in optional), *named])
+    builder = RecordBuilder(file, parsers, optional, skip_blank, resolved, missing_hint=missing_hint)
+    is_renamed = any(name != column for name, column in resolved.items())
+    for line, row in table_rows(file, list(resolved.values())):
+        if is_renamed:
+            row = {name: row[column] for name, column in resolved.items() if column in row}
+        builder.add(line, prepare(row) if prepare else row)
+    return builder.build()
 
 
 def unusable_rows(source: str, problems: list[str]) -> UserError:
@@ -262,16 +358,6 @@ def unusable_rows(source: str, problems: list[str]) -> UserError:
     more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
     lines = [f"{source}: {len(problems)} values cannot be used; for each, {hint}:", *problems[:MAX_PROBLEMS], *more]
     return UserError("\n  ".join(lines))
-
-
-def describe_cell(file: DataFile, resolved: Mapping[str, str]) -> Callable[[str, int], str]:
-    """How messages name a cell of a table, with the file's own column name where it differs."""
-
-    def describe(name: str, line: int) -> str:
-        column = f" (column {resolved[name]!r})" if resolved.get(name, name) != name else ""
-        return f"{file.name}:{line}: {name}{column}"
-
-    return describe
 
 
 def no_rows(file: DataFile) -> UserError:

@@ -8,27 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headstock.data.formats import (
-    PLAIN,
-    TABLES,
-    DataFile,
-    detect_format,
-    split_compression,
-    table_rows,
-    text_lines,
-    unknown_format,
-)
-from headstock.data.labelled_texts import find_file
+from headstock.data.formats import PLAIN, TABLES, DataFile, text_lines, unknown_format
 from headstock.data.records import (
     Blank,
-    RecordBuilder,
     Records,
     Unusable,
-    check_columns,
-    describe_cell,
-    no_rows,
+    find_file,
     parse_text,
     preview,
+    read_table,
     resolve_columns,
     unusable_rows,
 )
@@ -55,15 +43,21 @@ def read_tagged(
     other column numbers, from 1, such as {"tokens": "1", "tags": "3"}; in a table it gives the names of the columns.
     With `strict`, tags that `columns` names must exist. With `skip_blank`, rows of a table without words are left out.
     """
-    file_path, name = find_file(path)
-    file = detect_format(file_path, name)
-    if file and file.format in TABLES and not _is_conll_tsv(file, columns):
-        return _read_table(file, columns, strict, skip_blank)
-    bare, compression = split_compression(file_path.name)
-    file = DataFile(file_path, name, PLAIN, compression)
-    if not bare.lower().endswith(CONLL) and not _looks_like_conll(file):
+    file = find_file(path)
+    if file.is_table and not _is_conll_tsv(file, columns):
+        parsers = {TOKENS: _parse_words, TAGS: _parse_tags}
+        return read_table(
+            file,
+            parsers,
+            columns=columns,
+            optional=(TAGS,),
+            strict=strict,
+            skip_blank=skip_blank,
+            prepare=_drop_empty_tags,
+        )
+    if file.format not in CONLL and not _looks_like_conll(file):
         layout = "one word and its tag per line with a blank line between sentences"
-        raise unknown_format(file_path, name, f"{' '.join((*CONLL, *TABLES))}, or {layout}")
+        raise unknown_format(file, f"{' '.join((*CONLL, *TABLES))}, or {layout}")
     return _read_conll(file, columns, strict)
 
 
@@ -78,25 +72,12 @@ def _is_conll_tsv(file: DataFile, columns: Mapping[str, str] | None) -> bool:
     return (columns or {}).get(TOKENS, TOKENS) not in first.split("\t") and _looks_like_conll(file)
 
 
-def _read_table(file: DataFile, columns: Mapping[str, str] | None, strict: bool, skip_blank: bool) -> Records:
-    resolved = resolve_columns(columns, [TOKENS, TAGS])
-    check_columns(file, resolved, [TOKENS, TAGS] if strict and TAGS in (columns or {}) else [TOKENS])
-
-    def parse(name: str, value: Any, row: dict[str, Any]) -> list[str] | None:
-        if name == TOKENS:
-            return _parse_words(value)
-        return _parse_tags(value, len(row[TOKENS])) if TOKENS in row else None
-
-    builder = RecordBuilder(file.name, parse, (TOKENS,), (TAGS,), skip_blank, describe_cell(file, resolved))
-    for line, cells in table_rows(file, list(resolved.values())):
-        row = {TOKENS: cells.get(resolved[TOKENS])}
-        if (tags := cells.get(resolved[TAGS])) not in (None, ""):
-            row[TAGS] = tags
-        builder.add(line, row)
-    return builder.build(lambda: no_rows(file))
+def _drop_empty_tags(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose tags are null or "" is one without tags."""
+    return row if row.get(TAGS) not in (None, "") else {name: value for name, value in row.items() if name != TAGS}
 
 
-def _parse_words(value: Any) -> list[str]:
+def _parse_words(value: Any, row: Any = None) -> list[str]:
     """The words in a cell: a list, or a text with spaces between them."""
     if isinstance(value, str):
         value = value.split()
@@ -112,13 +93,13 @@ def _parse_words(value: Any) -> list[str]:
     return value
 
 
-def _parse_tags(value: Any, words: int) -> list[str]:
-    """The tags in a cell; integers become strings."""
+def _parse_tags(value: Any, row: dict[str, Any]) -> list[str]:
+    """The tags in a cell, one for each word; integers become strings."""
     if isinstance(value, list):
         value = [json.dumps(tag) if isinstance(tag, (bool, int)) else tag for tag in value]
     tags = [sys.intern(tag.strip()) for tag in _parse_words(value)]
-    if len(tags) != words:
-        raise Unusable(f"has {len(tags)} tags for {words} words")
+    if TOKENS in row and len(tags) != len(row[TOKENS]):
+        raise Unusable(f"has {len(tags)} tags for {len(row[TOKENS])} words")
     return tags
 
 

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -149,8 +148,8 @@ def encode_file(pipeline: Pipeline, file: str, *, rows: int | None = None) -> It
 
 def read_chunks(pipeline: Pipeline, file: str, rows: int | None) -> Iterator[Records]:
     """The rows of a labelled task; sentences to translate may also be the lines of a text file."""
-    task, detected = pipeline.labelled_task(), detect_format(Path(file))
-    is_text = task.translates and (file == "-" or (detected is not None and detected.format == PLAIN))
+    task = pipeline.labelled_task()
+    is_text = task.translates and (file == "-" or detect_format(file).format == PLAIN)
     records = (text for _, text in stream_texts(file)) if is_text else pipeline.read_rows(file)
     if isinstance(records, Records):
         indices = range(len(records))[:rows]

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from headstock.data import formats
-from headstock.data.formats import detect_format
-from headstock.data.labelled_texts import find_file, is_table, stream_texts
-from headstock.data.records import LABEL, Records, parse_columns
+from headstock.data.labelled_texts import is_table, stream_texts
+from headstock.data.records import LABEL, Records, find_file, parse_columns
 from headstock.decoding.batching import tokenizer_threads
 from headstock.errors import UserError
 from headstock.tasks.labelled import LabelledTask
@@ -76,8 +75,7 @@ def resolve_columns(
         return columns
     names = parse_columns(",".join(own))
     if is_table(file):
-        source = detect_format(*find_file(file))
-        existing = (formats.column_names(source) if source else None) or ()
+        existing = formats.column_names(find_file(file)) or ()
         names = {ours: theirs for ours, theirs in names.items() if theirs.isdigit() or theirs in existing}
     return names | (columns or {}) or None
 

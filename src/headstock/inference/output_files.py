@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from headstock.data import formats
-from headstock.data.formats import detect_format, table_rows
-from headstock.data.labelled_texts import find_file, is_table
-from headstock.data.records import TEXT, Records
+from headstock.data.formats import table_rows
+from headstock.data.labelled_texts import is_table
+from headstock.data.records import TEXT, Records, find_file
 from headstock.errors import UserError
 from headstock.io import atomic_file
 
@@ -79,8 +79,7 @@ class InputColumns:
             raise UserError(f"--with {other[0]}: {reason}, so only text is available")
 
     def open_table(self, file: str) -> Iterator[tuple[int, Row]]:
-        source = detect_format(*find_file(file))
-        assert source is not None, "is_table checked the suffix"
+        source = find_file(file)
         existing = formats.column_names(source)
         for name in self.columns.values():
             if existing is not None and name not in existing:

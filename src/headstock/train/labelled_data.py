@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.data.formats import PLAIN, detect_format
-from headstock.data.labelled_texts import LABELS
-from headstock.data.records import LABEL, Records, parse_columns
+from headstock.data.records import LABEL, LABELS, Records, parse_columns
 from headstock.errors import UserError
 from headstock.rng import generator
 from headstock.tasks.labelled import LabelledTask
@@ -115,12 +114,7 @@ def stratified_sample(labels: Sequence[str], count: int, *, seed: int, separator
 
 
 def require_labels(records: Records, target: str, why: str) -> Records:
-    if (
-        not records.has_labels
-        and target == LABEL
-        and (known := detect_format(Path(records.source)))
-        and known.format == PLAIN
-    ):
+    if not records.has_labels and target == LABEL and detect_format(records.source).format == PLAIN:
         beside = Path(records.source).with_suffix(LABELS).name
         expected = f"a table with the columns text and label, such as .csv, or {beside} beside it"
         raise UserError(f"{records.source}: plain text without labels {why} (expected {expected})")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from headstock.data.special_tokens import SPECIAL_TOKENS
 from headstock.data.tokenizer import LONG_TEXT, TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
+from headstock.data.tokenizer_backends import SPECIAL_TOKENS
 from headstock.errors import ConfigError, UserError
 
 KINDS = ("bpe", "unigram", "wordpiece", "word", "char")

@@ -3,62 +3,44 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import compress, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tokenizers
 
-from headstock.data import sentencepiece_tokenizer
-from headstock.data.special_tokens import SPECIAL_TOKENS, find_special_ids
+from headstock.data.tokenizer_backends import (
+    SENTENCEPIECE_FORMAT,
+    SPECIAL_TOKENS,
+    SentencePieceBackend,
+    TokenizersBackend,
+    open_lab_vocabulary,
+    open_sentencepiece_model,
+    rust_errors,
+    sentencepiece_from_json,
+)
 from headstock.data.tokenizer_training import MAX_VOCABULARY, TokenizerSettings, train_library_tokenizer
 from headstock.data.words import word_tables
 from headstock.errors import UserError, WorkError, suggest_path
 from headstock.io import write_text
-
-KINDS = {"BPE": "bpe", "Unigram": "unigram", "WordPiece": "wordpiece", "WordLevel": "word"}
-# Latin letters, general punctuation and the euro sign: NFC leaves these unchanged, and none is an ideograph.
-NFC_STABLE = re.compile("[\\u0000-\\u02ff\\u2010-\\u2027\\u20ac]*")
 
 LONG_TEXT = 1 << 18  # characters; longer texts are encoded in parts, so that memory does not grow with their length
 BATCH_CHARACTERS = 1 << 20  # given to the library at once
 SEAM_CHARACTERS, SEAM_ATTEMPTS = 128, 8  # context on each side of a cut, and how many cuts are tried
 
 
-class TokenizerBackend(Protocol):
-    """The library that tokenizes: `tokenizers` or SentencePiece."""
-
-    kind: str
-    size: int
-    special_ids: dict[str, int]  # by role: bos, eos, ...
-    all_special_ids: frozenset[int]  # plain text must never produce these, and decoding skips them
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
-    def spans(self, text: str) -> list[tuple[int, int, int]]: ...  # (id, first character, one past the last)
-    def decode(self, ids: Sequence[int]) -> str: ...
-    def id_to_token(self, number: int) -> str: ...
-    def token_to_id(self, token: str) -> int | None: ...
-    def to_json(self) -> str: ...  # the complete tokenizer.json
-    def behaviour(self) -> bytes: ...  # the part of it that determines the ids
-
-
 class Tokenizer:
     """Encodes text to ids. Special tokens are added by the tasks; plain text that spells one never produces its id."""
 
-    def __init__(self, backend: TokenizerBackend, notes: Sequence[str] = ()):
+    def __init__(self, backend: TokenizersBackend | SentencePieceBackend, notes: Sequence[str] = ()):
         self.backend, self.notes = backend, tuple(notes)
         self.kind, self.vocabulary = backend.kind, backend.size
-        self.bos = backend.special_ids.get("bos")
-        self.pad = backend.special_ids.get("pad")
-        self.eos = backend.special_ids.get("eos")
-        self.unk = backend.special_ids.get("unk")
-        self.cls = backend.special_ids.get("cls")
-        self.sep = backend.special_ids.get("sep")
-        self.mask = backend.special_ids.get("mask")
+        ids = backend.special_ids
+        self.bos, self.eos, self.pad, self.unk = ids.get("bos"), ids.get("eos"), ids.get("pad"), ids.get("unk")
+        self.cls, self.sep, self.mask = ids.get("cls"), ids.get("sep"), ids.get("mask")
         self.all_special_ids = backend.all_special_ids
         self.source_tokenizer: Tokenizer | None = None  # of an encoder-decoder with a separate source vocabulary
         self._forbidden = backend.all_special_ids - {self.unk}  # ids that plain text must not produce
@@ -208,74 +190,6 @@ class Tokenizer:
         write_text(path, self.backend.to_json())
 
 
-class TokenizersBackend:
-    """A tokenizer of the `tokenizers` library that never reads special tokens out of plain text."""
-
-    def __init__(self, library: tokenizers.Tokenizer):
-        library.no_truncation()
-        library.no_padding()
-        library.encode_special_tokens = True  # not stored in its JSON, so set whenever it is opened
-        description = json.loads(library.to_str())
-        model = description["model"]
-        self.kind = "char" if model.get("merges") == [] else KINDS.get(model["type"], "other")
-        self.special_ids = find_special_ids(library.token_to_id)
-        unk = library.token_to_id(_unk_token(model) or "")
-        if unk is not None:
-            self.special_ids["unk"] = unk
-        self.size = max(library.get_vocab().values(), default=-1) + 1
-        added = library.get_added_tokens_decoder()
-        special = {number for number, token in added.items() if token.special}
-        self.all_special_ids = frozenset(self.special_ids.values()) | special
-        self._library = library
-        self._without_normalizer = _remove_normalizer(library, description["normalizer"], added)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts, bypassing the normalizer for those that it would leave unchanged, which is faster."""
-        bypass = self._without_normalizer
-        if bypass is None:
-            return _ids(self._library, texts)
-        is_stable = [text.isascii() or NFC_STABLE.fullmatch(text) is not None for text in texts]
-        if all(is_stable):
-            return _ids(bypass, texts)
-        others = iter(_ids(self._library, [text for text, stable in zip(texts, is_stable, strict=True) if not stable]))
-        plain = iter(_ids(bypass, compress(texts, is_stable)))
-        return [next(plain if stable else others) for stable in is_stable]
-
-    def spans(self, text: str) -> list[tuple[int, int, int]]:
-        encoding = self._library.encode(text, add_special_tokens=False)
-        return [(number, begin, end) for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._library.decode(list(ids), skip_special_tokens=False)
-
-    def id_to_token(self, number: int) -> str:
-        return self._library.id_to_token(number) or ""  # "" for ids that an imported vocabulary leaves out
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._library.token_to_id(token)
-
-    def to_json(self) -> str:
-        return self._library.to_str()
-
-    def behaviour(self) -> bytes:
-        description = json.loads(self.to_json())
-        if isinstance(pieces := description["model"]["vocab"], list):  # JSON rounds the last bit of unigram scores
-            description["model"]["vocab"] = [(piece, round(score, 6)) for piece, score in pieces]
-        parts = ("added_tokens", "normalizer", "pre_tokenizer", "decoder", "model")
-        return json.dumps({part: description[part] for part in parts}, sort_keys=True).encode()
-
-
-@contextmanager
-def rust_errors() -> Iterator[None]:
-    """Raise the bare Exceptions and PanicExceptions of the `tokenizers` library as RuntimeErrors."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
-            raise
-        raise RuntimeError(str(error)) from None
-
-
 def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Batches of about BATCH_CHARACTERS, with long texts alone, to bound the library's memory."""
     batch: list[str] = []
@@ -289,44 +203,6 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         size += length if length <= LONG_TEXT else BATCH_CHARACTERS  # nothing is added after a long text
     if batch:
         yield batch
-
-
-def _ids(library: tokenizers.Tokenizer, texts: Iterable[str]) -> list[list[int]]:
-    return [encoding.ids for encoding in library.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-
-def _remove_normalizer(
-    library: tokenizers.Tokenizer, normalizer: dict[str, Any] | None, added: Mapping[int, tokenizers.AddedToken]
-) -> tokenizers.Tokenizer | None:
-    """The same tokenizer without its normalizer, if that leaves NFC_STABLE text unchanged; it shares the vocabulary."""
-    if normalizer is None or not _is_nfc_only(normalizer):
-        return None
-    bare = tokenizers.Tokenizer(library.model)
-    bare.pre_tokenizer = library.pre_tokenizer
-    bare.add_tokens([added[number] for number in sorted(added)])
-    bare.encode_special_tokens = True
-
-    def contents(tokens: Mapping[int, tokenizers.AddedToken]) -> dict[int, tuple[str, bool]]:
-        return {number: (token.content, token.special) for number, token in tokens.items()}
-
-    # a vocabulary with gaps may number the added tokens differently
-    return bare if contents(bare.get_added_tokens_decoder()) == contents(added) else None
-
-
-def _is_nfc_only(normalizer: dict[str, Any]) -> bool:
-    """Whether it only applies NFC and separates ideographs, as BERT's does."""
-    if normalizer["type"] == "Sequence":
-        return all(map(_is_nfc_only, normalizer["normalizers"]))
-    options = ("clean_text", "strip_accents", "lowercase")
-    return normalizer["type"] == "NFC" or (
-        normalizer["type"] == "BertNormalizer" and all(normalizer[name] is False for name in options)
-    )
-
-
-def _unk_token(model: dict[str, Any]) -> str | None:
-    if model.get("unk_id") is not None:
-        return model["vocab"][model["unk_id"]][0]
-    return model.get("unk_token")
 
 
 def _encoding_error(texts: Sequence[str], error: Exception) -> Exception:
@@ -361,9 +237,9 @@ def open_tokenizer(path: Path) -> Tokenizer:
         hint = suggest_path(path.name, (p.name for p in path.parent.glob("*"))) if path.parent.is_dir() else ""
         raise UserError(f"{path}: no such tokenizer file{hint}")
     if path.suffix == ".model":
-        return Tokenizer(*sentencepiece_tokenizer.open_model(path))
+        return Tokenizer(*open_sentencepiece_model(path))
     if path.suffix == ".txt":
-        return Tokenizer(*sentencepiece_tokenizer.open_lab_vocabulary(path))
+        return Tokenizer(*open_lab_vocabulary(path))
     try:
         return _from_json(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -386,8 +262,8 @@ def _from_json(content: str, name: str, notes: Sequence[str] = ()) -> Tokenizer:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: invalid JSON ({error})") from None
-    if isinstance(value, dict) and value.get("format") == sentencepiece_tokenizer.FORMAT:
-        return Tokenizer(sentencepiece_tokenizer.from_json(value, name), notes)
+    if isinstance(value, dict) and value.get("format") == SENTENCEPIECE_FORMAT:
+        return Tokenizer(sentencepiece_from_json(value, name), notes)
     if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
         raise UserError(f"{name}: not a tokenizer: the JSON has no `model`")
     _check_description(value, name)

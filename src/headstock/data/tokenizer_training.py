@@ -10,7 +10,7 @@ from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headstock.data.special_tokens import SPECIAL_TOKENS
+from headstock.data.tokenizer_backends import SPECIAL_TOKENS
 from headstock.errors import ConfigError, UserError
 
 NAMES = list(SPECIAL_TOKENS.values())

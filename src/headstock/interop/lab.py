@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from headstock import __version__
-from headstock.data.sentencepiece_tokenizer import LAB_SPECIAL_TOKENS, SentencePieceBackend, open_lab_vocabulary
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.tokenizer_backends import LAB_SPECIAL_TOKENS, SentencePieceBackend, open_lab_vocabulary
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT, MARKER, mismatches

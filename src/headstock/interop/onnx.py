@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
+from headstock.data.tokenizer_backends import SentencePieceBackend
 from headstock.errors import UserError, WorkError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT, missing_dependency

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
+from headstock.data.tokenizer_backends import SentencePieceBackend
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline
 from headstock.interop.onnx_graph import CausalGraph, EmbeddingGraph, Graph, Names

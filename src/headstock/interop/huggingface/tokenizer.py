@@ -9,9 +9,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headstock.config import malformed_as_user_error, read_settings
-from headstock.data.sentencepiece_tokenizer import SentencePieceBackend
-from headstock.data.special_tokens import SPECIAL_TOKENS
-from headstock.data.tokenizer import Tokenizer, TokenizersBackend, open_tokenizer, rust_errors
+from headstock.data.tokenizer import Tokenizer, open_tokenizer
+from headstock.data.tokenizer_backends import SPECIAL_TOKENS, SentencePieceBackend, TokenizersBackend, rust_errors
 from headstock.errors import UserError
 from headstock.tasks.base import Task
 from headstock.tasks.special_tokens import separator_id, special_tokens_for

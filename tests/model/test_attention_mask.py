@@ -55,9 +55,9 @@ def test_without_the_causal_mask_it_does(packed):
     other[:, -1] = (other[:, -1] + 1) % 13
     before = backbone(rows(tokens, padded=False, packed=packed)).hidden
     after = backbone(rows(other, padded=False, packed=packed)).hidden
-    moved = (after - before).abs().amax(-1) > 1e-4
+    changed = (after - before).abs().amax(-1) > 1e-4
     same_document = DOCUMENTS[:, -1:] == DOCUMENTS
-    assert torch.equal(moved, same_document if packed else torch.ones_like(moved))
+    assert torch.equal(changed, same_document if packed else torch.ones_like(changed))
 
 
 @given(shape=shapes, causal=st.booleans())
@@ -125,14 +125,14 @@ def test_causal_and_bidirectional_rows_can_be_mixed(shape, padded, packed, backb
         batch.causal = causal
         return backbone(batch).hidden
 
-    mixed, both = read(torch.tensor(ways)), {way: read(way) for way in (True, False)}
+    mixed, uniform = read(torch.tensor(ways)), {way: read(way) for way in (True, False)}
     real = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     if padded:
         real = ~rows(tokens, padded=True, packed=packed).padding
     for row, way in enumerate(ways):
-        torch.testing.assert_close(mixed[row, real[row]], both[way][row, real[row]], atol=1e-6, rtol=0)
-    torch.testing.assert_close(read(None)[real], both[backbone_causal][real], atol=1e-6, rtol=0)
-    assert not torch.allclose(both[True][real], both[False][real], atol=1e-4)
+        torch.testing.assert_close(mixed[row, real[row]], uniform[way][row, real[row]], atol=1e-6, rtol=0)
+    torch.testing.assert_close(read(None)[real], uniform[backbone_causal][real], atol=1e-6, rtol=0)
+    assert not torch.allclose(uniform[True][real], uniform[False][real], atol=1e-4)
     assert mixed.isfinite().all()
 
 
@@ -143,8 +143,8 @@ def test_a_causal_row_in_a_bidirectional_backbone():
     other[:, -1] = (other[:, -1] + 1) % 13
     ways = torch.tensor([True, False, True])
     before, after = (backbone(Batch(part, causal=ways)).hidden for part in (tokens, other))
-    moved = ((after - before).abs().amax(-1) > 1e-5)[:, :-1].any(1)
-    assert torch.equal(moved, ~ways)
+    changed = ((after - before).abs().amax(-1) > 1e-5)[:, :-1].any(1)
+    assert torch.equal(changed, ~ways)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

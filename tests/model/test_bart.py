@@ -21,15 +21,15 @@ BART = {"width": 16, "depth": 2, "encoder_depth": 3, "heads": 4, "hidden": 24, "
 def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Our weights under BART's names, and its settings."""
     model = {"family": "seq2seq", **to_dict(ours.config)}
-    chosen = imported_config(model, {"name": "translate"}, source="a test")
-    export = Bart().export_spec(chosen)
+    config = imported_config(model, {"name": "translate"}, source="a test")
+    export = Bart().export_spec(config)
     tensors = {f"backbone.{name}": tensor.detach() for name, tensor in ours.named_parameters()}
-    made = export_tensors(Bart().tensor_map(chosen, export), tensors)
-    shared, bias = made.pop("model.shared.weight"), made.pop("final_logits_bias")
+    converted = export_tensors(Bart().tensor_map(config, export), tensors)
+    shared, bias = converted.pop("model.shared.weight"), converted.pop("final_logits_bias")
     assert not bias.any()  # our tied head has no bias
     names = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
-    made = {name.removeprefix("model."): tensor for name, tensor in made.items()}
-    return made | {f"{name}.weight": shared for name in names}, export.config
+    converted = {name.removeprefix("model."): tensor for name, tensor in converted.items()}
+    return converted | {f"{name}.weight": shared for name in names}, export.config
 
 
 @pytest.mark.parametrize("scale", [False, True])
@@ -43,9 +43,9 @@ def test_outputs_match_bart(scale):
     assert batch.source is not None
 
     def read(mask: Tensor) -> Any:
-        given = {"input_ids": batch.source.tokens, "attention_mask": mask.long()}
+        inputs = {"input_ids": batch.source.tokens, "attention_mask": mask.long()}
         targets = {"decoder_input_ids": batch.tokens, "decoder_attention_mask": (~PADDING).long()}
-        return theirs(**given, **targets)
+        return theirs(**inputs, **targets)
 
     expected = read(~SOURCE_PADDING)
     assert distance(ours.encode(batch.source), expected.encoder_last_hidden_state, SOURCE_PADDING) < 1e-5

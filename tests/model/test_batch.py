@@ -23,8 +23,8 @@ def test_label_positions_are_those_of_labels_and_a_few_without(rows, length, sha
     batch = Batch(labels, labels={"token": labels}, label_positions={"token": positions})
     vectors, gathered = batch.gather_labelled("token", hidden)
     all_vectors, all_labels = Batch(labels, labels={"token": labels}).gather_labelled("token", hidden)
-    kept = gathered != IGNORE_INDEX
-    assert torch.equal(vectors[kept], all_vectors) and torch.equal(gathered[kept], all_labels)
+    is_labelled = gathered != IGNORE_INDEX
+    assert torch.equal(vectors[is_labelled], all_vectors) and torch.equal(gathered[is_labelled], all_labels)
 
 
 @settings(max_examples=50, deadline=None)

@@ -28,10 +28,10 @@ def settings_of(preset: str, **settings: int) -> RunConfig:
     return resolve_pretrain_config(preset, None, {"data.corpus": ["text.txt"], **settings})
 
 
-def make_model(chosen: RunConfig) -> Model:
+def make_model(config: RunConfig) -> Model:
     torch.manual_seed(0)
-    backbone = Transformer(chosen.model)
-    heads = {"token": LMHead(backbone, transform=chosen.task.transform), "next": NextSentenceHead(backbone.width)}
+    backbone = Transformer(config.model)
+    heads = {"token": LMHead(backbone, transform=config.task.transform), "next": NextSentenceHead(backbone.width)}
     return Model(backbone, heads).eval()
 
 
@@ -44,15 +44,15 @@ def ours() -> Model:
 
 def as_theirs(ours: Model) -> dict[str, Tensor]:
     """Our weights under their names."""
-    chosen = settings_of("bert-nano", **SMALL, nsp=True)
-    return export_tensors(Bert().tensor_map(chosen, Bert().export_spec(chosen)), ours.tensors())
+    config = settings_of("bert-nano", **SMALL, nsp=True)
+    return export_tensors(Bert().tensor_map(config, Bert().export_spec(config)), ours.tensors())
 
 
 def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
     model = kind(BertConfig(**Bert().export_spec(settings_of("bert-nano", **SMALL)).config))
-    wanted = model.state_dict()
-    kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
-    missing, unknown = model.load_state_dict(kept, strict=False)
+    expected = model.state_dict()
+    shared = {name: tensor for name, tensor in tensors.items() if name in expected}
+    missing, unknown = model.load_state_dict(shared, strict=False)
     assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} and not unknown
     model.tie_weights()
     return model.eval()
@@ -68,9 +68,9 @@ def read(model: nn.Module, *, segments: Tensor = SEGMENTS):
     return model(input_ids=tokens, attention_mask=mask, token_type_ids=segments, output_hidden_states=True)
 
 
-def distance(one: Tensor, other: Tensor) -> float:
+def distance(a: Tensor, b: Tensor) -> float:
     """The largest difference at real tokens."""
-    return (one - other)[~PADDING].abs().max().item()
+    return (a - b)[~PADDING].abs().max().item()
 
 
 def test_every_layer_matches_bert(ours):
@@ -94,8 +94,8 @@ def test_heads_match_bert(ours, kind):
 
 def exchange(name: str) -> str:
     """Query and key weights swapped."""
-    other = {"query": "key", "key": "query"}
-    return ".".join(other.get(part, part) for part in name.split("."))
+    b = {"query": "key", "key": "query"}
+    return ".".join(b.get(part, part) for part in name.split("."))
 
 
 def test_a_single_difference_is_detected(ours):
@@ -108,8 +108,8 @@ def test_a_single_difference_is_detected(ours):
         bert.BertForPreTraining, {exchange(name): tensor for name, tensor in as_theirs(ours).items()}
     )
     assert distance(read(ours).hidden, read(exchanged).hidden_states[-1]) > 1e-3
-    chosen = settings_of("bert-nano", **SMALL)
-    first = make_model(replace(chosen, model=replace(chosen.model, norm="pre")))
+    config = settings_of("bert-nano", **SMALL)
+    first = make_model(replace(config, model=replace(config.model, norm="pre")))
     born = {name: tensor for name, tensor in first.tensors().items() if "final_norm" in name}
     first.load_tensors(ours.tensors() | born, source="the model that norms afterwards")
     assert distance(read(first).hidden, last) > 1e-3

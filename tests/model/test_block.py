@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from headstock.kernels.pointwise import gelu_tanh
 from headstock.model.attention_mask import AttentionMask, make_attention_mask, padding_mask
 from headstock.model.batch import Batch
-from headstock.model.layers import Block
+from headstock.model.layers import Block, BlockConfig
 from tests.model.small import small_backbone, some_tokens, stir
 
 WIDTH, HEADS, HIDDEN, ROWS, LENGTH, SOURCE = 8, 2, 12, 3, 6, 5
+SIZES = {"width": WIDTH, "heads": HEADS, "hidden": HIDDEN}
 MASKS = ["none", "causal", "padding", "causal padding", "document", "causal document"]
 SHAPES = list(product(["pre", "post"], ["relu", "gelu"], [True, False]))
 PADDING = torch.arange(LENGTH)[None] >= torch.tensor([6, 3, 1])[:, None]
@@ -55,9 +56,8 @@ def torch_layer(kind: type, norm: str, activation: str, bias: bool) -> nn.Module
 
 def pair(kind: type, norm: str, activation: str, bias: bool) -> tuple[nn.Module, Block]:
     theirs = torch_layer(kind, norm, activation, bias)
-    ours = Block(
-        WIDTH, HEADS, HIDDEN, norm=norm, activation=activation, bias=bias, cross=kind is nn.TransformerDecoderLayer
-    )
+    config = BlockConfig(**SIZES, norm=norm, activation=activation, bias=bias)
+    ours = Block(config, cross=kind is nn.TransformerDecoderLayer)
     copy(theirs, ours)
     return theirs, ours
 
@@ -106,9 +106,11 @@ def test_a_block_with_memory_matches_torchs_decoder_layer(norm, activation, bias
         tgt_key_padding_mask=words["padding"],
         memory_key_padding_mask=memory_padding,
     )
-    kept = ours.cross.project_key_value(memory)
+    key_value = ours.cross.project_key_value(memory)
     assert_same(
-        ours(x, mask, memory=kept, memory_mask=AttentionMask(padding_mask(memory_padding))), expected, words["padding"]
+        ours(x, mask, memory=key_value, memory_mask=AttentionMask(padding_mask(memory_padding))),
+        expected,
+        words["padding"],
     )
 
 
@@ -123,18 +125,18 @@ def test_every_weight_affects_the_output(norm):
         with torch.no_grad():
             before = parameter.flatten()[0].clone()
             parameter.view(-1)[0] += 0.05
-            moved = ours(x, mask, memory=ours.cross.project_key_value(memory), memory_mask=AttentionMask())
+            changed = ours(x, mask, memory=ours.cross.project_key_value(memory), memory_mask=AttentionMask())
             parameter.view(-1)[0] = before
-        assert (moved - expected).abs().max() > 1e-4, name
+        assert (changed - expected).abs().max() > 1e-4, name
 
 
 def test_the_masks_matter():
     _, ours = pair(nn.TransformerEncoderLayer, "pre", "relu", True)
     x = numbers(ROWS, LENGTH, WIDTH)
     results = [ours(x, masks(kind)[0]) for kind in ("none", "causal", "padding", "document", "causal document")]
-    for i, one in enumerate(results):
+    for i, output in enumerate(results):
         for other in results[:i]:
-            assert (one - other).abs().max() > 1e-3
+            assert (output - other).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -189,13 +191,13 @@ def test_dropout_is_applied_in_training_where_torch_applies_it():
     ours.train()
     assert not torch.equal(ours(x, AttentionMask()), ours(x, AttentionMask()))
     assert sum(isinstance(part, nn.Dropout) for part in ours.modules()) == 3  # after attention, inside and after feed
-    assert Block(WIDTH, HEADS, HIDDEN, dropout=0.25).attention.dropout == 0.25  # and on attention weights
+    assert Block(BlockConfig(**SIZES, dropout=0.25)).attention.dropout == 0.25  # and on attention weights
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 @pytest.mark.parametrize("inner", [True, False])
 def test_inner_dropout_is_optional(activation, inner):
-    block = Block(WIDTH, HEADS, HIDDEN, activation=activation, dropout=0.5, inner_dropout=inner).train()
+    block = Block(BlockConfig(**SIZES, activation=activation, dropout=0.5, inner_dropout=inner)).train()
     stir(block)
     x = numbers(ROWS, LENGTH, WIDTH)
     assert torch.equal(block.feed(x), block.feed(x)) == (not inner)
@@ -211,10 +213,10 @@ def test_the_residual_stream_has_the_autocast_dtype(norm, kind):
     batch = Batch(some_tokens(2, 8))
     exact = backbone(batch, keep_layers=True)
     with torch.autocast("cpu", torch.bfloat16):
-        half = backbone(batch, keep_layers=True)
+        bfloat16 = backbone(batch, keep_layers=True)
     assert all(layer.dtype == torch.float32 for layer in exact.layers)
-    assert all(layer.dtype == torch.bfloat16 for layer in [*half.layers, half.hidden])
-    torch.testing.assert_close(half.hidden.float(), exact.hidden, rtol=0.05, atol=0.05)
+    assert all(layer.dtype == torch.bfloat16 for layer in [*bfloat16.layers, bfloat16.hidden])
+    torch.testing.assert_close(bfloat16.hidden.float(), exact.hidden, rtol=0.05, atol=0.05)
 
 
 def test_compiled_gelu_tanh_matches_torch():

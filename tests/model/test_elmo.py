@@ -1,4 +1,4 @@
-"""Neither direction of ELMo sees the tokens it predicts, and each is a language model of its own."""
+"""Neither direction of ELMo depends on the tokens it predicts, and each is a language model."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ from tests.model.small import some_tokens, stir
 SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 9}
 
 
-def small(**given) -> Elmo:
+def small(**settings) -> Elmo:
     torch.manual_seed(0)
-    backbone = Elmo(ElmoConfig(**(SIZES | given)))
+    backbone = Elmo(ElmoConfig(**(SIZES | settings)))
     stir(backbone)
     return backbone.eval()
 
@@ -33,19 +33,19 @@ def close(one: Tensor, other: Tensor) -> None:
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])])
-@pytest.mark.parametrize("place", [0, 3, 4, 8])
-def test_directions_depend_only_on_their_side(documents, place):
+@pytest.mark.parametrize("position", [0, 3, 4, 8])
+def test_directions_depend_only_on_their_side(documents, position):
     backbone, tokens = small(), some_tokens(1, 9)
     other = tokens.clone()
-    other[0, place] = (other[0, place] + 1) % 13
+    other[0, position] = (other[0, position] + 1) % 13
     one, two = (backbone(Batch(t, document_ids=documents), keep_layers=True).layers for t in (tokens, other))
-    first, last = (0, 9) if documents is None else (0, 4) if place < 4 else (4, 9)
+    first, last = (0, 9) if documents is None else (0, 4) if position < 4 else (4, 9)
     for before, after in zip(one[1:], two[1:], strict=True):
-        moved = (before - after)[0].abs().view(9, 2, -1).amax(-1) > 0  # (T, direction)
+        changed = (before - after)[0].abs().view(9, 2, -1).amax(-1) > 0  # (T, direction)
         expected = torch.zeros(9, 2, dtype=torch.bool)
-        expected[place:last, 0] = True
-        expected[first : place + 1, 1] = True
-        assert torch.equal(moved, expected)
+        expected[position:last, 0] = True
+        expected[first : position + 1, 1] = True
+        assert torch.equal(changed, expected)
 
 
 def test_each_direction_is_a_recurrent_model():

@@ -14,16 +14,16 @@ def test_select_layers(norm):
     backbone = small_backbone(depth=5, norm=norm)
     with torch.inference_mode():
         output = backbone(Batch(some_tokens(2, 7)), keep_layers=True)
-        every = [select_layers(backbone, output, str(number)) for number in range(6)]
-        found = {layers: select_layers(backbone, output, layers) for layers in ("last", "sum4", "concat4", "mix")}
-    assert torch.equal(found["last"], every[5])
-    assert torch.equal(found["last"], output.hidden)
-    torch.testing.assert_close(found["sum4"], every[2] + every[3] + every[4] + every[5])
-    assert torch.equal(found["concat4"], torch.cat(every[2:], -1))
-    assert torch.equal(found["mix"], torch.stack(every, -2))
-    for layers, vectors in found.items():
+        by_number = [select_layers(backbone, output, str(number)) for number in range(6)]
+        selected = {layers: select_layers(backbone, output, layers) for layers in ("last", "sum4", "concat4", "mix")}
+    assert torch.equal(selected["last"], by_number[5])
+    assert torch.equal(selected["last"], output.hidden)
+    torch.testing.assert_close(selected["sum4"], by_number[2] + by_number[3] + by_number[4] + by_number[5])
+    assert torch.equal(selected["concat4"], torch.cat(by_number[2:], -1))
+    assert torch.equal(selected["mix"], torch.stack(by_number, -2))
+    for layers, vectors in selected.items():
         assert vectors.size(-1) == feature_width(8, layers)
-    assert len({float(vectors.sum()) for vectors in every}) == 6  # all layers differ
+    assert len({float(vectors.sum()) for vectors in by_number}) == 6  # all layers differ
 
 
 def test_scalar_mix_starts_as_the_mean_and_learns():
@@ -45,6 +45,6 @@ def test_missing_layers_are_rejected():
             check_layers(layers, 3)
     with pytest.raises(UserError, match="3 is more than the model's 2"):
         check_layers("3", 2)
-    for wrong in ("-1", "lats", "", "1.5"):
+    for error in ("-1", "lats", "", "1.5"):
         with pytest.raises(UserError, match="must be one of last, sum4, concat4, mix or a layer's number"):
-            check_layers(wrong, 2)
+            check_layers(error, 2)

@@ -20,7 +20,7 @@ def test_rows_are_padded_on_the_right_if_necessary(rows):
     if padding is None:
         assert all(len(row) == longest for row in rows)
     else:
-        assert padding.tolist() == [[place >= len(row) for place in range(longest)] for row in rows]
+        assert padding.tolist() == [[position >= len(row) for position in range(longest)] for row in rows]
         assert padding.any()
 
 

@@ -23,12 +23,12 @@ def reading():
         yield
 
 
-def padded(**more) -> Batch:
+def padded(**fields) -> Batch:
     padding = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS)[:, None]
-    return Batch(some_tokens(len(LENGTHS), max(LENGTHS)), padding, **more)
+    return Batch(some_tokens(len(LENGTHS), max(LENGTHS)), padding, **fields)
 
 
-def whole() -> Batch:
+def full_batch() -> Batch:
     return Batch(some_tokens(len(LENGTHS), max(LENGTHS)))
 
 
@@ -57,30 +57,31 @@ SHAPES = st.fixed_dictionaries(
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "sinusoidal"])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("how", ["cls", "last"])
+@pytest.mark.parametrize("pooling", ["cls", "last"])
 @given(shape=SHAPES)
 @settings(max_examples=6, deadline=None, derandomize=True)
-def test_one_position_agrees_with_all(how, causal, positions, qk_norm, shape):
+def test_one_position_agrees_with_all(pooling, causal, positions, qk_norm, shape):
     model = small_model(causal=causal, positions=positions, qk_norm=qk_norm, **shape)
-    for batch in (padded(), whole()):
-        close(vectors_at(model, batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
+    for batch in (padded(), full_batch()):
+        actual = vectors_at(model, batch, pooled_positions(batch, pooling))
+        close(actual, pool(model(batch).hidden, batch.padding, pooling))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_every_position_can_be_selected(causal, positions):
-    model, batch = small_model(causal=causal, positions=positions), whole()
-    every = model(batch).hidden
-    for place in range(1, max(LENGTHS)):
-        found = vectors_at(model, batch, torch.full((len(LENGTHS),), place))
-        close(found, every[:, place])
-        assert least_distance(found, every[:, place - 1]) > 1e-3  # control: neighbours differ
+    model, batch = small_model(causal=causal, positions=positions), full_batch()
+    all_hidden = model(batch).hidden
+    for position in range(1, max(LENGTHS)):
+        actual = vectors_at(model, batch, torch.full((len(LENGTHS),), position))
+        close(actual, all_hidden[:, position])
+        assert least_distance(actual, all_hidden[:, position - 1]) > 1e-3  # control: neighbours differ
 
 
 def test_rows_may_have_different_positions():
     model, batch = small_model(positions="rotary", qk_norm=True), padded()
-    places = torch.tensor([3, 0, 6, 0])
-    close(vectors_at(model, batch, places), model(batch).hidden[torch.arange(4), places])
+    query_positions = torch.tensor([3, 0, 6, 0])
+    close(vectors_at(model, batch, query_positions), model(batch).hidden[torch.arange(4), query_positions])
     assert pooled_positions(batch, "last").tolist() == [length - 1 for length in LENGTHS]
     assert pooled_positions(batch, "cls").tolist() == [0, 0, 0, 0]
     assert (
@@ -91,10 +92,10 @@ def test_rows_may_have_different_positions():
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_masks_and_positions_of_the_batch_apply(positions):
     """Causal and bidirectional rows, packed documents, own positions and segments."""
-    model, places = small_model(positions=positions, segments=2), torch.tensor([2, 3, 6, 0])
+    model, query_positions = small_model(positions=positions, segments=2), torch.tensor([2, 3, 6, 0])
     own = torch.arange(max(LENGTHS)).flip(0).expand(4, -1)
     kinds = (torch.arange(max(LENGTHS)) > 2).long().expand(4, -1)
-    for more in (
+    for fields in (
         {"causal": torch.tensor([True, False, False, True])},
         {"causal": False},
         {"document_ids": DOCUMENTS},
@@ -102,8 +103,8 @@ def test_masks_and_positions_of_the_batch_apply(positions):
         {"positions": own},
         {"segments": kinds},
     ):
-        batch = padded(**more)
-        close(vectors_at(model, batch, places), model(batch).hidden[torch.arange(4), places])
+        batch = padded(**fields)
+        close(vectors_at(model, batch, query_positions), model(batch).hidden[torch.arange(4), query_positions])
 
 
 @pytest.mark.parametrize(
@@ -116,72 +117,73 @@ def test_masks_and_positions_of_the_batch_apply(positions):
     ],
 )
 def test_the_mask_of_selected_queries(mask):
-    places = torch.tensor([0, 4, 2])
+    query_positions = torch.tensor([0, 4, 2])
     table = mask.dense(5, 5).expand(3, 1, 5, 5)
-    found = mask.select_queries(places, 5).dense(1, 5).expand(3, 1, 1, 5)
-    assert torch.equal(found[:, 0, 0], table[torch.arange(3), 0, places])
+    actual = mask.select_queries(query_positions, 5).dense(1, 5).expand(3, 1, 1, 5)
+    assert torch.equal(actual[:, 0, 0], table[torch.arange(3), 0, query_positions])
 
 
 def test_other_positions_are_not_computed():
-    backbone, batch = small_backbone(causal=False), whole()
+    backbone, batch = small_backbone(causal=False), full_batch()
     assert backbone(batch, query_positions=torch.zeros(4, dtype=torch.long)).hidden.shape == (4, 1, 8)
     rows = []
     feed = backbone.blocks[-1].feed
-    hook = feed.register_forward_hook(lambda module, given, made: rows.append(given[0].shape[:2]))
+    hook = feed.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].shape[:2]))
     backbone(batch, query_positions=torch.zeros(4, dtype=torch.long))
     hook.remove()
     assert rows == [(4, 1)]
 
 
 def test_hooks_observe_all_positions():
-    model, batch, places, heard, seen = small_model(), whole(), torch.tensor([3, 0, 6, 0]), [], []
-    wanted = vectors_at(model, batch, places)
-    hook = model.backbone.blocks[-1].register_forward_hook(lambda module, given, made: heard.append(made.shape))
-    close(vectors_at(model, batch, places), wanted)
+    model, batch, query_positions, shapes, records = small_model(), full_batch(), torch.tensor([3, 0, 6, 0]), [], []
+    expected = vectors_at(model, batch, query_positions)
+    hook = model.backbone.blocks[-1].register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    close(vectors_at(model, batch, query_positions), expected)
     hook.remove()
-    with record_attention(model, seen.append):
-        close(vectors_at(model, batch, places), wanted)
-    assert heard == [(4, 9, 8)]
-    assert [look.weights.shape for look in seen] == [(4, 2, 9, 9)] * 2
+    with record_attention(model, records.append):
+        close(vectors_at(model, batch, query_positions), expected)
+    assert shapes == [(4, 9, 8)]
+    assert [record.weights.shape for record in records] == [(4, 2, 9, 9)] * 2
 
 
 def test_states_and_layers_need_all_positions():
     backbone, positions = small_backbone(), torch.zeros(4, dtype=torch.long)
     with pytest.raises(AssertionError):
-        backbone(whole(), keep_layers=True, query_positions=positions)
+        backbone(full_batch(), keep_layers=True, query_positions=positions)
     with pytest.raises(AssertionError):
-        backbone(whole(), backbone.new_state(4, 9), query_positions=positions)
+        backbone(full_batch(), backbone.new_state(4, 9), query_positions=positions)
 
 
 def test_with_cross_attention():
     backbone, batch, memory = small_backbone(cross=True), padded(), torch.randn(4, 5, 8)
-    places = torch.tensor([3, 0, 6, 0])
-    every = backbone(batch, memory=memory).hidden[torch.arange(4), places]
+    query_positions = torch.tensor([3, 0, 6, 0])
+    all_hidden = backbone(batch, memory=memory).hidden[torch.arange(4), query_positions]
     for one in (backbone, strip_modules(backbone)):
-        close(one(batch, query_positions=places, memory=memory).hidden[:, 0], every)
+        close(one(batch, query_positions=query_positions, memory=memory).hidden[:, 0], all_hidden)
 
 
 @pytest.mark.parametrize("family", ["recurrent", "elmo"])
 def test_families_without_support_agree(family):
     from headstock.model.backbone import BACKBONES
 
-    found = BACKBONES.get(family)
-    backbone = found(found.Config(vocabulary=13, depth=1, width=8, hidden=8)).eval()
+    backbone_class = BACKBONES.get(family)
+    backbone = backbone_class(backbone_class.Config(vocabulary=13, depth=1, width=8, hidden=8)).eval()
     model, batch = Model(backbone, {}), padded()
     assert not backbone.supports_query_positions
-    for how in ("cls", "last"):
-        close(vectors_at(model, batch, pooled_positions(batch, how)), pool(model(batch).hidden, batch.padding, how))
+    for pooling in ("cls", "last"):
+        actual = vectors_at(model, batch, pooled_positions(batch, pooling))
+        close(actual, pool(model(batch).hidden, batch.padding, pooling))
 
 
 def test_gradients_agree():
     with torch.inference_mode(False), torch.enable_grad():
-        model, places = small_model(positions="rotary"), torch.tensor([3, 0, 6, 0])
-        found = []
+        model, query_positions = small_model(positions="rotary"), torch.tensor([3, 0, 6, 0])
+        gradients = []
         for make in (
-            lambda: vectors_at(model, padded(), places),
-            lambda: model(padded()).hidden[torch.arange(4), places],
+            lambda: vectors_at(model, padded(), query_positions),
+            lambda: model(padded()).hidden[torch.arange(4), query_positions],
         ):
             model.zero_grad()
             make().square().sum().backward()
-            found.append(model.backbone.tokens.weight.grad.clone())
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+            gradients.append(model.backbone.tokens.weight.grad.clone())
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

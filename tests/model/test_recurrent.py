@@ -23,9 +23,9 @@ SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 6}
 KINDS = [(cell, hidden) for cell in ("lstm", "gru") for hidden in (6, 9)]
 
 
-def small(cell="lstm", **given) -> Recurrent:
+def small(cell="lstm", **options) -> Recurrent:
     torch.manual_seed(0)
-    backbone = Recurrent(RecurrentConfig(**(SIZES | {"cell": cell} | given)))
+    backbone = Recurrent(RecurrentConfig(**(SIZES | {"cell": cell} | options)))
     stir(backbone)
     return backbone.eval()
 
@@ -74,9 +74,9 @@ def test_packed_documents_match_torch_on_each(cell):
         ends = [0, *torch.tensor(parts).cumsum(0).tolist()]
         for begin, end in pairwise(ends):
             close(scores[row, begin:end], plain(tokens[row : row + 1, begin:end])[0])
-    whole = plain(tokens)  # control: with the state carried over they differ
-    assert (whole[0, 4:] - scores[0, 4:]).abs().amax(-1).min() > 1e-3
-    close(whole[1], scores[1])
+    carried = plain(tokens)  # control: with the state carried over they differ
+    assert (carried[0, 4:] - scores[0, 4:]).abs().amax(-1).min() > 1e-3
+    close(carried[1], scores[1])
 
 
 @pytest.mark.parametrize(("cell", "hidden"), KINDS)
@@ -107,20 +107,20 @@ def test_groups_contain_every_token_once(rows, backward):
     tokens = torch.arange(documents.numel()).view_as(documents)
     groups, location = group_documents(Batch(tokens, document_ids=documents), backward=backward)
     laid_out = torch.cat([*(part.index.flatten() for part in groups), torch.tensor([-1])])
-    wanted = torch.where(documents.flatten() < 0, -1, tokens.flatten())
-    assert torch.equal(laid_out[location], wanted)
-    found = {
-        tuple(dict.fromkeys(places.tolist())): bool(first)  # without the repeated last token
+    expected = torch.where(documents.flatten() < 0, -1, tokens.flatten())
+    assert torch.equal(laid_out[location], expected)
+    actual = {
+        tuple(dict.fromkeys(positions.tolist())): bool(first)  # without the repeated last token
         for part in groups
-        for places, first in zip(part.index, part.begins_row, strict=True)
+        for positions, first in zip(part.index, part.begins_row, strict=True)
     }
     expected = {}
     for row, sizes in enumerate(rows):
         ends = [row * length + end for end in (0, *torch.tensor(sizes).cumsum(0).tolist())]
-        for place, (begin, end) in enumerate(pairwise(ends)):
+        for position, (begin, end) in enumerate(pairwise(ends)):
             span = tuple(range(begin, end))
-            expected[span[::-1] if backward else span] = place == 0
-    assert found == expected
+            expected[span[::-1] if backward else span] = position == 0
+    assert actual == expected
 
 
 @given(sizes=st.lists(st.integers(1, 300), max_size=60))
@@ -164,18 +164,18 @@ def test_decoding_matches_the_full_pass(cell, hidden):
     assert state.lengths.tolist() == [9, 9, 9]
 
 
-@pytest.mark.parametrize("chosen", [[2, 0], [1, 1, 2, 0, 0], [1]])
-def test_select_reorders_drops_and_repeats_rows(chosen):
+@pytest.mark.parametrize("rows", [[2, 0], [1, 1, 2, 0, 0], [1]])
+def test_select_reorders_drops_and_repeats_rows(rows):
     backbone = small()
     texts = [some_tokens(n, seed=n).tolist() for n in (5, 2, 4)]
     before = backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 0)).state
-    state = before.select(torch.tensor(chosen))
-    assert state.lengths.tolist() == [len(texts[row]) for row in chosen]
-    more = some_tokens(len(chosen), 2, seed=9)
-    hidden = backbone(Batch(more), state).hidden
-    for place, row in enumerate(chosen):
-        alone = torch.tensor([texts[row] + more[place].tolist()])
-        close(hidden[place], backbone(Batch(alone)).hidden[0, -2:])
+    state = before.select(torch.tensor(rows))
+    assert state.lengths.tolist() == [len(texts[row]) for row in rows]
+    continuation = some_tokens(len(rows), 2, seed=9)
+    hidden = backbone(Batch(continuation), state).hidden
+    for position, row in enumerate(rows):
+        alone = torch.tensor([texts[row] + continuation[position].tolist()])
+        close(hidden[position], backbone(Batch(alone)).hidden[0, -2:])
     assert before.lengths.tolist() == [5, 2, 4]
 
 
@@ -208,8 +208,8 @@ def test_prefixes_get_no_gradient():
     backbone = small().train()
     before = Batch(torch.tensor([[11, 12]]))
     backbone(Batch(torch.tensor([[1, 2, 3]]), prefix=before)).hidden.sum().backward()
-    moved = backbone.tokens.weight.grad.abs().sum(1) > 0
-    assert moved.nonzero().squeeze(1).tolist() == [1, 2, 3]
+    has_gradient = backbone.tokens.weight.grad.abs().sum(1) > 0
+    assert has_gradient.nonzero().squeeze(1).tolist() == [1, 2, 3]
 
 
 # Interface
@@ -220,18 +220,18 @@ def test_generation_with_and_without_state_agrees(cell, hidden):
     model = model_of(small(cell, hidden=hidden))
     prompts = [[1, 2, 3, 4], [5], [6, 7]]
     sampling = Sampling(temperature=5.0)
-    made = [
+    results = [
         generate(model, prompts, max_tokens=30, sampling=sampling, seeds=[1, 2, 3], end=0, cache=cache)
         for cache in (True, False)
     ]
-    assert made[0] == made[1]
-    assert max(len(row.tokens) for row in made[0]) > 5
+    assert results[0] == results[1]
+    assert max(len(row.tokens) for row in results[0]) > 5
     alone = [
         generate(model, [prompt], max_tokens=30, sampling=sampling, seeds=[seed], end=0)[0]
         for seed, prompt in enumerate(prompts, 1)
     ]
-    assert made[0] == alone
-    assert not any(row.slid for row in made[0])
+    assert results[0] == alone
+    assert not any(row.slid for row in results[0])
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -26,8 +26,8 @@ def close(one: Tensor, other: Tensor) -> None:
 def step_by_step(backbone: Transformer, tokens: Tensor) -> Tensor:
     state = backbone.new_state(tokens.size(0), tokens.size(1))
     steps = []
-    for place in range(tokens.size(1)):
-        output = backbone(Batch(tokens[:, place : place + 1]), state)
+    for position in range(tokens.size(1)):
+        output = backbone(Batch(tokens[:, position : position + 1]), state)
         state = output.state
         steps.append(output.hidden)
     assert state.lengths.tolist() == [tokens.size(1)] * tokens.size(0)
@@ -48,18 +48,18 @@ def test_decoding_matches_the_full_pass(positions, norm, qk_norm):
 def test_prompts_of_different_lengths_continue_as_if_alone(positions):
     backbone = small_backbone(positions=positions)
     texts = [some_tokens(n, seed=n).tolist() for n in (5, 2, 4)]
-    more = some_tokens(3, 6, seed=9)
+    continuation = some_tokens(3, 6, seed=9)
     state = backbone.new_state(3, 11)
     output = backbone(Batch(*pad(texts, filler=0)), state)
     hidden = [[output.hidden[row, : len(text)]] for row, text in enumerate(texts)]
     assert output.state.lengths.tolist() == [5, 2, 4]
     for begin, end in [(0, 1), (1, 2), (2, 5), (5, 6)]:  # one by one, then three at once, then one
-        output = backbone(Batch(more[:, begin:end]), output.state)
+        output = backbone(Batch(continuation[:, begin:end]), output.state)
         for row in range(3):
             hidden[row].append(output.hidden[row])
     assert output.state.lengths.tolist() == [11, 8, 10]
     for row, text in enumerate(texts):
-        alone = backbone(Batch(torch.tensor([text + more[row].tolist()]))).hidden[0]
+        alone = backbone(Batch(torch.tensor([text + continuation[row].tolist()]))).hidden[0]
         close(torch.cat(hidden[row]), alone)
 
 
@@ -93,22 +93,22 @@ def test_padded_pieces_extend_the_cache():
     )
 
 
-@pytest.mark.parametrize("chosen", [[2, 0], [1, 1, 2, 0, 0], [1]])
+@pytest.mark.parametrize("rows", [[2, 0], [1, 1, 2, 0, 0], [1]])
 @pytest.mark.parametrize("lengths", [[5, 2, 4], [4, 4, 4]])
-def test_select_reorders_drops_and_repeats_rows(lengths, chosen):
+def test_select_reorders_drops_and_repeats_rows(lengths, rows):
     backbone = small_backbone(positions="rotary")
     texts = [some_tokens(n, seed=10 + i).tolist() for i, n in enumerate(lengths)]
     before = backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 8)).state
-    state = before.select(torch.tensor(chosen))
-    assert state.lengths.tolist() == [lengths[row] for row in chosen]
-    more = some_tokens(len(chosen), 3, seed=3)
+    state = before.select(torch.tensor(rows))
+    assert state.lengths.tolist() == [lengths[row] for row in rows]
+    continuation = some_tokens(len(rows), 3, seed=3)
     hidden = []
-    for place in range(3):
-        output = backbone(Batch(more[:, place : place + 1]), state)
+    for position in range(3):
+        output = backbone(Batch(continuation[:, position : position + 1]), state)
         state = output.state
         hidden.append(output.hidden)
-    for i, row in enumerate(chosen):
-        alone = backbone(Batch(torch.tensor([texts[row] + more[i].tolist()]))).hidden[0, -3:]
+    for i, row in enumerate(rows):
+        alone = backbone(Batch(torch.tensor([texts[row] + continuation[i].tolist()]))).hidden[0, -3:]
         close(torch.cat(hidden, 1)[i], alone)
     assert before.lengths.tolist() == lengths  # the original state is unchanged
 
@@ -140,8 +140,8 @@ def test_the_memory_is_projected_once(norm, qk_norm):
     output = backbone(Batch(tokens[:, :2]), state, memory=memory, memory_padding=padding)
     order = torch.tensor([2, 0, 1])
     state, hidden = output.state.select(order), []
-    for place in range(2, LENGTH):  # without the memory
-        output = backbone(Batch(tokens[order, place : place + 1]), state, memory_padding=padding[order])
+    for position in range(2, LENGTH):  # without the memory
+        output = backbone(Batch(tokens[order, position : position + 1]), state, memory_padding=padding[order])
         state = output.state
         hidden.append(output.hidden)
     close(torch.cat(hidden, 1), expected[order, 2:])
@@ -161,19 +161,19 @@ def test_gradients_are_not_supported():
 def test_a_static_cache_agrees_and_keeps_its_memory(positions, lengths):
     backbone = small_backbone(positions=positions, context=12)
     texts = [some_tokens(n, seed=n + i).tolist() for i, n in enumerate(lengths)]
-    more = some_tokens(3, 7, seed=9)
+    continuation = some_tokens(3, 7, seed=9)
     free, fixed = (backbone(Batch(*pad(texts, filler=0)), backbone.new_state(3, 12)).state for _ in range(2))
     fixed.storage[..., max(lengths) :, :] = torch.nan  # like uninitialized memory
     assert fixed.make_static()
-    held = fixed.storage.data_ptr(), fixed.lengths.data_ptr()
-    for place in range(4):
-        batch = Batch(more[:, place : place + 1])
+    addresses = fixed.storage.data_ptr(), fixed.lengths.data_ptr()
+    for position in range(4):
+        batch = Batch(continuation[:, position : position + 1])
         assert fixed.mask(1).allowed.shape == (3, 1, 1, 12)
         close(backbone(batch, fixed).hidden, backbone(batch, free).hidden)
-        assert (fixed.storage.data_ptr(), fixed.lengths.data_ptr()) == held  # as a captured graph needs
+        assert (fixed.storage.data_ptr(), fixed.lengths.data_ptr()) == addresses  # as a captured graph needs
     order = torch.tensor([2, 0])
-    free, fixed, more = free.select(order), fixed.select(order), more[order]
-    for place in range(4, 7):
-        batch = Batch(more[:, place : place + 1])
+    free, fixed, continuation = free.select(order), fixed.select(order), continuation[order]
+    for position in range(4, 7):
+        batch = Batch(continuation[:, position : position + 1])
         close(backbone(batch, fixed).hidden, backbone(batch, free).hidden)
     assert fixed.lengths.tolist() == [lengths[2] + 7, lengths[0] + 7]

@@ -69,13 +69,13 @@ def test_all_mismatches_are_reported():
     del tensors["backbone.final_norm.weight"]
     tensors["backbone.extra"] = torch.zeros(2)
     tensors["backbone.tokens.weight"] = torch.zeros(14, 8)
-    with pytest.raises(UserError) as wrong:
+    with pytest.raises(UserError) as error:
         model.load_tensors(tensors, source="old.safetensors")
-    said = str(wrong.value)
-    assert said.startswith("old.safetensors does not fit this model: ")
-    assert "backbone.final_norm.weight is missing" in said
-    assert "backbone.extra is unknown" in said
-    assert "backbone.tokens.weight has shape (14, 8), expected (13, 8)" in said
+    message = str(error.value)
+    assert message.startswith("old.safetensors does not fit this model: ")
+    assert "backbone.final_norm.weight is missing" in message
+    assert "backbone.extra is unknown" in message
+    assert "backbone.tokens.weight has shape (14, 8), expected (13, 8)" in message
     assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())  # nothing was loaded
 
 
@@ -86,17 +86,17 @@ def test_with_heads_shares_the_backbone():
     assert set(grafted.heads) == {"label"}
 
 
-@pytest.mark.parametrize("how", ["last", "cls", "mean", "max", "concat"])
-def test_pooling_ignores_padding(how):
+@pytest.mark.parametrize("pooling", ["last", "cls", "mean", "max", "concat"])
+def test_pooling_ignores_padding(pooling):
     hidden = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
     lengths = [5, 2, 1]
     padding = torch.arange(5)[None] >= torch.tensor(lengths)[:, None]
-    alone = torch.cat([pool(hidden[i : i + 1, :n], None, how) for i, n in enumerate(lengths)])
-    torch.testing.assert_close(pool(hidden, padding, how), alone)
+    alone = torch.cat([pool(hidden[i : i + 1, :n], None, pooling) for i, n in enumerate(lengths)])
+    torch.testing.assert_close(pool(hidden, padding, pooling), alone)
     louder = torch.where(padding[..., None], torch.tensor(1e6), hidden)
-    torch.testing.assert_close(pool(louder, padding, how), alone)
-    if how != "cls":  # control: without the mask it differs
-        assert not torch.allclose(pool(hidden, None, how), alone)
+    torch.testing.assert_close(pool(louder, padding, pooling), alone)
+    if pooling != "cls":  # control: without the mask it differs
+        assert not torch.allclose(pool(hidden, None, pooling), alone)
 
 
 def test_last_pooling_takes_the_last_real_token():
@@ -107,9 +107,9 @@ def test_last_pooling_takes_the_last_real_token():
 
 
 def test_invalid_settings_are_rejected():
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         TransformerConfig(vocabulary=0, depth=0, dropout=1.0)
-    assert [where for where, _ in wrong.value.problems] == ["vocabulary", "depth", "dropout"]
+    assert [where for where, _ in error.value.problems] == ["vocabulary", "depth", "dropout"]
     with pytest.raises(ConfigError, match="width: 10 must be a multiple of heads 4"):
         TransformerConfig(**(SIZES | {"width": 10, "heads": 4}))
     with pytest.raises(ConfigError, match="rotary positions need an even head width, not 3"):

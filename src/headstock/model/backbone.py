@@ -68,4 +68,12 @@ class CachedBackbone(Backbone):
         raise AssertionError("the features of a frozen backbone have no state")
 
 
+def non_positive(config: Any, *names: str) -> list[tuple[str, str]]:
+    """The problems of settings that must be at least 1; None is allowed."""
+    values = {name: getattr(config, name) for name in names}
+    return [
+        (name, f"must be at least 1, not {value}") for name, value in values.items() if value is not None and value < 1
+    ]
+
+
 BACKBONES: Registry[type[Backbone]] = Registry("model family", "headstock.model.backbones")

@@ -48,7 +48,7 @@ class LMHeadTransform(nn.Module):
         super().__init__()
         config = backbone.config
         self.dense = nn.Linear(backbone.width, backbone.width, bias=config.bias)
-        self.norm = make_norm(backbone.width, config.norm_kind, bias=config.bias, epsilon=config.norm_epsilon)
+        self.norm = make_norm(config)
         self.activation = ACTIVATIONS[config.activation]
         if self.dense.bias is not None:
             nn.init.zeros_(self.dense.bias)
@@ -118,35 +118,35 @@ class SpanHead(ClassificationHead):
         super().__init__(width, 2, dropout=dropout, mixed=mixed)
 
 
-def pool(hidden: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
+def pool(hidden: Tensor, padding: Tensor | None, pooling: Pooling) -> Tensor:
     """One vector per row, without padding: (B, T, D) -> (B, D), or (B, 3 D) for concat.
 
     Further dimensions, such as that of layers, may lie between T and D.
     """
-    if how == "concat":
+    if pooling == "concat":
         parts: tuple[Pooling, ...] = ("last", "mean", "max")
         return torch.cat([pool(hidden, padding, part) for part in parts], -1)
-    if how == "cls":
+    if pooling == "cls":
         return hidden[:, 0]
     if padding is None:
-        return hidden[:, -1] if how == "last" else hidden.mean(1) if how == "mean" else hidden.amax(1)
+        return hidden[:, -1] if pooling == "last" else hidden.mean(1) if pooling == "mean" else hidden.amax(1)
     lengths = (~padding).sum(1)
-    if how == "last":
+    if pooling == "last":
         return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
     mask = padding.view(*padding.shape, *[1] * (hidden.dim() - 2))
-    if how == "max":
+    if pooling == "max":
         return hidden.masked_fill(mask, -torch.inf).amax(1)
     return hidden.masked_fill(mask, 0).sum(1) / lengths.view(-1, *[1] * (hidden.dim() - 2))
 
 
-def pooled_positions(batch: Batch, how: Pooling) -> Tensor | None:
+def pooled_positions(batch: Batch, pooling: Pooling) -> Tensor | None:
     """(B,) the position that `pool` takes from each row; None if it combines several."""
     rows, length = batch.tokens.shape
-    if how == "last" and batch.padding is not None:
+    if pooling == "last" and batch.padding is not None:
         return (~batch.padding).sum(1) - 1
-    position = {"cls": 0, "last": length - 1}.get(how)
+    position = {"cls": 0, "last": length - 1}.get(pooling)
     return None if position is None else torch.full((rows,), position, device=batch.tokens.device)
 
 
-def pooled_width(width: int, how: Pooling) -> int:
-    return 3 * width if how == "concat" else width
+def pooled_width(width: int, pooling: Pooling) -> int:
+    return 3 * width if pooling == "concat" else width

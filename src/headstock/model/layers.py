@@ -1,6 +1,7 @@
 """The layers of a Transformer.  B rows, T queries, S keys, H heads, D width, K = D / H head width, F hidden."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,6 +27,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,
 }
 NORM_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig:
+    """The settings of a Transformer block."""
+
+    width: int = 128
+    heads: int = 4
+    hidden: int = 512  # width of the feed-forward layer
+    dropout: float = 0.0
+    inner_dropout: bool = True  # also inside the feed-forward layer, as in torch; not in BERT or GPT-2
+    norm: Literal["pre", "post"] = "pre"
+    norm_kind: NormKind = "layer"
+    norm_epsilon: float = NORM_EPSILON
+    activation: Activation = "gelu"
+    bias: bool = True  # in linear layers and layer norms
+    qk_norm: bool = False  # RMSNorm on the queries and keys of each head
 
 
 class RMSNorm(nn.RMSNorm):
@@ -56,23 +74,24 @@ class Dropout(nn.Dropout):
         return pointwise.dropout(x, self.p) if self.training and self.p else x
 
 
-def make_norm(width: int, kind: NormKind, *, bias: bool = True, epsilon: float = NORM_EPSILON) -> nn.Module:
-    return LayerNorm(width, eps=epsilon, bias=bias) if kind == "layer" else RMSNorm(width, eps=epsilon)
+def make_norm(config: BlockConfig) -> nn.Module:
+    if config.norm_kind == "layer":
+        return LayerNorm(config.width, eps=config.norm_epsilon, bias=config.bias)
+    return RMSNorm(config.width, eps=config.norm_epsilon)
 
 
 class Attention(nn.Module):
     """Multi-head self-attention, or cross-attention where `key_value` comes from another sequence."""
 
-    def __init__(
-        self, width: int, heads: int, *, bias: bool, dropout: float, qk_norm: bool, epsilon: float = NORM_EPSILON
-    ):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        width, head_width = config.width, config.width // config.heads
+        self.heads, self.dropout = config.heads, config.dropout
         self.hook: AttentionHook | None = None  # receives what fused attention does not return: see attention_weights
-        self.inputs = Linear(width, 3 * width, bias=bias)  # query, key and value projections in one
-        self.output = Linear(width, width, bias=bias)
-        self.query_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
-        self.key_norm = make_norm(width // heads, "rms", epsilon=epsilon) if qk_norm else None
+        self.inputs = Linear(width, 3 * width, bias=config.bias)  # query, key and value projections in one
+        self.output = Linear(width, width, bias=config.bias)
+        self.query_norm = RMSNorm(head_width, eps=config.norm_epsilon) if config.qk_norm else None
+        self.key_norm = RMSNorm(head_width, eps=config.norm_epsilon) if config.qk_norm else None
 
     def forward(
         self,
@@ -89,26 +108,26 @@ class Attention(nn.Module):
 
         `key_value` are projected already (see `project_key_value`). The cache keeps keys and values of this `layer`.
         """
-        query_rotation = rotation
-        packed = None
-        if key_value is None and query_positions is None:
-            changed = self.query_norm is not None or rotation is not None or cache is not None
-            cu_seqlens = None if changed else mask.cu_seqlens
+        query_rotation, packed = rotation, None
+        if key_value is not None:
+            query, (key, value) = self.project_query(x), key_value
+        elif query_positions is not None:
+            key, value = self.project_key_value(x)
+            query = self.project_query(select_positions(x, query_positions))
+            mask = mask.select_queries(query_positions, x.size(1))
+            query_rotation = None if rotation is None else select_rotation(rotation, query_positions)
+        else:
+            is_final = (
+                self.query_norm is None and rotation is None and cache is None
+            )  # keys and queries stay as they are
+            cu_seqlens = mask.cu_seqlens if is_final else None
             query, key, value, packed = project_qkv(x, self.inputs, self.heads, cu_seqlens=cu_seqlens)
             if self.query_norm is not None and self.key_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
-        else:
-            key, value = self.project_key_value(x) if key_value is None else key_value
-            if query_positions is not None:
-                mask = mask.select_queries(query_positions, x.size(1))
-                query_rotation = None if rotation is None else select_rotation(rotation, query_positions)
-                x = select_positions(x, query_positions)
-            query = self.project_query(x)
         if rotation is not None and query_rotation is not None:
             query, key = apply_rotary(query, query_rotation), apply_rotary(key, rotation)
         if cache is not None:
             key, value = cache.extend(layer, key, value)
-        dropout = self.dropout if self.training else 0.0
         output = attention(  # (B, H, T, K)
             query,
             key,
@@ -116,7 +135,7 @@ class Attention(nn.Module):
             allowed=mask.allowed,
             causal=mask.causal,
             cu_seqlens=mask.cu_seqlens,
-            dropout=dropout,
+            dropout=self.dropout if self.training else 0.0,
             packed=packed,
         )
         if self.hook is not None:
@@ -145,13 +164,14 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them, or three with a gate (SwiGLU)."""
 
-    def __init__(self, width: int, hidden: int, *, activation: Activation, bias: bool, dropout: float):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.gate = Linear(width, hidden, bias=bias) if activation == "swiglu" else None
+        width, hidden, bias = config.width, config.hidden, config.bias
+        self.gate = Linear(width, hidden, bias=bias) if config.activation == "swiglu" else None
         self.up = Linear(width, hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.activation = ACTIVATIONS[activation]
-        self.dropout = Dropout(dropout)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = Dropout(config.dropout if config.inner_dropout else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -164,20 +184,11 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """x + sublayer(norm(x)) (pre-norm), or norm(x + sublayer(x)) (post-norm), with dropout on the sublayer's output."""
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        norm: Literal["pre", "post"],
-        kind: NormKind,
-        bias: bool,
-        dropout: float,
-        epsilon: float = NORM_EPSILON,
-    ):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.norm = make_norm(width, kind, bias=bias, epsilon=epsilon)
-        self.post = norm == "post"
-        self.dropout = Dropout(dropout)
+        self.norm = make_norm(config)
+        self.post = config.norm == "post"
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, query_positions: Tensor | None = None
@@ -194,36 +205,12 @@ class Residual(nn.Module):
 class Block(nn.Module):
     """Self-attention, cross-attention in a decoder with an encoder, and feed-forward, each inside a Residual."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        hidden: int,
-        *,
-        norm: Literal["pre", "post"] = "pre",
-        norm_kind: NormKind = "layer",
-        norm_epsilon: float = NORM_EPSILON,
-        activation: Activation = "gelu",
-        bias: bool = True,
-        dropout: float = 0.0,
-        inner_dropout: bool = True,
-        qk_norm: bool = False,
-        cross: bool = False,
-    ):
+    def __init__(self, config: BlockConfig, *, cross: bool = False):
         super().__init__()
-
-        def attention() -> Attention:
-            return Attention(width, heads, bias=bias, dropout=dropout, qk_norm=qk_norm, epsilon=norm_epsilon)
-
-        def residual() -> Residual:
-            return Residual(width, norm=norm, kind=norm_kind, bias=bias, dropout=dropout, epsilon=norm_epsilon)
-
-        self.attention, self.around_attention = attention(), residual()
-        self.cross = attention() if cross else None
-        self.around_cross = residual() if cross else None
-        inner = dropout if inner_dropout else 0.0
-        self.feed = FeedForward(width, hidden, activation=activation, bias=bias, dropout=inner)
-        self.around_feed = residual()
+        self.attention, self.around_attention = Attention(config), Residual(config)
+        self.cross = Attention(config) if cross else None
+        self.around_cross = Residual(config) if cross else None
+        self.feed, self.around_feed = FeedForward(config), Residual(config)
 
     def forward(
         self,

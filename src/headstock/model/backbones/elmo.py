@@ -41,7 +41,7 @@ class Elmo(Backbone):
 
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         layers = zip(self.ahead.layers, self.back.layers, strict=True)
-        return [list(self.tokens.parameters()), *([*one.parameters(), *other.parameters()] for one, other in layers)]
+        return [list(self.tokens.parameters()), *([*ahead.parameters(), *back.parameters()] for ahead, back in layers)]
 
     def new_state(self, rows: int, capacity: int) -> DecodingState:
         raise ValueError("a model that also reads backward cannot continue a text")
@@ -49,8 +49,8 @@ class Elmo(Backbone):
     def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
         assert state is None, "a model that also reads backward cannot continue a text"
         x = self.dropout(self.tokens(batch.tokens))  # (B, T) -> (B, T, W)
-        both = zip(self.read_forward(x, batch), self.read_backward(x, batch), strict=True)
-        layers = [torch.cat(pair, -1) for pair in both]  # (B, T, D)
+        directions = zip(self.read_forward(x, batch), self.read_backward(x, batch), strict=True)
+        layers = [torch.cat(pair, -1) for pair in directions]  # (B, T, D)
         return Output(layers[-1], [torch.cat([x, x], -1), *layers] if keep_layers else [])
 
     def read_forward(self, x: Tensor, batch: Batch) -> list[Tensor]:

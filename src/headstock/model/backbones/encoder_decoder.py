@@ -6,45 +6,30 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from headstock.errors import ConfigError
-from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch, DecodingState, Output
 from headstock.model.kv_cache import KVCache
-from headstock.model.layers import NORM_EPSILON, Activation, NormKind
+from headstock.model.layers import BlockConfig
 from headstock.model.positions import ROTARY_BASE
 
 
-@dataclass(frozen=True)
-class EncoderDecoderConfig:
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(BlockConfig):
     vocabulary: int  # of the target
     source_vocabulary: int | None = None  # None: the same as the target's
     context: int = 256  # maximum length of source and target rows
     depth: int = 4  # of the decoder
     encoder_depth: int | None = None  # None: the same as the decoder's
-    width: int = 128
-    heads: int = 4
-    hidden: int = 512  # width of the feed-forward layer
-    dropout: float = 0.0
-    inner_dropout: bool = True  # also inside the feed-forward layer, as in torch; not in BERT or GPT-2
-    norm: Literal["pre", "post"] = "pre"
-    norm_kind: NormKind = "layer"
-    norm_epsilon: float = NORM_EPSILON
     positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
     rotary_base: float = ROTARY_BASE
-    activation: Activation = "gelu"
-    bias: bool = True  # in linear layers and layer norms
     tied: bool = True  # the language-model head shares the weight of the target embedding
     shared: bool = True  # source and target share one embedding if they have the same vocabulary
     embed_scale: bool = False  # multiply embeddings by sqrt(width)
     embed_norm: bool = False  # norm the embeddings before the first block
-    qk_norm: bool = False  # RMSNorm on the queries and keys of each head
 
     def __post_init__(self) -> None:
-        problems = [
-            (name, f"must be at least 1, not {value}")
-            for name in ("source_vocabulary", "encoder_depth")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
+        problems = non_positive(self, "source_vocabulary", "encoder_depth")
         try:
             self.decoder()
         except ConfigError as error:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from headstock.errors import ConfigError
-from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.batch import Batch, DecodingState, Output
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -35,11 +35,7 @@ class RecurrentConfig:
     tied: bool = True  # the language-model head shares the weight of the token embedding
 
     def __post_init__(self) -> None:
-        problems = [
-            (name, f"must be at least 1, not {getattr(self, name)}")
-            for name in ("vocabulary", "context", "depth", "width", "hidden")
-            if getattr(self, name) is not None and getattr(self, name) < 1
-        ]
+        problems = non_positive(self, "vocabulary", "context", "depth", "width", "hidden")
         if not 0 <= self.dropout < 1:
             problems.append(("dropout", f"must be from 0 to below 1, not {self.dropout}"))
         if problems:

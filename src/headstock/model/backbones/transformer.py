@@ -11,44 +11,29 @@ from headstock.errors import ConfigError
 from headstock.kernels.attention import supports_varlen
 from headstock.kernels.backends import compute_dtype
 from headstock.model.attention_mask import AttentionMask, make_attention_mask, padding_mask
-from headstock.model.backbone import BACKBONES, Backbone
+from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.batch import Batch, DecodingState, Output
 from headstock.model.kv_cache import KVCache
-from headstock.model.layers import NORM_EPSILON, Activation, Block, Dropout, NormKind, Rotation, make_norm
+from headstock.model.layers import Block, BlockConfig, Dropout, Rotation, make_norm
 from headstock.model.positions import ROTARY_BASE, rotary_angles, sinusoids
 
 
-@dataclass(frozen=True)
-class TransformerConfig:
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(BlockConfig):
     vocabulary: int
     context: int = 256  # maximum row length
     depth: int = 4
-    width: int = 128
-    heads: int = 4
-    hidden: int = 512  # width of the feed-forward layer
-    dropout: float = 0.0
-    inner_dropout: bool = True  # also inside the feed-forward layer, as in torch; not in BERT or GPT-2
-    norm: Literal["pre", "post"] = "pre"
-    norm_kind: NormKind = "layer"
-    norm_epsilon: float = NORM_EPSILON
     positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
     rotary_base: float = ROTARY_BASE  # rotary frequencies are powers of 1 / base
-    activation: Activation = "gelu"
-    bias: bool = True  # in linear layers and layer norms
     tied: bool = True  # the language-model head shares the weight of the token embedding
     segments: int = 0  # number of segment ids (BERT: 2)
     embed_scale: bool = False  # multiply embeddings by sqrt(width)
     embed_norm: bool = False  # norm the embeddings before the first block
-    qk_norm: bool = False  # RMSNorm on the queries and keys of each head
     causal: bool = True
     cross: bool = False  # cross-attention in each block
 
     def __post_init__(self) -> None:
-        problems = [
-            (name, f"must be at least 1, not {getattr(self, name)}")
-            for name in ("vocabulary", "context", "depth", "width", "heads", "hidden")
-            if getattr(self, name) < 1
-        ]
+        problems = non_positive(self, "vocabulary", "context", "depth", "width", "heads", "hidden")
         if self.segments < 0:
             problems.append(("segments", f"must be 0 or above, not {self.segments}"))
         if not 0 <= self.dropout < 1:
@@ -81,28 +66,10 @@ class Transformer(Backbone):
         self.tokens = nn.Embedding(c.vocabulary, c.width)
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
         self.segments = nn.Embedding(c.segments, c.width) if c.segments else None
-        self.embed_norm = make_norm(c.width, c.norm_kind, bias=c.bias, epsilon=c.norm_epsilon) if c.embed_norm else None
+        self.embed_norm = make_norm(c) if c.embed_norm else None
         self.dropout = Dropout(c.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                c.width,
-                c.heads,
-                c.hidden,
-                norm=c.norm,
-                norm_kind=c.norm_kind,
-                norm_epsilon=c.norm_epsilon,
-                activation=c.activation,
-                bias=c.bias,
-                dropout=c.dropout,
-                inner_dropout=c.inner_dropout,
-                qk_norm=c.qk_norm,
-                cross=c.cross,
-            )
-            for _ in range(c.depth)
-        )
-        self.final_norm = (
-            make_norm(c.width, c.norm_kind, bias=c.bias, epsilon=c.norm_epsilon) if c.norm == "pre" else None
-        )
+        self.blocks = nn.ModuleList(Block(c, cross=c.cross) for _ in range(c.depth))
+        self.final_norm = make_norm(c) if c.norm == "pre" else None
         if c.positions == "sinusoidal":
             self.register_buffer("waves", sinusoids(c.context, c.width))
         if c.positions == "rotary":

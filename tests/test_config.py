@@ -1,4 +1,4 @@
-"""Settings are read strictly, and every problem is named at once."""
+"""Settings are validated strictly, and all problems are reported together."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,10 +29,10 @@ class Outer:
 
 
 def test_valid_settings_round_trip():
-    made = config.from_dict(Outer, {"size": 3, "rate": 1, "inner": {"names": ["a", "b"]}})
-    assert made == Outer(3, 1.0, inner=Inner(names=("a", "b")))
-    assert isinstance(made.rate, float)
-    assert config.from_dict(Outer, config.to_dict(made)) == made
+    settings = config.from_dict(Outer, {"size": 3, "rate": 1, "inner": {"names": ["a", "b"]}})
+    assert settings == Outer(3, 1.0, inner=Inner(names=("a", "b")))
+    assert isinstance(settings.rate, float)
+    assert config.from_dict(Outer, config.to_dict(settings)) == settings
 
 
 def test_all_problems_are_reported_with_hints():
@@ -55,7 +55,7 @@ def test_a_bool_is_not_a_number():
 
 def test_errors_of_the_dataclass_have_their_path():
     with pytest.raises(ConfigError, match=r"model\.size: must not be negative"):
-        config.from_dict(Outer, {"size": -1}, at="model")
+        config.from_dict(Outer, {"size": -1}, prefix="model")
 
 
 @pytest.mark.parametrize(

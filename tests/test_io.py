@@ -43,51 +43,52 @@ with atomic_folder(Path({str(tmp_path)!r}) / "made") as folder:
 """
     subprocess.run([sys.executable, "-c", code])
     assert not (tmp_path / "made").exists()
-    assert len(list(tmp_path.iterdir())) == 1  # the half-made one, under another name
+    assert len(list(tmp_path.iterdir())) == 1  # the partial folder, under a temporary name
     mine = tmp_path / f".other.{os.getpid()}{files.PARTIAL}"
     mine.mkdir()
     files.remove_stale(tmp_path)
-    assert list(tmp_path.iterdir()) == [mine]  # a living process's work is left alone
+    assert list(tmp_path.iterdir()) == [mine]  # folders of running processes are kept
 
 
-def left(folder, name, *, age=0.0):
+def leave_partial(folder, name, *, age=0.0):
     """A partial folder with a file in it, last changed `age` seconds ago."""
-    made = folder / f".{name}{files.PARTIAL}"
-    made.mkdir()
-    (made / "half").write_text("x")
-    for path in (made / "half", made):
+    partial = folder / f".{name}{files.PARTIAL}"
+    partial.mkdir()
+    (partial / "half").write_text("x")
+    for path in (partial / "half", partial):
         os.utime(path, (time.time() - age, time.time() - age))
-    return made
+    return partial
 
 
 def test_process_id_0_is_never_alive(tmp_path):
-    left(tmp_path, "step-4.0")
+    leave_partial(tmp_path, "step-4.0")
     files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="when a process began is known on Linux")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process start times are read from /proc")
 def test_a_reused_process_id_does_not_protect_older_files(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        before, kept = left(tmp_path, f"a.{other.pid}", age=7200), left(tmp_path, f"b.{files.HOST}-{other.pid}-0")
-        left(tmp_path, f"c.{files.HOST}-{os.getpid()}-999")  # ours by its name, but of an earlier process
+        older = leave_partial(tmp_path, f"a.{other.pid}", age=7200)
+        current = leave_partial(tmp_path, f"b.{files.HOST}-{other.pid}-0")
+        leave_partial(tmp_path, f"c.{files.HOST}-{os.getpid()}-999")  # our process id, but an earlier process
         files.remove_stale(tmp_path)
-        assert list(tmp_path.iterdir()) == [kept] and not before.exists()
+        assert list(tmp_path.iterdir()) == [current] and not older.exists()
         other.communicate(b"\n")
     files.remove_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_partial_folders_of_other_machines_are_kept_for_a_day(tmp_path):
-    fresh = left(tmp_path, "a.00000000-1-0", age=3600)
-    left(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED_SECONDS)
-    other = left(tmp_path, "somebody-elses")
+    fresh = leave_partial(tmp_path, "a.00000000-1-0", age=3600)
+    leave_partial(tmp_path, "b.00000000-1-0", age=2 * files.ABANDONED_SECONDS)
+    other = leave_partial(tmp_path, "somebody-elses")
     files.remove_stale(tmp_path)
     assert sorted(tmp_path.iterdir()) == [fresh, other]
 
 
 def test_a_folder_that_cannot_be_deleted_is_renamed_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.shutil, "rmtree", lambda path, **how: None)
+    monkeypatch.setattr(files.shutil, "rmtree", lambda path, **options: None)
     for _ in range(2):
         (tmp_path / "step-1").mkdir()
         (tmp_path / "step-1" / "a").write_text("x")
@@ -129,26 +130,26 @@ LAYOUT = {"a.json": None, "parts": {"part-*": {"*.bin": None}}}
 
 
 def test_files_outside_the_layout_are_never_replaced_or_removed(tmp_path, monkeypatch):
-    made = tmp_path / "made"
-    (made / "parts" / "part-1").mkdir(parents=True)
+    folder = tmp_path / "made"
+    (folder / "parts" / "part-1").mkdir(parents=True)
     for name in ("a.json", "parts/part-1/x.bin", ".DS_Store", f".a.json.77{files.PARTIAL}"):
-        (made / name).write_text("ours")
-    assert files.unknown_entries(made, LAYOUT) == []
-    files.check_replaceable(made, LAYOUT)
-    (made / "parts" / "mine").mkdir()
-    (made / "parts" / "part-1" / "notes.txt").write_text("mine")
-    (made / "b.json").write_text("mine")
-    (made / "parts" / "part-2").symlink_to(tmp_path)
-    assert files.unknown_entries(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
-    with pytest.raises(UserError, match=r"b\.json"), files.atomic_folder(made, layout=LAYOUT):
+        (folder / name).write_text("ours")
+    assert files.unknown_entries(folder, LAYOUT) == []
+    files.check_replaceable(folder, LAYOUT)
+    (folder / "parts" / "mine").mkdir()
+    (folder / "parts" / "part-1" / "notes.txt").write_text("mine")
+    (folder / "b.json").write_text("mine")
+    (folder / "parts" / "part-2").symlink_to(tmp_path)
+    assert files.unknown_entries(folder, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
+    with pytest.raises(UserError, match=r"b\.json"), files.atomic_folder(folder, layout=LAYOUT):
         pass
-    assert (made / "a.json").exists() and (made / "b.json").exists()
-    files.remove_layout(made, LAYOUT)
-    assert files.unknown_entries(made, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
-    assert not (made / "a.json").exists() and not (made / "parts" / "part-1" / "x.bin").exists()
-    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == made)
+    assert (folder / "a.json").exists() and (folder / "b.json").exists()
+    files.remove_layout(folder, LAYOUT)
+    assert files.unknown_entries(folder, LAYOUT) == ["b.json", "parts/mine/", "parts/part-1/notes.txt", "parts/part-2/"]
+    assert not (folder / "a.json").exists() and not (folder / "parts" / "part-1" / "x.bin").exists()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == folder)
     with pytest.raises(UserError, match="mount point"):
-        files.check_replaceable(made, LAYOUT)
+        files.check_replaceable(folder, LAYOUT)
 
 
 def test_inputs_are_found_through_links(tmp_path):
@@ -159,10 +160,10 @@ def test_inputs_are_found_through_links(tmp_path):
     (out / "outwards").symlink_to(elsewhere)
     (tmp_path / "inwards").symlink_to(out / "rows.csv")
     (tmp_path / "link").symlink_to(out)
-    for given in ("out/rows.csv", "inwards", "link/rows.csv", "out/outwards", "link", "elsewhere/../out/rows.csv"):
+    for path in ("out/rows.csv", "inwards", "link/rows.csv", "out/outwards", "link", "elsewhere/../out/rows.csv"):
         for folder in (out, tmp_path / "link"):
             with pytest.raises(UserError, match="input"):
-                files.check_inputs(folder, [elsewhere, tmp_path / given])
+                files.check_inputs(folder, [elsewhere, tmp_path / path])
     files.check_inputs(out, [elsewhere, tmp_path / "other.csv", tmp_path / "out2" / "x"])
 
 
@@ -184,10 +185,10 @@ for work in (lambda: files.write_bytes(folder / "b.json", bytes(9999)), in_folde
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits on file sizes are a Unix thing")
+@pytest.mark.skipif(sys.platform == "win32", reason="file size limits exist on Unix only")
 def test_write_errors_name_the_destination(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
-    assert ran.stdout == f"{tmp_path / 'b.json'} File too large\n{tmp_path / 'made'} File too large\n"
+    process = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
+    assert process.stdout == f"{tmp_path / 'b.json'} File too large\n{tmp_path / 'made'} File too large\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,7 +209,7 @@ def test_a_lock_on_a_deleted_file_is_not_acquired(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     flock = fcntl.flock
 
-    def delete_first(descriptor, operation):  # as if the holder finished between our open and our lock
+    def delete_first(descriptor, operation):  # as if the lock holder finished between open and flock
         (tmp_path / "lock").unlink(missing_ok=True)
         flock(descriptor, operation)
 

@@ -1,4 +1,4 @@
-"""Names lead to classes; a wrong name leads to the nearest right one."""
+"""Classes are found by name; an unknown name gets a suggestion."""
 
 import sys
 

@@ -18,25 +18,25 @@ Problems = list[tuple[str, str]]
 SECTIONS = ("model", "task", "data", "tokenizer", "train", "transfer")  # of a run's config
 
 
-def from_dict(cls: type[Settings], data: dict[str, Any], *, at: str = "") -> Settings:
+def from_dict(cls: type[Settings], data: dict[str, Any], *, prefix: str = "") -> Settings:
     """Construct dataclass `cls` from `data`; one ConfigError lists every invalid path."""
     problems: Problems = []
-    value = collect_problems(cls, data, at, problems)
+    value = collect_problems(cls, data, prefix, problems)
     if problems:
         raise ConfigError(problems)
     return value
 
 
-def collect_problems(cls: type[Settings], data: dict[str, Any], at: str, problems: Problems) -> Any:
+def collect_problems(cls: type[Settings], data: dict[str, Any], prefix: str, problems: Problems) -> Any:
     """Like `from_dict`, but appends to `problems`, so that several sections can be validated together."""
     if not isinstance(data, dict):
-        problems.append((at, f"must be a table of settings, not {data!r}"))
+        problems.append((prefix, f"must be a table of settings, not {data!r}"))
         return None
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     before, values = len(problems), {}
     for key, raw in data.items():
-        path = f"{at}.{key}" if at else key
+        path = f"{prefix}.{key}" if prefix else key
         if key in fields:
             values[key] = _convert(hints[key], raw, path, problems)
         else:
@@ -44,15 +44,15 @@ def collect_problems(cls: type[Settings], data: dict[str, Any], at: str, problem
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in data:
-            problems.append((f"{at}.{name}" if at else name, "missing"))
+            problems.append((f"{prefix}.{name}" if prefix else name, "missing"))
     if len(problems) > before:
         return None
     try:
         return cls(**values)
     except ConfigError as error:
-        problems += [(f"{at}.{path}" if at else path, problem) for path, problem in error.problems]
+        problems += [(f"{prefix}.{path}" if prefix else path, problem) for path, problem in error.problems]
     except ValueError as error:
-        problems.append((at or cls.__name__, str(error)))
+        problems.append((prefix or cls.__name__, str(error)))
     return None
 
 

@@ -84,10 +84,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _temporary_name(path) as temporary, errors_name_path(path, temporary):
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        _sync(temporary)
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -119,12 +118,8 @@ def atomic_folder(path: Path, *, layout: FolderLayout | None = None) -> Iterator
     with _temporary_name(path) as temporary, errors_name_path(path, temporary):
         temporary.mkdir()
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as opened:
-                    os.fsync(opened.fileno())
-        for folder in [temporary, *(f for f in temporary.rglob("*") if f.is_dir())]:
-            _sync_folder(folder)
+        for entry in [*temporary.rglob("*"), temporary]:
+            _sync(entry)
         if path.exists():
             if layout is not None:
                 check_replaceable(path, layout)
@@ -137,7 +132,7 @@ def atomic_folder(path: Path, *, layout: FolderLayout | None = None) -> Iterator
                     raise
         else:
             os.replace(temporary, path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
@@ -183,11 +178,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power failure (neither possible nor needed on Windows)."""
-    if sys.platform == "win32":
+def _sync(path: Path) -> None:
+    """Flush a file or folder to disk, so that it survives a power failure (Windows cannot flush folders)."""
+    if path.is_dir() and sys.platform == "win32":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -231,7 +226,7 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        return True
+        pass  # it belongs to another user
     return True
 
 

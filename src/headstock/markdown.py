@@ -10,6 +10,6 @@ ENTITY = re.compile(r"&(?=#?\w+;)")
 def escape_markdown(text: object) -> str:
     """Text as one line of Markdown that reads the same, also as a cell of a table."""
     line = " ".join(str(text).split())
-    line = SPECIAL.sub(lambda found: f"\\{found[0]}", line)
+    line = SPECIAL.sub(lambda match: f"\\{match[0]}", line)
     line = ENTITY.sub("&amp;", line)
     return line.replace("<", "&lt;").replace(">", "&gt;").replace("|", "&#124;")

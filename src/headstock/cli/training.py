@@ -110,7 +110,7 @@ def planned_settings(
     check_output_folder(RunFolder(out), resume=options["resume"], overwrite=options["overwrite"])
     train_settings = {key.removeprefix("train."): value for key, value in settings.items()}
     names = TrainSettings.__dataclass_fields__.keys() & train_settings.keys()
-    config.from_dict(TrainSettings, {name: train_settings[name] for name in names}, at="train")
+    config.from_dict(TrainSettings, {name: train_settings[name] for name in names}, prefix="train")
     if "-" in corpus or any(key.startswith(SIZE_SETTINGS) for key in settings) or not common.prints:
         return settings
     proposal = plan(

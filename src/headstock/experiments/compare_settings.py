@@ -79,7 +79,7 @@ def make_plan(file: str | Path | None, options: dict[str, Any], settings: dict[s
         raise ConfigError(problems)
     separators = [finetune.pop(key) for key in ("separator", "task.separator") if key in finetune]
     merged = recipe.get("compare", {}) | ({"separator": separators[0]} if separators else {}) | options
-    compare = config.from_dict(CompareSettings, merged, at="compare")
+    compare = config.from_dict(CompareSettings, merged, prefix="compare")
     feature_arms = {f"frozen {layers}": {"kind": "frozen", "task.layers": layers} for layers in compare.features}
     names = compare.arms or (() if feature_arms else default_arms(compare))
     compare = replace(compare, arms=(*names, *feature_arms))

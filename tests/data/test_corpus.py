@@ -1,4 +1,4 @@
-"""Every format gives the same documents, and every broken file is named with the place where it breaks."""
+"""All formats give the same documents, and invalid files are reported with their location."""
 
 import builtins
 import bz2
@@ -18,7 +18,8 @@ from headstock.data.corpus import Corpus, Document, read_corpus
 from headstock.errors import UserError
 
 TEXTS = ["Le chat dort.", 'Ça alors, il dit "non" !', "Été comme hiver, il neige."]
-PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+ZSTD = zstandard.ZstdCompressor()
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": ZSTD.compress}
 
 
 def texts(corpus: Corpus) -> list[str]:
@@ -56,17 +57,17 @@ def write(folder: Path, name: str, data: bytes | str) -> Path:
 
 
 def refusal(path: str | Path, **settings) -> str:
-    """What the user is told, whether it is found at once or while reading."""
+    """The error message, raised at once or while reading."""
     with pytest.raises(UserError) as caught:
         texts(read_corpus(path, **settings))
     return str(caught.value)
 
 
-@pytest.mark.parametrize("packing", ["", *PACK])
+@pytest.mark.parametrize("compression", ["", *COMPRESS])
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv", ".parquet"])
-def test_every_format_gives_the_same_documents(tmp_path, suffix, packing):
+def test_every_format_gives_the_same_documents(tmp_path, suffix, compression):
     data = content(suffix)
-    path = write(tmp_path, f"reviews{suffix}{packing}", PACK[packing](data) if packing else data)
+    path = write(tmp_path, f"reviews{suffix}{compression}", COMPRESS[compression](data) if compression else data)
     corpus = read_corpus(path)
     assert texts(corpus) == TEXTS
     assert texts(corpus) == TEXTS  # it can be read again
@@ -88,13 +89,13 @@ def test_documents_have_source_and_line(tmp_path):
 
 
 def test_documents_do_not_depend_on_the_chunk_size(tmp_path, monkeypatch):
-    wanted = [f"paragraph {i}\nénd {i}" for i in range(200)]
-    path = write(tmp_path, "a.txt", "\r\n \r\n".join(wanted))
-    whole = list(read_corpus(path, documents="block"))
-    assert [document.text for document in whole] == wanted
+    expected = [f"paragraph {i}\nénd {i}" for i in range(200)]
+    path = write(tmp_path, "a.txt", "\r\n \r\n".join(expected))
+    data = list(read_corpus(path, documents="block"))
+    assert [document.text for document in data] == expected
     for size in (1, 2, 7, 64):
         monkeypatch.setattr("headstock.data.formats.READ_BYTES", size)
-        assert list(read_corpus(path, documents="block")) == whole
+        assert list(read_corpus(path, documents="block")) == data
         assert len(list(read_corpus(path, documents="line"))) == 400
 
 
@@ -115,7 +116,7 @@ def test_auto_guesses_the_document_unit_and_describes_it(tmp_path):
 
 
 def test_a_catalog_corpus_is_split_at_blank_lines(tmp_path):
-    """However long its documents are: the first lines of a play have no blank one."""
+    """However long its documents are: the first lines of a play have no blank line."""
     play = "\n".join(f"line {i}" for i in range(2000))
     corpus = write(tmp_path, "corpus.txt", f"{play}\n\n{play} and\n")
     assert read_corpus(corpus).describe().startswith("documents are lines (guessed")
@@ -133,7 +134,7 @@ def test_text_is_nfc_normalized_and_otherwise_unchanged_by_default(tmp_path):
     assert texts(read_corpus(path, lowercase=True)) == ["élève à l'école, ça et là"]
     assert texts(read_corpus(path, strip_accents=True)) == ["Eleve a l'ECOLE, ca et la"]
     hindi = write(tmp_path, "h.txt", "हिन्दी\n")
-    assert texts(read_corpus(hindi, strip_accents=True)) == ["हिन्दी"]  # vowel signs are no accents
+    assert texts(read_corpus(hindi, strip_accents=True)) == ["हिन्दी"]  # vowel signs are not accents
 
 
 def test_byte_order_mark_is_dropped(tmp_path):
@@ -175,21 +176,21 @@ def test_standard_input_can_be_read_again(tmp_path, monkeypatch):
 
 
 def test_fingerprint_depends_on_content_and_options_not_on_paths(tmp_path):
-    here, there = write(tmp_path, "here/a.txt", "x\ny"), write(tmp_path, "there/b.txt", "x\ny")
-    known = read_corpus(here).fingerprint()
-    assert read_corpus(there).fingerprint() == known
-    assert read_corpus(here, documents="line").fingerprint() == known  # which is what was guessed
-    assert read_corpus(here, documents="file").fingerprint() != known
-    assert read_corpus(here, lowercase=True).fingerprint() != known
+    first, second = write(tmp_path, "here/a.txt", "x\ny"), write(tmp_path, "there/b.txt", "x\ny")
+    fingerprint = read_corpus(first).fingerprint()
+    assert read_corpus(second).fingerprint() == fingerprint
+    assert read_corpus(first, documents="line").fingerprint() == fingerprint  # as guessed
+    assert read_corpus(first, documents="file").fingerprint() != fingerprint
+    assert read_corpus(first, lowercase=True).fingerprint() != fingerprint
     write(tmp_path, "there/b.txt", "x\nz")
-    assert read_corpus(there).fingerprint() != known
+    assert read_corpus(second).fingerprint() != fingerprint
 
 
 def test_missing_files_are_reported_together_with_the_nearest_names(tmp_path):
     write(tmp_path, "reviews.txt", "x")
-    told = refusal([tmp_path / "review.txt", tmp_path / "zzz" / "a.txt"])
-    assert f"{tmp_path}/review.txt: no such file or folder; did you mean 'reviews.txt'?" in told
-    assert f"{tmp_path}/zzz/a.txt: no such file or folder" in told
+    message = refusal([tmp_path / "review.txt", tmp_path / "zzz" / "a.txt"])
+    assert f"{tmp_path}/review.txt: no such file or folder; did you mean 'reviews.txt'?" in message
+    assert f"{tmp_path}/zzz/a.txt: no such file or folder" in message
     (tmp_path / "none").mkdir()
     assert "no readable files in this folder" in refusal(tmp_path / "none")
     assert "the pattern matches nothing" in refusal(f"{tmp_path}/*.csv")
@@ -203,22 +204,22 @@ def test_invalid_text_is_reported_with_its_location(tmp_path):
     assert "no documents" in refusal(write(tmp_path, "b.txt", " \n\n"))
     assert "binary: NUL byte at offset 3" in refusal(write(tmp_path, "c.txt", b"abc\0d"))
     assert "looks like UTF-16" in refusal(write(tmp_path, "d.txt", "hello".encode("utf-16")))
-    good = ("ligne é\n" * 300_000).encode()  # more than one stretch, so that the count must go on
-    told = refusal(write(tmp_path, "e.txt", good + b"caf\xe9\n"))
-    assert f"e.txt:300001: not UTF-8: byte 0xe9 at offset {len(good) + 3};" in told
-    told = refusal(write(tmp_path, "e.txt.xz", lzma.compress(good + b"caf\xe9\n", preset=0)))
-    assert f"e.txt.xz:300001: not UTF-8: byte 0xe9 at offset {len(good) + 3} of the decompressed file" in told
+    good = ("ligne é\n" * 300_000).encode()  # several chunks, so that line numbers continue across them
+    message = refusal(write(tmp_path, "e.txt", good + b"caf\xe9\n"))
+    assert f"e.txt:300001: not UTF-8: byte 0xe9 at offset {len(good) + 3};" in message
+    message = refusal(write(tmp_path, "e.txt.xz", lzma.compress(good + b"caf\xe9\n", preset=0)))
+    assert f"e.txt.xz:300001: not UTF-8: byte 0xe9 at offset {len(good) + 3} of the decompressed file" in message
 
 
-@pytest.mark.parametrize("packing", PACK)
-def test_truncated_and_damaged_compressed_files_are_refused(tmp_path, packing):
-    whole = PACK[packing]("".join(f"line {i * i}\n" for i in range(50_000)).encode())
-    assert len(texts(read_corpus(write(tmp_path, f"w.txt{packing}", whole)))) == 50_000
-    two = read_corpus(write(tmp_path, f"w2.txt{packing}", whole + whole))  # concatenated, as `cat` makes them
-    assert len(texts(two)) == 100_000
-    assert "truncated or damaged" in refusal(write(tmp_path, f"a.txt{packing}", whole[: len(whole) // 2]))
-    assert "truncated or damaged" in refusal(write(tmp_path, f"b.txt{packing}", whole[:-3]))
-    assert "truncated or damaged" in refusal(write(tmp_path, f"c.txt{packing}", b"plain text, not packed"))
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_truncated_and_damaged_compressed_files_are_refused(tmp_path, compression):
+    data = COMPRESS[compression]("".join(f"line {i * i}\n" for i in range(50_000)).encode())
+    assert len(texts(read_corpus(write(tmp_path, f"w.txt{compression}", data)))) == 50_000
+    concatenated = read_corpus(write(tmp_path, f"w2.txt{compression}", data + data))  # as written by `cat`
+    assert len(texts(concatenated)) == 100_000
+    assert "truncated or damaged" in refusal(write(tmp_path, f"a.txt{compression}", data[: len(data) // 2]))
+    assert "truncated or damaged" in refusal(write(tmp_path, f"b.txt{compression}", data[:-3]))
+    assert "truncated or damaged" in refusal(write(tmp_path, f"c.txt{compression}", b"plain text, not packed"))
 
 
 def test_malformed_tables_are_reported_with_their_row(tmp_path):
@@ -227,8 +228,8 @@ def test_malformed_tables_are_reported_with_their_row(tmp_path):
     assert "a.jsonl:1: column 'text' contains int" in refusal(write(tmp_path, "a.jsonl", '{"text": 3}'))
     assert "a.jsonl:1: expected an object or a string, found list" in refusal(write(tmp_path, "a.jsonl", "[1]"))
     assert "a.jsonl:1: half of a surrogate pair" in refusal(write(tmp_path, "a.jsonl", r'"\ud800"'))
-    told = refusal(write(tmp_path, "a.csv", "id,texte\n1,x\n"))
-    assert told.endswith("a.csv: no column 'text'; did you mean 'texte'? (columns: 'id', 'texte')")
+    message = refusal(write(tmp_path, "a.csv", "id,texte\n1,x\n"))
+    assert message.endswith("a.csv: no column 'text'; did you mean 'texte'? (columns: 'id', 'texte')")
     assert "a.csv:3: expected 2 fields as in the header, found 3" in refusal(
         write(tmp_path, "a.csv", "id,text\n1,x\n2,y,z\n")
     )
@@ -238,18 +239,18 @@ def test_malformed_tables_are_reported_with_their_row(tmp_path):
 def test_broken_parquet(tmp_path):
     data = as_parquet()
     assert "not a parquet file" in refusal(write(tmp_path, "a.parquet", data[:-20]))
-    told = refusal(write(tmp_path, "a.parquet", data), column="txt")
-    assert told.endswith("no column 'txt'; did you mean 'text'? (columns: 'id', 'text')")
+    message = refusal(write(tmp_path, "a.parquet", data), column="txt")
+    assert message.endswith("no column 'txt'; did you mean 'text'? (columns: 'id', 'text')")
     assert "a.parquet:1: column 'id' contains int" in refusal(write(tmp_path, "a.parquet", data), column="id")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     real = builtins.__import__
 
-    def without(name, *rest):
+    def without(name, *arguments):
         if name.startswith("pyarrow"):
             raise ImportError(name)
-        return real(name, *rest)
+        return real(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert "needs: pip install 'headstock[tables]'" in refusal(write(tmp_path, "a.parquet", b"PAR1"))

@@ -40,14 +40,14 @@ def test_context_is_tokenized_as_if_the_word_replaced_the_mask(kind, text, words
     ids, gaps = spelling.tokenize(text)
     assert [ids[gap.position] for gap in gaps] == [spelling.mask] * len(words)
     assert ids.count(spelling.mask) == len(words)
-    whole, at = [], 0
+    filled, start = [], 0
     for gap, word in zip(gaps, words, strict=True):
         pieces = spelling.tokens_at(gap, word)
         assert spelling.word(pieces) == word
-        assert spelling.has_space[pieces[0]] == gap.expects_space  # so that the word is among those proposed
-        whole += [*ids[at : gap.position], *pieces]
-        at = gap.position + 1
-    assert [*whole, *ids[at:]] == spelling.tokenizer.encode(spelling.fill(text, words))
+        assert spelling.has_space[pieces[0]] == gap.expects_space  # the word is among the candidates
+        filled += [*ids[start : gap.position], *pieces]
+        start = gap.position + 1
+    assert [*filled, *ids[start:]] == spelling.tokenizer.encode(spelling.fill(text, words))
 
 
 def test_inside_a_word_only_what_continues_it_fits():
@@ -72,13 +72,13 @@ def test_special_tokens_are_never_words(kind):
 def test_a_mask_is_found_in_any_text(kind, before, after):
     spelling = spelling_of(kind)
     ids, gaps = spelling.tokenize(f"{before}[MASK]{after}[MASK]")
-    assert [place for place, token in enumerate(ids) if token == spelling.mask] == [gap.position for gap in gaps]
+    assert [position for position, token in enumerate(ids) if token == spelling.mask] == [gap.position for gap in gaps]
     assert len(gaps) == 2
     assert gaps[0].before + gaps[0].space == before
 
 
 def test_a_tokenizer_with_another_mask_token(tmp_path):
-    """RoBERTa's <mask> and BERT's words cut by punctuation."""
+    """RoBERTa's <mask>, and BERT's splitting at punctuation."""
     byte_level = Library(models.BPE())
     byte_level.pre_tokenizer, byte_level.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -103,8 +103,8 @@ def test_a_tokenizer_with_another_mask_token(tmp_path):
         spelling = SurfaceForms(open_tokenizer(tmp_path / f"{name}.json"))
         for text in texts:
             ids, (gap,) = spelling.tokenize(text)
-            whole = [*ids[: gap.position], *spelling.tokens_at(gap, "kind"), *ids[gap.position + 1 :]]
-            assert whole == spelling.tokenizer.encode(spelling.fill(text, ["kind"]))
+            filled = [*ids[: gap.position], *spelling.tokens_at(gap, "kind"), *ids[gap.position + 1 :]]
+            assert filled == spelling.tokenizer.encode(spelling.fill(text, ["kind"]))
 
 
 def test_a_text_without_a_mask_is_refused():

@@ -1,4 +1,4 @@
-"""Memory stays bounded whatever a corpus is like: packed to a thousandth, or all of it on one line."""
+"""Memory stays bounded for highly compressed corpora and for corpora on a single line."""
 
 import subprocess
 import sys
@@ -11,15 +11,15 @@ from headstock.data import formats
 from headstock.data.corpus import read_corpus
 from headstock.errors import UserError
 
-linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells a process's peak memory")
-MEASURED = """
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+SCRIPT = """
 import sys
 from pathlib import Path
 from headstock.data.corpus import read_corpus
 from headstock.data.token_store import build_split_stores
 from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
-train_tokenizer(["to be or not"], TokenizerSettings())  # what every use of the libraries takes
-def peak():  # not from getrusage, which begins with what the process had before its exec
+train_tokenizer(["to be or not"], TokenizerSettings())  # loads the libraries
+def peak():  # getrusage includes the memory of the parent before exec
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) // 1024
 before = peak()
 corpus = read_corpus(sys.argv[1], documents="line")
@@ -33,28 +33,28 @@ print(build_split_stores(corpus, tokenizer, cache=Path(sys.argv[1]).parent / "ca
 """
 
 
-def measured(work: str, path: Path) -> tuple[int, int]:
-    """How many documents there were, and the MiB that reading them took at most, in a process of its own."""
-    command = [sys.executable, "-c", MEASURED.format(work=work), str(path)]
+def measure(work: str, path: Path) -> tuple[int, int]:
+    """The number of documents, and the peak memory of reading them in MiB, in a separate process."""
+    command = [sys.executable, "-c", SCRIPT.format(work=work), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     documents, memory = done.stdout.split()
     return int(documents), int(memory)
 
 
-def packed(path: Path, stretch: bytes, times: int) -> Path:
-    machine = zstandard.ZstdCompressor().compressobj()
+def write_compressed(path: Path, block: bytes, times: int) -> Path:
+    compressor = zstandard.ZstdCompressor().compressobj()
     with path.open("wb") as file:
         for _ in range(times):
-            file.write(machine.compress(stretch))
-        file.write(machine.flush())
+            file.write(compressor.compress(block))
+        file.write(compressor.flush())
     return path
 
 
 @linux
 def test_decompression_uses_bounded_memory(tmp_path):
-    path = packed(tmp_path / "bomb.txt.zst", (b"a" * 1023 + b"\n") * 1024, 128)
+    path = write_compressed(tmp_path / "bomb.txt.zst", (b"a" * 1023 + b"\n") * 1024, 128)
     assert path.stat().st_size < 50_000
-    documents, memory = measured(READ, path)
+    documents, memory = measure(READ, path)
     assert documents == 128 * 1024
     assert memory < 100, "MiB, of 128 MiB of text"
 
@@ -63,23 +63,23 @@ def test_decompression_uses_bounded_memory(tmp_path):
 def test_a_corpus_on_one_line_takes_little_memory(tmp_path):
     path = tmp_path / "line.txt"
     path.write_text(" ".join(f"word{i * i % 4099}" for i in range(700_000)))
-    documents, memory = measured(STORE, path)
+    documents, memory = measure(STORE, path)
     assert documents == 1
-    assert memory < 400, "MiB; cut in one go, such a text takes more than 900, and one of 50 MB ten times that"
+    assert memory < 400, "MiB; tokenized in one piece, the text takes more than 900"
 
 
 def test_a_compressed_file_cannot_exhaust_memory(tmp_path):
     settings = zstandard.ZstdCompressionParameters(window_log=30)
-    machine = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    compressor = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     path = tmp_path / "window.txt.zst"
-    path.write_bytes(machine.compress(b"a\n" * 1000) + machine.flush())
+    path.write_bytes(compressor.compress(b"a\n" * 1000) + compressor.flush())
     with pytest.raises(UserError, match=r"window\.txt\.zst: needs more than 128 MiB"):
         read_corpus(path)
 
 
 @pytest.fixture
 def short_lines(monkeypatch):
-    """A file need not have a hundred megabytes to have a line that is too long."""
+    """Lower the limits, so that small files have lines that are too long."""
     monkeypatch.setattr(formats, "MAX_LINE_BYTES", 1000)
     monkeypatch.setattr(formats, "READ_BYTES", 100)
 

@@ -1,4 +1,4 @@
-"""Minimal pairs: BLiMP's tables and tars, Winograd schemas, and what is wrong with them."""
+"""Minimal pairs: BLiMP's tables and tars, Winograd schemas, and malformed files."""
 
 import io
 import json
@@ -15,8 +15,8 @@ def lines(*rows) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def pair(number: int = 0, **more) -> dict:
-    return {"sentence_good": f"Cats sleep {number}.", "sentence_bad": f"Cats sleeps {number}.", **more}
+def pair(number: int = 0, **columns) -> dict:
+    return {"sentence_good": f"Cats sleep {number}.", "sentence_bad": f"Cats sleeps {number}.", **columns}
 
 
 def tar(path, members: dict[str, bytes], mode: str) -> None:
@@ -28,32 +28,34 @@ def tar(path, members: dict[str, bytes], mode: str) -> None:
 
 
 def test_tables_folders_globs_and_tars_give_the_same_pairs(tmp_path):
-    one = lines(*(pair(i, UID="agreement", linguistics_term="verbs", field="syntax", pairID=str(i)) for i in range(5)))
-    two = lines(*(pair(i + 5, UID="islands") for i in range(3)))
+    first = lines(
+        *(pair(i, UID="agreement", linguistics_term="verbs", field="syntax", pairID=str(i)) for i in range(5))
+    )
+    second = lines(*(pair(i + 5, UID="islands") for i in range(3)))
     folder = tmp_path / "pairs"
     folder.mkdir()
-    (folder / "a.jsonl").write_bytes(one)
-    (folder / "b.jsonl.xz").write_bytes(lzma.compress(two))
+    (folder / "a.jsonl").write_bytes(first)
+    (folder / "b.jsonl.xz").write_bytes(lzma.compress(second))
     (folder / "notes.txt").write_text("not these")
-    found = read_minimal_pairs([folder])
-    assert [p.good for p in found] == [f"Cats sleep {i}." for i in range(8)]
-    assert found[0].groups == {"UID": "agreement", "linguistics_term": "verbs", "field": "syntax"}
-    assert found[6] == MinimalPair("Cats sleep 6.", "Cats sleeps 6.", f"{folder / 'b.jsonl.xz'}:2", {"UID": "islands"})
-    members = {"data/a.jsonl": one, "../b.jsonl": two, "readme.md": b"x", "data/._a.jsonl": b"\0"}
+    pairs = read_minimal_pairs([folder])
+    assert [p.good for p in pairs] == [f"Cats sleep {i}." for i in range(8)]
+    assert pairs[0].groups == {"UID": "agreement", "linguistics_term": "verbs", "field": "syntax"}
+    assert pairs[6] == MinimalPair("Cats sleep 6.", "Cats sleeps 6.", f"{folder / 'b.jsonl.xz'}:2", {"UID": "islands"})
+    members = {"data/a.jsonl": first, "../b.jsonl": second, "readme.md": b"x", "data/._a.jsonl": b"\0"}
     for name, mode in (("all.tar.xz", "w:xz"), ("all.tar.gz", "w:gz"), ("all.tar", "w")):
         tar(tmp_path / name, members, mode)
         packed = read_minimal_pairs([tmp_path / name])
-        assert [(p.good, p.bad, p.groups) for p in packed] == [(p.good, p.bad, p.groups) for p in found]
+        assert [(p.good, p.bad, p.groups) for p in packed] == [(p.good, p.bad, p.groups) for p in pairs]
     assert packed[1].location == f"{tmp_path / 'all.tar'}/data/a.jsonl:2"
     assert not (tmp_path.parent / "b.jsonl").exists()  # nothing is unpacked to disk
-    assert read_minimal_pairs([str(folder / "*.xz"), folder / "a.jsonl"])[3:] == found[:5]
+    assert read_minimal_pairs([str(folder / "*.xz"), folder / "a.jsonl"])[3:] == pairs[:5]
 
 
-def test_rows_are_taken_evenly_from_each_file(tmp_path):
+def test_rows_are_sampled_evenly_from_each_file(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(*map(pair, range(100))))
     (tmp_path / "b.jsonl").write_bytes(lines(*map(pair, range(3))))
-    found = [int(p.good.split()[-1][:-1]) for p in read_minimal_pairs([tmp_path], rows=4)]
-    assert found == [0, 25, 50, 75, 0, 1, 2]
+    pairs = [int(p.good.split()[-1][:-1]) for p in read_minimal_pairs([tmp_path], rows=4)]
+    assert pairs == [0, 25, 50, 75, 0, 1, 2]
 
 
 SCHEMA = """<schema><text><txt1>{txt1}</txt1><pron> {pron} </pron><txt2>{txt2}</txt2></text>
@@ -70,18 +72,18 @@ def test_schemas_become_texts_with_each_candidate_in_place(tmp_path):
     cup = {"txt1": "The cup\nis not in  the sac because", "txt2": "is too é large. ", "a": "The cup", "b": "the sac"}
     first = SCHEMA.format(pron="it", right="A.", **cup)
     second = SCHEMA.format(txt1="Tom met Ray and kept", pron="his", txt2="coat.", a="Tom", b="Ray", right="B")
-    found = read_minimal_pairs([collection(tmp_path, first, second)])
-    assert found[0].good == "The cup is not in the sac because the cup is too é large."
-    assert found[0].bad == "The cup is not in the sac because the sac is too é large."
-    assert found[1].good == "Tom met Ray and kept Ray's coat."
-    assert found[1].bad == "Tom met Ray and kept Tom's coat."
-    for one in found:
-        for text, rest in zip((one.good, one.bad), one.continuation, strict=True):
-            assert text[rest:] in (" is too é large.", " coat.")
+    pairs = read_minimal_pairs([collection(tmp_path, first, second)])
+    assert pairs[0].good == "The cup is not in the sac because the cup is too é large."
+    assert pairs[0].bad == "The cup is not in the sac because the sac is too é large."
+    assert pairs[1].good == "Tom met Ray and kept Ray's coat."
+    assert pairs[1].bad == "Tom met Ray and kept Tom's coat."
+    for pair in pairs:
+        for text, continuation in zip((pair.good, pair.bad), pair.continuation, strict=True):
+            assert text[continuation:] in (" is too é large.", " coat.")
 
 
 @pytest.mark.parametrize(
-    ("parts", "wanted"),
+    ("parts", "expected"),
     [
         (("He left because", "he", "was late.", "The man"), "He left because the man was late."),
         (("They met.", "She", "left.", "the nurse"), "They met. The nurse left."),
@@ -95,41 +97,41 @@ def test_schemas_become_texts_with_each_candidate_in_place(tmp_path):
         (("So", "his", '"Dibs!" was slow.', "Dan"), 'So Dan\'s "Dibs!" was slow.'),
     ],
 )
-def test_candidates_are_inflected_for_their_position(parts, wanted):
-    text, rest = substitute(*parts)
-    assert text == wanted
-    assert wanted[rest:].strip() == parts[2]
+def test_candidates_are_inflected_for_their_position(parts, expected):
+    text, continuation = substitute(*parts)
+    assert text == expected
+    assert expected[continuation:].strip() == parts[2]
 
 
 def test_malformed_files_are_reported_in_one_line(tmp_path):
-    def said(name: str, data: bytes) -> str:
+    def refusal(name: str, data: bytes) -> str:
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(UserError) as wrong:
+        with pytest.raises(UserError) as error:
             read_minimal_pairs([tmp_path / name])
-        assert "\n" not in str(wrong.value)
-        return str(wrong.value).replace(f"{tmp_path}/", "")
+        assert "\n" not in str(error.value)
+        return str(error.value).replace(f"{tmp_path}/", "")
 
     other = {"sentence_godo": "a", "sentence_bad": "b"}
-    assert said("a.jsonl", lines(other)).startswith(
+    assert refusal("a.jsonl", lines(other)).startswith(
         "a.jsonl:1: no column 'sentence_good'; did you mean 'sentence_godo'?"
     )
-    assert said("b.jsonl", lines(pair(), {"sentence_good": "a"})).startswith("b.jsonl:2: no column 'sentence_bad'")
-    assert said("c.jsonl", lines(pair(), pair(sentence_bad=" "))).startswith("c.jsonl:2: sentence_bad is ")
-    assert said("d.jsonl", lines([1])) == (
+    assert refusal("b.jsonl", lines(pair(), {"sentence_good": "a"})).startswith("b.jsonl:2: no column 'sentence_bad'")
+    assert refusal("c.jsonl", lines(pair(), pair(sentence_bad=" "))).startswith("c.jsonl:2: sentence_bad is ")
+    assert refusal("d.jsonl", lines([1])) == (
         "d.jsonl:1: expected an object with sentence_good and sentence_bad, found list"
     )
-    assert said("e.jsonl", b'{"sentence_good": ').startswith("e.jsonl:1: invalid JSON")
-    assert said("f.jsonl", b"").startswith("f.jsonl: no rows")
-    assert "expected .jsonl with sentence_good" in said("g.csv", b"a,b\n")
-    assert said("h.xml", b"<collection><schema></collection>").startswith("h.xml: not valid XML")
-    assert said("i.xml", b"<collection/>").startswith("i.xml: contains no <schema>")
+    assert refusal("e.jsonl", b'{"sentence_good": ').startswith("e.jsonl:1: invalid JSON")
+    assert refusal("f.jsonl", b"").startswith("f.jsonl: no rows")
+    assert "expected .jsonl with sentence_good" in refusal("g.csv", b"a,b\n")
+    assert refusal("h.xml", b"<collection><schema></collection>").startswith("h.xml: not valid XML")
+    assert refusal("i.xml", b"<collection/>").startswith("i.xml: contains no <schema>")
     schema = {"txt1": "a", "pron": "it", "txt2": "b", "a": "x", "b": "y"}
-    assert said("j.xml", SCHEMA.format(right="C", **schema).encode()) == (
+    assert refusal("j.xml", SCHEMA.format(right="C", **schema).encode()) == (
         "j.xml: schema 1: correctAnswer is 'C', expected A or B"
     )
-    assert "two answers, found 1" in said("k.xml", SCHEMA.format(right="A", **schema | {"b": ""}).encode())
-    assert "damaged" in said("l.tar.xz", lzma.compress(b"x" * 900)[:40])
-    assert "contains no .jsonl file" in said("m.tar", b"\0" * 10240)
+    assert "two answers, found 1" in refusal("k.xml", SCHEMA.format(right="A", **schema | {"b": ""}).encode())
+    assert "damaged" in refusal("l.tar.xz", lzma.compress(b"x" * 900)[:40])
+    assert "contains no .jsonl file" in refusal("m.tar", b"\0" * 10240)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

@@ -19,11 +19,11 @@ def table(path, rows, *, header=("source", "target"), delimiter="\t"):
     return path
 
 
-def sides(folder, rows, *, packing="", stem="train"):
-    opened = {"": open, ".gz": gzip.open, ".xz": lzma.open}[packing]
-    for place, end in enumerate(("en", "fr")):
-        with opened(folder / f"{stem}.{end}{packing}", "wt", encoding="utf-8") as file:
-            file.writelines(row[place] + "\n" for row in rows)
+def sides(folder, rows, *, compression="", stem="train"):
+    opened = {"": open, ".gz": gzip.open, ".xz": lzma.open}[compression]
+    for column, end in enumerate(("en", "fr")):
+        with opened(folder / f"{stem}.{end}{compression}", "wt", encoding="utf-8") as file:
+            file.writelines(row[column] + "\n" for row in rows)
     return folder / stem
 
 
@@ -45,30 +45,30 @@ def test_every_layout_gives_the_same_rows(tmp_path):
 
 
 def test_a_tsv_that_begins_with_a_sentence_has_no_header(tmp_path):
-    found = read_parallel(table(tmp_path / "bare.tsv", PAIRS, header=None))
-    assert pairs_of(found) == PAIRS
-    assert found.location(0).endswith("bare.tsv:1")
+    records = read_parallel(table(tmp_path / "bare.tsv", PAIRS, header=None))
+    assert pairs_of(records) == PAIRS
+    assert records.location(0).endswith("bare.tsv:1")
     three = table(tmp_path / "three.tsv", [(*row, "CC-BY, someone") for row in PAIRS], header=None)
     assert pairs_of(read_parallel(three, columns={"source": "2", "target": "1"})) == [(b, a) for a, b in PAIRS]
     with pytest.raises(UserError, match=r"three.tsv:1: --columns target=4, but the row has 3"):
         read_parallel(three, columns={"source": "1", "target": "4"})
-    with pytest.raises(UserError, match="no column 'source'"):  # two plain words may well be a header
+    with pytest.raises(UserError, match="no column 'source'"):  # two words may be a header
         read_parallel(table(tmp_path / "header.tsv", PAIRS, header=("en", "fr")))
 
 
-@pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
-def test_a_pair_of_files_is_found_by_stem_or_by_either_file(tmp_path, packing):
-    stem = sides(tmp_path, PAIRS, packing=packing)
-    for given in (stem, f"{stem}.en{packing}", f"{stem}.fr{packing}"):
-        assert pairs_of(read_parallel(given, columns=LANGUAGES)) == PAIRS
-    turned = read_parallel(stem, columns={"source": "fr", "target": "en"})
-    assert pairs_of(turned) == [(b, a) for a, b in PAIRS]
+@pytest.mark.parametrize("compression", ["", ".gz", ".xz"])
+def test_a_pair_of_files_is_found_by_stem_or_by_either_file(tmp_path, compression):
+    stem = sides(tmp_path, PAIRS, compression=compression)
+    for path in (stem, f"{stem}.en{compression}", f"{stem}.fr{compression}"):
+        assert pairs_of(read_parallel(path, columns=LANGUAGES)) == PAIRS
+    reversed_pairs = read_parallel(stem, columns={"source": "fr", "target": "en"})
+    assert pairs_of(reversed_pairs) == [(b, a) for a, b in PAIRS]
 
 
 def test_a_source_without_target_is_unlabelled_unless_strict(tmp_path):
     (tmp_path / "test.en").write_text("Go.\nStay.\n")
-    found = read_parallel(tmp_path / "test", columns=LANGUAGES, strict=False)
-    assert not found.has_labels and found.display_texts == ["Go.", "Stay."]
+    records = read_parallel(tmp_path / "test", columns=LANGUAGES, strict=False)
+    assert not records.has_labels and records.display_texts == ["Go.", "Stay."]
     with pytest.raises(UserError, match=r"test\.fr: no such file; .*test\.en needs it"):
         read_parallel(tmp_path / "test", columns=LANGUAGES)
     (tmp_path / "lines.txt").write_text("Go.\nStay.\n")
@@ -85,10 +85,10 @@ def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path):
 
 def test_a_blank_side_is_reported_with_file_and_line(tmp_path):
     sides(tmp_path, [PAIRS[0], ("Stay.", " "), ("", "Reste.")])
-    with pytest.raises(UserError) as wrong:
+    with pytest.raises(UserError) as error:
         read_parallel(tmp_path / "train", columns=LANGUAGES)
-    assert "train.fr:2: target is blank" in str(wrong.value)
-    assert "train.en:3: source is blank" in str(wrong.value)
+    assert "train.fr:2: target is blank" in str(error.value)
+    assert "train.en:3: source is blank" in str(error.value)
     with pytest.raises(UserError, match=r"rows\.tsv:3: target is blank"):
         read_parallel(table(tmp_path / "rows.tsv", [PAIRS[0], ("Stay.", "")]))
     with pytest.raises(UserError, match=r"bare\.tsv:2: target is blank"):
@@ -112,14 +112,14 @@ def test_unpaired_files_are_refused_with_a_hint(tmp_path):
 
 
 def test_documents_contain_both_sides(tmp_path):
-    found = read_parallel(table(tmp_path / "rows.tsv", PAIRS))
-    assert found.documents == [source for source, _ in PAIRS] + [target for _, target in PAIRS]
-    assert found.select([2]).columns == {"source": ["Zoë is here."], "target": ["Zoë est ici."]}
+    records = read_parallel(table(tmp_path / "rows.tsv", PAIRS))
+    assert records.documents == [source for source, _ in PAIRS] + [target for _, target in PAIRS]
+    assert records.select([2]).columns == {"source": ["Zoë is here."], "target": ["Zoë est ici."]}
 
 
 def test_skip_blank_drops_rows_with_a_blank_side(tmp_path):
     sides(tmp_path, [("a", "b"), (" ", "c"), ("d", ""), ("e", "f")])
-    found = read_parallel(tmp_path / "train", columns={"source": "en", "target": "fr"}, skip_blank=True)
-    assert (pairs_of(found), found.skipped) == ([("a", "b"), ("e", "f")], 2)
-    found = read_parallel(table(tmp_path / "t.tsv", [("a", "b"), ("", "c")]), skip_blank=True)
-    assert (pairs_of(found), found.skipped) == ([("a", "b")], 1)
+    records = read_parallel(tmp_path / "train", columns={"source": "en", "target": "fr"}, skip_blank=True)
+    assert (pairs_of(records), records.skipped) == ([("a", "b"), ("e", "f")], 2)
+    records = read_parallel(table(tmp_path / "t.tsv", [("a", "b"), ("", "c")]), skip_blank=True)
+    assert (pairs_of(records), records.skipped) == ([("a", "b")], 1)

@@ -17,7 +17,8 @@ from headstock.errors import UserError
 
 CONTEXT = "Anne lives in Paris. Paul lives in Rome, not in Paris."
 QUESTION = "Where does Anne live?"
-PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+ZSTD = zstandard.ZstdCompressor()
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": ZSTD.compress}
 
 
 def write(folder: Path, name: str, data) -> Path:
@@ -32,16 +33,16 @@ def squad(*entries: dict, context: str = CONTEXT) -> dict:
     return {"version": "1.1", "data": [{"title": "T", "paragraphs": [{"context": context, "qas": list(entries)}]}]}
 
 
-def asked(answers, question=QUESTION, **more) -> dict:
-    return {"question": question, "answers": answers, **more}
+def entry(answers, question=QUESTION, **fields) -> dict:
+    return {"question": question, "answers": answers, **fields}
 
 
-def at(start, text="Paris") -> dict:
+def answer_at(start, text="Paris") -> dict:
     return {"text": text, "answer_start": start}
 
 
 def read_one(folder, answers, suffix=".jsonl"):
-    """What one question of a table is read as."""
+    """The answers to one question of a table."""
     row = {"context": CONTEXT, "question": QUESTION, "answers": answers}
     if suffix == ".jsonl":
         path = write(folder, "a.jsonl", row)
@@ -53,14 +54,14 @@ def read_one(folder, answers, suffix=".jsonl"):
 
 
 def test_squad(tmp_path):
-    first = asked([at(14), at(48)], id="q1")
-    second = asked([at(35, "Rome")], "Where does Paul live?", id=2)
+    first = entry([answer_at(14), answer_at(48)], id="q1")
+    second = entry([answer_at(35, "Rome")], "Where does Paul live?", id=2)
     data = squad(first, second)
-    data["data"].append(squad(asked([at(0, "Été")]), context="Été")["data"][0])
+    data["data"].append(squad(entry([answer_at(0, "Été")]), context="Été")["data"][0])
     records = read_questions(write(tmp_path, "train.json", data))
     assert records.columns["context"] == [CONTEXT, CONTEXT, "Été"]
     assert records.columns["question"] == [QUESTION, "Where does Paul live?", QUESTION] == records.display_texts
-    assert records.columns["id"] == ["q1", "2", "3"]  # the last is made up
+    assert records.columns["id"] == ["q1", "2", "3"]  # the last is its number
     assert records.columns["answers"][0] == [{"text": "Paris", "start": 14}, {"text": "Paris", "start": 48}]
     assert records.lines == [1, 2, 3] and records.has_labels
     assert [records.location(i).partition("train.json")[2] for i in range(3)] == [
@@ -72,8 +73,8 @@ def test_squad(tmp_path):
 
 
 def test_squad2_has_questions_without_an_answer(tmp_path):
-    impossible = asked([], is_impossible=True, plausible_answers=[at(14)])
-    records = read_questions(write(tmp_path, "a.json", squad(impossible, asked([at(14)], is_impossible=False))))
+    impossible = entry([], is_impossible=True, plausible_answers=[answer_at(14)])
+    records = read_questions(write(tmp_path, "a.json", squad(impossible, entry([answer_at(14)], is_impossible=False))))
     assert records.columns["answers"] == [[], [{"text": "Paris", "start": 14}]]
     bare = {"question": QUESTION, "is_impossible": True}
     assert read_questions(write(tmp_path, "b.json", squad(bare))).columns["answers"] == [[]]
@@ -89,10 +90,10 @@ def test_questions_without_answers_are_unlabelled(tmp_path):
     assert not read_questions(rows, columns={"answers": "gold"}, strict=False).has_labels
 
 
-@pytest.mark.parametrize("packing", PACK)
-def test_packed(tmp_path, packing):
-    data = PACK[packing](json.dumps(squad(asked([at(14)]))).encode())
-    assert len(read_questions(write(tmp_path, f"a.json{packing}", data))) == 1
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_compressed(tmp_path, compression):
+    data = COMPRESS[compression](json.dumps(squad(entry([answer_at(14)]))).encode())
+    assert len(read_questions(write(tmp_path, f"a.json{compression}", data))) == 1
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,9 @@ def test_packed(tmp_path, packing):
     ],
 )
 def test_accepted_forms_of_answers(tmp_path, answers):
-    wanted = [[{"text": "Paris", "start": 14}]]
-    assert read_one(tmp_path, answers) == wanted
-    assert read_one(tmp_path, answers if answers == "Paris" else json.dumps(answers), ".csv") == wanted
+    expected = [[{"text": "Paris", "start": 14}]]
+    assert read_one(tmp_path, answers) == expected
+    assert read_one(tmp_path, answers if answers == "Paris" else json.dumps(answers), ".csv") == expected
 
 
 def test_no_answers_in_tables(tmp_path):
@@ -135,18 +136,24 @@ def test_parquet_with_other_names(tmp_path):
     assert records.location(1).endswith("a.parquet:2")
 
 
-@pytest.mark.parametrize(("given", "wanted"), [(13, 14), (15, 14), (40, 48), (-1, 14), (1000, 48), (31, 14), (32, 48)])
-def test_a_wrong_answer_offset_is_moved_to_the_nearest_occurrence(tmp_path, caplog, given, wanted):
+@pytest.mark.parametrize(
+    ("offset", "expected"), [(13, 14), (15, 14), (40, 48), (-1, 14), (1000, 48), (31, 14), (32, 48)]
+)
+def test_a_wrong_answer_offset_is_moved_to_the_nearest_occurrence(tmp_path, caplog, offset, expected):
     caplog.set_level("INFO", logger="headstock")
-    assert read_one(tmp_path, [at(given)]) == [[{"text": "Paris", "start": wanted}]]
+    assert read_one(tmp_path, [answer_at(offset)]) == [[{"text": "Paris", "start": expected}]]
     (message,) = caplog.messages
     assert message.startswith("moved 1 answer ")
-    assert message.endswith(f'a.jsonl:1: "Paris" from {given} to {wanted}')
+    assert message.endswith(f'a.jsonl:1: "Paris" from {offset} to {expected}')
 
 
 def test_only_moved_answers_are_counted(tmp_path, caplog):
     caplog.set_level("INFO", logger="headstock")
-    path = write(tmp_path, "a.json", squad(asked([at(14), at(13)], id="x"), asked([at(47)]), asked([at(48)])))
+    path = write(
+        tmp_path,
+        "a.json",
+        squad(entry([answer_at(14), answer_at(13)], id="x"), entry([answer_at(47)]), entry([answer_at(48)])),
+    )
     read_questions(path)
     (message,) = caplog.messages
     assert message.startswith("moved 2 answers ")
@@ -157,18 +164,18 @@ def test_only_moved_answers_are_counted(tmp_path, caplog):
     ("data", "message"),
     [
         (
-            squad(asked([at(3, "Oslo")], id="q7")),
+            squad(entry([answer_at(3, "Oslo")], id="q7")),
             r'question 1 \(id q7\): answers "Oslo" is not at offset 3 \(found "e li"',
         ),
-        (squad(asked([at("3")])), r'the offset "3", expected an integer'),
-        (squad(asked([at(True)])), r"the offset true"),
-        (squad(asked([at(0, " ")])), r"question 1: answers contains a text that is blank"),
-        (squad(asked([{"answer_start": 3}])), r'contains {"answer_start": 3}, expected {"text"'),
-        (squad(asked(3)), r"question 1: answers is or contains 3"),
-        (squad(asked([], question=" ")), r"question 1: question is blank"),
+        (squad(entry([answer_at("3")])), r'the offset "3", expected an integer'),
+        (squad(entry([answer_at(True)])), r"the offset true"),
+        (squad(entry([answer_at(0, " ")])), r"question 1: answers contains a text that is blank"),
+        (squad(entry([{"answer_start": 3}])), r'contains {"answer_start": 3}, expected {"text"'),
+        (squad(entry(3)), r"question 1: answers is or contains 3"),
+        (squad(entry([], question=" ")), r"question 1: question is blank"),
         (squad({"answers": []}), r"question 1: question is blank"),
-        (squad(asked([]), context=""), r"data\[0\].paragraphs\[0\].context is blank"),
-        (squad(asked([]), {"question": "Why?"}), r"question 2: answers is missing .*empty list"),
+        (squad(entry([]), context=""), r"data\[0\].paragraphs\[0\].context is blank"),
+        (squad(entry([]), {"question": "Why?"}), r"question 2: answers is missing .*empty list"),
         (squad(), r"a.json: no questions"),
         ({"data": [{"paragraphs": [{"context": "a"}]}]}, r"data\[0\].paragraphs\[0\]: no 'qas' \(found: 'context'\)"),
         ({"data": [{"title": "T"}]}, r"data\[0\]: no 'paragraphs'"),
@@ -212,32 +219,32 @@ def test_invalid_question_tables_are_refused(tmp_path, name, data, message):
 
 
 def test_several_problems_are_reported_together(tmp_path):
-    bad = [asked([at(0, "Oslo")], id=f"q{i}") for i in range(8)]
-    with pytest.raises(UserError) as told:
+    bad = [entry([answer_at(0, "Oslo")], id=f"q{i}") for i in range(8)]
+    with pytest.raises(UserError) as error:
         read_questions(write(tmp_path, "a.json", squad(*bad)))
-    assert "8 values cannot be used" in str(told.value)
-    assert "(id q4)" in str(told.value) and "and 3 more" in str(told.value)
+    assert "8 values cannot be used" in str(error.value)
+    assert "(id q4)" in str(error.value) and "and 3 more" in str(error.value)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.text("ab é", min_size=1).filter(str.strip), st.integers(-3, 40), st.integers(1, 5), st.integers(-9, 50))
 def test_answers_always_occur_at_their_offset(tmp_path_factory, context, start, length, offset):
     text = context[start : start + length] if start >= 0 else "b"
-    path = write(tmp_path_factory.getbasetemp(), "a.json", squad(asked([at(offset, text)]), context=context))
+    path = write(tmp_path_factory.getbasetemp(), "a.json", squad(entry([answer_at(offset, text)]), context=context))
     if not text.strip() or text not in context:
         with pytest.raises(UserError):
             read_questions(path)
         return
     [[answer]] = read_questions(path).columns["answers"]
     assert answer["text"] == text and context.startswith(text, answer["start"])
-    places = [i for i in range(len(context)) if context.startswith(text, i)]
-    assert abs(answer["start"] - offset) == min(abs(i - offset) for i in places)
+    occurrences = [i for i in range(len(context)) if context.startswith(text, i)]
+    assert abs(answer["start"] - offset) == min(abs(i - offset) for i in occurrences)
 
 
 def test_skip_blank_drops_blank_questions_and_contexts(tmp_path):
     row = {"context": CONTEXT, "question": QUESTION, "answers": []}
     rows = [row, row | {"question": " "}, row | {"context": ""}]
-    found = read_questions(write(tmp_path, "q.jsonl", "\n".join(map(json.dumps, rows))), skip_blank=True)
-    assert (len(found), found.skipped) == (1, 2)
-    found = read_questions(write(tmp_path, "q.json", squad(asked([]), asked([], question=""))), skip_blank=True)
-    assert (len(found), found.skipped, len(found.locations)) == (1, 1, 1)
+    records = read_questions(write(tmp_path, "q.jsonl", "\n".join(map(json.dumps, rows))), skip_blank=True)
+    assert (len(records), records.skipped) == (1, 2)
+    records = read_questions(write(tmp_path, "q.json", squad(entry([]), entry([], question=""))), skip_blank=True)
+    assert (len(records), records.skipped, len(records.locations)) == (1, 1, 1)

@@ -21,7 +21,8 @@ from headstock.errors import UserError
 
 TEXTS = ["Très bon, « à lire ».", 'Il dit "non"', " Été comme hiver "]
 STARS = ["5", "1", "5"]
-PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+ZSTD = zstandard.ZstdCompressor()
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": ZSTD.compress}
 
 
 def write(folder: Path, name: str, data: bytes | str) -> Path:
@@ -45,7 +46,7 @@ def as_parquet(**columns: list) -> bytes:
 
 
 def content(suffix: str) -> bytes:
-    """The same rows in each format, the columns in another order than they are asked for."""
+    """The same rows in each format, with the columns in another order."""
     if suffix == ".parquet":
         return as_parquet(id=[0, 1, 2], stars=[5, 1, 5], review=TEXTS)
     if suffix == ".jsonl":
@@ -67,11 +68,11 @@ def stream_refusal(path: str | Path, **settings) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("packing", ["", *PACK])
+@pytest.mark.parametrize("compression", ["", *COMPRESS])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
-def test_every_table_gives_the_same_rows(tmp_path, suffix, packing):
+def test_every_table_gives_the_same_rows(tmp_path, suffix, compression):
     data = content(suffix)
-    path = write(tmp_path, f"train{suffix}{packing}", PACK[packing](data) if packing else data)
+    path = write(tmp_path, f"train{suffix}{compression}", COMPRESS[compression](data) if compression else data)
     columns = {"text": "review", "label": "stars"}
     records = read_records(path, columns=columns)
     header = suffix in (".csv", ".tsv")
@@ -83,9 +84,9 @@ def test_every_table_gives_the_same_rows(tmp_path, suffix, packing):
 
 def test_rows_can_be_selected_in_any_order(tmp_path):
     records = read_records(write(tmp_path, "a.csv", "text,label\nun,a\n\ndeux,b\ntrois,c\n"))
-    chosen = records.select(i for i in (2, 0))
-    assert chosen == Records(records.source, [5, 2], {"text": ["trois", "un"], "label": ["c", "a"]})
-    assert chosen.location(0) == f"{records.source}:5"
+    selected = records.select(i for i in (2, 0))
+    assert selected == Records(records.source, [5, 2], {"text": ["trois", "un"], "label": ["c", "a"]})
+    assert selected.location(0) == f"{records.source}:5"
     assert len(records.select([])) == 0
 
 
@@ -99,12 +100,12 @@ def test_sentencepiece_texts_are_detokenized_for_display_only(tmp_path):
 # Two files
 
 
-@pytest.mark.parametrize("given", ["train", "train.review.spm"])
-def test_lab_texts_and_labels_are_found_by_stem(tmp_path, given):
+@pytest.mark.parametrize("name", ["train", "train.review.spm"])
+def test_lab_texts_and_labels_are_found_by_stem(tmp_path, name):
     write(tmp_path, "train.review.spm", "▁Un ▁liv re\n▁Non\n")
     write(tmp_path, "train.label", " 1\r\n0\n")
     write(tmp_path, "train.notes", "more than one file begins with train")
-    records = read_records(tmp_path / given)
+    records = read_records(tmp_path / name)
     assert (records.texts, records.labels, records.display_texts) == (
         ["▁Un ▁liv re", "▁Non"],
         ["1", "0"],
@@ -132,27 +133,29 @@ def test_texts_are_found_beside_a_label_file_compressed_or_not(tmp_path):
 def test_texts_without_labels(tmp_path):
     path = write(tmp_path, "test.review.spm", "▁Un\n")
     assert read_records(tmp_path / "test").labels is None
-    told = refusal(path, required=("text", "label"), optional=())
-    assert told == f"{path}: no labels (expected test.label beside it, or a table with labels)"
-    told = refusal(path, required=("text", "text_b"))
-    assert told.startswith(f"{path}: one text per line, so no text_b (expected a table, .jsonl")
-    assert read_records(path, columns={"text": "review", "label": "stars"}).texts == ["▁Un"]  # names are for tables
+    message = refusal(path, required=("text", "label"), optional=())
+    assert message == f"{path}: no labels (expected test.label beside it, or a table with labels)"
+    message = refusal(path, required=("text", "text_b"))
+    assert message.startswith(f"{path}: one text per line, so no text_b (expected a table, .jsonl")
+    assert read_records(path, columns={"text": "review", "label": "stars"}).texts == [
+        "▁Un"
+    ]  # column names apply to tables only
 
 
 @pytest.mark.parametrize(("texts", "labels"), [(3, 2), (1, 2), (2, 0)])
 def test_uneven_files_are_refused_with_both_counts(tmp_path, texts, labels):
     write(tmp_path, "train.review.spm", "▁x\n" * texts)
     write(tmp_path, "train.label", "1\n" * labels)
-    told = refusal(tmp_path / "train")
-    assert f"train.review.spm has {texts} lines, but {tmp_path}/train.label has {labels};" in told
+    message = refusal(tmp_path / "train")
+    assert f"train.review.spm has {texts} lines, but {tmp_path}/train.label has {labels};" in message
 
 
-def test_problems_name_the_right_one_of_two_files(tmp_path):
+def test_problems_name_the_file_they_are_in(tmp_path):
     write(tmp_path, "train.review.spm", "▁x\n \n▁z\n")
     write(tmp_path, "train.label", "1\n1\n\n")
-    told = refusal(tmp_path / "train")
-    assert f"\n  {tmp_path}/train.review.spm:2: text is blank" in told
-    assert f"\n  {tmp_path}/train.label:3: label is blank" in told
+    message = refusal(tmp_path / "train")
+    assert f"\n  {tmp_path}/train.review.spm:2: text is blank" in message
+    assert f"\n  {tmp_path}/train.label:3: label is blank" in message
 
 
 # Values
@@ -170,12 +173,12 @@ def test_labels_become_text(tmp_path):
 def test_lists_of_labels_need_a_separator(tmp_path):
     path = write(tmp_path, "a.jsonl", '{"text": "x", "label": ["a ", "b"]}\n{"text": "y", "label": 3}\n')
     assert read_records(path, separator="|").labels == ["a|b", "3"]
-    told = refusal(path)
-    assert f'{path}:1: label is the list ["a ", "b"], expected one label (lists need separator="|")' in told
+    message = refusal(path)
+    assert f'{path}:1: label is the list ["a ", "b"], expected one label (lists need separator="|")' in message
     path = write(tmp_path, "b.jsonl", '{"text": "x", "label": ["a|b", "c"]}\n')
     assert "is a list with 'a|b', which contains the separator '|'" in refusal(path, separator="|")
     none = write(tmp_path, "c.jsonl", '{"text": "x", "label": []}\n{"text": "y", "label": null}\n')
-    assert read_records(none, separator="|").labels == ["", ""]  # none of the classes is an answer too
+    assert read_records(none, separator="|").labels == ["", ""]  # a row may have no label
     assert "expected one label" in refusal(none)
     parquet = write(tmp_path, "a.parquet", as_parquet(text=["x"], label=[["a", "b"]]))
     assert read_records(parquet, separator="|").labels == ["a|b"]
@@ -183,8 +186,8 @@ def test_lists_of_labels_need_a_separator(tmp_path):
 
 def test_values_that_cannot_be_used_are_reported_together(tmp_path):
     table = [["review", "label"], ["x", "1"], ["  ", "1"], ["y", " "]]
-    told = refusal(write(tmp_path, "a.csv", as_table(table)), columns={"text": "review"})
-    assert told.splitlines() == [
+    message = refusal(write(tmp_path, "a.csv", as_table(table)), columns={"text": "review"})
+    assert message.splitlines() == [
         f"{tmp_path}/a.csv: 2 values cannot be used; for each, correct or remove the row, or skip blank rows with "
         "--skip-blank:",
         f"  {tmp_path}/a.csv:3: text (column 'review') is blank",
@@ -199,7 +202,7 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "what"),
+    ("row", "problem"),
     [
         ('{"text": "x", "label": null}', "2: label is blank"),
         ('{"text": "x", "label": NaN}', "2: label is blank"),
@@ -213,9 +216,9 @@ def test_values_that_cannot_be_used_are_reported_together(tmp_path):
         ("{", "2: invalid JSON"),
     ],
 )
-def test_an_invalid_jsonl_row_is_reported_with_its_line(tmp_path, row, what):
+def test_an_invalid_jsonl_row_is_reported_with_its_line(tmp_path, row, problem):
     path = write(tmp_path, "a.jsonl", f'{{"text": "é", "label": "a"}}\n{row}\n')
-    assert f"{path}:{what}" in refusal(path)
+    assert f"{path}:{problem}" in refusal(path)
 
 
 def test_rows_must_agree_on_optional_columns(tmp_path):
@@ -238,7 +241,7 @@ def test_rows_must_agree_on_optional_columns(tmp_path):
 )
 @settings(max_examples=60, deadline=None)
 def test_written_rows_are_read_back(rows):
-    """Quotes, delimiters, line ends of every kind and strange spaces are kept; only labels lose what surrounds them."""
+    """Quotes, delimiters, line ends and unusual spaces are preserved; only labels are stripped."""
     with tempfile.TemporaryDirectory() as folder:
         table = write(Path(folder), "a.csv", as_table([["text", "label"], *map(list, rows)]))
         lines = "\n".join(json.dumps({"text": text, "label": label}) for text, label in rows)
@@ -256,7 +259,7 @@ def test_written_rows_are_read_back(rows):
 # Columns
 
 
-def test_required_columns_can_be_chosen(tmp_path):
+def test_required_columns_are_configurable(tmp_path):
     path = write(tmp_path, "a.csv", "text,text_b,label\nun,deux,x\n")
     assert read_records(path, required=("text", "text_b")).columns == {
         "text": ["un"],
@@ -277,13 +280,13 @@ def test_required_columns_can_be_chosen(tmp_path):
 )
 def test_a_missing_column_error_lists_the_available_columns(tmp_path, name, data):
     path = write(tmp_path, name, data or as_parquet(review=["x"], stars=[1]))
-    told = f"{path}: no column 'text' (columns: 'review', 'stars'); name the right column with --columns text=NAME"
-    assert refusal(path) == stream_refusal(path) == told
+    message = f"{path}: no column 'text' (columns: 'review', 'stars'); name the right column with --columns text=NAME"
+    assert refusal(path) == stream_refusal(path) == message
     assert read_records(path, columns={"text": "review"}).labels is None
-    told = refusal(path, columns={"text": "review", "label": "star"})
-    assert "no column 'star'; did you mean 'stars'?" in told and told.endswith("--columns label=NAME")
-    told = refusal(path, required=("text", "text_b"))
-    assert "'text'" in told and "'text_b'" in told and told.endswith("--columns text=NAME,text_b=NAME")
+    message = refusal(path, columns={"text": "review", "label": "star"})
+    assert "no column 'star'; did you mean 'stars'?" in message and message.endswith("--columns label=NAME")
+    message = refusal(path, required=("text", "text_b"))
+    assert "'text'" in message and "'text_b'" in message and message.endswith("--columns text=NAME,text_b=NAME")
 
 
 @pytest.mark.parametrize(
@@ -309,14 +312,14 @@ def test_a_repeated_column_is_refused(tmp_path):
 def test_column_options_are_parsed(tmp_path):
     assert parse_columns("text=review, label = my stars") == {"text": "review", "label": "my stars"}
     assert parse_columns("text=a=b") == {"text": "a=b"}
-    for wrong, got in [("review", "'review'"), ("text=", "'text='"), ("=x", "'=x'"), ("text=x,", "''"), ("", "''")]:
-        with pytest.raises(UserError, match=f"expected pairs such as text=review,label=stars, found {got}"):
-            parse_columns(wrong)
+    for text, part in [("review", "'review'"), ("text=", "'text='"), ("=x", "'=x'"), ("text=x,", "''"), ("", "''")]:
+        with pytest.raises(UserError, match=f"expected pairs such as text=review,label=stars, found {part}"):
+            parse_columns(text)
     with pytest.raises(UserError, match="'text' is given twice"):
         parse_columns("text=a,text=b")
     path = write(tmp_path, "a.csv", "text\nx\n")
-    told = "--columns: unknown name 'txet'; did you mean 'text'? (the names are text, label)"
-    assert refusal(path, columns={"txet": "x"}) == stream_refusal(path, columns={"txet": "x"}) == told
+    message = "--columns: unknown name 'txet'; did you mean 'text'? (the names are text, label)"
+    assert refusal(path, columns={"txet": "x"}) == stream_refusal(path, columns={"txet": "x"}) == message
     assert "column 'text' cannot be both" in refusal(path, columns={"label": "text"})
 
 
@@ -335,11 +338,11 @@ def test_missing_and_unreadable_files(tmp_path):
     assert "only labels" in refusal(write(tmp_path, "train.label", "1\n"))
     assert "cannot be read" in refusal("a whole text in place of a name " * 200)
     with pytest.raises(UserError, match="no such file"):
-        stream_texts(tmp_path / "none.csv")  # at once, not when the first text is asked for
+        stream_texts(tmp_path / "none.csv")  # at once, not at the first text
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "why"),
+    ("name", "data", "reason"),
     [
         ("a.csv", "", "the file is empty"),
         ("a.csv", "text,label\n", "only a header"),
@@ -349,9 +352,9 @@ def test_missing_and_unreadable_files(tmp_path):
         ("a.parquet", None, "the file is empty"),
     ],
 )
-def test_files_without_rows(tmp_path, name, data, why):
+def test_files_without_rows(tmp_path, name, data, reason):
     path = write(tmp_path, name, as_parquet(text=[], label=[]) if data is None else data)
-    assert refusal(path) == stream_refusal(path) == f"{path}: no rows ({why})"
+    assert refusal(path) == stream_refusal(path) == f"{path}: no rows ({reason})"
 
 
 def test_format_errors_name_file_and_line(tmp_path):
@@ -385,7 +388,7 @@ def test_standard_input_is_one_text_per_line(monkeypatch):
 
 
 class Pipe(io.RawIOBase):
-    """Gives one line whenever it is read, and must not be read before the line is there."""
+    """Returns one line per read; reading before a line is available fails."""
 
     def __init__(self):
         self.written: list[bytes] = []
@@ -394,7 +397,7 @@ class Pipe(io.RawIOBase):
         return True
 
     def readinto(self, buffer) -> int:
-        assert self.written, "waits for more than the line that was asked for"
+        assert self.written, "reads ahead of the available line"
         line = self.written.pop()
         buffer[: len(line)] = line
         return len(line)
@@ -411,7 +414,7 @@ def test_a_pipe_is_processed_line_by_line(monkeypatch):
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
 def test_a_stream_does_not_read_ahead(tmp_path, monkeypatch, suffix):
-    """What is broken at the far end is met only there, which a reader that holds the whole file cannot do."""
+    """An invalid last line is reported only after the lines before it."""
     monkeypatch.setattr("headstock.data.formats.READ_BYTES", 1 << 12)
     row = {".csv": "{}\n", ".jsonl": '{{"text": "{}"}}\n', ".txt": "{}\n"}[suffix]
     head = "text\n" if suffix == ".csv" else ""
@@ -434,7 +437,7 @@ def test_skip_blank_drops_and_counts_blank_rows(tmp_path):
     assert read_records(lines, skip_blank=True, optional=()).texts == ["x", "y"]
     with pytest.raises(UserError, match=r"b.csv: all 2 rows are blank"):
         read_records(write(tmp_path, "b.csv", as_table([["text"], [" "], ["\t"]])), skip_blank=True)
-    with pytest.raises(UserError, match=r"c.jsonl:2: label is the list"):  # what is wrong otherwise is still refused
+    with pytest.raises(UserError, match=r"c.jsonl:2: label is the list"):  # other problems are still refused
         read_records(
             write(tmp_path, "c.jsonl", '{"text": "x", "label": "1"}\n{"text": "y", "label": [1]}\n'), skip_blank=True
         )

@@ -16,7 +16,8 @@ from headstock.errors import UserError
 
 WORDS = [["Anne", "voit", "l'", "été", "."], ["Paris", "!"]]
 TAGS = [["PROPN", "VERB", "DET", "NOUN", "PUNCT"], ["PROPN", "PUNCT"]]
-PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+ZSTD = zstandard.ZstdCompressor()
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": ZSTD.compress}
 
 UNIVERSAL = """\
 # sent_id = 1
@@ -80,11 +81,11 @@ def test_parquet(tmp_path):
     assert records.columns == {"tokens": WORDS, "tags": [["1", "0", "0", "0", "0"], ["1", "0"]]}
 
 
-@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
-def test_packed(tmp_path, packing, name):
+def test_compressed(tmp_path, compression, name):
     data = conll() if name == "a.conll" else table(name)
-    records = read_tagged(write(tmp_path, name + packing, PACK[packing](data.encode())))
+    records = read_tagged(write(tmp_path, name + compression, COMPRESS[compression](data.encode())))
     assert records.columns == {"tokens": WORDS, "tags": TAGS}
 
 
@@ -101,12 +102,12 @@ def test_universal_dependencies(tmp_path):
 def test_universal_dependencies_without_tags(tmp_path):
     bare = "1\tOui\t_\t_\t_\t_\t_\t_\t_\t_\n"
     assert not read_tagged(write(tmp_path, "a.conllu", bare)).has_labels
-    half = bare + "\n" + bare.replace("_", "INTJ", 2)
+    partly_tagged = bare + "\n" + bare.replace("_", "INTJ", 2)
     with pytest.raises(UserError, match=r"half.conllu:1: a word without a tag"):
-        read_tagged(write(tmp_path, "half.conllu", half))
+        read_tagged(write(tmp_path, "half.conllu", partly_tagged))
 
 
-def test_conll_2003_with_its_documents_and_a_chosen_column(tmp_path):
+def test_conll_2003_documents_and_column_numbers(tmp_path):
     text = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\n# # B-NP O\n\n# id = 7\nrejects VBZ B-VP O\n"
     text += "-DOCSTART- -X- O\nGerman JJ B-NP B-MISC\n"
     records = read_tagged(write(tmp_path, "eng.txt", text))
@@ -150,7 +151,7 @@ def test_named_tags_must_exist_if_strict(tmp_path):
     [
         ("a.conll", "a\tX\nb\n", r"a.conll:2: expected 2 columns as above, found 1"),
         ("a.conll", "a X\n\nb c Y\n", r"a.conll:3: expected 2 columns as above, found 3"),
-        ("a.conll", "a\n\nb Y\n", r"a.conll:3: expected 1 column as above, found 2"),  # half of it tagged
+        ("a.conll", "a\n\nb Y\n", r"a.conll:3: expected 1 column as above, found 2"),  # partly tagged
         ("a.conll", "a\tX\n\tY\n", r"a.conll:2: the word \(column 1\) is blank"),
         ("a.conll", "a\tX\nb\t\n", r"a.conll:2: the tag of 'b' \(column 2\) is blank"),
         ("a.conll", "a\tX\nb\nc\td\te\n", r"2 values cannot be used(.|\n)*a.conll:2(.|\n)*a.conll:3"),
@@ -209,5 +210,5 @@ def test_written_sentences_are_read_back(tmp_path_factory, sentences):
 def test_skip_blank_drops_rows_without_words(tmp_path):
     rows = [{"tokens": ["a"], "tags": ["X"]}, {"tokens": [], "tags": []}, {"tokens": ["b"], "tags": ["Y"]}]
     path = write(tmp_path, "t.jsonl", "\n".join(map(json.dumps, rows)))
-    found = read_tagged(path, skip_blank=True)
-    assert (found.columns["tokens"], found.columns["tags"], found.skipped) == ([["a"], ["b"]], [["X"], ["Y"]], 1)
+    records = read_tagged(path, skip_blank=True)
+    assert (records.columns["tokens"], records.columns["tags"], records.skipped) == ([["a"], ["b"]], [["X"], ["Y"]], 1)

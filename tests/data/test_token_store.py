@@ -49,7 +49,6 @@ def test_every_document_is_in_exactly_one_split_and_reads_back(tmp_path, tokeniz
     assert sorted(train + valid) == sorted(LINES)
     assert [line for line in LINES if line in set(train)] == train  # in the order of the corpus
     assert stores.train.bytes + stores.valid.bytes == sum(len(line.encode()) for line in LINES)
-    assert stores.train.document_bytes(7) == len(train[7].encode())
 
 
 def test_split_depends_on_content_not_on_order(tmp_path, tokenizer):
@@ -92,23 +91,22 @@ def test_a_validation_corpus_is_complete_and_not_trained_on(tmp_path, tokenizer)
 
 @pytest.mark.parametrize("shard_tokens", [1 << 26, 300, 40, 7])
 def test_any_window_reads_back_exactly_across_shards(tmp_path, tokenizer, shard_tokens):
-    stores = build(tmp_path, LINES, tokenizer, shard_tokens=shard_tokens)
-    store = stores.train
-    kept = texts(store, tokenizer)
-    stream = np.concatenate([[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(kept)])
+    store = build(tmp_path, LINES[:60], tokenizer, shard_tokens=shard_tokens).train
+    documents = texts(store, tokenizer)
+    stream = np.concatenate([[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(documents)])
     assert store.tokens == len(stream) == store.lengths.sum()
     for width in (1, 5, 64):
         starts = np.arange(-3, store.tokens + 2)
         padded = np.concatenate([np.full(3, tokenizer.eos), stream, np.full(width + 2, tokenizer.eos)])
         rows = store.windows(np.random.default_rng(0).permutation(starts), width)
-        wanted = np.lib.stride_tricks.sliding_window_view(padded, width)[: len(starts)]
-        assert (rows == np.random.default_rng(0).permutation(wanted)).all()
+        expected = np.lib.stride_tricks.sliding_window_view(padded, width)[: len(starts)]
+        assert (rows == np.random.default_rng(0).permutation(expected)).all()
     assert store.windows(np.array([], dtype=int), 4).shape == (0, 4)
     assert store.windows(np.array([-50, store.tokens]), 4).tolist() == [[tokenizer.eos] * 4] * 2
 
 
 def test_a_document_stays_in_one_shard_if_it_fits_one(tmp_path, tokenizer):
-    store = build(tmp_path, LINES, tokenizer, shard_tokens=40).train
+    store = build(tmp_path, LINES[:100], tokenizer, shard_tokens=40).train
     sizes = [path.stat().st_size // 2 for path in sorted(store.folder.glob("train-0*.bin"))]
     assert max(sizes) <= 40
     assert sum(sizes) == store.tokens
@@ -118,7 +116,7 @@ def test_a_document_stays_in_one_shard_if_it_fits_one(tmp_path, tokenizer):
     assert 0 < small.sum() < len(small)
     assert (first == last)[small].all()
     shard_starts = np.cumsum([0, *sizes[:-1]])
-    assert np.isin(store.offsets[:-1][~small], shard_starts).all()  # a longer one begins a shard of its own
+    assert np.isin(store.offsets[:-1][~small], shard_starts).all()  # a longer document begins a new shard
 
 
 def test_positions_and_locations(tmp_path, tokenizer):
@@ -170,29 +168,29 @@ def test_a_damaged_store_is_refused_and_rebuilt(tmp_path, tokenizer, caplog):
     caplog.set_level("INFO", logger="headstock")
     folder = build(tmp_path, LINES, tokenizer).folder
     shard = folder / "train-00000.bin"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-2])
-    with pytest.raises(UserError, match=f"{shard.name} has {len(whole) - 2} bytes, expected {len(whole)}"):
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-2])
+    with pytest.raises(UserError, match=f"{shard.name} has {len(data) - 2} bytes, expected {len(data)}"):
         open_split_stores(folder)
     caplog.clear()
     assert not build(tmp_path, LINES, tokenizer).reused
     assert "rebuilding" in caplog.messages[0]
-    assert shard.read_bytes() == whole
+    assert shard.read_bytes() == data
 
 
 def test_a_flipped_bit_in_any_file_is_detected(tmp_path, tokenizer):
     stores = build(tmp_path, LINES, tokenizer, shard_tokens=4000)
     folder = stores.folder
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert len(before) >= 8  # several shards, and what says where documents begin and came from
-    for name, whole in before.items():
-        for place in (0, len(whole) // 2, len(whole) - 3):
-            damaged = bytearray(whole)
-            damaged[place] ^= 1 << (place % 7)
+    assert len(before) >= 8  # shards, offsets, locations and the index
+    for name, data in before.items():
+        for position in (0, len(data) // 2, len(data) - 3):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << (position % 7)
             (folder / name).write_bytes(damaged)
             with pytest.raises(UserError, match=name):
                 open_split_stores(folder)
-        (folder / name).write_bytes(whole)
+        (folder / name).write_bytes(data)
     assert build(tmp_path, LINES, tokenizer, shard_tokens=4000).reused
     (folder / "train-00001.bin").write_bytes(before["train-00001.bin"][:-1] + b"\xff")
     assert not build(tmp_path, LINES, tokenizer, shard_tokens=4000).reused
@@ -212,36 +210,36 @@ def test_a_store_of_an_earlier_version_opens_but_is_not_reused(tmp_path, tokeniz
 
 
 def test_validation_counts_the_bytes_of_unknown_tokens(tmp_path, tokenizer):
-    known = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
-    stores = build(tmp_path, LINES, known, valid_fraction=0.1)
-    whole = build(tmp_path, LINES, tokenizer, valid_fraction=0.1)
-    held = texts(whole.valid, tokenizer)  # documents are held out by what they say, whatever cuts them
-    hidden = [word for line in held for word in line.split() if known.token_to_id(word) is None]
-    assert stores.valid.unknown == UnknownTokens(len(hidden), sum(len(word.encode()) for word in hidden))
-    assert stores.valid.unknown.bits == 8 * (stores.valid.unknown.bytes + len(hidden))
-    assert whole.valid.unknown == UnknownTokens(), "bytes leave nothing unknown"
+    word_tokenizer = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
+    stores = build(tmp_path, LINES, word_tokenizer, valid_fraction=0.1)
+    data = build(tmp_path, LINES, tokenizer, valid_fraction=0.1)
+    held_out = texts(data.valid, tokenizer)  # the split depends on the text, not on the tokenizer
+    unknown_words = [word for line in held_out for word in line.split() if word_tokenizer.token_to_id(word) is None]
+    assert stores.valid.unknown == UnknownTokens(len(unknown_words), sum(len(word.encode()) for word in unknown_words))
+    assert stores.valid.unknown.bits == 8 * (stores.valid.unknown.bytes + len(unknown_words))
+    assert data.valid.unknown == UnknownTokens(), "byte-level tokens have no unk"
 
 
 def test_a_store_without_unknown_counts_is_rebuilt(tmp_path):
-    known = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
-    stores = build(tmp_path, LINES, known)
+    word_tokenizer = train_tokenizer(LINES[:20], TokenizerSettings(kind="word", vocabulary=60))
+    stores = build(tmp_path, LINES, word_tokenizer)
     index = json.loads((stores.folder / "index.json").read_text(encoding="utf-8"))
     del index["valid"]["unknown"]
     (stores.folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
-    again = build(tmp_path, LINES, known)
+    again = build(tmp_path, LINES, word_tokenizer)
     assert (again.folder, again.reused, again.valid.unknown) == (stores.folder, False, stores.valid.unknown)
-    assert build(tmp_path, LINES, known).reused
+    assert build(tmp_path, LINES, word_tokenizer).reused
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path, tokenizer):
     corpus = write(tmp_path / "corpus.txt", LINES)
-    corpus.write_bytes(corpus.read_bytes() * 400 + b"\xff\n")  # wrong beyond what is checked at once
+    corpus.write_bytes(corpus.read_bytes() * 400 + b"\xff\n")  # invalid beyond the part that is checked first
     with pytest.raises(UserError, match="not UTF-8"):
         build_split_stores(read_corpus(corpus), tokenizer, cache=tmp_path / "cache")
     assert list((tmp_path / "cache" / "stores").iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits on file sizes are a Unix thing")
+@pytest.mark.skipif(sys.platform == "win32", reason="file size limits exist on Unix only")
 def test_a_full_disk_is_an_error_in_one_line(tmp_path, tokenizer):
     tokenizer.save(tmp_path / "tokenizer.json")
     write(tmp_path / "corpus.txt", LINES)
@@ -262,12 +260,12 @@ try:
 except WorkError as wrong:
     print(wrong)
 """
-    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "the token store could not be written (File too large)" in ran.stdout
+    process = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "the token store could not be written (File too large)" in process.stdout
     assert list((tmp_path / "cache" / "stores").iterdir()) == []
 
 
-def test_a_single_long_document_is_cut_at_a_line(tmp_path, tokenizer, caplog):
+def test_a_single_long_document_is_split_at_a_line(tmp_path, tokenizer, caplog):
     caplog.set_level("INFO", logger="headstock")
     corpus = read_corpus(write(tmp_path / "book.txt", LINES), documents="file")
     stores = build_split_stores(corpus, tokenizer, valid_fraction=0.1, cache=tmp_path / "cache")
@@ -300,7 +298,7 @@ def test_documents_without_tokens_are_dropped_and_counted(tmp_path):
     assert stores.summary["empty"] == 1
 
 
-def test_large_vocabularies_take_wider_ids(tmp_path, tokenizer):
+def test_large_vocabularies_use_32_bit_ids(tmp_path, tokenizer):
     wide = train_tokenizer(LINES, TokenizerSettings(kind="bpe", vocabulary=500))
     wide.vocabulary = 70_000
     end = wide.eos = 69_999
@@ -310,7 +308,7 @@ def test_large_vocabularies_take_wider_ids(tmp_path, tokenizer):
     assert build(tmp_path, LINES, tokenizer).train.dtype.itemsize == 2
 
 
-def test_wrong_settings(tmp_path, tokenizer):
+def test_invalid_settings(tmp_path, tokenizer):
     with pytest.raises(UserError, match="between 0 and 1"):
         build(tmp_path, LINES, tokenizer, valid_fraction=5)
     without = train_tokenizer(LINES, TokenizerSettings(kind="bpe", vocabulary=500))

@@ -1,4 +1,4 @@
-"""Text must come back from ids, special tokens must never come out of text, and a saved tokenizer must be the same."""
+"""Round trips, special tokens, offsets, saving and loading, and imported tokenizers."""
 
 import hashlib
 import io
@@ -46,7 +46,7 @@ def trained():
 
 @pytest.fixture(scope="module")
 def model_file(tmp_path_factory):
-    """A small SentencePiece model made by the library itself, with its usual <unk> <s> </s>."""
+    """A small SentencePiece model trained by the library, with its default <unk> <s> </s>."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS),
@@ -61,7 +61,7 @@ def model_file(tmp_path_factory):
 
 
 def lab_folder(folder: Path, model_file: Path, leave_out: int = 0) -> Path:
-    """dict.txt as the lab has it, over the pieces of a model, with the model beside it."""
+    """A dict.txt in the lab's format for the pieces of a model, with the model beside it."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
     pieces = [processor.id_to_piece(i) for i in range(3, processor.get_piece_size() - leave_out)]
     (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
@@ -69,7 +69,7 @@ def lab_folder(folder: Path, model_file: Path, leave_out: int = 0) -> Path:
     return folder
 
 
-# ---- what comes back
+# Round trips
 
 
 @pytest.mark.parametrize("text", [*TEXTS[:6], *HARD])
@@ -100,8 +100,8 @@ def test_char_round_trips_and_new_characters_are_unk(trained):
     assert char.tokenize("tat\n sat") == ["t", "a", "t", "\n", " ", "s", "a", "t"]
     assert char.decode(char.encode("L'été\n\test")) == "L'été\n\test"
     assert char.encode("😀") == [char.unk]
-    every = set("".join(TEXTS))
-    assert char.vocabulary == len(every) + len(SPECIAL_TOKENS)
+    characters = set("".join(TEXTS))
+    assert char.vocabulary == len(characters) + len(SPECIAL_TOKENS)
 
 
 @pytest.mark.parametrize("kind", ["word", "wordpiece"])
@@ -116,7 +116,7 @@ def test_word_splits_at_punctuation_and_rare_words_are_unk(trained):
     assert rare.tokenize("often once") == ["often", "<unk>"]
 
 
-def test_wordpiece_marks_what_continues_a_word(trained):
+def test_wordpiece_continuations_begin_with_hashes(trained):
     pieces = trained["wordpiece"].tokenize("catmat")
     assert len(pieces) > 1
     assert not pieces[0].startswith("##")
@@ -124,7 +124,7 @@ def test_wordpiece_marks_what_continues_a_word(trained):
     assert "".join(piece.removeprefix("##") for piece in pieces) == "catmat"
 
 
-# ---- special tokens
+# Special tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,7 +144,7 @@ def test_special_tokens_have_the_ids_of_the_lab(trained, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_text_never_produces_special_tokens(trained, kind, tmp_path):
-    """Also after loading, and when pickled: the library keeps that setting in neither."""
+    """Also after loading and unpickling: the library saves that setting in neither."""
     trained[kind].save(tmp_path / "tokenizer.json")
     for tokenizer in (
         trained[kind],
@@ -153,8 +153,8 @@ def test_plain_text_never_produces_special_tokens(trained, kind, tmp_path):
     ):
         for name in SPECIAL_TOKENS.values():
             for text in (name, f"a{name}b", f"a {name} b", f"{name}{name}"):
-                found = set(tokenizer.encode(text)) & set(range(7)) - {tokenizer.unk}
-                assert not found, (text, tokenizer.tokenize(text))
+                special = set(tokenizer.encode(text)) & set(range(7)) - {tokenizer.unk}
+                assert not special, (text, tokenizer.tokenize(text))
     control = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert control.encode("<eos>").ids == [2], "the library alone reads <eos> as the special token"
 
@@ -166,7 +166,7 @@ def test_decoding_skips_special_tokens_by_default(trained):
     assert bpe.decode(ids, skip_special=False) == "<sos>the cat<eos><pad>"
 
 
-# ---- ids, spans, files
+# Ids, spans and files
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,7 +184,7 @@ def test_a_saved_tokenizer_is_the_same(trained, kind, tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=("Cs",))), max_size=4))
-def test_all_kinds_take_any_text_alone_or_in_a_batch(trained, texts):
+def test_any_text_can_be_encoded_alone_or_in_a_batch(trained, texts):
     for tokenizer in trained.values():
         rows = tokenizer.encode_batch(texts)
         assert rows == [tokenizer.encode(text) for text in texts]
@@ -220,8 +220,8 @@ def test_only_nfc_normalizers_are_bypassed(trained):
     passed = {kind: trained[kind].backend._without_normalizer is not None for kind in KINDS}
     assert passed == {"bpe": True, "unigram": False, "wordpiece": True, "word": True, "char": True}
     for change in ("lowercase", "strip_accents"):
-        asked = TokenizerSettings(kind="wordpiece", vocabulary=200, **{change: True})
-        assert train_tokenizer(TEXTS, asked).backend._without_normalizer is None
+        settings = TokenizerSettings(kind="wordpiece", vocabulary=200, **{change: True})
+        assert train_tokenizer(TEXTS, settings).backend._without_normalizer is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -242,8 +242,8 @@ def test_spans_point_into_the_text(trained, kind, text):
     assert len(spans) == len(tokenizer.encode(text))
     assert all(0 <= begin <= end <= len(text) for begin, end in spans)
     assert [begin for begin, _ in spans] == sorted(begin for begin, _ in spans)
-    covered = {place for begin, end in spans for place in range(begin, end)}
-    # of a letter written as two characters the library gives the first
+    covered = {position for begin, end in spans for position in range(begin, end)}
+    # for a letter of two code points the library gives the first
     assert {i for i, c in enumerate(text) if not c.isspace() and not unicodedata.combining(c)} <= covered
 
 
@@ -270,18 +270,17 @@ def test_the_vocabulary_is_a_maximum(trained):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
-def test_a_long_text_has_the_same_tokens_in_parts(trained, model_file, kind):
+def test_a_long_text_has_the_same_tokens_in_parts(trained, model_file, kind, monkeypatch):
+    monkeypatch.setattr("headstock.data.tokenizer.LONG_TEXT", 1 << 14)
     tokenizer = open_tokenizer(model_file) if kind == "sentencepiece" else trained[kind]
-    text = " ".join([*TEXTS, "  two  spaces ", *HARD[:2], "L'été"] * 250)
-    text = text.replace("…", ".")  # which SentencePiece cuts in one of two ways of the same probability
-    assert len(text) > LONG_TEXT
-    whole = tokenizer.backend.spans(text)
-    forged = tokenizer.all_special_ids - {tokenizer.unk}
-    assert forged.isdisjoint(number for number, _, _ in whole), "the engine's own answer can be compared with"
+    text = " ".join([*TEXTS, "  two  spaces ", *HARD[:2], "L'été"] * 30)
+    text = text.replace("…", ".")  # SentencePiece has two tokenizations of it with the same probability
+    spans = tokenizer.backend.spans(text)
+    assert (tokenizer.all_special_ids - {tokenizer.unk}).isdisjoint(number for number, _, _ in spans)
     assert len(list(tokenizer.split_long_text(text))) > 1
-    assert tokenizer.encode_batch(["x", text, "x"])[1] == [number for number, _, _ in whole]
+    assert tokenizer.encode_batch(["x", text, "x"])[1] == [number for number, _, _ in spans]
     words = [text[begin:end].lstrip() for begin, end in tokenizer.offsets(text)]
-    assert words == [text[begin:end].lstrip() for _, begin, end in whole]
+    assert words == [text[begin:end].lstrip() for _, begin, end in spans]
 
 
 def test_a_long_text_without_spaces_is_split(trained):
@@ -290,13 +289,14 @@ def test_a_long_text_without_spaces_is_split(trained):
     assert max(len(part) for part, _ in trained["bpe"].split_long_text(text)) <= LONG_TEXT
 
 
-def test_training_on_one_long_line_equals_training_on_its_parts():
-    lines = [f"word{i % 900} and  other{i % 700}, again" for i in range(50_000)]
-    assert sum(map(len, lines)) > 2**20
-    apart = [lines[0], *(f" {line}" for line in lines[1:])]
+def test_training_on_one_long_line_equals_training_on_its_parts(monkeypatch):
+    monkeypatch.setattr("headstock.data.tokenizer_training.LONG_TEXT", 1 << 14)
+    lines = [f" word{i % 300} and  other{i % 200}, again" for i in range(2000)]
     for kind in ("bpe", "wordpiece", "word", "char"):
-        learned = [train_tokenizer(texts, TokenizerSettings(kind, 2000)) for texts in (apart, ["".join(apart)])]
-        assert learned[0].fingerprint == learned[1].fingerprint, kind
+        by_line, at_once = (
+            train_tokenizer(texts, TokenizerSettings(kind, 1000)) for texts in (lines, ["".join(lines)])
+        )
+        assert by_line.fingerprint == at_once.fingerprint, kind
 
 
 def test_training_reads_a_stream_once():
@@ -309,7 +309,7 @@ def test_training_reads_a_stream_once():
     assert read == [True]
 
 
-# ---- other people's tokenizers
+# Imported tokenizers
 
 
 def foreign(path: Path, model, special: list[str], cut=None) -> Path:
@@ -421,7 +421,7 @@ def test_a_vocabulary_without_a_model_accepts_only_pieces(tmp_path):
         lab.encode("le chat")
 
 
-# ---- numbers about a tokenizer
+# Statistics
 
 
 def test_tokenizer_statistics(trained):
@@ -434,7 +434,7 @@ def test_tokenizer_statistics(trained):
     assert tokenizer_statistics(trained["bpe"], [], "é")["bytes_per_token"] is None
 
 
-# ---- mistakes
+# Errors
 
 
 def test_mistakes_in_settings():
@@ -444,9 +444,9 @@ def test_mistakes_in_settings():
         TokenizerSettings("word", 100, min_frequency=0)
     with pytest.raises(UserError, match=r"30 is too small for a wordpiece tokenizer, which needs at least \d+"):
         train_tokenizer(TEXTS, TokenizerSettings("wordpiece", 30))
-    with pytest.raises(UserError, match=r"270 is too small for a unigram tokenizer, .* at least (\d+)") as wrong:
+    with pytest.raises(UserError, match=r"270 is too small for a unigram tokenizer, .* at least (\d+)") as error:
         train_tokenizer(TEXTS, TokenizerSettings("unigram", 270))
-    least = int(str(wrong.value).split("at least ")[1].split()[0])
+    least = int(str(error.value).split("at least ")[1].split()[0])
     assert train_tokenizer(TEXTS, TokenizerSettings("unigram", least)).vocabulary == least
 
 
@@ -469,9 +469,9 @@ def test_invalid_tokenizer_files_are_refused(tmp_path, model_file):
     def refuse(name: str, content: bytes | None, match: str):
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=match) as wrong:
+        with pytest.raises(UserError, match=match) as error:
             open_tokenizer(tmp_path / name)
-        assert "\n" not in str(wrong.value)
+        assert "\n" not in str(error.value)
 
     refuse("tokenizer.json", b"{ not json", r"tokenizer\.json: invalid JSON")
     refuse("tokeniser.json", None, r"no such tokenizer file; did you mean 'tokenizer\.json'")
@@ -506,7 +506,7 @@ SPLIT = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated
     ],
 )
 def test_library_failures_are_reported(trained, tmp_path, part, value):
-    """Some of these end in a panic inside the library, some would end the whole process or take all its memory."""
+    """Some of these panic inside the library; others would crash the process or exhaust its memory."""
     (tmp_path / "t.json").write_text(json.dumps(json.loads(trained["bpe"].backend.to_json()) | {part: value}))
 
     def use() -> None:

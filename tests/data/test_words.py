@@ -1,4 +1,4 @@
-"""Words to running text and back, as French and English write them."""
+"""Joining words to French and English text, and finding words in text."""
 
 import pytest
 from hypothesis import given

@@ -20,7 +20,7 @@ def list_(common: Common) -> dict[str, Any]:
     """List the datasets with their size, source and licence."""
     from headstock.data import catalog
 
-    cards = [entry.card() for entry in catalog.entries()]
+    cards = [entry.card() for entry in catalog.load_catalog().values()]
     for card in cards:
         hashes = [digest[:12] for digest in card["sha256"].values() if digest]
         sha = hashes[0] + (f" and {len(hashes) - 1} more" if len(hashes) > 1 else "")

@@ -1,6 +1,5 @@
 """Reads files, folders, globs and URLs of any mix of formats as one stream of documents."""
 
-import glob
 import hashlib
 import json
 import os
@@ -9,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,14 +21,14 @@ from headstock.data.formats import (
     DataFile,
     column_names,
     column_values,
-    detect_format,
+    expand_path,
     no_column,
     read_chunks,
     text_chunks,
     text_lines,
     unknown_format,
 )
-from headstock.errors import UserError, WorkError, did_you_mean, suggest_path
+from headstock.errors import UserError, WorkError, did_you_mean
 from headstock.io import cache_folder, fingerprint, remove_stale, sha256
 
 DocumentUnit = Literal["auto", "line", "block", "file"]
@@ -120,8 +119,8 @@ class Corpus:
     def sample_texts(self) -> Iterator[str]:
         """The texts to train a tokenizer on: of a very large corpus only every n-th."""
         size = sum(file.stat().st_size for file in self.files())
-        every = max(1, -(-size // TOKENIZER_SAMPLE_BYTES))
-        return (document.text for i, document in enumerate(self) if i % every == 0)
+        step = max(1, -(-size // TOKENIZER_SAMPLE_BYTES))
+        return (document.text for i, document in enumerate(self) if i % step == 0)
 
     def first_texts(self, count: int) -> list[str]:
         return [document.text for document in islice(self, count)]
@@ -142,7 +141,7 @@ class Corpus:
                 yield [text for text in stripped if text], [n for n, text in enumerate(stripped, first) if text]
         else:
             chunks = ((first, self._normalize(text)) for first, text in text_chunks(file, split_long=True))
-            yield from _group(_blocks(chunks) if unit == "block" else _whole_file(chunks))
+            yield from _group(_join_lines(chunks, split_at_blank=unit == "block"))
 
     def _normalize(self, text: str) -> str:
         """Normalize whole chunks at once, which is safe because a newline composes with nothing."""
@@ -222,52 +221,16 @@ def resolve_paths(paths: Iterable[str]) -> list[DataFile]:
     return list(files.values())
 
 
-def _expand(given: str) -> list[DataFile]:
-    path = catalog.resolve(given) or Path(given).expanduser()
+def _expand(path: str) -> list[DataFile]:
     readable = f"{' '.join(FORMATS)}, uncompressed or {' '.join(COMPRESSIONS)}"
-    if path.is_dir():
-        files = _readable(_files_below(path))
-        if not files:
-            raise UserError(f"{given}: no readable files in this folder (expected {readable})")
-        return files
-    if path.exists():
-        file = detect_format(path, "-" if _is_saved_stdin(path) else given)
+    files = []
+    for file in expand_path(path, FORMATS, readable):
         if LANGUAGE_SUFFIX.fullmatch(file.format):
             file = replace(file, format=PLAIN)
-        if file.format not in FORMATS:
+        elif file.format not in FORMATS:
             raise unknown_format(file, readable)
-        return [file]
-    if glob.has_magic(given):
-        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-        files = _readable(file for match in matches for file in (_files_below(match) if match.is_dir() else [match]))
-        if not files:
-            raise UserError(f"{given}: the pattern matches {'no readable files' if matches else 'nothing'}")
-        return files
-    raise UserError(f"{given}: no such file or folder{_suggest(path)}")
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without hidden ones."""
-    files = []
-    for here, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(here, name) for name in names if not name.startswith(".")]
-    return sorted(files)
-
-
-def _readable(paths: Iterable[Path]) -> list[DataFile]:
-    """The files of known formats; empty ones that the user did not name are ignored."""
-    files = [detect_format(path) for path in paths]
-    return [file for file in files if file.format in FORMATS and file.path.is_file() and file.path.stat().st_size]
-
-
-def _suggest(path: Path) -> str:
-    """A suggestion for the first component of the path that does not exist."""
-    missing = path
-    while not missing.parent.exists():
-        missing = missing.parent
-    siblings = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    return suggest_path(missing.name, siblings)
+        files.append(replace(file, name="-") if _is_saved_stdin(file.path) else file)
+    return files
 
 
 def _save_stdin(cache: Path) -> Path:
@@ -313,23 +276,16 @@ def guess_unit(plain: list[DataFile]) -> tuple[str, str]:
     """How to split text files into documents, by their first lines, and the reason in words."""
     if all(catalog.is_corpus(file.path) for file in plain):
         return "block", " (as the catalog writes them)"
-    sampled, runs, gaps = 0, [0], 0  # runs: lengths of the runs of lines between blank lines
+    sampled, lengths, gaps = 0, list[int](), 0  # lengths of the runs of lines between blank lines
     for file in plain:
-        if sum(runs) >= SAMPLE_LINES:
+        if sum(lengths) >= SAMPLE_LINES:
             break
         sampled += 1
-        after_blank = True
-        for _, line in islice(text_lines(file, split_long=True), SAMPLE_LINES - sum(runs)):
-            if line.strip():
-                if after_blank:
-                    gaps += runs[-1] > 0
-                    runs.append(0)
-                runs[-1] += 1
-                after_blank = False
-            else:
-                after_blank = True
-        runs.append(0)  # the end of a file is not a blank line
-    lengths = [run for run in runs if run]
+        lines = islice(text_lines(file, split_long=True), SAMPLE_LINES - sum(lengths))
+        groups = groupby(lines, key=lambda numbered: not numbered[1].strip())
+        runs = [sum(1 for _ in group) for is_blank, group in groups if not is_blank]
+        gaps += max(0, len(runs) - 1)
+        lengths += runs
     mean = sum(lengths) / max(1, len(lengths))
     names = plain[0].name if len(plain) == 1 else f"{plain[0].name} and {len(plain) - 1} more"
     if gaps and BLOCK_LINES[0] <= mean <= BLOCK_LINES[1]:
@@ -340,9 +296,9 @@ def guess_unit(plain: list[DataFile]) -> tuple[str, str]:
     return "line", f" (guessed from {names})"
 
 
-def _blocks(chunks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Documents between blank lines."""
-    block: list[str] = []
+def _join_lines(chunks: Iterator[tuple[int, str]], *, split_at_blank: bool) -> Iterator[tuple[int, str]]:
+    """The text of a file as one document, or split at blank lines; a document that is too long becomes several."""
+    document: list[str] = []
     start, size = 1, 0
     for first, text in chunks:
         lines = text.split("\n")
@@ -350,34 +306,15 @@ def _blocks(chunks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
             lines.pop()  # the end of the chunk, not a blank line
         for number, line in enumerate(lines, first):
             is_blank = not line or line.isspace()
-            if block and (is_blank or size > MAX_DOCUMENT_CHARACTERS):
-                yield start, "\n".join(block)
-                block, size = [], 0
-            if not is_blank:
-                if not block:
-                    start = number
-                block.append(line)
-                size += len(line)
-    if block:
-        yield start, "\n".join(block)
-
-
-def _whole_file(chunks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The file as one document, or several if it is too long."""
-    parts: list[str] = []
-    start, size = 1, 0
-    for first, text in chunks:
-        if not parts:
-            if not text or text.isspace():
-                continue
-            start = first + text.count("\n", 0, len(text) - len(text.lstrip()))
-        parts.append(text)
-        size += len(text)
-        if size > MAX_DOCUMENT_CHARACTERS:
-            yield start, "".join(parts)
-            parts, size = [], 0
-    if parts:
-        yield start, "".join(parts)
+            if document and ((is_blank and split_at_blank) or size > MAX_DOCUMENT_CHARACTERS):
+                yield start, "\n".join(document)
+                document, size = [], 0
+            if document or not is_blank:
+                start = start if document else number
+                document.append(line)
+                size += len(line) + 1
+    if document:
+        yield start, "\n".join(document)
 
 
 def _group(documents: Iterator[tuple[int, str]]) -> Iterator[tuple[list[str], list[int]]]:

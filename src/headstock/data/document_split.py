@@ -151,7 +151,7 @@ def tail_start(text: str, fraction: float) -> int:
     target = min(max(1, int(len(text) * (1 - fraction))), len(text) - 1)
     earliest = target - (len(text) - target)  # then the tail is at most twice the fraction
     for boundary in ("\n", " "):
-        at = text.rfind(boundary, max(1, earliest), target)
-        if at > 0:
-            return at + 1
+        position = text.rfind(boundary, max(1, earliest), target)
+        if position > 0:
+            return position + 1
     return target

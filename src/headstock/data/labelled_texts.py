@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -95,40 +95,31 @@ def stream_texts(
         stdin = cast(BufferedReader, sys.stdin.buffer)
         # read1 returns what is available, so that slow input from a pipe is processed at once
         chunks = iter(lambda: stdin.read1(formats.READ_BYTES), b"")
-        return _stream_lines(DataFile(Path("-"), "-", PLAIN, ""), skipped, chunks)
+        file = DataFile(Path("-"), "-", PLAIN, "")
+        return _stream(file, text_lines(file, chunks), column, skipped)
     file = _find_texts(path)
     if not file.is_table:
-        return _stream_lines(file, skipped)
+        return _stream(file, text_lines(file), column, skipped)
     check_columns(file, {TEXT: column}, [TEXT])
-    return _stream_table(file, column, skipped)
+    values = ((line, row.get(column)) for line, row in table_rows(file, [column]))
+    return _stream(file, values, column, skipped)
 
 
-def _stream_lines(
-    file: DataFile, skipped: list[int] | None, chunks: Iterator[bytes] | None = None
+def _stream(
+    file: DataFile, values: Iterable[tuple[int, Any]], column: str, skipped: list[int] | None
 ) -> Iterator[tuple[int, str]]:
     line = 0
-    for line, text in text_lines(file, chunks):
-        is_blank = not text or text.isspace()
-        if is_blank and skipped is not None:
-            skipped.append(line)
-        else:
-            yield line, "" if is_blank else text
-    if not line:
-        raise no_rows(file)
-
-
-def _stream_table(file: DataFile, column: str, skipped: list[int] | None) -> Iterator[tuple[int, str]]:
-    line = 0
-    for line, row in table_rows(file, [column]):
+    for line, value in values:
         try:
-            text = parse_text(row.get(column))
+            yield line, parse_text(value)
         except Unusable as error:
-            if skipped is not None and isinstance(error, Blank):
+            if isinstance(error, Blank) and skipped is not None:
                 skipped.append(line)
-                continue
-            cell = describe_cell(f"{file.name}:{line}", TEXT, {TEXT: column})
-            raise unusable_rows(file.name, [f"{cell} {error}"]) from None
-        yield line, text
+            elif isinstance(error, Blank) and not file.is_table:
+                yield line, ""
+            else:
+                cell = describe_cell(f"{file.name}:{line}", TEXT, {TEXT: column})
+                raise unusable_rows(file.name, [f"{cell} {error}"]) from None
     if not line:
         raise no_rows(file)
 
@@ -160,9 +151,9 @@ def is_table(path: str | Path) -> bool:
     return detect_format(path).is_table
 
 
-def _find_texts(given: str | Path) -> DataFile:
+def _find_texts(path: str | Path) -> DataFile:
     """A table, or a file with one text per line."""
-    file = find_file(given)
+    file = find_file(path)
     if file.format == LABELS:
         raise UserError(f"{file.name}: contains only labels; give the file with the texts")
     if file.format not in (*FORMATS, PIECES) and _find_labels(file) is None:

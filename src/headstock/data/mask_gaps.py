@@ -40,8 +40,8 @@ class SurfaceForms:
         self.anchor = tokenizer.decode([anchor])
         self.texts = [""] * tokenizer.vocabulary
         for i in ordinary:
-            whole = tokenizer.decode([anchor, i])
-            self.texts[i] = whole[len(self.anchor) :] if whole.startswith(self.anchor) else tokenizer.decode([i])
+            joined = tokenizer.decode([anchor, i])
+            self.texts[i] = joined[len(self.anchor) :] if joined.startswith(self.anchor) else tokenizer.decode([i])
         self.has_space = np.array([text.startswith(" ") for text in self.texts])  # (V,)
         self.is_word_part = np.array([is_word_part(text.strip()) for text in self.texts])
         self.can_begin_word = self.is_word_part | np.array([text == " " for text in self.texts])
@@ -55,14 +55,14 @@ class SurfaceForms:
     def word(self, tokens: Sequence[int]) -> str:
         """The text of some tokens, without surrounding spaces."""
         anchor = self.tokenizer.encode(self.anchor)
-        whole, before = self.tokenizer.decode([*anchor, *tokens]), self.tokenizer.decode(anchor)
-        return (whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(tokens)).strip()
+        joined, before = self.tokenizer.decode([*anchor, *tokens]), self.tokenizer.decode(anchor)
+        return (joined[len(before) :] if joined.startswith(before) else self.tokenizer.decode(tokens)).strip()
 
     def tokens_at(self, gap: MaskGap, word: str) -> list[int]:
         """The tokens of a word in place of a mask."""
         context = gap.before[-CONTEXT_CHARACTERS:]
-        before, whole = self.tokenizer.encode(context), self.tokenizer.encode(context + gap.space + word)
-        return whole[len(before) :] if whole[: len(before)] == before else self.tokenizer.encode(word)
+        before, joined = self.tokenizer.encode(context), self.tokenizer.encode(context + gap.space + word)
+        return joined[len(before) :] if joined[: len(before)] == before else self.tokenizer.encode(word)
 
     def fill(self, text: str, words: Sequence[str]) -> str:
         """The text with each mask replaced by a word."""
@@ -104,10 +104,10 @@ class SurfaceForms:
         """Whether a word here is tokenized as after a space, though there is none, as at the start of a text."""
         if before and (before[-1].isalnum() or before[-1] == PLACEHOLDER):
             return False
-        whole = before[-CONTEXT_CHARACTERS:] + self.anchor.strip()
-        at = len(whole) - len(self.anchor.strip())
-        tokens = zip(self.tokenizer.encode(whole), self.tokenizer.offsets(whole), strict=True)
-        first = next((token for token, (begin, last) in tokens if begin >= at or last > at), None)
+        text = before[-CONTEXT_CHARACTERS:] + self.anchor.strip()
+        start = len(text) - len(self.anchor.strip())
+        tokens = zip(self.tokenizer.encode(text), self.tokenizer.offsets(text), strict=True)
+        first = next((token for token, (begin, last) in tokens if begin >= start or last > start), None)
         return first is not None and bool(self.has_space[first])
 
 

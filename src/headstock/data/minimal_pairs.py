@@ -1,6 +1,5 @@
 """Reads minimal pairs: BLiMP's tables, and Winograd schemas with each candidate substituted."""
 
-import glob
 import io
 import json
 import lzma
@@ -15,22 +14,13 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from headstock.data import catalog
-from headstock.data.formats import (
-    READ_BYTES,
-    DataFile,
-    detect_format,
-    is_valid_unicode,
-    json_rows,
-    no_column,
-    split_compression,
-)
-from headstock.errors import UserError, suggest_path
+from headstock.data.formats import READ_BYTES, DataFile, expand_path, is_valid_unicode, json_rows, no_column
+from headstock.errors import UserError
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 GROUPS = ("UID", "linguistics_term", "field")  # columns by which scores are grouped
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
-EXPECTED = f"expected .jsonl with {GOOD} and {BAD}, compressed or not, a .tar of them, or Winograd schemas in .xml"
+TARS = (".tar", ".tgz", ".txz", ".tbz2")  # a .tar may also be compressed
+EXPECTED = f".jsonl with {GOOD} and {BAD}, compressed or not, a .tar of them, or Winograd schemas in .xml"
 POSSESSIVE_PRONOUNS = ("his", "their", "its", "my", "your", "our")
 # After the object pronoun `her`, unlike after the possessive, a sentence ends or continues with one of these.
 AFTER_OBJECT = re.compile(
@@ -59,8 +49,8 @@ def read_minimal_pairs(paths: Sequence[str | Path], *, rows: int | None = None) 
         raise UserError(f"no minimal pairs: give their files ({EXPECTED})")
     pairs: list[MinimalPair] = []
     for path in paths:
-        for file in _expand(str(path)):
-            for table in _read_file(file, str(path) if file == Path(str(path)).expanduser() else str(file)):
+        for file in expand_path(str(path), (*TARS, ".jsonl", ".xml"), EXPECTED):
+            for table in _read_file(file):
                 pairs += spread(table, rows)
     return pairs
 
@@ -75,49 +65,22 @@ def spread(pairs: list[MinimalPair], limit: int | None) -> list[MinimalPair]:
 # Files
 
 
-def _expand(given: str) -> list[Path]:
-    path = catalog.resolve(given) or Path(given).expanduser()
-    if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and _layout(file.name)]
-        if not files:
-            raise UserError(f"{given}: no minimal pairs in this folder ({EXPECTED})")
-        return files
-    if path.exists():
-        return [path]
-    if glob.has_magic(given):
-        files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if _layout(match)]
-        if not files:
-            raise UserError(f"{given}: the pattern matches no minimal pairs ({EXPECTED})")
-        return files
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    raise UserError(f"{given}: no such file or folder{suggest_path(path.name, siblings)}")
-
-
-def _layout(name: str) -> str | None:
-    """How to read a file, by its name."""
-    name = name.lower()
-    if name.endswith(TARS):
-        return "tar"
-    return "jsonl" if split_compression(name)[0].endswith(".jsonl") else "xml" if name.endswith(".xml") else None
-
-
-def _read_file(path: Path, name: str) -> Iterator[list[MinimalPair]]:
-    layout = _layout(path.name)
-    if layout == "tar":
-        yield from _read_tar(path, name)
-    elif layout == "jsonl":
-        yield _read_table(detect_format(path, name))
-    elif layout == "xml":
-        yield _read_schemas(path.read_bytes(), name)
+def _read_file(file: DataFile) -> Iterator[list[MinimalPair]]:
+    if file.format in TARS:
+        yield from _read_tar(file)
+    elif file.format == ".jsonl":
+        yield _read_table(file)
+    elif file.format == ".xml" and not file.compression:
+        yield _read_schemas(file.path.read_bytes(), file.name)
     else:
-        raise UserError(f"{name}: cannot tell the format by its name ({EXPECTED})")
+        raise UserError(f"{file.name}: cannot tell the format by its name (expected {EXPECTED})")
 
 
-def _read_tar(path: Path, name: str) -> Iterator[list[MinimalPair]]:
+def _read_tar(file: DataFile) -> Iterator[list[MinimalPair]]:
     """The tables in a tar, streamed: nothing is written to disk, so member names cannot do harm."""
     has_tables = False
     try:
-        with tarfile.open(path, "r|*") as tar:
+        with tarfile.open(file.path, "r|*") as tar:
             for member in tar:
                 base = Path(member.name).name.lower()
                 if not member.isfile() or not base.endswith(".jsonl") or base.startswith("."):
@@ -126,11 +89,11 @@ def _read_tar(path: Path, name: str) -> Iterator[list[MinimalPair]]:
                 assert stream is not None
                 has_tables = True
                 chunks = iter(partial(stream.read, READ_BYTES), b"")
-                yield _read_table(DataFile(path, f"{name}/{member.name}", ".jsonl", ""), chunks)
+                yield _read_table(DataFile(file.path, f"{file.name}/{member.name}", ".jsonl", ""), chunks)
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        raise UserError(f"{name}: the tar is truncated or damaged ({error}); download it again") from None
+        raise UserError(f"{file.name}: the tar is truncated or damaged ({error}); download it again") from None
     if not has_tables:
-        raise UserError(f"{name}: contains no .jsonl file ({EXPECTED})")
+        raise UserError(f"{file.name}: contains no .jsonl file (expected {EXPECTED})")
 
 
 # BLiMP's tables
@@ -168,7 +131,7 @@ def _read_schemas(raw: bytes, name: str) -> list[MinimalPair]:
     pairs = []
     schemas = list(_parse_xml(raw, name).iter("schema"))
     if not schemas:
-        raise UserError(f"{name}: contains no <schema> ({EXPECTED})")
+        raise UserError(f"{name}: contains no <schema> (expected {EXPECTED})")
     for number, schema in enumerate(schemas, 1):
         location = f"{name}: schema {number}"
         parts = {part: _find_text(schema, f"text/{part}") for part in ("txt1", "pron", "txt2")}

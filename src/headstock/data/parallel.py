@@ -40,11 +40,7 @@ Rows = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read_parallel(
-    path: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    strict: bool = True,
-    skip_blank: bool = False,
+    path: str | Path, *, columns: Mapping[str, str] | None = None, strict: bool = True, skip_blank: bool = False
 ) -> Records:
     """Read the columns "source" and, if present, "target".
 

@@ -31,11 +31,7 @@ MISSING_HINT = "; a question without an answer has an empty list"
 
 
 def read_questions(
-    path: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    strict: bool = True,
-    skip_blank: bool = False,
+    path: str | Path, *, columns: Mapping[str, str] | None = None, strict: bool = True, skip_blank: bool = False
 ) -> Records:
     """Read the columns "context", "question", "id" and, if present, "answers".
 

@@ -102,13 +102,14 @@ def _detokenize(text: str) -> str:
 # Files
 
 
-def find_file(given: str | Path) -> DataFile:
+def find_file(name: str | Path) -> DataFile:
     """The file that a path, a URL, or the beginning of a file name stands for."""
-    path, name = catalog.resolve(str(given)) or Path(given).expanduser(), str(given)
+    name = str(name)
+    path = catalog.resolve(name) or Path(name).expanduser()
     try:
         if not path.exists() or path.is_dir():
             path = _complete_name(path, name)
-            name = str(Path(given).with_name(path.name))
+            name = str(Path(name).with_name(path.name))
     except OSError as error:  # such as a text instead of a file name, which is too long for one
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
     return detect_format(path, name)
@@ -338,8 +339,8 @@ def read_table(
     unless `columns` names it and `strict` is set. `prepare` converts each row, by canonical names, before it is parsed.
     """
     resolved = resolve_columns(columns, list(parsers))
-    named = [name for name in optional if strict and name in (columns or {})]
-    check_columns(file, resolved, [*(name for name in parsers if name not in optional), *named])
+    strictly_required = columns or {} if strict else {}
+    check_columns(file, resolved, [name for name in parsers if name not in optional or name in strictly_required])
     builder = RecordBuilder(file, parsers, optional, skip_blank, resolved, missing_hint=missing_hint)
     is_renamed = any(name != column for name, column in resolved.items())
     for line, row in table_rows(file, list(resolved.values())):
@@ -355,8 +356,9 @@ def unusable_rows(source: str, problems: list[str]) -> UserError:
         hint += ", or skip blank rows with --skip-blank"
     if len(problems) == 1:
         return UserError(f"{problems[0]}; {hint}")
-    more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-    lines = [f"{source}: {len(problems)} values cannot be used; for each, {hint}:", *problems[:MAX_PROBLEMS], *more]
+    lines = [f"{source}: {len(problems)} values cannot be used; for each, {hint}:", *problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - MAX_PROBLEMS} more")
     return UserError("\n  ".join(lines))
 
 

@@ -18,7 +18,7 @@ CONTINUES_LINE = frozenset(",;:-–—&/(«“")  # a line that ends with one of
 
 # Possessive quantifiers (++ and *+) prevent backtracking, so the time is linear in the length of the text.
 CANDIDATE = re.compile(
-    r"""(?P<mark>[.!?…] (?:[.!?…"'”’»)\]]++ | [\ \u00a0\u202f]++(?=[»”)\]]))*+) (?P<space>\s*+) | \n\s*+""", re.VERBOSE
+    r"""(?P<stop>[.!?…] (?:[.!?…"'”’»)\]]++ | [\ \u00a0\u202f]++(?=[»”)\]]))*+) (?P<space>\s*+) | \n\s*+""", re.VERBOSE
 )
 BEGINNING = re.compile(r"""[«“"'‘(\[{¿¡*_—–\-\ \u00a0\u202f]*+ (?P<word>[^\W_]{1,14}+['’]?+ | [$€£@\#])""", re.VERBOSE)
 ITEM = re.compile(r"(?:[-*•·–—‣▪]|\(?(?:\d{1,3}|[a-zA-Z]|[ivx]{2,5})\)|\d{1,3}\.)[ \t\u00a0\u202f]")
@@ -73,19 +73,19 @@ def split_sentences(text: str) -> list[str]:
             break
         if (space := match["space"]) == "":  # as in 3.14 and www.example.org
             continue
-        at = match.start()
+        position = match.start()
         if space is None:
-            space = text[at:end]
-            ends = at > first and (_ends_line(text, line, at, end) or space.count("\n") > 1)
+            space = text[position:end]
+            ends = position > first and (_ends_line(text, line, position, end) or space.count("\n") > 1)
         else:
-            mark = match["mark"]
-            ends = _ends(text, start, at, mark, end, uncased) or ("\n" in space and _breaks(text, space, end))
-            at += len(mark)
+            ending = match["stop"]
+            ends = _ends(text, start, position, ending, end, uncased) or ("\n" in space and _breaks(text, space, end))
+            position += len(ending)
         if ends:
-            while text[at - 1].isspace():
-                at -= 1
-            slices.append(text[start:at])
-            start = at
+            while text[position - 1].isspace():
+                position -= 1
+            slices.append(text[start:position])
+            start = position
         if "\n" in space:
             line = end
     if start < length:
@@ -98,35 +98,35 @@ def _breaks(text: str, space: str, end: int) -> bool:
     return space.count("\n") > 1 or ITEM.match(text, end) is not None
 
 
-def _ends_line(text: str, line: int, at: int, end: int) -> bool:
+def _ends_line(text: str, line: int, position: int, end: int) -> bool:
     """Whether a line without a final mark ends a sentence."""
     if ITEM.match(text, end):
         return True
-    content = text[line:at].rstrip()
+    content = text[line:position].rstrip()
     if MIN_WRAPPED <= len(content) <= MAX_WRAPPED or content[-1:] in CONTINUES_LINE:
         return False
     begins = BEGINNING.match(text, end)
     return begins is not None and begins["word"][0].isupper()
 
 
-def _ends(text: str, start: int, at: int, mark: str, end: int, uncased: bool) -> bool:
-    """Whether the mark at `at` ends the sentence that began at `start`; the next would begin at `end`."""
+def _ends(text: str, start: int, position: int, ending: str, end: int, uncased: bool) -> bool:
+    """Whether the punctuation at `position` ends the sentence that began at `start`; the next would begin at `end`."""
     begins = BEGINNING.match(text, end)
     if begins is None:
         return False
     word = begins["word"]
-    if word[0].islower() and not (uncased and len(mark) == 1 and mark != "…"):
+    if word[0].islower() and not (uncased and len(ending) == 1 and ending != "…"):
         return False
-    if mark[0] == "." and mark[1:2] not in (".", "!", "?", "…") and _is_abbreviation(text, start, at, word):
+    if ending[0] == "." and ending[1:2] not in (".", "!", "?", "…") and _is_abbreviation(text, start, position, word):
         return False
-    if len(mark) > 1 and mark[0] in "!?" and mark[-1] in QUOTES and SPEECH_TAG.match(text, end - 1):
+    if len(ending) > 1 and ending[0] in "!?" and ending[-1] in QUOTES and SPEECH_TAG.match(text, end - 1):
         return False
-    return WORD.search(text, start, at) is not None
+    return WORD.search(text, start, position) is not None
 
 
-def _is_abbreviation(text: str, start: int, at: int, following: str) -> bool:
-    """Whether the full stop at `at` belongs to an abbreviation or a number, so that the sentence continues."""
-    before = text[max(start, at - LOOKBEHIND) : at]
+def _is_abbreviation(text: str, start: int, position: int, following: str) -> bool:
+    """Whether the full stop at `position` belongs to an abbreviation or a number, so that the sentence continues."""
+    before = text[max(start, position - LOOKBEHIND) : position]
     words = before.split()
     if not words:
         return False
@@ -139,7 +139,7 @@ def _is_abbreviation(text: str, start: int, at: int, following: str) -> bool:
         return following not in SENTENCE_STARTERS
     if word == "ex" and len(words) > 1 and words[-2] in ("p.", "par", "Par", "P."):
         return True
-    if at - start <= LOOKBEHIND and NUMBERING.match(before):
+    if position - start <= LOOKBEHIND and NUMBERING.match(before):
         return True
     if word == "I" and len(words) > 1 and words[-2] in ("and", "or", "than", "as", "am", "do", "did"):
         return False  # the English pronoun

@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,7 @@ SAMPLE_LINES = 500
 
 
 def read_tagged(
-    path: str | Path,
-    *,
-    columns: Mapping[str, str] | None = None,
-    strict: bool = True,
-    skip_blank: bool = False,
+    path: str | Path, *, columns: Mapping[str, str] | None = None, strict: bool = True, skip_blank: bool = False
 ) -> Records:
     """Read the columns "tokens" and, if present, "tags": lists of words and of tags.
 
@@ -222,20 +218,11 @@ def _all_unspecified(file: DataFile, lines: list[int], tags: list[list[str]]) ->
 
 def _looks_like_conll(file: DataFile) -> bool:
     """Whether the first lines have the same number of columns, at least two, and blank lines between sentences."""
-    sample = list(islice(_sample(file), SAMPLE_LINES))
+    lines = (line for _, line in text_lines(file) if not line.startswith(("# ", DOCUMENT_START)))
+    sample = list(islice(dropwhile(lambda line: not line.strip(), lines), SAMPLE_LINES))
     if not sample:
         return False
-    delimiter = _delimiter(sample[0]) if sample[0] else " "
-    widths = {len(_cells(line, delimiter)) for line in sample if line}
-    return len(widths) == 1 and widths != {1} and (len(sample) < SAMPLE_LINES or "" in sample)
-
-
-def _sample(file: DataFile) -> Iterator[str]:
-    """Lines without comments and leading blank lines, "" for blank ones."""
-    started = False
-    for _, line in text_lines(file):
-        if line.startswith(("# ", DOCUMENT_START)):
-            continue
-        started = started or bool(line.strip())
-        if started:
-            yield line if line.strip() else ""
+    delimiter = _delimiter(sample[0])
+    widths = {len(_cells(line, delimiter)) for line in sample if line.strip()}
+    has_blank = any(not line.strip() for line in sample)
+    return len(widths) == 1 and widths != {1} and (len(sample) < SAMPLE_LINES or has_blank)

@@ -1,18 +1,17 @@
 """The on-disk format of a token store: memory-mapped shards of ids, document offsets and document locations."""
 
-import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from headstock.errors import UserError
-from headstock.io import checksum_mismatch, fingerprint
+from headstock.io import checksum, checksum_mismatch, fingerprint
 
 FORMAT = 1  # incremented when older stores can no longer be read
 INDEX = "index.json"
@@ -168,10 +167,6 @@ class TokenStore:
         """The source of a document, as `file:line`."""
         return f"{self.sources[self._locations['file'][i]]}:{self._locations['line'][i]}"
 
-    def document_bytes(self, i: int) -> int:
-        """The UTF-8 bytes of one document's text."""
-        return int(self._locations["bytes"][i])
-
 
 class SplitWriter:
     """Writes one split with buffered writes: a full disk is then an error, whereas a memory-mapped file would crash."""
@@ -182,7 +177,7 @@ class SplitWriter:
         self.sizes: list[int] = []
         self.tokens = self.documents = self.bytes = self.sentences = 0
         self.unknown: UnknownTokens | None = None  # None until counted
-        self._files: dict[str, HashedFile] = {}
+        self._files: dict[str, BinaryIO] = {}
         self._offsets = self._open(f"{split}-offsets.bin")
         self._locations = self._open(f"{split}-places.bin")
         self._offsets.write(np.zeros(1, "<i8").data)
@@ -201,7 +196,8 @@ class SplitWriter:
                 continue
             if stop <= done:  # unless it is longer than a shard
                 stop = done + room
-            self._write_ids(tokens[done:stop])
+            self._shard.write(np.ascontiguousarray(tokens[done:stop], self.dtype).data)
+            self.sizes[-1] += stop - done
             done = stop
         self._offsets.write((self.tokens + ends).astype("<i8").data)
         self._locations.write(locations.tobytes())
@@ -211,23 +207,19 @@ class SplitWriter:
         if self.sep is not None:
             self.sentences += len(lengths) + int((tokens == self.sep).sum())
 
-    def _write_ids(self, ids: np.ndarray) -> None:
-        self._shard.write(np.ascontiguousarray(ids, self.dtype).data)
-        self.sizes[-1] += len(ids)
-
-    def _next_shard(self) -> "HashedFile":
+    def _next_shard(self) -> BinaryIO:
         if self.sizes:
             self._shard.close()
         self.sizes.append(0)
         return self._open(shard_name(self.split, len(self.sizes) - 1))
 
-    def _open(self, name: str) -> "HashedFile":
-        self._files[name] = HashedFile(self.folder / name)
+    def _open(self, name: str) -> BinaryIO:
+        self._files[name] = (self.folder / name).open("wb")
         return self._files[name]
 
     def checksums(self) -> dict[str, Any]:
-        """Size and sha256 of every file, computed from the bytes passed to write."""
-        return {name: {"bytes": file.bytes, "sha256": file.digest.hexdigest()} for name, file in self._files.items()}
+        """Size and sha256 of every file, after they are closed."""
+        return {name: checksum(self.folder / name) for name in self._files}
 
     def counts(self) -> dict[str, Any]:
         """The entry of this split in the index."""
@@ -239,19 +231,3 @@ class SplitWriter:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-
-
-class HashedFile:
-    """A file that is hashed while it is written."""
-
-    def __init__(self, path: Path):
-        self.digest, self.bytes = hashlib.sha256(), 0
-        self._file = path.open("wb")
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self.digest.update(data)
-        self.bytes += len(data) if isinstance(data, bytes) else data.nbytes
-
-    def close(self) -> None:
-        self._file.close()

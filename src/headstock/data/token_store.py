@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +262,8 @@ def encode_documents(
     texts, sources = batch.texts, batch.locations
     without_tokens = sum(not document for document in ids)
     if without_tokens:
-        kept = [i for i, document in enumerate(ids) if document]
-        ids, texts, sources = [ids[i] for i in kept], [texts[i] for i in kept], [sources[i] for i in kept]
+        has_tokens = [bool(document) for document in ids]
+        ids, texts, sources = (list(compress(column, has_tokens)) for column in (ids, texts, sources))
     assert tokenizer.eos is not None
     for document in ids:
         document.append(tokenizer.eos)
@@ -316,8 +316,8 @@ def _encode_sentences_jointly(tokenizer: Tokenizer, parts: list[str], sep: int) 
     """Encode a document at once and insert sep where the tokens' first characters pass a sentence end."""
     text = "".join(parts)
     ids, begins = [], []
-    for part, at in tokenizer.split_long_text(text):
+    for part, offset in tokenizer.split_long_text(text):
         ids.append(np.array(tokenizer.encode(part), np.int64))
-        begins.append(at + np.array([begin for begin, _ in tokenizer.offsets(part)], np.int64))
+        begins.append(offset + np.array([begin for begin, _ in tokenizer.offsets(part)], np.int64))
     sentence = np.searchsorted(list(accumulate(map(len, parts))), np.concatenate(begins), side="right")
     return np.insert(np.concatenate(ids), 1 + np.flatnonzero(np.diff(sentence)), sep).tolist()

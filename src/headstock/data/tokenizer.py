@@ -108,17 +108,17 @@ class Tokenizer:
 
     def _find_seam(self, text: str, begin: int, end: int) -> tuple[int, int]:
         """Where to cut a text before `end`, and how many characters to skip there: a space, or nothing."""
-        at = end
+        cut = end
         for _ in range(SEAM_ATTEMPTS):
-            at = text.rfind(" ", begin + 1, at)
-            if at < 0:
+            cut = text.rfind(" ", begin + 1, cut)
+            if cut < 0:
                 break
-            before, after = text[max(begin, at - SEAM_CHARACTERS) : at], text[at : at + SEAM_CHARACTERS]
-            whole, left, right, without_space = self._encode([before + after, before, after, after[1:]])
-            if whole == left + right:
-                return at, 0
-            if whole == left + without_space:  # a tokenizer that prepends a space to every text
-                return at, 1
+            before, after = text[max(begin, cut - SEAM_CHARACTERS) : cut], text[cut : cut + SEAM_CHARACTERS]
+            uncut, left, right, without_space = self._encode([before + after, before, after, after[1:]])
+            if uncut == left + right:
+                return cut, 0
+            if uncut == left + without_space:  # a tokenizer that prepends a space to every text
+                return cut, 1
         return end, 0
 
     def tokenize(self, text: str) -> list[str]:
@@ -133,17 +133,16 @@ class Tokenizer:
 
     def unk_spans(self, text: str) -> list[tuple[int, int]]:
         """The character span of each unk token of a text."""
-        if len(text) <= LONG_TEXT:
-            return [(begin, end) for number, begin, end in self._spans(text) if number == self.unk]
-        parts = self.split_long_text(text)
-        return [(at + begin, at + end) for part, at in parts for begin, end in self.unk_spans(part)]
+        return [(begin, end) for number, begin, end in self._spans_in_parts(text) if number == self.unk]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token; tokens that share a multi-byte character have the same span."""
-        if len(text) <= LONG_TEXT:
-            return [(begin, end) for _, begin, end in self._spans(text)]
-        parts = self.split_long_text(text)
-        return [(at + begin, at + end) for part, at in parts for begin, end in self.offsets(part)]
+        return [(begin, end) for _, begin, end in self._spans_in_parts(text)]
+
+    def _spans_in_parts(self, text: str) -> Iterator[tuple[int, int, int]]:
+        for part, offset in self.split_long_text(text):
+            for number, begin, end in self._spans(part):
+                yield number, offset + begin, offset + end
 
     def _spans(self, text: str) -> list[tuple[int, int, int]]:
         try:

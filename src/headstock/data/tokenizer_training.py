@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -66,11 +66,11 @@ def _split_long(text: str) -> Iterator[str]:
     while len(text) - begin > LONG_TEXT:
         end = begin + LONG_TEXT
         for space in ("\n", " "):
-            at = text.rfind(space, begin + 1, end)
-            while at > 0 and text[at - 1].isspace():
-                at = text.rfind(space, begin + 1, at)
-            if at > 0:
-                end = at
+            boundary = text.rfind(space, begin + 1, end)
+            while boundary > 0 and text[boundary - 1].isspace():
+                boundary = text.rfind(space, begin + 1, boundary)
+            if boundary > 0:
+                end = boundary
                 break
         yield text[begin:end]
         begin = end
@@ -81,13 +81,19 @@ def _too_small(kind: str, size: int, minimum: int, contents: str) -> str:
     return f"{size} is too small for a {kind} tokenizer, which needs at least {minimum} ({contents})"
 
 
-def _normalizer(settings: TokenizerSettings, *more: normalizers.Normalizer) -> normalizers.Sequence:
+def _options(settings: TokenizerSettings) -> dict[str, Any]:
+    """The options that all trainers share."""
+    sizes = {"vocab_size": settings.vocabulary, "min_frequency": settings.min_frequency}
+    return sizes | {"special_tokens": NAMES, "show_progress": False}
+
+
+def _normalizer(settings: TokenizerSettings, *last: normalizers.Normalizer) -> normalizers.Sequence:
     steps: list[normalizers.Normalizer] = [normalizers.NFC()]
     if settings.lowercase:
         steps.append(normalizers.Lowercase())
     if settings.strip_accents:
         steps += [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]
-    return normalizers.Sequence([*steps, *more])
+    return normalizers.Sequence([*steps, *last])
 
 
 def _bpe(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
@@ -96,14 +102,8 @@ def _bpe(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     tokenizer.normalizer = _normalizer(settings)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
-        min_frequency=settings.min_frequency,
-        special_tokens=NAMES,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=alphabet, **_options(settings)))
     return tokenizer
 
 
@@ -113,13 +113,7 @@ def _word(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     tokenizer.normalizer = _normalizer(settings)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
     tokenizer.decoder = _word_decoder()
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=settings.vocabulary,
-        min_frequency=settings.min_frequency,
-        special_tokens=NAMES,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(**_options(settings)))
     return tokenizer
 
 
@@ -155,13 +149,7 @@ def _wordpiece(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizer
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.Metaspace(prepend_scheme="always", split=False)])
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
-        min_frequency=settings.min_frequency,
-        special_tokens=NAMES,
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(**_options(settings)))
     vocabulary = _wordpiece_vocabulary(bpe, settings.vocabulary)
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS["unk"], max_input_chars_per_word=100))
     tokenizer.normalizer = normalizer
@@ -203,12 +191,8 @@ def _unigram(texts: Iterator[str], settings: TokenizerSettings) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram(vocabulary, NAMES.index(SPECIAL_TOKENS["unk"]), byte_fallback=True))
     # words get the same tokens at the start of a text as inside it
     tokenizer.normalizer = _normalizer(settings, normalizers.Prepend("▁"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(prepend_scheme="never"),
-            pre_tokenizers.Split(Regex(BARRIERS), "isolated"),
-        ]
-    )
+    barriers = pre_tokenizers.Split(Regex(BARRIERS), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), barriers])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

@@ -52,15 +52,15 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     french = any(FRENCH.fullmatch(word) for word in words)
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
-    at, in_quotes, no_space = 0, False, True
+    end, in_quotes, no_space = 0, False, True
     for word in words:
         ends_quote = word == '"' and in_quotes
         if not (no_space or ends_quote or joins_previous(word, french=french)):
             parts.append(" ")
-            at += 1
+            end += 1
         parts.append(word)
-        spans.append((at, at + len(word)))
-        at += len(word)
+        spans.append((end, end + len(word)))
+        end += len(word)
         if word == '"':
             in_quotes = not in_quotes
         no_space = word in OPENING or (word == '"' and in_quotes) or ELIDED.fullmatch(word) is not None

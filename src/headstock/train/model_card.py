@@ -9,8 +9,8 @@ import torch
 
 from headstock.cost.parameter_table import formula_table
 from headstock.data.catalog import licence_of
-from headstock.data.tokenizer_backends import SentencePieceBackend
 from headstock.data.tokenizer import Tokenizer
+from headstock.data.tokenizer_backends import SentencePieceBackend
 from headstock.errors import UserError, shell_quote
 from headstock.io import write_text
 from headstock.markdown import escape_markdown

@@ -112,7 +112,7 @@ def test_lab_texts_and_labels_are_found_by_stem(tmp_path, name):
         ["Un livre", "Non"],
     )
     assert records.location(1) == f"{tmp_path}/train.review.spm:2"
-    assert list(stream_texts(tmp_path / given)) == [(1, "▁Un ▁liv re"), (2, "▁Non")]
+    assert list(stream_texts(tmp_path / name)) == [(1, "▁Un ▁liv re"), (2, "▁Non")]
 
 
 def test_texts_are_found_beside_a_label_file_compressed_or_not(tmp_path):

@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 REVIEWS = [("Anne sees Paris.", "town"), ("Ben likes the sea.", "sea"), ("Zoë finds Paris.", "town")] * 8
@@ -14,12 +15,17 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["headstock.train.pretrain", "headstock.experiments.compare"])
 
 
-def command(*arguments, stdin: bytes = b"", timeout: float = 120) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `headstock ARGUMENTS` in the current folder and environment."""
+def command(
+    *arguments, stdin: bytes = b"", timeout: float = 120, patch: Callable[[], None] | None = None
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `headstock ARGUMENTS` in the current folder and environment.
+
+    `patch`, a function of a module, is called in the process before the command.
+    """
     with tempfile.TemporaryDirectory() as name:
         streams = [Path(name) / stream for stream in ("stdin", "stdout", "stderr")]
         streams[0].write_bytes(stdin)
-        task = (list(map(str, arguments)), [str(path) for path in streams], dict(os.environ), os.getcwd())
+        task = (list(map(str, arguments)), [str(path) for path in streams], dict(os.environ), os.getcwd(), patch)
         process = CONTEXT.Process(target=_run, args=task)
         process.start()
         process.join(timeout)
@@ -29,7 +35,13 @@ def command(*arguments, stdin: bytes = b"", timeout: float = 120) -> tuple[int, 
         return process.exitcode, streams[1].read_text(encoding="utf-8"), streams[2].read_text(encoding="utf-8")
 
 
-def _run(arguments: list[str], streams: list[str], environment: dict[str, str], folder: str) -> None:
+def _run(
+    arguments: list[str],
+    streams: list[str],
+    environment: dict[str, str],
+    folder: str,
+    patch: Callable[[], None] | None,
+) -> None:
     """Run `python -m headstock` in this process."""
     for number, path in enumerate(streams):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY), number)
@@ -40,6 +52,8 @@ def _run(arguments: list[str], streams: list[str], environment: dict[str, str], 
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = ["headstock", *arguments]
+    if patch is not None:
+        patch()
     runpy.run_module("headstock", run_name="__main__")
 
 

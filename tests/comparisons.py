@@ -28,26 +28,26 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="session")
 def done(stock, files, tmp_path_factory):
     """A comparison: its results, its folder, and the rows that each trial trained on."""
-    out, seen = tmp_path_factory.mktemp("compare") / "out", []
-    fit, fit_baseline = evaluation.fit, TfidfClassifier.fit
+    out, rows = tmp_path_factory.mktemp("compare") / "out", []
+    fit, fit_tfidf = evaluation.fit, TfidfClassifier.fit
 
-    def spy(chosen, task, weights, data, **more):
-        seen.append((set(data.train.locations), set(data.valid.locations)))
-        return fit(chosen, task, weights, data, **more)
+    def record_fit(run_config, task, weights, data, **options):
+        rows.append((set(data.train.locations), set(data.valid.locations)))
+        return fit(run_config, task, weights, data, **options)
 
-    def spy_baseline(self, texts, labels, valid_texts, valid_labels, *, seed):
-        seen.append((places_of(files["train"], texts), places_of(files["valid"], valid_texts)))
-        return fit_baseline(self, texts, labels, valid_texts, valid_labels, seed=seed)
+    def record_tfidf(self, texts, labels, valid_texts, valid_labels, *, seed):
+        rows.append((locations_of(files["train"], texts), locations_of(files["valid"], valid_texts)))
+        return fit_tfidf(self, texts, labels, valid_texts, valid_labels, seed=seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "fit", spy)
-        patch.setattr(TfidfClassifier, "fit", spy_baseline)
+        patch.setattr(evaluation, "fit", record_fit)
+        patch.setattr(TfidfClassifier, "fit", record_tfidf)
         results = compare(stock, **files, out=out, **GRID)
-    learned = {(c["arm"], c["labels"], c["seed"]): rows for c, rows in zip(results["cells"], seen, strict=True)}
-    return results, out, learned
+    trials = [(cell["arm"], cell["labels"], cell["seed"]) for cell in results["cells"]]
+    return results, out, dict(zip(trials, rows, strict=True))
 
 
-def places_of(path, texts):
+def locations_of(path, texts):
     lines = {row["text"]: f"{path}:{line}" for line, row in enumerate(read_rows(path), 2)}
     return {lines[text] for text in texts}
 
@@ -67,8 +67,8 @@ def task_files(tmp_path_factory):
 @pytest.fixture(scope="session")
 def compared(stock, task_files, tmp_path_factory):
     """A comparison of each task: its results and its folder."""
-    made, settings = {}, SETTINGS | {"epochs": 4, "lr": 0.02}
+    comparisons, settings = {}, SETTINGS | {"epochs": 4, "lr": 0.02}
     for task, files in task_files.items():
         out = tmp_path_factory.mktemp("compared") / task
-        made[task] = compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings), out
-    return made
+        comparisons[task] = compare(stock, **files, out=out, task=task, labels=[24], seeds=2, settings=settings), out
+    return comparisons

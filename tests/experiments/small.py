@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 WORDS = ["Anne", "Ben", "le café", "Zoë", "sees", "home", "the sea", "Paris"]  # also in the corpus
-TELLING = {"bad": "finds", "good": "likes"}
+LABEL_WORDS = {"bad": "finds", "good": "likes"}
 HEADER = ("text", "label")
-PEOPLE, DOINGS, PLACES = ["Anne", "Ben", "le café", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
+PEOPLE, VERBS, PLACES = ["Anne", "Ben", "le café", "Zoë"], ["sees", "likes", "finds"], ["home", "the sea", "Paris"]
 
 ARMS = ["scratch", "pretrained", "frozen", "tfidf"]
 SETTINGS = {"epochs": 1, "least_steps": 2, "batch": 8}
@@ -23,8 +23,8 @@ def make_rows(count: int, *, name: str) -> list[tuple[str, str]]:
     pick = random.Random(name)
     rows: dict[str, str] = {}
     while len(rows) < count:
-        label = pick.choice(list(TELLING))
-        words = [*pick.choices(WORDS, k=6), TELLING[label], TELLING[label], name]
+        label = pick.choice(list(LABEL_WORDS))
+        words = [*pick.choices(WORDS, k=6), LABEL_WORDS[label], LABEL_WORDS[label], name]
         pick.shuffle(words)
         rows.setdefault(" ".join(words), label)
     return list(rows.items())
@@ -35,7 +35,7 @@ def make_pairs(count: int, *, name: str) -> list[dict[str, Any]]:
     pick, rows = random.Random(name), []
     for _ in range(count):
         first, second = pick.choice(PEOPLE), pick.choice(PEOPLE)
-        text, text_b = (f"{pick.choice(PLACES)} {pick.choice(DOINGS)} {who}." for who in (first, second))
+        text, text_b = (f"{pick.choice(PLACES)} {pick.choice(VERBS)} {person}." for person in (first, second))
         rows.append({"text": text, "text_b": text_b, "label": "same" if first == second else "other"})
     return rows
 
@@ -45,7 +45,7 @@ def make_tagged(count: int, *, name: str) -> list[dict[str, Any]]:
     pick, rows = random.Random(name), []
     for _ in range(count):
         tokens, tags = [], []
-        for part, kind in ((PLACES, "LOC"), (DOINGS, None), (PEOPLE, "PER"), (PLACES, "LOC"))[: pick.randint(3, 4)]:
+        for part, kind in ((PLACES, "LOC"), (VERBS, None), (PEOPLE, "PER"), (PLACES, "LOC"))[: pick.randint(3, 4)]:
             words = pick.choice(part).split()
             tokens += words
             tags += ["O"] * len(words) if kind is None else [f"B-{kind}"] + [f"I-{kind}"] * (len(words) - 1)
@@ -59,9 +59,9 @@ def make_questions(count: int, *, name: str) -> list[dict[str, Any]]:
     for number in range(count):
         people, places = pick.sample(PEOPLE, 3), pick.sample(PLACES, 2)
         context = f"{people[0]} finds {places[0]}. {people[1]} finds {places[1]}."
-        asked = pick.choices(range(3), [3, 3, 1])[0]
-        answer = [] if asked == 2 else [{"text": places[asked], "answer_start": context.index(places[asked])}]
-        rows.append({"id": f"{name}{number}", "context": context, "question": f"{people[asked]}?", "answers": answer})
+        subject = pick.choices(range(3), [3, 3, 1])[0]
+        answer = [] if subject == 2 else [{"text": places[subject], "answer_start": context.index(places[subject])}]
+        rows.append({"id": f"{name}{number}", "context": context, "question": f"{people[subject]}?", "answers": answer})
     return rows
 
 
@@ -113,7 +113,7 @@ def without_timings(results: Any) -> Any:
     return [without_timings(item) for item in results] if isinstance(results, list | tuple) else results
 
 
-# What a value must be: a type, several of them, a list of one thing, a table with just these keys, or {ANY: thing}
+# A schema is a type, a tuple of alternatives, a list of one schema, a table with exactly these keys, or {ANY: schema}
 
 ANY = "*"
 SHARE = (float, "share")
@@ -142,7 +142,7 @@ CELL = {
     "chosen": (str, type(None)),
     "epochs": [EPOCH],
 }
-# what other tasks tell instead or besides
+# of other tasks
 CELLS = {
     "pair": CELL,
     "tag": CELL | {"f1": SHARE, "macro_f1": type(None)},
@@ -194,23 +194,15 @@ ARM_DETAILS = {
         {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [[(str, float)]]}
     ],
 }
-MARKED = {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [str]}
-MARKED |= {"marks": [[(int, str)]]}
+TEXT_MISTAKE = {"place": str, "text": str, "label": str, "predicted": str, "confidence": SHARE, "tokens": [str]}
+TEXT_MISTAKE |= {"marks": [[(int, str)]]}
 DETAILS = {
     "pair": ARM_DETAILS,
-    "tag": ARM_DETAILS | {"mistakes": [MARKED | {"subject": str}]},
+    "tag": ARM_DETAILS | {"mistakes": [TEXT_MISTAKE | {"subject": str}]},
     "answer": {key: ARM_DETAILS[key] for key in ("seed", "lengths", "calibration")}
-    | {"mistakes": [MARKED | {"question": str, "f1": SHARE}]},
+    | {"mistakes": [TEXT_MISTAKE | {"question": str, "f1": SHARE}]},
 }
-DOUBTFUL = {
-    "place": str,
-    "text": str,
-    "label": str,
-    "suggested": str,
-    "confidence": SHARE,
-    "agree": int,
-    "of": int,
-}
+LABEL_ERROR = {"place": str, "text": str, "label": str, "suggested": str, "confidence": SHARE, "agree": int, "of": int}
 SCHEMA = {
     "kind": str,
     "task": str,
@@ -246,7 +238,7 @@ SCHEMA = {
     "verdicts": [str],
     "notes": [str],
     "warnings": [str],
-    "details": {"labels": int, "arms": {ANY: ARM_DETAILS}, "label_errors": [DOUBTFUL]},
+    "details": {"labels": int, "arms": {ANY: ARM_DETAILS}, "label_errors": [LABEL_ERROR]},
 }
 
 
@@ -254,37 +246,37 @@ def schema(task: str) -> dict[str, Any]:
     """The schema of results.json for a task."""
     if task == "classify":
         return SCHEMA
-    more = [metric for metric in ("f1", "exact_match") if metric in CELLS[task]]
-    summary = SUMMARY | {f"{metric}{end}": MAYBE for metric in more for end in ("", "_low", "_high")}
+    metrics = [metric for metric in ("f1", "exact_match") if metric in CELLS[task]]
+    summary = SUMMARY | {f"{metric}{end}": MAYBE for metric in metrics for end in ("", "_low", "_high")}
     summary |= {"macro_f1": MAYBE}
-    if "exact_match" in more:  # exact match is the accuracy and has the interval
+    if "exact_match" in metrics:  # exact match is the accuracy and has the interval
         summary = {key: value for key, value in summary.items() if key not in ("accuracy_low", "accuracy_high")}
     details = {"labels": int, "arms": {ANY: DETAILS[task]}}
-    details |= {"label_errors": [DOUBTFUL]} if task == "pair" else {}
+    details |= {"label_errors": [LABEL_ERROR]} if task == "pair" else {}
     data = {ANY: {"file": str, "rows": int, "classes": ({ANY: int}, type(None))}}
     return SCHEMA | {"cells": [CELLS[task]], "summary": [summary], "details": details, "data": data}
 
 
-def schema_errors(value: Any, wanted: Any, at: str = "results") -> list[str]:
-    """The paths at which a value does not match the schema."""
-    if isinstance(wanted, tuple):
-        if wanted == SHARE:
-            return [] if isinstance(value, float) and 0 <= value <= 1 else [f"{at}: {value!r} is no share"]
-        tried = [schema_errors(value, one, at) for one in wanted]
-        return [] if any(not found for found in tried) else tried[0]
-    if isinstance(wanted, list):
+def schema_errors(value: Any, expected: Any, path: str = "results") -> list[str]:
+    """The paths at which a value does not match the schema `expected`."""
+    if isinstance(expected, tuple):
+        if expected == SHARE:
+            return [] if isinstance(value, float) and 0 <= value <= 1 else [f"{path}: {value!r} is no share"]
+        alternatives = [schema_errors(value, schema, path) for schema in expected]
+        return min(alternatives, key=len)
+    if isinstance(expected, list):
         if not isinstance(value, list):
-            return [f"{at}: {value!r} is no list"]
-        return [fault for i, item in enumerate(value) for fault in schema_errors(item, wanted[0], f"{at}[{i}]")]
-    if isinstance(wanted, dict):
+            return [f"{path}: {value!r} is no list"]
+        return [error for i, item in enumerate(value) for error in schema_errors(item, expected[0], f"{path}[{i}]")]
+    if isinstance(expected, dict):
         if not isinstance(value, dict):
-            return [f"{at}: {value!r} is no table"]
-        if list(wanted) == [ANY]:
-            return [fault for key, item in value.items() for fault in schema_errors(item, wanted[ANY], f"{at}.{key}")]
-        keys = [f"{at}.{key}: missing" for key in wanted if key not in value]
-        keys += [f"{at}.{key}: unknown" for key in value if key not in wanted]
-        return keys + [
-            fault for key in wanted if key in value for fault in schema_errors(value[key], wanted[key], f"{at}.{key}")
-        ]
-    right = wanted is object or type(value) is wanted
-    return [] if right else [f"{at}: {value!r} is no {wanted.__name__}"]
+            return [f"{path}: {value!r} is no table"]
+        if list(expected) == [ANY]:
+            expected = dict.fromkeys(value, expected[ANY])
+        errors = [f"{path}.{key}: missing" for key in expected if key not in value]
+        errors += [f"{path}.{key}: unknown" for key in value if key not in expected]
+        for key in expected.keys() & value.keys():
+            errors += schema_errors(value[key], expected[key], f"{path}.{key}")
+        return errors
+    is_valid = expected is object or type(value) is expected
+    return [] if is_valid else [f"{path}: {value!r} is no {expected.__name__}"]

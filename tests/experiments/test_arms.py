@@ -44,24 +44,18 @@ def test_runs_of_the_same_name_are_distinguished_by_path(runs):
 
 def test_the_kind_of_an_arm_determines_its_options(runs):
     (path,) = runs("tiny")
-    begins = {
-        arm.name: (arm.options()["transfer.init"], arm.options()["transfer.freeze"]) for arm in make_arms([path], KINDS)
-    }
-    assert begins["scratch"] == ("scratch", False)
-    assert begins["pretrained"] == ("pretrained", False)
-    assert begins["frozen"] == ("pretrained", True)
+    options = {arm.name: arm.options() for arm in make_arms([path], KINDS)}
+    assert options["scratch"] == {"transfer.init": "scratch", "transfer.freeze": False}
+    assert options["pretrained"] == {"transfer.init": "pretrained", "transfer.freeze": False}
+    assert options["frozen"] == {"transfer.init": "pretrained", "transfer.freeze": True}
 
 
 def test_tables_define_custom_arms_and_settings_of_standard_ones(runs):
     (path,) = runs("tiny")
     tables = {"fast": {"kind": "frozen", "lr": 0.01}, "scratch": {"epochs": 3}, "unused": {"kind": "pretrained"}}
     fast, scratch, pretrained = make_arms([path], ["fast", "scratch", "pretrained"], tables)
-    assert (fast.kind, fast.settings, scratch.settings, pretrained.settings) == (
-        "frozen",
-        {"lr": 0.01},
-        {"epochs": 3},
-        {},
-    )
+    assert fast.kind == "frozen"
+    assert [arm.settings for arm in (fast, scratch, pretrained)] == [{"lr": 0.01}, {"epochs": 3}, {}]
     assert fast.options() == {"transfer.init": "pretrained", "transfer.freeze": True, "lr": 0.01}
     assert tables["fast"] == {"kind": "frozen", "lr": 0.01}  # unchanged
 

@@ -76,12 +76,13 @@ def test_a_ratio_is_a_speedup():
 
 def test_results_of_scripts_become_ratios():
     row = {"work": "generate", "rows": 64, "prompts": "even", "ours": 300.0, "theirs": 100.0, "unit": "tokens"}
-    (one,) = inference_measurements({"results": [row]})
-    assert one.work == "generate, 64 rows, even prompts" and one.ratio == 3 and one.peer == "transformers"
+    (measurement,) = inference_measurements({"results": [row]})
+    assert measurement.work == "generate, 64 rows, even prompts"
+    assert measurement.ratio == 3 and measurement.peer == "transformers"
     rows = [("gpt", "nanoGPT, compiled", 400.0), ("gpt", "headstock", 800.0), ("lab", "headstock", 50.0)]
     output = [{"work": work, "how": how, "tokens_per_second": speed} for work, how, speed in rows]
-    (one,) = training_measurements({"rows": output})
-    assert one.ratio == 2 and one.peer == "nanoGPT, compiled" and one.work == "training gpt"
+    (measurement,) = training_measurements({"rows": output})
+    assert (measurement.ratio, measurement.peer, measurement.work) == (2, "nanoGPT, compiled", "training gpt")
 
 
 def test_a_script_that_fails_is_skipped(tmp_path, caplog):

@@ -27,47 +27,38 @@ from headstock.tasks.classify import Classify, ClassifyConfig
 from headstock.train.distributed import DistributedContext
 from headstock.train.labelled_data import LabelledSplits
 from headstock.train.run_folder import RunFolder
-from tests.experiments.small import (
-    ARMS,
-    CELL,
-    SCHEMA,
-    SETTINGS,
-    SMALL,
-    fail_if_trained,
-    read_rows,
-    schema_errors,
-)
+from tests.experiments.small import ARMS, CELL, SCHEMA, SETTINGS, SMALL, fail_if_trained, read_rows, schema_errors
 
 # Fairness
 
 
 def test_all_arms_train_on_the_same_rows_and_smaller_sets_are_nested(done):
-    _, _, learned = done
+    _, _, rows_by_trial = done
     for seed in range(2):
         for labels in (8, 24):
-            rows = [learned[arm, labels, seed] for arm in ARMS]
-            assert all(one == rows[0] for one in rows)
+            rows = [rows_by_trial[arm, labels, seed] for arm in ARMS]
+            assert all(other == rows[0] for other in rows)
             assert len(rows[0][0]) == labels
-        few, many = (learned["scratch", labels, seed] for labels in (8, 24))
+        few, many = (rows_by_trial["scratch", labels, seed] for labels in (8, 24))
         assert few[0] < many[0]
         assert few[1] < many[1]
-    assert len({frozenset(learned["scratch", 8, seed][0]) for seed in range(2)}) == 2
+    assert len({frozenset(rows_by_trial["scratch", 8, seed][0]) for seed in range(2)}) == 2
 
 
 def test_validation_rows_are_disjoint_and_no_more_than_training_rows(done, files):
-    _, _, learned = done
-    for (_, labels, _), (train, valid) in learned.items():
+    _, _, rows_by_trial = done
+    for (_, labels, _), (train, valid) in rows_by_trial.items():
         assert len(valid) == min(labels, 20)
-        assert all(place.startswith(str(files["train"])) for place in train)
-        assert all(place.startswith(str(files["valid"])) for place in valid)
+        assert all(location.startswith(str(files["train"])) for location in train)
+        assert all(location.startswith(str(files["valid"])) for location in valid)
 
 
 def test_rows_held_out_of_the_training_file_are_not_trained_on(stock, files, tmp_path, monkeypatch):
-    seen, fit = [], evaluation.fit
-    monkeypatch.setattr(evaluation, "fit", lambda *given, **more: seen.append(given[3]) or fit(*given, **more))
+    prepared, fit = [], evaluation.fit
+    monkeypatch.setattr(evaluation, "fit", lambda *args, **options: prepared.append(args[3]) or fit(*args, **options))
     results = compare(stock, train=files["train"], out=tmp_path, arms=["scratch"], seeds=2, settings=SETTINGS)
     assert results["measured_on"] == "valid" and results["measured_rows"] == 6  # a tenth of 60
-    for data in seen:
+    for data in prepared:
         assert len(data.train.locations) == 54
         assert not set(data.train.locations) & set(data.valid.locations)
     evaluated = headstock.load(tmp_path / "runs" / "scratch-54").evaluate()
@@ -80,11 +71,11 @@ def test_rows_held_out_of_the_training_file_are_not_trained_on(stock, files, tmp
 
 @pytest.mark.parametrize("weights", ["best", "last"])
 def test_notes_say_whether_epochs_were_selected(stock, files, tmp_path, weights):
-    asked = {"arms": ["scratch"], "seeds": 2, "settings": SETTINGS | {"weights": weights}}
-    said = compare(stock, train=files["train"], valid=files["valid"], out=tmp_path, **asked)["notes"]
-    assert any("selected the epochs" in line for line in said) == (weights == "best")
-    assert any("selected its epoch" in line for line in said) == (weights == "best")
-    assert any("last epoch" in line for line in said) == (weights == "last")
+    options = {"arms": ["frozen"], "labels": [8], "seeds": 1, "settings": SETTINGS | {"weights": weights}}
+    notes = compare(stock, train=files["train"], valid=files["valid"], out=tmp_path, **options)["notes"]
+    assert any("selected the epochs" in note for note in notes) == (weights == "best")
+    assert any("selected its epoch" in note for note in notes) == (weights == "best")
+    assert any("last epoch" in note for note in notes) == (weights == "last")
 
 
 def test_results_follow_the_schema(done):
@@ -114,13 +105,14 @@ def test_metrics_of_a_trial_follow_from_its_probabilities(done, files):
     results, out, _ = done
     truth = np.array([["bad", "good"].index(row["label"]) for row in read_rows(files["test"])])
     for cell in results["cells"]:
-        kept = json.loads((out / "cells" / f"{cell['arm']}-{cell['labels']}-{cell['seed']}.json").read_text())
-        found = np.array(kept["probabilities"])
-        assert found.shape == (40, 2)
-        assert cell["accuracy"] == np.mean(found.argmax(1) == truth)
-        assert cell["macro_f1"] == pytest.approx(f1_score(truth, found.argmax(1), average="macro"), abs=1e-6)
-        assert cell["loss"] == pytest.approx(-np.log(found[range(40), truth]).mean(), rel=1e-3)
-        assert {key: kept[key] for key in cell} == cell
+        stored = json.loads((out / "cells" / f"{cell['arm']}-{cell['labels']}-{cell['seed']}.json").read_text())
+        probabilities = np.array(stored["probabilities"])
+        assert probabilities.shape == (40, 2)
+        predicted = probabilities.argmax(1)
+        assert cell["accuracy"] == np.mean(predicted == truth)
+        assert cell["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro"), abs=1e-6)
+        assert cell["loss"] == pytest.approx(-np.log(probabilities[range(40), truth]).mean(), rel=1e-3)
+        assert {key: stored[key] for key in cell} == cell
 
 
 def test_near_ties_are_evaluated_as_stored():
@@ -129,20 +121,20 @@ def test_near_ties_are_evaluated_as_stored():
     task = Classify(ClassifyConfig(classes=("no", "yes")), None)
     data = LabelsOnly(label_numbers(rows, task.config))
     near = np.array([[0.4999999, 0.5000001], [0.4999999, 0.5000001], [1e-9, 1 - 1e-9]])
-    told = evaluation.evaluate_outputs(task, data, list(near))
-    assert told["accuracy"] == np.mean(np.array(told["probabilities"]).argmax(1) == 1)
-    assert told["accuracy"] == pytest.approx(1 / 3)
-    assert told["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # of the unrounded values
+    result = evaluation.evaluate_outputs(task, data, list(near))
+    assert result["accuracy"] == np.mean(np.array(result["probabilities"]).argmax(1) == 1)
+    assert result["accuracy"] == pytest.approx(1 / 3)
+    assert result["loss"] == pytest.approx(2 * np.log(2) / 3, rel=1e-5)  # of the unrounded values
 
 
 def test_summary_and_pairs_follow_from_the_trials(done):
     results, _, _ = done
     means = {}
     for row in results["summary"]:
-        mine = [c for c in results["cells"] if (c["arm"], c["labels"]) == (row["arm"], row["labels"])]
-        assert row["seeds"] == len(mine) == 2
+        cells = [c for c in results["cells"] if (c["arm"], c["labels"]) == (row["arm"], row["labels"])]
+        assert row["seeds"] == len(cells) == 2
         for name in ("accuracy", "macro_f1", "seconds"):
-            assert row[name] == pytest.approx(np.mean([cell[name] for cell in mine]), abs=1e-6)
+            assert row[name] == pytest.approx(np.mean([cell[name] for cell in cells]), abs=1e-6)
         assert row["low"] <= row["accuracy"] <= row["high"]
         assert row["macro_f1_low"] <= row["macro_f1"] <= row["macro_f1_high"]
         means[row["labels"], row["arm"]] = row["accuracy"]
@@ -157,30 +149,32 @@ def test_summary_and_pairs_follow_from_the_trials(done):
 
 def test_synthetic_trials_give_the_expected_summary(tmp_path):
     """Two scratch arms and a pretrained one, with specified correct rows for each seed."""
-    times = 25  # four rows would give no clear difference
-    truth = ["no", "no", "no", "yes"] * times
-    rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * times, "label": truth})
-    judge = Classify(ClassifyConfig(classes=("no", "yes")), None)
-    known = LabelsOnly(label_numbers(rows, judge.config))
+    copies = 25  # four rows would give no clear difference
+    truth = ["no", "no", "no", "yes"] * copies
+    rows = Records("rows.csv", list(range(2, 102)), {"text": ["a", "b", "c", "d"] * copies, "label": truth})
+    task = Classify(ClassifyConfig(classes=("no", "yes")), None)
+    data = LabelsOnly(label_numbers(rows, task.config))
     splits = LabelledSplits(rows, rows, rows)
-    ground = ExperimentContext(judge, splits, rows, {}, tmp_path, DistributedContext("cpu"))
-    right = {
+    context = ExperimentContext(task, splits, rows, {}, tmp_path, DistributedContext("cpu"))
+    correct = {
         "scratch large": [[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]],
         "scratch small": [[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]],
         "pretrained small": [[1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]],
     }
-    right = {name: [seed * times for seed in seeds] for name, seeds in right.items()}
-    arms = [Arm(name, name.split()[0], RunFolder(Path(name.split()[1]))) for name in right]
-    made = []
+    correct = {name: [seed * copies for seed in seeds] for name, seeds in correct.items()}
+    arms = [Arm(name, name.split()[0], RunFolder(Path(name.split()[1]))) for name in correct]
+    trials = []
     for seed in range(3):  # in the order of the grid
-        for name, seeds in right.items():
-            said = [bool(good) == (label == "yes") for good, label in zip(seeds[seed], truth, strict=True)]
+        for name, seeds in correct.items():
+            predictions = [
+                bool(is_correct) == (label == "yes") for is_correct, label in zip(seeds[seed], truth, strict=True)
+            ]
+            outputs = [np.array([0.2, 0.8] if is_yes else [0.8, 0.2]) for is_yes in predictions]
             cell = dict.fromkeys(CELL, 1.0) | {"arm": name, "labels": 4, "seed": seed, "epochs": [], "chosen": None}
-            found = [np.array([0.2, 0.8] if yes else [0.8, 0.2]) for yes in said]
-            cell |= evaluation.evaluate_outputs(judge, known, found) | {"parameters": None}
-            made.append(cell | {"told": judge.error_analysis(rows, known, found)})
+            cell |= evaluation.evaluate_outputs(task, data, outputs) | {"parameters": None}
+            trials.append(cell | {"told": task.error_analysis(rows, data, outputs)})
     plan = ComparisonPlan(CompareSettings(seeds=3), {}, {}, {})
-    results = summarize_comparison(plan, ground, arms, made, LeakageReport(), seconds=0.0)
+    results = summarize_comparison(plan, context, arms, trials, LeakageReport(), seconds=0.0)
     assert [row["accuracy"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
     assert [row["score"] for row in results["summary"]] == [10 / 12, 4 / 12, 7 / 12]
     assert results["metric"] == "accuracy"
@@ -192,9 +186,9 @@ def test_synthetic_trials_give_the_expected_summary(tmp_path):
     }
     pair = next(pair for pair in results["pairs"] if pair["b"] == "pretrained small" and pair["a"] == "scratch small")
     # every seed differs by a quarter, which only pairing by seed shows
-    paired = difference(np.array(right["scratch small"]), np.array(right["pretrained small"]))
+    paired = difference(np.array(correct["scratch small"]), np.array(correct["pretrained small"]))
     assert (pair["low"], pair["high"]) == (paired.low, paired.high)
-    assert paired != difference(np.array(right["scratch small"])[::-1], np.array(right["pretrained small"]))
+    assert paired != difference(np.array(correct["scratch small"])[::-1], np.array(correct["pretrained small"]))
     # compared with the scratch arm of the same run, although another one is better
     (verdict,) = results["verdicts"]
     assert verdict.startswith("With 4 labels, pretraining improves accuracy by 25.0 points over scratch (95% CI ")
@@ -204,19 +198,19 @@ def test_synthetic_trials_give_the_expected_summary(tmp_path):
 
 def test_details_are_of_the_first_seed_with_the_most_labels(done, files):
     results, _, _ = done
-    details, places = results["details"], {f"{files['test']}:{line}" for line in range(2, 42)}
+    details, locations = results["details"], {f"{files['test']}:{line}" for line in range(2, 42)}
     assert details["labels"] == 24 and list(details["arms"]) == ARMS
-    for name, told in details["arms"].items():
+    for name, analysis in details["arms"].items():
         (cell,) = [c for c in results["cells"] if (c["arm"], c["labels"], c["seed"]) == (name, 24, 0)]
-        confusion = np.array(told["confusion"])
+        confusion = np.array(analysis["confusion"])
         assert confusion.sum(1).tolist() == list(results["data"]["test"]["classes"].values())
         assert np.trace(confusion) / 40 == pytest.approx(cell["accuracy"])
-        assert len(told["lengths"]["right"]) == np.trace(confusion)
-        assert told["calibration"]["ece"] == pytest.approx(cell["ece"], abs=1e-4)
-        assert {mistake["place"] for mistake in told["mistakes"]} <= places
-        weighed = [bool(mistake["tokens"]) for mistake in told["mistakes"]]
-        assert weighed == [name != "tfidf" and i < 12 for i in range(len(weighed))]
-    assert any(told["mistakes"] for told in details["arms"].values())
+        assert len(analysis["lengths"]["right"]) == np.trace(confusion)
+        assert analysis["calibration"]["ece"] == pytest.approx(cell["ece"], abs=1e-4)
+        assert {mistake["place"] for mistake in analysis["mistakes"]} <= locations
+        attributed = [bool(mistake["tokens"]) for mistake in analysis["mistakes"]]
+        assert attributed == [name != "tfidf" and i < 12 for i in range(len(attributed))]
+    assert any(analysis["mistakes"] for analysis in details["arms"].values())
 
 
 def test_trainable_and_frozen_parameters(done):
@@ -239,10 +233,10 @@ def test_title_and_versions(done, stock):
 
 
 def test_the_title_names_each_run_once():
-    ground = SimpleNamespace(splits=SimpleNamespace(train=Records("some/where/train.csv", [], {})))
+    context = SimpleNamespace(splits=SimpleNamespace(train=Records("some/where/train.csv", [], {})))
     arms = [Arm("x", "frozen", RunFolder(Path(path))) for path in ("runs/a", "runs/b", "runs/a")]
-    assert title_of(ground, [*arms, Arm("tfidf", "tfidf")]) == "a, b on train.csv"
-    assert title_of(ground, [Arm("tfidf", "tfidf")]) == "TF-IDF on train.csv"
+    assert title_of(context, [*arms, Arm("tfidf", "tfidf")]) == "a, b on train.csv"
+    assert title_of(context, [Arm("tfidf", "tfidf")]) == "TF-IDF on train.csv"
 
 
 def test_saved_runs_give_the_same_predictions(done, files):
@@ -250,16 +244,16 @@ def test_saved_runs_give_the_same_predictions(done, files):
     assert sorted(path.name for path in (out / "runs").iterdir()) == ["frozen-24", "pretrained-24", "scratch-24"]
     texts = [row["text"] for row in read_rows(files["test"])]
     for name in ("frozen", "pretrained", "scratch"):
-        loaded = headstock.load(out / "runs" / f"{name}-24")
-        kept = json.loads((out / "cells" / f"{name}-24-0.json").read_text())
-        predicted = loaded.predict(texts)
+        pipeline = headstock.load(out / "runs" / f"{name}-24")
+        stored = json.loads((out / "cells" / f"{name}-24-0.json").read_text())
+        predicted = pipeline.predict(texts)
         assert [list(row["probabilities"].values()) for row in predicted] == [
-            pytest.approx(row, abs=1e-4) for row in kept["probabilities"]
+            pytest.approx(row, abs=1e-4) for row in stored["probabilities"]
         ]
-        assert loaded.evaluate(files["test"])["accuracy"] == pytest.approx(kept["accuracy"])
+        assert pipeline.evaluate(files["test"])["accuracy"] == pytest.approx(stored["accuracy"])
         with pytest.raises(UserError, match="labelled files have changed"):  # never on training rows
-            loaded.evaluate()
-        assert loaded.run.results()["valid"]["accuracy"] == pytest.approx(kept["valid_score"])
+            pipeline.evaluate()
+        assert pipeline.run.results()["valid"]["accuracy"] == pytest.approx(stored["valid_score"])
 
 
 # Several runs, one seed
@@ -296,12 +290,12 @@ def test_one_seed_gives_no_interval_and_says_so(stock, files, tmp_path, caplog):
 def test_the_command_keeps_the_json_contract(call, files, tmp_path):
     options = [f"--{name}={path}" for name, path in files.items()]
     out, _ = call("compare", *options, "--arms=tfidf", "--labels=8", "--seeds=1", "--out", tmp_path, "--json")
-    told = json.loads(out.splitlines()[-1])
-    assert set(told["cells"][0]) >= {"arm", "labels", "seed", "accuracy", "macro_f1"}
-    assert set(told["summary"][0]) >= {"arm", "labels", "accuracy", "low", "high"}
-    assert len(told["verdicts"]) == 1
+    results = json.loads(out.splitlines()[-1])
+    assert set(results["cells"][0]) >= {"arm", "labels", "seed", "accuracy", "macro_f1"}
+    assert set(results["summary"][0]) >= {"arm", "labels", "accuracy", "low", "high"}
+    assert len(results["verdicts"]) == 1
     assert (tmp_path / "report.html").is_file()
-    assert told["leakage"] == [] and told["title"] == "TF-IDF on train.csv"
+    assert results["leakage"] == [] and results["title"] == "TF-IDF on train.csv"
 
 
 # Invalid options
@@ -318,21 +312,21 @@ WRONG = {
     "no such run": ({"runs": ["nowhere/tiny"]}, r"nowhere/tiny: no such run"),
     "run twice": ({"runs": 2}, r"tiny: given twice"),
     "no training file": ({"train": None}, r"name a file with --train"),
-    "unknown wish": ({"leakage": "exlude"}, r"compare\.leakage: must be one of .* did you mean 'exclude'"),
+    "unknown policy": ({"leakage": "exlude"}, r"compare\.leakage: must be one of .* did you mean 'exclude'"),
     "unknown setting": ({"settings": {"epoch": 3}}, r"epoch: unknown setting; did you mean 'epochs'"),
     "ensemble": ({"settings": {"ensemble": 3}}, r"ensemble: .*"),
     "adapt": ({"settings": {"transfer.adapt_steps": 3}}, r"adapt_steps: .*"),
-    "begin": ({"settings": {"init": "scratch"}}, r"init: .*"),
+    "init": ({"settings": {"init": "scratch"}}, r"init: .*"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_options_are_refused_before_training(stock, files, tmp_path, wrong):
     options, message = WRONG[wrong]
-    given = {**files, "out": tmp_path / "out", **SMALL, "runs": [stock], **options}
-    runs = given.pop("runs")
+    arguments = {**files, "out": tmp_path / "out", **SMALL, "runs": [stock], **options}
+    runs = arguments.pop("runs")
     with pytest.raises(UserError, match=message) as raised:
-        compare([stock, stock] if runs == 2 else runs, **given, callbacks=[fail_if_trained])
+        compare([stock, stock] if runs == 2 else runs, **arguments, callbacks=[fail_if_trained])
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
@@ -350,9 +344,9 @@ def test_the_command_refuses_in_one_line(call, stock, files, tmp_path):
         "--task masked": [stock, "--out", tmp_path / "out", "--task", "masked"],
     }
     for message, words in wrong.items():
-        out, said = call("compare", *words, *options, "--json", "--quiet", code=2)
+        out, err = call("compare", *words, *options, "--json", "--quiet", code=2)
         assert message in json.loads(out)["error"]
-        assert len(said.splitlines()) == 1
+        assert len(err.splitlines()) == 1
     assert (tmp_path / "mine").read_text() == "precious"
     assert not (tmp_path / "out").exists()
 
@@ -372,14 +366,8 @@ def test_the_command_refuses_in_one_line(call, stock, files, tmp_path):
     ],
 )
 def test_a_wrong_recipe_is_refused(stock, files, tmp_path, recipe, message):
-    (tmp_path / "recipe.toml").write_text(recipe)
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe)
     with pytest.raises(UserError, match=message):
-        compare(
-            stock,
-            **files,
-            out=tmp_path / "out",
-            **SMALL,
-            config_file=tmp_path / "recipe.toml",
-            callbacks=[fail_if_trained],
-        )
+        compare(stock, **files, out=tmp_path / "out", config_file=path, callbacks=[fail_if_trained], **SMALL)
     assert not (tmp_path / "out").exists()

@@ -25,37 +25,37 @@ from tests.experiments.small import (
     write_rows,
 )
 
-# Texts that pretraining has seen
+# Texts of the pretraining corpus
 
 
 @pytest.fixture
 def leaky(stock, corpus, files, tmp_path):
     """A run whose corpus contains three of the test texts, one in upper case."""
     texts = [row["text"] for row in read_rows(files["test"])]
-    more = [f"Before. {texts[2]}! After.", texts[7].upper(), texts[39]]
+    leaked = [f"Before. {texts[2]}! After.", texts[7].upper(), texts[39]]
     path = tmp_path / "leaky.txt"
-    path.write_text(corpus.read_text(encoding="utf-8") + "\n\n" + "\n\n".join(more), encoding="utf-8")
+    path.write_text(corpus.read_text(encoding="utf-8") + "\n\n" + "\n\n".join(leaked), encoding="utf-8")
     return with_corpus(stock, tmp_path / "leaky", path)
 
 
 def test_test_texts_that_were_pretrained_on_are_excluded(leaky, files, tmp_path, caplog):
     caplog.set_level("INFO", logger="headstock")
     results = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL)
-    (found,) = results["leakage"]
-    assert (found["checked"], found["why"], found["excluded"]) == (True, None, True)
-    assert (found["exact"], found["near"], found["documents"], found["tested"]) == (3, 0, 303, 40)
-    assert sorted(example["place"] for example in found["examples"]) == sorted(
+    (leakage,) = results["leakage"]
+    assert (leakage["checked"], leakage["why"], leakage["excluded"]) == (True, None, True)
+    assert (leakage["exact"], leakage["near"], leakage["documents"], leakage["tested"]) == (3, 0, 303, 40)
+    assert sorted(example["place"] for example in leakage["examples"]) == sorted(
         f"{files['test']}:{line}" for line in (4, 9, 41)
     )
-    assert all("leaky.txt:" in example["found"] for example in found["examples"])
+    assert all("leaky.txt:" in example["found"] for example in leakage["examples"])
     assert results["measured_rows"] == 37
     assert any(note.startswith("3 evaluation rows were excluded") for note in results["notes"])
     assert any("3 of 40 evaluation texts" in line and "excluded" in line for line in caplog.messages)
     cells = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").iterdir()]
     assert all(len(cell["probabilities"]) == 37 for cell in cells)
     assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
-    mistaken = {m["place"] for told in results["details"]["arms"].values() for m in told["mistakes"]}
-    assert not mistaken & {example["place"] for example in found["examples"]}
+    mistakes = {m["place"] for analysis in results["details"]["arms"].values() for m in analysis["mistakes"]}
+    assert not mistakes & {example["place"] for example in leakage["examples"]}
     caplog.clear()
     again = compare(leaky, **files, out=tmp_path / "out", arms=["pretrained", "tfidf"], **SMALL)
     assert without_timings(again) == without_timings(results)
@@ -68,13 +68,9 @@ def test_leaks_can_be_kept_or_the_search_skipped(leaky, files, tmp_path, caplog)
     assert (kept["leakage"][0]["exact"], kept["leakage"][0]["excluded"], kept["measured_rows"]) == (3, False, 40)
     caplog.set_level("INFO", logger="headstock")
     skipped = compare(leaky, **files, **options, leakage="skip")
-    (told,) = skipped["leakage"]
-    assert (told["checked"], told["why"], told["exact"], skipped["measured_rows"]) == (
-        False,
-        "the search was skipped",
-        0,
-        40,
-    )
+    (leakage,) = skipped["leakage"]
+    assert not leakage["checked"] and leakage["exact"] == 0 and skipped["measured_rows"] == 40
+    assert leakage["why"] == "the search was skipped"
     assert not any("searching" in line for line in caplog.messages)
     assert schema_errors(json.loads(json.dumps(skipped)), SCHEMA) == []
     assert [c["accuracy"] for c in skipped["cells"]] == [c["accuracy"] for c in kept["cells"]]
@@ -92,8 +88,8 @@ def test_missing_pretraining_text_is_reported(stock, files, tmp_path, caplog):
     caplog.set_level("INFO", logger="headstock")
     run = with_corpus(stock, tmp_path / "moved", tmp_path / "gone.txt")
     results = compare(run, **files, out=tmp_path / "out", arms=["frozen"], **SMALL)
-    (told,) = results["leakage"]
-    assert not told["checked"] and "gone.txt" in told["why"]
+    (leakage,) = results["leakage"]
+    assert not leakage["checked"] and "gone.txt" in leakage["why"]
     assert results["measured_rows"] == 40
     assert any("cannot search" in line and "gone.txt" in line for line in caplog.messages)
     assert any("not searched" in note and str(run) in note for note in results["notes"])
@@ -115,11 +111,11 @@ def test_rows_takes_a_stratified_sample(files, tmp_path):
     assert results["measured_rows"] == 10
     assert any("10 rows" in note for note in results["notes"])
     confusion = np.array(results["details"]["arms"]["tfidf"]["confusion"])
-    whole = np.array(list(results["data"]["test"]["classes"].values()))
-    assert confusion.sum(1) == pytest.approx(whole / 4, abs=1)
-    everything = compare(**files, out=tmp_path, arms=["tfidf"], rows=1000, **SMALL)
-    assert everything["measured_rows"] == 40
-    assert not any("drawn" in note for note in everything["notes"])
+    class_counts = np.array(list(results["data"]["test"]["classes"].values()))
+    assert confusion.sum(1) == pytest.approx(class_counts / 4, abs=1)
+    all_rows = compare(**files, out=tmp_path, arms=["tfidf"], rows=1000, **SMALL)
+    assert all_rows["measured_rows"] == 40
+    assert not any("sample" in note for note in all_rows["notes"])
 
 
 def test_unlabelled_test_rows_are_predicted_in_order(stock, files, tmp_path):
@@ -133,60 +129,51 @@ def test_unlabelled_test_rows_are_predicted_in_order(stock, files, tmp_path):
     for arm in arms:
         cells = [json.loads((tmp_path / "cells" / f"{arm}-24-{seed}.json").read_text()) for seed in (0, 1)]
         best = max(cells, key=lambda cell: cell["valid_score"])
-        told = [json.loads(line) for line in (tmp_path / "predictions" / f"{arm}.jsonl").read_text().splitlines()]
-        assert told == best["predicted"]
-        labels = [row["label"] for row in told]
-        right = np.mean([label == row["label"] for label, row in zip(labels, rows, strict=True)])
-        other = np.mean([label == row["label"] for label, row in zip(labels[::-1], rows, strict=True)])
-        assert right > 0.75 > other
+        lines = (tmp_path / "predictions" / f"{arm}.jsonl").read_text().splitlines()
+        predictions = [json.loads(line) for line in lines]
+        assert predictions == best["predicted"]
+        predicted, true = np.array([[row["label"] for row in table] for table in (predictions, rows)])
+        assert np.mean(predicted == true) > 0.75 > np.mean(predicted[::-1] == true)
     first = json.loads((tmp_path / "cells" / "pretrained-24-0.json").read_text())["predicted"]
     again = headstock.load(tmp_path / "runs" / "pretrained-24").predict([row["text"] for row in rows])
     assert [row["probabilities"] for row in again] == [pytest.approx(row["probabilities"], abs=1e-4) for row in first]
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory):
+def multilabel_files(tmp_path_factory):
     """Rows with none, one or two of three classes."""
-    folder = tmp_path_factory.mktemp("several")
+    folder = tmp_path_factory.mktemp("multilabel")
     labels = ["a", "b", "c", "a|b", "b|c"]
     rows = {
         name: [(text, labels[i % 5]) for i, (text, _) in enumerate(make_rows(count, name=name))]
         for name, count in {"train": 40, "valid": 20, "test": 30}.items()
     }
-    return {name: write_rows(folder / f"{name}.csv", some) for name, some in rows.items()}
+    return {name: write_rows(folder / f"{name}.csv", split) for name, split in rows.items()}
 
 
-def test_several_labels_per_text(stock, several, tmp_path):
+def test_several_labels_per_text(stock, multilabel_files, tmp_path):
     settings = SETTINGS | {"separator": "|"}
-    results = compare(stock, **several, out=tmp_path, labels=[16], seeds=2, settings=settings)
+    results = compare(stock, **multilabel_files, out=tmp_path, labels=[16], seeds=2, settings=settings)
     assert [arm["name"] for arm in results["arms"]] == ["scratch", "pretrained", "frozen"]  # TF-IDF does not apply
     assert results["classes"] == ["a", "b", "c"]
-    truth = np.array([[name in row["label"] for name in "abc"] for row in read_rows(several["test"])])
+    truth = np.array([[name in row["label"] for name in "abc"] for row in read_rows(multilabel_files["test"])])
     for cell in results["cells"]:
-        kept = json.loads((tmp_path / "cells" / f"{cell['arm']}-16-{cell['seed']}.json").read_text())
-        found = np.array(kept["probabilities"])
-        assert cell["accuracy"] == np.mean(((found > 0.5) == truth).all(1))
+        stored = json.loads((tmp_path / "cells" / f"{cell['arm']}-16-{cell['seed']}.json").read_text())
+        predicted = np.array(stored["probabilities"]) > 0.5
+        assert cell["accuracy"] == np.mean((predicted == truth).all(1))
         assert cell["ece"] is None
     for row in results["summary"]:
-        mine = [cell["accuracy"] for cell in results["cells"] if cell["arm"] == row["arm"]]
-        assert row["accuracy"] == pytest.approx(np.mean(mine))
+        accuracies = [cell["accuracy"] for cell in results["cells"] if cell["arm"] == row["arm"]]
+        assert row["accuracy"] == pytest.approx(np.mean(accuracies))
     assert results["details"] == {}
-    assert set(headstock.load(tmp_path / "runs" / "pretrained-16").predict("Anne sees")[0]["probabilities"]) == set(
-        "abc"
-    )
+    prediction = headstock.load(tmp_path / "runs" / "pretrained-16").predict("Anne sees")[0]
+    assert set(prediction["probabilities"]) == set("abc")
 
 
-def test_tfidf_refuses_several_labels_per_text(stock, several, tmp_path):
-    settings = SETTINGS | {"separator": "|"}
+def test_tfidf_refuses_several_labels_per_text(stock, multilabel_files, tmp_path):
+    options = {"arms": ["tfidf"], **SMALL, "settings": SETTINGS | {"separator": "|"}, "callbacks": [fail_if_trained]}
     with pytest.raises(UserError, match="remove tfidf from --arms"):
-        compare(
-            stock,
-            **several,
-            out=tmp_path / "out",
-            arms=["tfidf"],
-            **SMALL | {"settings": settings},
-            callbacks=[fail_if_trained],
-        )
+        compare(stock, **multilabel_files, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -244,19 +231,18 @@ def test_a_recipe_pretrains_and_compares(corpus, files, tmp_path):
     assert {arm["run"] for arm in results["arms"]} == {str(out / "stock")}
     stock = RunFolder(out / "stock").config()
     assert (stock["model"]["depth"], stock["model"]["norm"], stock["train"]["steps"]) == (1, "post", 4)
-    kept = {name: RunFolder(out / "runs" / f"{name}-8").config() for name in ("scratch", "eager", "pretrained")}
-    assert [kept[name]["train"]["lr"] for name in kept] == [1e-3, 0.05, 3e-4]
-    assert [kept[name]["task"]["dropout"] for name in kept] == [0.1, 0.0, 0.1]
-    assert [kept[name]["transfer"]["init"] for name in kept] == ["scratch", "pretrained", "pretrained"]
-    assert {settings["task"]["pool"] for settings in kept.values()} == {"mean"}
+    configs = [RunFolder(out / "runs" / f"{name}-8").config() for name in ("scratch", "eager", "pretrained")]
+    assert [config["train"]["lr"] for config in configs] == [1e-3, 0.05, 3e-4]
+    assert [config["task"]["dropout"] for config in configs] == [0.1, 0.0, 0.1]
+    assert [config["transfer"]["init"] for config in configs] == ["scratch", "pretrained", "pretrained"]
+    assert {config["task"]["pool"] for config in configs} == {"mean"}
     assert results["leakage"][0]["checked"]
     assert schema_errors(json.loads(json.dumps(results)), SCHEMA) == []
     assert results["settings"]["pretrain.model"]["depth"] == 1
 
     before = modification_times(out)
-    assert without_timings(compare(out=out, config_file=recipe, callbacks=[fail_if_trained])) == without_timings(
-        results
-    )
+    again = compare(out=out, config_file=recipe, callbacks=[fail_if_trained])
+    assert without_timings(again) == without_timings(results)
     assert modification_times(out) == before
     recipe.write_text(recipe.read_text().replace("depth = 1", "depth = 2"))
     with pytest.raises(UserError, match=r"stock: .*model.depth is 1, not 2"):
@@ -286,6 +272,6 @@ def test_an_arm_below_the_majority_class_is_reported(tmp_path, caplog):
     below, unclear = majority_notes(results["majority"], summary)
     assert "TF-IDF" in below and "50.0%" in below and "71.4%" in below
     assert "frozen" in unclear and "not clearly" in unclear
-    shown = comparison_table(results)
-    assert list(shown.columns[0].cells)[-1] == "(majority class)"
-    assert list(shown.columns[1].cells)[-1] == "71.4"
+    table = comparison_table(results)
+    assert list(table.columns[0].cells)[-1] == "(majority class)"
+    assert list(table.columns[1].cells)[-1] == "71.4"

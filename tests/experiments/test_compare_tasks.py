@@ -41,8 +41,8 @@ def test_results_follow_the_schema(compared, task):
     for row in results["summary"]:
         assert row["score"] == row[METRICS[task]]
         assert row["low"] <= row["score"] <= row["high"]
-        mine = [made["score"] for made in results["cells"] if made["arm"] == row["arm"]]
-        assert row["score"] == pytest.approx(np.mean(mine), abs=1e-4)
+        scores = [cell["score"] for cell in results["cells"] if cell["arm"] == row["arm"]]
+        assert row["score"] == pytest.approx(np.mean(scores), abs=1e-4)
     assert ("F1 " in results["verdicts"][0]) == (METRICS[task] == "f1")
     assert comparison_table(results).title == f"{'F1' if METRICS[task] == 'f1' else 'accuracy'} on 30 test rows (%)"
 
@@ -51,22 +51,22 @@ def test_tags_are_scored_by_their_entities(compared, task_files):
     """The saved model gives the scores of its trial through the public API."""
     results, out = compared["tag"]
     rows = [json.loads(line) for line in task_files["tag"]["test"].read_text().splitlines()]
-    said = headstock.load(out / "runs" / "pretrained-24").predict([row["tokens"] for row in rows])
-    found = there = both = words = right = 0
-    for row, told in zip(rows, said, strict=True):
-        ours, theirs = set(entities(told["tags"])), set(entities(row["tags"]))
-        found, there, both = found + len(ours), there + len(theirs), both + len(ours & theirs)
-        right += sum(a == b for a, b in zip(told["tags"], row["tags"], strict=True))
+    predictions = headstock.load(out / "runs" / "pretrained-24").predict([row["tokens"] for row in rows])
+    predicted = actual = shared = words = correct = 0  # entities, then tags
+    for row, prediction in zip(rows, predictions, strict=True):
+        own, true = set(entities(prediction["tags"])), set(entities(row["tags"]))
+        predicted, actual, shared = predicted + len(own), actual + len(true), shared + len(own & true)
+        correct += sum(a == b for a, b in zip(prediction["tags"], row["tags"], strict=True))
         words += len(row["tags"])
-    (made,) = [made for made in results["cells"] if (made["arm"], made["seed"]) == ("pretrained", 0)]
-    assert made["f1"] == pytest.approx(2 * both / (found + there))
-    assert made["accuracy"] == pytest.approx(right / words)
-    told = results["details"]["arms"]["pretrained"]
-    assert np.trace(told["confusion"]) == right and np.sum(told["confusion"]) == words
-    assert sum(row["count"] for row in told["calibration"]["bins"]) == words
-    assert len(told["lengths"]["right"]) + len(told["lengths"]["wrong"]) == 30
-    assert told["mistakes"]
-    for mistake in told["mistakes"]:
+    (cell,) = [cell for cell in results["cells"] if (cell["arm"], cell["seed"]) == ("pretrained", 0)]
+    assert cell["f1"] == pytest.approx(2 * shared / (predicted + actual))
+    assert cell["accuracy"] == pytest.approx(correct / words)
+    analysis = results["details"]["arms"]["pretrained"]
+    assert np.trace(analysis["confusion"]) == correct and np.sum(analysis["confusion"]) == words
+    assert sum(row["count"] for row in analysis["calibration"]["bins"]) == words
+    assert len(analysis["lengths"]["right"]) + len(analysis["lengths"]["wrong"]) == 30
+    assert analysis["mistakes"]
+    for mistake in analysis["mistakes"]:
         ((begin, end, kind),) = mistake["marks"]
         assert (mistake["text"][begin:end], kind) == (mistake["subject"], "said")
         line, word = mistake["place"].removeprefix(str(task_files["tag"]["test"])).strip(":").split(", word ")
@@ -77,27 +77,31 @@ def test_tags_are_scored_by_their_entities(compared, task_files):
 def test_answers_are_scored_as_squad_does(compared, task_files):
     results, out = compared["answer"]
     rows = [json.loads(line) for line in task_files["answer"]["test"].read_text().splitlines()]
-    asked = [{"question": row["question"], "context": row["context"]} for row in rows]
-    said = headstock.load(out / "runs" / "scratch-24").predict(asked)
-    gold = [[answer["text"] for answer in row["answers"]] for row in rows]
-    (made,) = [made for made in results["cells"] if (made["arm"], made["seed"]) == ("scratch", 0)]
-    exact = [exact_match(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
-    assert made["exact_match"] == made["accuracy"] == pytest.approx(np.mean(exact))
-    overlaps = [answer_f1(told["answer"], texts) for told, texts in zip(said, gold, strict=True)]
-    assert made["f1"] == pytest.approx(np.mean(overlaps), abs=1e-5)
-    told = results["details"]["arms"]["scratch"]
-    assert "confusion" not in told and "label_errors" not in results["details"]
-    assert len(told["lengths"]["right"]) == sum(exact)
-    assert len(told["mistakes"]) == min(20, 30 - sum(exact)) > 0
-    sure = [mistake["confidence"] for mistake in told["mistakes"]]
-    assert sure == sorted(sure, reverse=True)
-    for mistake in told["mistakes"]:
+    questions = [{"question": row["question"], "context": row["context"]} for row in rows]
+    predictions = headstock.load(out / "runs" / "scratch-24").predict(questions)
+    answers = [
+        (prediction["answer"], [answer["text"] for answer in row["answers"]])
+        for prediction, row in zip(predictions, rows, strict=True)
+    ]
+    (cell,) = [cell for cell in results["cells"] if (cell["arm"], cell["seed"]) == ("scratch", 0)]
+    exact = [exact_match(answer, references) for answer, references in answers]
+    assert cell["exact_match"] == cell["accuracy"] == pytest.approx(np.mean(exact))
+    assert cell["f1"] == pytest.approx(
+        np.mean([answer_f1(answer, references) for answer, references in answers]), abs=1e-5
+    )
+    analysis = results["details"]["arms"]["scratch"]
+    assert "confusion" not in analysis and "label_errors" not in results["details"]
+    assert len(analysis["lengths"]["right"]) == sum(exact)
+    assert len(analysis["mistakes"]) == min(20, 30 - sum(exact)) > 0
+    confidences = [mistake["confidence"] for mistake in analysis["mistakes"]]
+    assert confidences == sorted(confidences, reverse=True)
+    for mistake in analysis["mistakes"]:
         (row,) = [r for n, r in enumerate(rows, 1) if mistake["place"] == f"{task_files['answer']['test']}:{n}"]
         assert mistake["question"] == row["question"]
         assert mistake["label"] == ("; ".join(answer["text"] for answer in row["answers"]) or NO_ANSWER)
-        marked = {kind: mistake["text"][begin:end] for begin, end, kind in mistake["marks"]}
-        assert marked.get("said", NO_ANSWER) == mistake["predicted"]
-        assert marked.get("true", NO_ANSWER) == mistake["label"]
+        spans = {kind: mistake["text"][begin:end] for begin, end, kind in mistake["marks"]}
+        assert spans.get("said", NO_ANSWER) == mistake["predicted"]
+        assert spans.get("true", NO_ANSWER) == mistake["label"]
 
 
 def test_overlap_needs_the_same_question_and_context(compared, task_files):
@@ -105,24 +109,24 @@ def test_overlap_needs_the_same_question_and_context(compared, task_files):
         name: [json.loads(line) for line in task_files["answer"][name].read_text().splitlines()]
         for name in ("train", "test")
     }
-    known = {(row["context"], row["question"]) for row in rows["train"]}
-    shared = [row for row in rows["test"] if (row["context"], row["question"]) in known]
+    train_rows = {(row["context"], row["question"]) for row in rows["train"]}
+    shared = [row for row in rows["test"] if (row["context"], row["question"]) in train_rows]
     assert compared["answer"][0]["train_overlap"] == len(shared) < 30
     assert {row["question"] for row in rows["test"]} <= {row["question"] for row in rows["train"]}
 
 
-def test_marks_stay_aligned_in_an_excerpt():
+def test_spans_stay_aligned_in_an_excerpt():
     text = " ".join(f"word{number}" for number in range(300))
     begin = text.index("word150")
-    said = {"start": begin, "end": begin + 7}
+    predicted = {"start": begin, "end": begin + 7}
     near, far = ({"text": f"word{n}", "start": text.index(f"word{n}")} for n in (152, 290))
-    shown, marks = excerpt(text, said, [near])
-    assert [shown[a:b] for a, b, _ in marks] == ["word150", "word152"]
-    assert [kind for _, _, kind in marks] == ["said", "true"]
-    assert shown.startswith("… word") and shown.endswith(" …") and len(shown) < 520
-    assert [mark[2] for mark in excerpt(text, said, [far])[1]] == ["said"]  # outside the excerpt
-    shown, marks = excerpt(text, {"start": None, "end": None}, [far])
-    assert [shown[a:b] for a, b, _ in marks] == ["word290"] and not shown.endswith("…")
+    part, spans = excerpt(text, predicted, [near])
+    assert [part[a:b] for a, b, _ in spans] == ["word150", "word152"]
+    assert [kind for _, _, kind in spans] == ["said", "true"]
+    assert part.startswith("… word") and part.endswith(" …") and len(part) < 520
+    assert [kind for _, _, kind in excerpt(text, predicted, [far])[1]] == ["said"]  # the other is outside
+    part, spans = excerpt(text, {"start": None, "end": None}, [far])
+    assert [part[a:b] for a, b, _ in spans] == ["word290"] and not part.endswith("…")
     assert excerpt(text, {"start": None, "end": None}, [])[1] == []
 
 
@@ -130,10 +134,10 @@ def test_pairs_have_attributions_and_label_errors(compared):
     results, _ = compared["pair"]
     details = results["details"]
     assert isinstance(details["label_errors"], list)
-    weighed = [bool(mistake["tokens"]) for mistake in details["arms"]["scratch"]["mistakes"]]
-    assert weighed == [i < 12 for i in range(len(weighed))] and weighed
+    attributed = [bool(mistake["tokens"]) for mistake in details["arms"]["scratch"]["mistakes"]]
+    assert attributed == [i < 12 for i in range(len(attributed))] and attributed
     assert results["settings"]["compare"]["arms"][-1] == "tfidf"
-    assert next(made["chosen"] for made in results["cells"] if made["arm"] == "tfidf")
+    assert next(cell["chosen"] for cell in results["cells"] if cell["arm"] == "tfidf")
 
 
 def test_finished_tasks_are_not_repeated(compared, stock, task_files):
@@ -147,24 +151,23 @@ def test_finished_tasks_are_not_repeated(compared, stock, task_files):
 @pytest.mark.parametrize("task", TASKS)
 def test_predictions_of_unlabelled_rows_have_the_format_of_their_task(stock, task_files, tmp_path, task):
     rows = MAKERS[task](9, name="unlabelled")
-    bare = [{key: value for key, value in row.items() if key != TARGETS[task]} for row in rows]
-    files = task_files[task] | {"test": write_lines(tmp_path / "test.jsonl", bare)}
+    unlabelled = [{key: value for key, value in row.items() if key != TARGETS[task]} for row in rows]
+    files = task_files[task] | {"test": write_lines(tmp_path / "test.jsonl", unlabelled)}
     options = {"task": task, "arms": ["frozen"], "labels": [8], "seeds": 1, "settings": SETTINGS}
     results = compare(stock, **files, out=tmp_path / "out", **options)
     assert (results["measured_on"], results["measured_rows"]) == ("valid", 16)
     lines = (tmp_path / "out" / "predictions" / "frozen.jsonl").read_text(encoding="utf-8").splitlines()
-    told = [json.loads(line) for line in lines]
-    assert len(told) == 9
-    for row, one in zip(rows, told, strict=True):
+    for row, prediction in zip(rows, map(json.loads, lines), strict=True):
         if task == "pair":
-            assert set(one["probabilities"]) == {"same", "other"} and one["label"] in one["probabilities"]
+            assert set(prediction["probabilities"]) == {"same", "other"}
+            assert prediction["label"] in prediction["probabilities"]
         elif task == "tag":
-            assert one["tokens"] == row["tokens"]
-            assert len(one["tags"]) == len(one["probabilities"]) == len(row["tokens"])
+            assert prediction["tokens"] == row["tokens"]
+            assert len(prediction["tags"]) == len(prediction["probabilities"]) == len(row["tokens"])
         else:
-            assert one["id"] == row["id"]
-            if one["answer"]:
-                assert row["context"][one["start"] : one["end"]] == one["answer"]
+            assert prediction["id"] == row["id"]
+            if prediction["answer"]:
+                assert row["context"][prediction["start"] : prediction["end"]] == prediction["answer"]
 
 
 def test_errors_of_a_fine_tuned_run_are_analysed(stock, task_files, tmp_path):
@@ -172,8 +175,8 @@ def test_errors_of_a_fine_tuned_run_are_analysed(stock, task_files, tmp_path):
         out = tmp_path / task
         headstock.finetune(stock, **task_files[task], out=out, task=task, settings=SETTINGS | {"epochs": 1})
         add_error_analysis(RunFolder(out))
-        told = RunFolder(out).results()["details"]
-        assert schema_errors(json.loads(json.dumps({"seed": 0, **told})), schema(task)["details"]["arms"]["*"]) == []
+        analysis = {"seed": 0, **RunFolder(out).results()["details"]}
+        assert schema_errors(json.loads(json.dumps(analysis)), schema(task)["details"]["arms"]["*"]) == []
 
 
 # Which layers are the best features
@@ -188,15 +191,13 @@ def deep(corpus, tmp_path_factory):
 
 def test_features_are_compared_as_frozen_arms(deep, files, tmp_path):
     features = ["last", "sum4", "concat4", "mix"]
-    settings = SETTINGS | {"epochs": 20, "lr": 0.02}
+    settings = SETTINGS | {"epochs": 5, "lr": 0.02}
     results = compare(deep, **files, out=tmp_path, features=features, labels=[24], seeds=2, settings=settings)
     assert [arm["name"] for arm in results["arms"]] == [f"frozen {layers}" for layers in features]
     assert {arm["kind"] for arm in results["arms"]} == {"frozen"}
-    trained = {arm["name"]: arm["parameters"]["trainable"] for arm in results["arms"]}
-    plain = 2 * (16 + 1)
-    assert trained == {
-        "frozen last": plain, "frozen sum4": plain, "frozen concat4": 2 * (4 * 16 + 1), "frozen mix": plain + 5 + 1
-    }  # fmt: skip
+    trainable = [arm["parameters"]["trainable"] for arm in results["arms"]]
+    head = 2 * (16 + 1)
+    assert trainable == [head, head, 2 * (4 * 16 + 1), head + 5 + 1]
     assert all(row["low"] < row["high"] for row in results["summary"])
     (verdict,) = results["verdicts"]
     best = max(results["summary"], key=lambda row: row["score"])
@@ -204,8 +205,8 @@ def test_features_are_compared_as_frozen_arms(deep, files, tmp_path):
     assert f"{100 * best['score']:.1f}% ({100 * best['low']:.1f} to {100 * best['high']:.1f})" in verdict
     for layers in features:
         assert layers in verdict
-    kept = RunFolder(tmp_path / "runs" / "frozen-concat4-24").config()
-    assert (kept["task"]["layers"], kept["transfer"]["freeze"]) == ("concat4", True)
+    config = RunFolder(tmp_path / "runs" / "frozen-concat4-24").config()
+    assert (config["task"]["layers"], config["transfer"]["freeze"]) == ("concat4", True)
 
 
 def test_features_have_a_separate_verdict(stock, files, tmp_path):
@@ -214,8 +215,8 @@ def test_features_have_a_separate_verdict(stock, files, tmp_path):
     first, second = results["verdicts"]
     assert first.startswith("With 8 labels") and "frozen 1" not in first
     assert second.startswith("As features with 8 labels, ") and "layer 1" in second
-    same = {row["arm"]: row["score"] for row in results["summary"]}
-    assert same["frozen"] == same["frozen last"]
+    scores = {row["arm"]: row["score"] for row in results["summary"]}
+    assert scores["frozen"] == scores["frozen last"]
 
 
 # Invalid options

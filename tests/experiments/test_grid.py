@@ -4,13 +4,15 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 
-from headstock.experiments.grid import claim_path, exclusive, run_grid
+from headstock.experiments.grid import Outcome, claim_path, exclusive, run_grid
 from headstock.io import try_lock
 from headstock.logs import messages_to
+from tests.commands import command, set_options
 from tests.experiments.small import SETTINGS
 from tests.experiments.test_sweep import BASE
 
@@ -18,8 +20,8 @@ HOLDER = """
 import sys
 from pathlib import Path
 from headstock.io import try_lock
-with try_lock(Path(sys.argv[1])) as is_ours:
-    print(is_ours, flush=True)
+with try_lock(Path(sys.argv[1])) as acquired:
+    print(acquired, flush=True)
     sys.stdin.read()
 """
 
@@ -38,7 +40,7 @@ def run_names(folder, names, order):
 
     def run(trial):
         order.append(trial.name)
-        return {"seconds": 0.0, "name": trial.name.upper()}, True
+        return Outcome({"seconds": 0.0, "name": trial.name.upper()}, is_new=True)
 
     return run_grid(folder, [NamedTrial(name) for name in names], run, format_score=lambda result: result["name"])
 
@@ -60,20 +62,20 @@ def holder(tmp_path):
 
 @pytest.mark.parametrize("end", ["normal", "killed"])
 def test_a_trial_of_another_process_comes_last(tmp_path, holder, end):
-    order, waits = [], []
-    with try_lock(claim_path(tmp_path, "b")) as is_ours:
-        assert not is_ours
+    order, messages = [], []
+    with try_lock(claim_path(tmp_path, "b")) as acquired:
+        assert not acquired
 
     def on_message(line):
         if line.startswith("waiting"):
-            waits.append(line)
+            messages.append(line)
             holder.communicate() if end == "normal" else holder.send_signal(signal.SIGKILL)
 
     with messages_to(on_message):
         results = run_names(tmp_path, ["a", "b", "c"], order)
     assert order == ["a", "c", "b"]
     assert [result["name"] for result in results] == ["A", "B", "C"]
-    assert waits == ["waiting for 1 trials that other processes are running"]
+    assert len(messages) == 1 and "waiting for 1 " in messages[0]
 
 
 def test_a_single_process_never_waits(tmp_path, caplog):
@@ -81,46 +83,40 @@ def test_a_single_process_never_waits(tmp_path, caplog):
     order = []
     run_names(tmp_path, ["3", "1", "2"], order)
     assert order == ["3", "1", "2"]
-    with exclusive(tmp_path, "best"), try_lock(claim_path(tmp_path, "best")) as is_ours:
-        assert not is_ours
-    with try_lock(claim_path(tmp_path, "best")) as is_ours:
-        assert is_ours
+    with exclusive(tmp_path, "best"), try_lock(claim_path(tmp_path, "best")) as acquired:
+        assert not acquired
+    with try_lock(claim_path(tmp_path, "best")) as acquired:
+        assert acquired
     assert not any("waiting" in line for line in caplog.messages)
 
 
-def run_twice(*command):
-    """The stderr of two processes of one command, both of which must succeed."""
-    arguments = [sys.executable, "-m", "headstock", *command]
-    processes = [subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    return outputs
+def run_twice(*words):
+    """The trials that each of two processes of one command ran itself; both must succeed."""
+    with ThreadPoolExecutor() as threads:
+        outcomes = [threads.submit(command, *words) for _ in range(2)]
+    codes, _, errors = zip(*(outcome.result() for outcome in outcomes), strict=True)
+    assert codes == (0, 0), errors
+    return map(trials_run, errors)
 
 
-def trials_run(output):
-    """The trials that a process ran itself, without their number and time."""
-    lines = [line for line in output.splitlines() if re.match(r" *\d+/\d+ ", line) and line.endswith(" s")]
+def trials_run(err):
+    """The labels of the trials that were not cached, from progress lines such as `1/4  LABEL  SCORE  1.2 s`."""
+    lines = [line for line in err.splitlines() if re.match(r" *\d+/\d+ ", line) and line.endswith(" s")]
     return [re.split(r"/\d+ +", line, maxsplit=1)[1].rsplit(maxsplit=2)[0] for line in lines]
 
 
 def test_two_comparisons_share_the_trials(stock, files, tmp_path):
-    out, options = tmp_path / "out", [f"--{name}={path}" for name, path in files.items()]
-    options += [f"--set={name}={value}" for name, value in SETTINGS.items()]
-    first, second = map(
-        trials_run, run_twice("compare", str(stock), *options, "--labels=8", "--seeds=2", f"--out={out}")
-    )
-    assert len(first) + len(second) == 8 and not set(first) & set(second)
+    out = tmp_path / "out"
+    options = [f"--{name}={path}" for name, path in files.items()] + set_options(SETTINGS)
+    options += ["--arms=scratch,frozen", "--labels=8", "--seeds=3", "--leakage=skip", f"--out={out}"]
+    first, second = run_twice("compare", stock, *options)
+    assert len(first) + len(second) == 6 and not set(first) & set(second)
     assert not list(out.rglob("*.partial"))
 
 
 def test_two_sweeps_share_the_trials(corpus, tmp_path):
-    out, options = tmp_path / "out", [f"--set={name}={str(value).lower()}" for name, value in BASE.items()]
-    first, second = map(
-        trials_run,
-        run_twice(
-            "sweep", str(corpus), *options, "--grid=depth=1,2", "--grid=lr=1e-3,3e-2", "--seeds=1", f"--out={out}"
-        ),
-    )
+    out, grid = tmp_path / "out", ["--grid=depth=1,2", "--grid=lr=1e-3,3e-2", "--seeds=1"]
+    first, second = run_twice("sweep", corpus, *set_options(BASE), *grid, f"--out={out}")
     assert len(first) + len(second) == 4 and not set(first) & set(second)
     assert len(list((out / "runs").iterdir())) == 1  # only the best is kept
     assert (out / "results.json").exists()

@@ -36,15 +36,15 @@ def documents(*texts: str) -> list[Document]:
     return [Document(text, "corpus.txt", line) for line, text in enumerate(texts, 1)]
 
 
-def small_batches(texts: list[str], corpus: list[Document], characters: int, pattern: int = 50) -> SearchResult:
+def small_batches(texts: list[str], corpus: list[Document], characters: int, template_texts: int = 50) -> SearchResult:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leakage_search, "TEMPLATE_TEXTS", pattern)
+        patch.setattr(leakage_search, "TEMPLATE_TEXTS", template_texts)
         patch.setattr(leakage_search, "BATCH_CHARACTERS", characters)
         return find_leaked_texts(texts, corpus)
 
 
 def kinds(result: SearchResult) -> dict[int, str]:
-    return {found.row: found.kind for found in result.found}
+    return {match.row: match.kind for match in result.found}
 
 
 # Words
@@ -73,41 +73,41 @@ def test_normalization_does_not_depend_on_context(texts):
 some_words = st.lists(st.sampled_from(["a", "b", "c", "dé", "e", "f"]), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     texts=st.lists(st.lists(st.sampled_from(["a", "b", "c", "dé", "e", "f"]), min_size=5, max_size=25), min_size=1),
     before=some_words,
     after=some_words,
     others=st.lists(some_words.map(" ".join).filter(bool), max_size=4),
-    place=st.integers(0, 4),
+    position=st.integers(0, 4),
     characters=st.sampled_from([1, 7, 20, 64, 10_000]),
-    pattern=st.sampled_from([0, 1, 50]),
+    template_texts=st.sampled_from([0, 1, 50]),
 )
-def test_verbatim_text_is_always_found_as_exact(texts, before, after, others, place, characters, pattern):
-    wanted = [" ".join(text) for text in texts]
-    corpus = [*others[:place], " ".join([*before, *texts[0], *after]).upper(), *others[place:]]
-    result = small_batches(wanted, documents(*corpus), characters, pattern)
+def test_verbatim_text_is_always_found_as_exact(texts, before, after, others, position, characters, template_texts):
+    test_texts = [" ".join(text) for text in texts]
+    corpus = [*others[:position], " ".join([*before, *texts[0], *after]).upper(), *others[position:]]
+    result = small_batches(test_texts, documents(*corpus), characters, template_texts)
     assert kinds(result)[0] == "exact"
     assert result.documents == len(corpus)
-    assert [found.row for found in result.found] == sorted({found.row for found in result.found})
-    for found in result.found:
-        if found.kind == "exact":  # and it occurs in the reported document
-            document = words(corpus[int(found.where.split(":")[1]) - 1])
-            key = words(wanted[found.row])
+    assert [match.row for match in result.found] == sorted({match.row for match in result.found})
+    for match in result.found:
+        if match.kind == "exact":  # and it occurs in the reported document
+            document = words(corpus[int(match.where.split(":")[1]) - 1])
+            key = words(test_texts[match.row])
             assert any(document[i : i + len(key)] == key for i in range(len(document)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_texts_without_a_shared_5_gram_do_not_match(data):
     texts = data.draw(st.lists(st.lists(st.sampled_from("abcdef"), max_size=40), max_size=4))
-    runs = {tuple(text[i : i + 5]) for text in texts for i in range(len(text) - 4)}
+    grams = {tuple(text[i : i + 5]) for text in texts for i in range(len(text) - 4)}
     corpus = []
     for line in data.draw(st.lists(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=80), max_size=4)):
-        kept: list[str] = []
+        document: list[str] = []
         for word in line:
-            kept.append("unseen" if (*kept[-4:], word) in runs else word)
-        corpus.append(" ".join(kept))
+            document.append("unknown" if (*document[-4:], word) in grams else word)
+        corpus.append(" ".join(document))
     characters = data.draw(st.sampled_from([1, 30, 10_000]))
     assert small_batches([" ".join(text) for text in texts], documents(*corpus), characters).found == []
 
@@ -126,16 +126,14 @@ def test_common_phrases_never_match_and_short_texts_only_exactly():
 
 
 def test_matches_name_and_quote_the_document():
-    wanted = "Le chat était assis sur le tapis, et il dormait."
-    long = "Un début ½ ﬁn… " * 20
-    result = find_leaked_texts(
-        ["rien de tout cela n'est là", wanted, wanted.upper()], documents("autre", long + wanted + " Suite.")
-    )
-    assert [(found.row, found.kind, found.share, found.where) for found in result.found] == [
+    text = "Le chat était assis sur le tapis, et il dormait."
+    corpus = documents("autre", "Un début ½ ﬁn… " * 20 + text + " Suite.")
+    result = find_leaked_texts(["rien de tout cela n'est là", text, text.upper()], corpus)
+    assert [(match.row, match.kind, match.share, match.where) for match in result.found] == [
         (1, "exact", 1.0, "corpus.txt:2"),
         (2, "exact", 1.0, "corpus.txt:2"),
     ]
-    assert result.found[0].text == wanted + " Suite."
+    assert result.found[0].text == text + " Suite."
 
 
 def test_matches_do_not_cross_documents():
@@ -149,10 +147,10 @@ def test_shared_5_grams_in_another_order_are_not_exact():
 
 
 def test_corpus_read_without_case_and_accents_still_matches(tmp_path):
-    wanted = "À Noël, l'été dernier nous paraît déjà loin."
+    text = "À Noël, l'été dernier nous paraît déjà loin."
     path = tmp_path / "corpus.txt"
-    path.write_text(f"Rien.\n\nAvant. {wanted} Après.\n\nEncore.\n", encoding="utf-8")
-    result = find_leaked_texts([wanted], read_corpus(path, documents="block", lowercase=True, strip_accents=True))
+    path.write_text(f"Rien.\n\nAvant. {text} Après.\n\nEncore.\n", encoding="utf-8")
+    result = find_leaked_texts([text], read_corpus(path, documents="block", lowercase=True, strip_accents=True))
     assert kinds(result) == {0: "exact"}
     assert result.found[0].where == f"{path}:3"
 
@@ -161,12 +159,12 @@ def test_corpus_read_without_case_and_accents_still_matches(tmp_path):
 
 
 def changed(draw: random.Random, text: list[str], how: str, rate: float) -> list[str]:
-    chosen = set(draw.sample(range(len(text)), max(1, round(rate * len(text)))))
+    positions = set(draw.sample(range(len(text)), max(1, round(rate * len(text)))))
     if how == "substituted":
-        return [draw.choice(RARE) if i in chosen else word for i, word in enumerate(text)]
+        return [draw.choice(RARE) if i in positions else word for i, word in enumerate(text)]
     if how == "cut":
-        return [word for i, word in enumerate(text) if i not in chosen]
-    return [new for i, word in enumerate(text) for new in ([word, draw.choice(RARE)] if i in chosen else [word])]
+        return [word for i, word in enumerate(text) if i not in positions]
+    return [new for i, word in enumerate(text) for new in ([word, draw.choice(RARE)] if i in positions else [word])]
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1])
@@ -180,9 +178,9 @@ def test_changed_copies_are_found(how, rate):
         for text, (before, after) in zip(texts, around, strict=True)
     ]
     result = find_leaked_texts([" ".join(text) for text in texts], documents(*corpus))
-    right = [found for found in result.found if found.where == f"corpus.txt:{found.row + 1}"]
-    assert len(right) == len(result.found) >= 0.96 * len(texts)
-    assert all(found.share >= 0.7 for found in right)
+    correct = [match for match in result.found if match.where == f"corpus.txt:{match.row + 1}"]
+    assert len(correct) == len(result.found) >= 0.96 * len(texts)
+    assert all(match.share >= 0.7 for match in correct)
 
 
 def test_reviews_that_share_phrases_and_a_short_quotation_are_not_found():
@@ -203,17 +201,16 @@ def test_reviews_that_share_phrases_and_a_short_quotation_are_not_found():
 
 def test_texts_of_one_template_do_not_match_each_other():
     draw = random.Random(14)
-    pattern = " ".join(prose(draw, 30))
+    template = " ".join(prose(draw, 30))
 
     def filled() -> str:
-        return f"{pattern} {' '.join(draw.choices(RARE, k=8))} {pattern[::-1]}"
+        return f"{template} {' '.join(draw.choices(RARE, k=8))} {template[::-1]}"
 
     texts, corpus = [filled() for _ in range(leakage_search.TEMPLATE_TEXTS + 20)], [filled() for _ in range(50)]
     assert find_leaked_texts(texts, documents(*corpus)).found == []
     assert kinds(find_leaked_texts(texts, documents(*corpus, texts[3]))) == {3: "exact"}
-    assert (
-        len(find_leaked_texts(texts[:20], documents(*corpus)).found) == 20
-    )  # with few texts it may be a long quotation
+    # with few texts it may be a long quotation
+    assert len(find_leaked_texts(texts[:20], documents(*corpus)).found) == 20
 
 
 def test_long_quotation_is_near_and_a_short_one_is_not():
@@ -228,9 +225,9 @@ def test_a_half_rewritten_text_does_not_match():
     draw = random.Random(15)
     text = prose(draw, 36)
     half = [word if i // 6 % 2 else draw.choice(RARE) for i, word in enumerate(text)]
-    most = [word if i // 6 % 4 else draw.choice(RARE) for i, word in enumerate(text)]
+    three_quarters = [word if i // 6 % 4 else draw.choice(RARE) for i, word in enumerate(text)]
     assert find_leaked_texts([" ".join(text)], documents(" ".join(half))).found == []
-    assert kinds(find_leaked_texts([" ".join(text)], documents(" ".join(most[6:])))) == {0: "near"}
+    assert kinds(find_leaked_texts([" ".join(text)], documents(" ".join(three_quarters[6:])))) == {0: "near"}
 
 
 def test_phrases_scattered_over_a_huge_document_are_not_a_copy():
@@ -238,9 +235,8 @@ def test_phrases_scattered_over_a_huge_document_are_not_a_copy():
     text = prose(draw, 60)
     scattered = [word for i in range(0, 60, 6) for word in [*text[i : i + 6], *prose(draw, 200)]]
     assert find_leaked_texts([" ".join(text)], documents(" ".join(scattered))).found == []
-    assert kinds(find_leaked_texts([" ".join(text)], documents(" ".join(changed(draw, text, "added", 0.15))))) == {
-        0: "near"
-    }
+    copy = " ".join(changed(draw, text, "added", 0.15))
+    assert kinds(find_leaked_texts([" ".join(text)], documents(copy))) == {0: "near"}
 
 
 def test_the_first_of_the_best_matches_is_reported():
@@ -249,8 +245,8 @@ def test_the_first_of_the_best_matches_is_reported():
     poor, good = changed(draw, text, "substituted", 0.15), changed(draw, text, "substituted", 0.03)
     corpus = documents(*(" ".join(version) for version in (poor, good, good, poor, text, text, good)))
     for last, where, kind in [(1, 1, "near"), (4, 2, "near"), (7, 5, "exact")]:
-        (found,) = find_leaked_texts([" ".join(text)], corpus[:last]).found
-        assert (found.where, found.kind) == (f"corpus.txt:{where}", kind)
+        (match,) = find_leaked_texts([" ".join(text)], corpus[:last]).found
+        assert (match.where, match.kind) == (f"corpus.txt:{where}", kind)
 
 
 # Batches
@@ -259,19 +255,21 @@ def test_the_first_of_the_best_matches_is_reported():
 def test_batch_boundaries_do_not_change_the_matches():
     draw = random.Random(12)
     texts = [prose(draw, draw.randint(6, 120)) for _ in range(40)]
-    pieces = [changed(draw, text, "substituted", 0.06) if i % 2 else text for i, text in enumerate(texts)]
-    huge = " ".join(word for piece in pieces for word in [*piece, *prose(draw, 30)])
-    wanted, corpus = [" ".join(text) for text in texts], documents("short one", huge, "another short one")
-    whole = find_leaked_texts(wanted, corpus)
-    assert sum(found.kind == "exact" for found in whole.found) >= 20 and "near" in kinds(whole).values()
-    alone = find_leaked_texts(wanted, documents(*(" ".join(piece) for piece in pieces)))
-    assert [(found.row, found.where) for found in alone.found if found.kind == "exact"] == [
+    copies = [changed(draw, text, "substituted", 0.06) if i % 2 else text for i, text in enumerate(texts)]
+    huge = " ".join(word for copy in copies for word in [*copy, *prose(draw, 30)])
+    test_texts, corpus = [" ".join(text) for text in texts], documents("short one", huge, "another short one")
+    expected = find_leaked_texts(test_texts, corpus)
+    assert list(kinds(expected).values()).count("exact") >= 20 and "near" in kinds(expected).values()
+    separate = find_leaked_texts(test_texts, documents(*(" ".join(copy) for copy in copies)))
+    assert [(match.row, match.where) for match in separate.found if match.kind == "exact"] == [
         (row, f"corpus.txt:{row + 1}") for row in range(0, len(texts), 2)
     ]
     for characters in (150, 1000, 4000):
-        parted = small_batches(wanted, corpus, characters)
-        assert [replace(found, text="") for found in parted.found] == [replace(found, text="") for found in whole.found]
-        assert parted.documents == 3
+        result = small_batches(test_texts, corpus, characters)
+        assert [replace(match, text="") for match in result.found] == [
+            replace(match, text="") for match in expected.found
+        ]
+        assert result.documents == 3
 
 
 def test_memory_does_not_grow_with_the_corpus():
@@ -311,12 +309,12 @@ def test_empty_texts_and_an_empty_corpus():
 
 
 @given(st.lists(st.integers(1, 4), max_size=14), st.lists(st.integers(1, 4), max_size=14))
-def test_words_in_order_are_the_longest_common_subsequence(wanted, stretch):
-    table = [[0] * (len(stretch) + 1) for _ in range(len(wanted) + 1)]
-    for i, left in enumerate(wanted):
-        for j, right in enumerate(stretch):
-            table[i + 1][j + 1] = table[i][j] + 1 if left == right else max(table[i][j + 1], table[i + 1][j])
-    assert leakage_search._longest_common_subsequence(wanted, stretch) == table[-1][-1]
+def test_the_longest_common_subsequence_matches_dynamic_programming(text, span):
+    lengths = [[0] * (len(span) + 1) for _ in range(len(text) + 1)]
+    for i, left in enumerate(text):
+        for j, right in enumerate(span):
+            lengths[i + 1][j + 1] = lengths[i][j] + 1 if left == right else max(lengths[i][j + 1], lengths[i + 1][j])
+    assert leakage_search._longest_common_subsequence(text, span) == lengths[-1][-1]
 
 
 # Training rows in the test file

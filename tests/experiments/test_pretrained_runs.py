@@ -28,14 +28,15 @@ def side_by_side(stock, corpus, files, tmp_path_factory):
 
 def test_runs_are_described_with_language_modelling_and_task_scores(side_by_side):
     *runs, results, _ = side_by_side
-    for run, told in zip(runs, results["runs"], strict=True):
-        own = RunFolder(run).results()
-        assert told["run"] == str(run)
-        assert told["parameters"] == own["parameters"]["total"]
-        assert (told["tokens"], told["bits_per_byte"]) == (own["tokens"], own["metrics"]["bits_per_byte"])
+    for run, description in zip(runs, results["runs"], strict=True):
+        expected = RunFolder(run).results()
+        assert description["run"] == str(run)
+        assert description["parameters"] == expected["parameters"]["total"]
+        assert description["tokens"] == expected["tokens"]
+        assert description["bits_per_byte"] == expected["metrics"]["bits_per_byte"]
         scores = {row["arm"]: row for row in results["summary"]}
         for kind in ("scratch", "frozen"):
-            assert told["scores"][kind]["score"] == scores[f"{kind} {run.name}"]["score"]
+            assert description["scores"][kind]["score"] == scores[f"{kind} {run.name}"]["score"]
     assert [row["objective"] for row in results["runs"]] == ["causal", "hybrid"]
     assert results["runs"][1]["masked_perplexity"] > 1
     assert results["runs"][0]["masked_perplexity"] is None
@@ -43,13 +44,13 @@ def test_runs_are_described_with_language_modelling_and_task_scores(side_by_side
 
 def test_differences_between_runs_are_noted(side_by_side):
     *_, results, _ = side_by_side
-    said = " ".join(results["notes"])
-    assert "differ in parameters" in said
-    assert "differ in pretraining tokens" in said
-    assert "tokenizers" not in said
-    alike = {"tokenizer": "a", "parameters": 100, "tokens": 1000}
-    assert comparability_notes([alike, alike | {"parameters": 105}]) == []
-    assert "compare their bits per byte" in comparability_notes([alike, alike | {"tokenizer": "b"}])[0]
+    notes = " ".join(results["notes"])
+    assert "differ in parameters" in notes
+    assert "differ in pretraining tokens" in notes
+    assert "tokenizers" not in notes
+    same = {"tokenizer": "a", "parameters": 100, "tokens": 1000}
+    assert comparability_notes([same, same | {"parameters": 105}]) == []
+    assert "compare their bits per byte" in comparability_notes([same, same | {"tokenizer": "b"}])[0]
 
 
 def test_a_single_run_is_not_described(done):

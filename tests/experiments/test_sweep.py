@@ -4,8 +4,7 @@ import json
 import math
 import shutil
 import signal
-import subprocess
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,25 +14,28 @@ from scipy import stats
 
 import headstock
 from headstock.errors import ConfigError, UserError
+from headstock.experiments import sweep_trials
 from headstock.experiments.evaluation import t_interval
 from headstock.experiments.sweep import sweep
-from headstock.experiments.sweep_settings import Range, draw_points, parse_grid, read_grid
+from headstock.experiments.sweep_settings import Range, draw_points, make_plan, parse_grid, read_grid
 from headstock.experiments.sweep_summary import ranking, summarize_sweep
 from headstock.report.sweep_points import canonical, point_file_name
 from headstock.train.run_folder import RunFolder
+from tests.commands import command, set_options
 from tests.conftest import TINY
+from tests.experiments.interruptions import stop_sweep
 from tests.experiments.small import SETTINGS, fail_if_trained, modification_times, without_timings
 
 BASE = TINY | {"steps": 6, "checkpoint_every": 2}
 GRID = {"depth": [1, 2], "lr": [1e-3, 3e-2]}
-ASKED = {"grid": GRID, "seeds": 2, "settings": BASE}
+OPTIONS = {"grid": GRID, "seeds": 2, "settings": BASE}
 
 
 @pytest.fixture(scope="module")
 def swept(corpus, tmp_path_factory):
     """A sweep of pretraining and its folder."""
     out = tmp_path_factory.mktemp("sweep") / "out"
-    return sweep(corpus, out=out, **ASKED), out
+    return sweep(corpus, out=out, **OPTIONS), out
 
 
 # The points
@@ -42,40 +44,39 @@ def swept(corpus, tmp_path_factory):
 @given(st.integers(1, 24), st.integers(0, 5))
 def test_samples_are_distinct_and_nested(count, seed):
     grid = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False], "d": [0.1, 0.2]}
-    drawn = draw_points(grid, sample=count, seed=seed)
-    every = draw_points(grid, sample=None, seed=0)
-    assert len({canonical(point) for point in drawn}) == count <= len(every) == 24
-    assert all(point in every for point in drawn)
-    assert draw_points(grid, sample=max(1, count - 1), seed=seed) == drawn[: max(1, count - 1)]
+    sample = draw_points(grid, sample=count, seed=seed)
+    full = draw_points(grid, sample=None, seed=0)
+    assert len({canonical(point) for point in sample}) == count <= len(full) == 24
+    assert all(point in full for point in sample)
+    assert draw_points(grid, sample=max(1, count - 1), seed=seed) == sample[: max(1, count - 1)]
 
 
 def test_ranges_are_sampled_log_uniformly():
-    drawn = draw_points({"lr": Range(1e-4, 1e-2), "depth": Range(1, 4)}, sample=400, seed=0)
-    rates, depths = np.log10([point["lr"] for point in drawn]), [point["depth"] for point in drawn]
+    sample = draw_points({"lr": Range(1e-4, 1e-2), "depth": Range(1, 4)}, sample=400, seed=0)
+    rates, depths = np.log10([point["lr"] for point in sample]), [point["depth"] for point in sample]
     assert rates.min() >= -4 and rates.max() <= -2
     assert abs(np.mean(rates < -3) - 0.5) < 0.08
     assert set(depths) == {1, 2, 3, 4} and all(type(depth) is int for depth in depths)
-    assert draw_points({"dropout": Range(0.0, 0.5)}, sample=5, seed=1) != draw_points(
-        {"dropout": Range(0.0, 0.5)}, sample=5, seed=2
-    )
+    first, second = (draw_points({"dropout": Range(0.0, 0.5)}, sample=5, seed=seed) for seed in (1, 2))
+    assert first != second
 
 
 def test_grid_values_are_parsed_like_settings():
-    written = dict(parse_grid(text) for text in ("lr=1e-3,3e-3", "norm=pre, post", "freeze=true,false", "x=1..8"))
-    assert read_grid(written, sampled=True) == {
+    grid = dict(parse_grid(text) for text in ("lr=1e-3,3e-3", "norm=pre, post", "freeze=true,false", "x=1..8"))
+    assert read_grid(grid, sampled=True) == {
         "lr": [0.001, 0.003],
         "norm": ["pre", "post"],
         "freeze": [True, False],
         "x": Range(1, 8),
     }
-    for wrong, why in (
+    for invalid, message in (
         ({"lr": "1e-3..1"}, "--sample"),
         ({"lr": [1, 1.0]}, "twice"),
         ({"lr": []}, "no values"),
         ({}, "--grid"),
     ):
-        with pytest.raises(UserError, match=why):
-            read_grid(wrong, sampled=False)
+        with pytest.raises(UserError, match=message):
+            read_grid(invalid, sampled=False)
     with pytest.raises(UserError, match="only 2 points"):
         draw_points({"a": [1, 2]}, sample=3, seed=0)
 
@@ -96,14 +97,14 @@ def test_ranking_agrees_with_single_runs(swept, corpus, tmp_path):
     means = [row["mean"] for row in results["points"]]
     assert means == sorted(means) and len(means) == 4
     for row in results["points"]:
-        own = [cell["score"] for cell in results["cells"] if cell["settings"] == row["settings"]]
-        low, high = stats.t.interval(0.95, 1, np.mean(own), stats.sem(own))
-        assert np.allclose([row["mean"], row["low"], row["high"]], [np.mean(own), low, high])
+        scores = [cell["score"] for cell in results["cells"] if cell["settings"] == row["settings"]]
+        low, high = stats.t.interval(0.95, 1, np.mean(scores), stats.sem(scores))
+        assert np.allclose([row["mean"], row["low"], row["high"]], [np.mean(scores), low, high])
     assert all(row["settings"]["lr"] == 3e-2 for row in results["points"][:2])  # six steps need a high learning rate
     cell = next(cell for cell in results["cells"] if cell["seed"] == 1 and cell["settings"]["depth"] == 1)
-    alone = headstock.pretrain(corpus, out=tmp_path / "run", settings=BASE | cell["settings"] | {"seed": 1})
-    assert cell["score"] == alone["valid_loss"]
-    assert cell["parameters"] == alone["parameters"]["total"]
+    single = headstock.pretrain(corpus, out=tmp_path / "run", settings=BASE | cell["settings"] | {"seed": 1})
+    assert cell["score"] == single["valid_loss"]
+    assert cell["parameters"] == single["parameters"]["total"]
     assert [step for step, _ in cell["curve"]] == [1, 2, 3, 4, 5, 6]
 
 
@@ -112,8 +113,8 @@ def test_marginals_are_means_over_points(swept):
     for key, values in GRID.items():
         assert [row["value"] for row in results["marginals"][key]] == values
         for row in results["marginals"][key]:
-            own = [point["mean"] for point in results["points"] if point["settings"][key] == row["value"]]
-            assert math.isclose(row["mean"], np.mean(own))
+            means = [point["mean"] for point in results["points"] if point["settings"][key] == row["value"]]
+            assert math.isclose(row["mean"], np.mean(means))
     assert "The most important setting is lr" in results["verdict"]
 
 
@@ -129,93 +130,67 @@ def test_only_the_best_run_is_kept(swept):
 
 
 def test_finished_trials_of_a_sweep_are_not_repeated(swept, corpus, tmp_path):
-    results, old = swept
-    before = modification_times(old)
-    again = sweep(corpus, out=old, **ASKED, callbacks=[fail_if_trained])
-    assert modification_times(old) == before
+    results, finished = swept
+    before = modification_times(finished)
+    again = sweep(corpus, out=finished, **OPTIONS, callbacks=[fail_if_trained])
+    assert modification_times(finished) == before
     assert without_timings(again) == without_timings(results)
-    by_bits = sweep(
-        corpus, out=old, **ASKED, by="bits_per_byte", callbacks=[fail_if_trained]
-    )  # ranking by another metric needs no training
+    # ranking by another metric needs no training
+    by_bits = sweep(corpus, out=finished, **OPTIONS, by="bits_per_byte", callbacks=[fail_if_trained])
     assert by_bits["metric"] == "bits_per_byte"
     assert by_bits["points"][0]["mean"] != results["points"][0]["mean"]
     out, depth = tmp_path / "out", results["best"]["settings"]["depth"]
-    shutil.copytree(old, out)
-    wider = sweep(corpus, out=out, **ASKED | {"grid": {"depth": [depth], "lr": [3e-2, 1e-4]}})
+    shutil.copytree(finished, out)
+    wider = sweep(corpus, out=out, **OPTIONS | {"grid": {"depth": [depth], "lr": [3e-2, 1e-4]}})
     new = {name for name, stamp in modification_times(out / "cells").items() if before.get(f"cells/{name}") != stamp}
     assert new == {f"depth={depth},lr=0.0001-{seed}.json" for seed in (0, 1)}
     assert wider["best"]["seed"] == results["best"]["seed"]
 
 
 def test_a_new_best_point_is_trained_again_if_its_weights_were_removed(swept, corpus, tmp_path):
-    results, old = swept
+    results, finished = swept
     out, other = tmp_path / "out", results["points"][1]["settings"]
-    shutil.copytree(old, out)
+    shutil.copytree(finished, out)
     grid = {key: [value] for key, value in other.items()}
-    again = sweep(corpus, out=out, **ASKED | {"grid": grid})
+    again = sweep(corpus, out=out, **OPTIONS | {"grid": grid})
     assert again["best"]["settings"] == other
     scores = {cell["seed"]: cell["score"] for cell in results["cells"] if cell["settings"] == other}
     assert headstock.load(again["best"]["run"]).run.results()["valid_loss"] == scores[again["best"]["seed"]]
 
 
 def test_changed_text_invalidates_trials(swept, corpus, tmp_path):
-    _, old = swept
+    _, finished = swept
     out, other = tmp_path / "out", tmp_path / "other.txt"
-    shutil.copytree(old, out)
+    shutil.copytree(finished, out)
     other.write_text(corpus.read_text(encoding="utf-8").replace("Anne", "Anna"), encoding="utf-8")
     before = modification_times(out)
-    sweep(other, out=out, **ASKED | {"grid": {"depth": [1], "lr": [3e-2]}, "seeds": 1})
+    sweep(other, out=out, **OPTIONS | {"grid": {"depth": [1], "lr": [3e-2]}, "seeds": 1})
     assert modification_times(out)["cells/depth=1,lr=0.03-0.json"] != before["cells/depth=1,lr=0.03-0.json"]
 
 
-STOPPED = """
-import os, signal, sys
-from headstock.cli import main
-from headstock.experiments import sweep_trials as trials
-
-instant, cells, steps = sys.argv.pop(1), [], []
-pretrain = trials.pretrain
-
-def pretrain_and_stop(*given, callbacks, **more):
-    cells.append(more["out"])
-    def stop(event):
-        if len(cells) == 4 and event.kind == "step" and event.state.step == 4:
-            os.kill(os.getpid(), signal.SIGKILL if instant == "kill" else signal.SIGINT)
-    return pretrain(*given, callbacks=[*callbacks, stop], **more)
-
-trials.pretrain = pretrain_and_stop
-main()
-"""
-
-
-@pytest.mark.parametrize(("instant", "code"), [("interrupt", 130), ("kill", -signal.SIGKILL)])
-def test_an_interrupted_sweep_resumes_to_the_same_results(swept, corpus, tmp_path, instant, code):
+@pytest.mark.parametrize(("kill", "code"), [(False, 130), (True, -signal.SIGKILL)])
+def test_an_interrupted_sweep_resumes_to_the_same_results(swept, corpus, tmp_path, kill, code):
     results, _ = swept
-    out, script = tmp_path / "out", tmp_path / "stopped.py"
-    script.write_text(STOPPED)
-    options = [f"--set={name}={str(value).lower()}" for name, value in BASE.items()]
-    options += ["--grid=depth=1,2", "--grid=lr=1e-3,3e-2", "--seeds=2", f"--out={out}"]
-    command = [sys.executable, script, instant, "sweep", corpus, *options]
-    stopped = subprocess.run(command, capture_output=True, text=True)
-    assert stopped.returncode == code, stopped.stderr
-    if instant == "interrupt":
-        told = f"headstock: stopped; 3 of 8 trials are saved in {out}; repeat the command to continue"
-        assert stopped.stderr.splitlines()[-1] == told
-    kept = modification_times(out / "cells")
-    heard = []
-    again = sweep(corpus, out=out, **ASKED, callbacks=[lambda event: heard.append(event.state.step)])
+    out = tmp_path / "out"
+    options = [*set_options(BASE), "--grid=depth=1,2", "--grid=lr=1e-3,3e-2", "--seeds=2", f"--out={out}"]
+    exit_code, _, err = command("sweep", corpus, *options, "--quiet", patch=partial(stop_sweep, kill=kill))
+    assert exit_code == code, err
+    if not kill:
+        assert f"3 of 8 trials are saved in {out}" in err.splitlines()[-1]
+    before, steps = modification_times(out / "cells"), []
+    again = sweep(corpus, out=out, **OPTIONS, callbacks=[lambda event: steps.append(event.state.step)])
     after = modification_times(out / "cells")
-    assert sum(after[name] == stamp for name, stamp in kept.items()) == 3
-    assert heard[0] > 2  # the fourth trial was resumed, not restarted
+    assert sum(after[name] == stamp for name, stamp in before.items()) == 3
+    assert steps[0] > 2  # the fourth trial was resumed, not restarted
     assert without_timings(again)["points"] == without_timings(results)["points"]
     assert again["verdict"] == results["verdict"]
 
 
 def test_all_invalid_settings_are_reported_before_training(corpus, tmp_path):
     grid = {"depht": [1, 2], "depth": [0, 2], "width": [16, 30], "heads": [4], "norm": ["pre", "pots"]}
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         sweep(corpus, grid=grid, out=tmp_path / "out")
-    assert [where for where, _ in wrong.value.problems] == [
+    assert [location for location, _ in error.value.problems] == [
         "depht",
         "depth=0: model.depth",
         "norm=pots: model.norm",
@@ -225,7 +200,7 @@ def test_all_invalid_settings_are_reported_before_training(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("options", "message"),
     [
         ({"grid": {"seed": [1, 2]}}, "each trial has its own"),
         ({"grid": {"valid_fraction": [0.1, 0.2]}}, "different text"),
@@ -238,50 +213,49 @@ def test_all_invalid_settings_are_reported_before_training(corpus, tmp_path):
         ({"grid": {"vocabulary": [300, 320]}, "objective": "masked", "settings": TINY}, "no bits per byte"),
     ],
 )
-def test_incomparable_points_are_refused(corpus, tmp_path, asked, why):
-    with pytest.raises(UserError, match=why):
-        sweep(corpus, out=tmp_path / "out", callbacks=[fail_if_trained], **asked)
+def test_incomparable_points_are_refused(corpus, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        sweep(corpus, out=tmp_path / "out", callbacks=[fail_if_trained], **options)
+
+
+def test_a_point_overrides_the_same_setting_by_another_name(corpus, tmp_path):
+    plan = make_plan(None, {"corpus": [str(corpus)]}, {"lr": [0.5]}, TINY | {"train.lr": 0.1})
+    assert sweep_trials.Pretraining(plan, tmp_path, "cpu").configure({"lr": 0.5}, 0).train.lr == 0.5
 
 
 def test_diverging_points_rank_last(corpus, tmp_path):
     settings = BASE | {"clip": 0, "warmup": 0.0, "steps": 8}
-    results = sweep(corpus, grid={"lr": [1e30, 1e-2]}, seeds=1, settings=settings, out=tmp_path / "out")
+    options = {"grid": {"lr": [1e30, 1e-2]}, "seeds": 1, "settings": settings, "out": tmp_path / "out"}
+    results = sweep(corpus, **options)
     first, last = results["points"]
     assert first["settings"] == {"lr": 1e-2} and first["mean"] is not None
     assert (last["mean"], last["failed"]) == (None, 1)
     assert any("lr=1e+30" in note for note in results["notes"])
     json.loads(json.dumps(results, allow_nan=False))
-    again = sweep(
-        corpus,
-        grid={"lr": [1e30, 1e-2]},
-        seeds=1,
-        settings=settings,
-        out=tmp_path / "out",
-        callbacks=[fail_if_trained],
-        keep=False,
-    )
+    again = sweep(corpus, **options, callbacks=[fail_if_trained], keep=False)
     assert without_timings(again) == without_timings(results)
 
 
-def test_the_command_and_a_recipe(call, swept, corpus, tmp_path):
-    results, old = swept
+def test_the_command_and_a_recipe(call, swept, corpus, tmp_path, monkeypatch):
+    results, finished = swept
     out, recipe = tmp_path / "out", tmp_path / "recipe.toml"
-    shutil.copytree(old, out)
+    shutil.copytree(finished, out)
     settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in BASE.items())
     recipe.write_text(
         f"[sweep]\ncorpus = {json.dumps(str(corpus))}\nseeds = 2\n"
         f"[grid]\ndepth = [1, 2]\nlr = '1e-3,3e-2'\n[pretrain]\n{settings}"
     )
     before = modification_times(out / "cells")
-    told, _ = call("sweep", "--config", recipe, "--out", out, "--json")
-    made = json.loads(told.splitlines()[-1])
-    assert modification_times(out / "cells") == before
-    assert made["verdict"] == results["verdict"] and made["points"] == results["points"]
-    told, said = call("sweep", "--config", recipe, "--out", out)
-    assert "gap to the best" in told and results["verdict"] in told.replace("\n", " ")
-    assert said.count("(cached)") == 8
-    _, said = call("sweep", corpus, "--grid", "lr=1", "--grid", "lr=2", "--out", out, code=2)
-    assert "given twice" in said
+    stdout, err = call("sweep", "--config", recipe, "--out", out)
+    assert modification_times(out / "cells") == before and (out / "report.html").is_file()
+    assert "gap to the best" in stdout and results["verdict"] in stdout.replace("\n", " ")
+    assert err.count("(cached)") == 8
+    monkeypatch.setattr("headstock.report.pages.write_report", lambda folder: folder / "report.html")
+    stdout, _ = call("sweep", "--config", recipe, "--out", out, "--json")
+    output = json.loads(stdout.splitlines()[-1])
+    assert output["verdict"] == results["verdict"] and output["points"] == results["points"]
+    _, err = call("sweep", corpus, "--grid", "lr=1", "--grid", "lr=2", "--out", out, code=2)
+    assert "given twice" in err
 
 
 # Fine-tuning
@@ -297,35 +271,33 @@ def test_fine_tuning_is_ranked_by_the_validation_rows(stock, files, tmp_path):
     assert means == sorted(means, reverse=True)
     assert len(list((out / "runs").iterdir())) == 8  # keep=True
     model = headstock.load(results["best"]["run"])
-    best = next(
-        cell
-        for cell in results["cells"]
-        if cell["seed"] == results["best"]["seed"] and cell["settings"] == results["best"]["settings"]
-    )
+    best_trial = {key: results["best"][key] for key in ("seed", "settings")}
+    best = next(cell for cell in results["cells"] if best_trial.items() <= cell.items())
     assert math.isclose(model.evaluate(files["valid"])["accuracy"], best["score"])
     assert any("no test row" in note for note in results["notes"])
     again = sweep(**rows, grid=grid, seeds=2, settings=settings, out=out, callbacks=[fail_if_trained])
     assert without_timings(again)["points"] == without_timings(results)["points"]
     assert len(list((out / "runs").iterdir())) == 8  # a later call does not remove kept runs
-    for wrong in ({"settings": {"data.test": str(files["test"])}}, {"settings": {"ensemble": 2}}, {"by": "loss"}):
+    for invalid in ({"settings": {"data.test": str(files["test"])}}, {"settings": {"ensemble": 2}}, {"by": "loss"}):
         with pytest.raises(UserError, match=r"cannot be set|applies to pretraining"):
-            sweep(**rows, grid=grid, out=out, callbacks=[fail_if_trained], **wrong)
+            sweep(**rows, grid=grid, out=out, callbacks=[fail_if_trained], **invalid)
 
 
 # The summary
 
 
-def cells_of(scores, **more):
-    return [{"score": score, "failed": None, "seconds": 1.0, "parameters": 9, **more} for score in scores]
+def trials_with(scores, **values):
+    return [{"score": score, "failed": None, "seconds": 1.0, "parameters": 9, **values} for score in scores]
 
 
 def test_points_with_a_failed_seed_rank_last():
-    made = [cells_of([2.0, 2.0]), [*cells_of([1.0]), {"score": None, "failed": "no number"}], cells_of([1.5, 1.7])]
-    assert ranking(made, lower=True) == [2, 0, 1]
-    assert ranking(made, lower=False) == [0, 2, 1]
+    failed = [*trials_with([1.0]), {"score": None, "failed": "no number"}]
+    results = [trials_with([2.0, 2.0]), failed, trials_with([1.5, 1.7])]
+    assert ranking(results, lower=True) == [2, 0, 1]
+    assert ranking(results, lower=False) == [0, 2, 1]
 
 
-class Judged:
+class RankedByLoss:
     """The part of a SweepKind that the summary needs."""
 
     metric, lower, curve_metric, task = "loss", True, "loss", None
@@ -341,24 +313,24 @@ class Judged:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "said"),
+    ("best_scores", "other_scores", "words"),
     [
         ([1.0, 1.1, 1.2], [2.0, 2.1, 2.21], "clearly better than the second best"),
         ([1.0, 1.1, 1.2], [1.2, 1.0, 1.15], "not clearly better than the second best"),
         ([1.0], [2.0], "one seed cannot show"),
     ],
 )
-def test_the_sweep_verdict_follows_the_paired_interval(tmp_path, ours, theirs, said):
+def test_the_sweep_verdict_follows_the_paired_interval(tmp_path, best_scores, other_scores, words):
     from headstock.experiments.sweep_settings import SweepPlan, SweepSettings
     from headstock.experiments.sweep_trials import SweepTrial
 
     points = [{"lr": 0.1}, {"lr": 0.2}]
-    plan = SweepPlan(SweepSettings(corpus=("a.txt",), seeds=len(ours)), {"lr": [0.1, 0.2]}, {})
-    made = [cells_of(ours, settings=points[0]), cells_of(theirs, settings=points[1])]
-    results = summarize_sweep(plan, Judged(tmp_path), points, made, SweepTrial(points[0], 0), seconds=1.0)
-    assert said in results["verdict"] and "lr=0.1" in results["verdict"]
-    assert ("clearly" in results["verdict"]) == (len(ours) > 1)
-    gap = t_interval([b - a for a, b in zip(ours, theirs, strict=True)])
+    plan = SweepPlan(SweepSettings(corpus=("a.txt",), seeds=len(best_scores)), {"lr": [0.1, 0.2]}, {})
+    trials = [trials_with(best_scores, settings=points[0]), trials_with(other_scores, settings=points[1])]
+    results = summarize_sweep(plan, RankedByLoss(tmp_path), points, trials, SweepTrial(points[0], 0), seconds=1.0)
+    assert words in results["verdict"] and "lr=0.1" in results["verdict"]
+    assert ("clearly" in results["verdict"]) == (len(best_scores) > 1)
+    gap = t_interval([b - a for a, b in zip(best_scores, other_scores, strict=True)])
     assert results["best"]["second"]["mean"] == gap.mean
     assert results["best"]["second"]["clear"] == (gap.low is not None and gap.low > 0)
 

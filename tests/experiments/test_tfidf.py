@@ -27,18 +27,15 @@ def reviews(count: int, *, classes: int = 2, name: str = "rows", clarity: float 
     for label in labels:
         words = []
         for _ in range(12):
-            told = label if random.random() < 0.7 else random.integers(classes)
-            words.append(random.choice(WORDS[int(told)] if random.random() < clarity else COMMON))
+            indicated = label if random.random() < 0.7 else random.integers(classes)
+            words.append(random.choice(WORDS[int(indicated)] if random.random() < clarity else COMMON))
         texts.append(" ".join(words))
     return texts, labels
 
 
-def fitted(count: int, *, classes: int = 2, **more) -> TfidfClassifier:
-    return TfidfClassifier(["bad", "good", "fair"][:classes]).fit(
-        *reviews(count, classes=classes, name="train", **more),
-        *reviews(200, classes=classes, name="valid", **more),
-        seed=0,
-    )
+def fitted(count: int, *, classes: int = 2) -> TfidfClassifier:
+    train, valid = (reviews(rows, classes=classes, name=name) for rows, name in ((count, "train"), (200, "valid")))
+    return TfidfClassifier(["bad", "good", "fair"][:classes]).fit(*train, *valid, seed=0)
 
 
 def test_the_classifier_learns_and_reports_its_choice():
@@ -47,8 +44,8 @@ def test_the_classifier_learns_and_reports_its_choice():
     assert np.mean(baseline.probabilities(texts).argmax(1) == labels) > 0.7
     assert baseline.chosen in {f"{name}, C={strength:g}" for name, strength in CANDIDATES}
     valid_texts, valid_labels = reviews(200, name="valid")
-    chosen = baseline.probabilities(valid_texts).argmax(1)
-    assert baseline.valid_accuracy == pytest.approx(np.mean(chosen == valid_labels))
+    predicted = baseline.probabilities(valid_texts).argmax(1)
+    assert baseline.valid_accuracy == pytest.approx(np.mean(predicted == valid_labels))
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -73,9 +70,9 @@ def test_the_most_likely_class_is_the_prediction(candidate, classes, monkeypatch
     monkeypatch.setattr("headstock.experiments.tfidf.CANDIDATES", (candidate,))
     baseline = fitted(60, classes=classes)
     texts, _ = reviews(150, classes=classes, name="test")
-    shares = baseline.probabilities(texts)
-    assert shares.sum(1) == pytest.approx(1.0)
-    assert (shares.argmax(1) == baseline._classifier.predict(baseline._features(texts))).all()
+    probabilities = baseline.probabilities(texts)
+    assert probabilities.sum(1) == pytest.approx(1.0)
+    assert (probabilities.argmax(1) == baseline._classifier.predict(baseline._features(texts))).all()
 
 
 def test_probabilities_are_calibrated_on_the_validation_rows():
@@ -90,9 +87,9 @@ def test_absent_classes_have_probability_zero():
     texts, labels = reviews(20, classes=2, name="few", clarity=0.5)
     valid_texts, valid_labels = reviews(60, classes=3, name="valid", clarity=0.5)
     baseline = TfidfClassifier(["bad", "good", "fair"]).fit(texts, labels, valid_texts, valid_labels, seed=1)
-    shares = baseline.probabilities(valid_texts)
-    assert shares.shape == (60, 3)
-    assert (shares[:, 2] == 0).all() and shares.sum(1) == pytest.approx(1.0)
+    probabilities = baseline.probabilities(valid_texts)
+    assert probabilities.shape == (60, 3)
+    assert (probabilities[:, 2] == 0).all() and probabilities.sum(1) == pytest.approx(1.0)
     assert baseline.valid_accuracy <= 2 / 3  # a third of the validation rows have an unseen class
     assert baseline.probabilities([]).shape == (0, 3)
 

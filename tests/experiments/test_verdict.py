@@ -163,7 +163,7 @@ def test_missing_arms_are_stated():
 
 
 ends = st.floats(-30, 30, allow_nan=False)
-random_gaps = st.tuples(ends, ends, ends).map(sorted).map(lambda three: (three[1], three[0], three[2]))
+random_gaps = st.tuples(ends, ends, ends).map(sorted).map(lambda bounds: (bounds[1], bounds[0], bounds[2]))
 
 
 @given(random_gaps, random_gaps, random_gaps, st.booleans())
@@ -193,8 +193,8 @@ def test_the_demo_never_contradicts_the_verdict(over_scratch, over_tfidf, frozen
     gaps = {PS: over_scratch, PT: over_tfidf, ("frozen", "tfidf"): frozen_over_tfidf}
     text = verdict({"pretrained": 80.0, "scratch": 74.0, "frozen": 81.0, "tfidf": 75.0}, gaps)
     pairs = [
-        {"labels": 400, "a": a, "b": b, "difference": one[0] / 100, "low": one[1] / 100, "high": one[2] / 100}
-        for (a, b), one in gaps.items()
+        {"labels": 400, "a": a, "b": b, "difference": gap[0] / 100, "low": gap[1] / 100, "high": gap[2] / 100}
+        for (a, b), gap in gaps.items()
         if a == "pretrained"
     ]
     for pair in pairs:
@@ -219,11 +219,11 @@ def test_without_intervals_no_claim_is_made(over_scratch, over_tfidf):
 # Which layers are the best features
 
 
-def verdict_of_layers(scores: dict[str, float], gaps: dict[str, tuple], **more) -> str:
+def verdict_of_layers(scores: dict[str, float], gaps: dict[str, tuple], **values) -> str:
     """Scores of layers in points, and by how much the best of them, `mix`, is ahead of the others."""
     rows = [{"arm": f"frozen {layers}", "labels": 50, "score": score / 100} for layers, score in scores.items()]
     for row in rows:
-        row |= {"low": row["score"] - 0.02, "high": row["score"] + 0.02, **more}
+        row |= {"low": row["score"] - 0.02, "high": row["score"] + 0.02, **values}
     pairs = []
     for layers, values in gaps.items():  # reversed, as stored when the best arm comes later
         gap, low, high = (None if value is None else -value / 100 for value in values)

@@ -46,7 +46,7 @@ STEP_SECONDS = {NEW: 0.031, CAPTURED: 0.045, REPLAYED: 0.005}
 ROW_SECONDS = 4e-4  # per row of a validation
 CHECKPOINT_SECONDS = 0.05
 COLD_SECONDS = 9.0  # to compile kernels
-STEPS = 1500
+STEPS = 900
 MEASURED, SIZES = (11, 0.5, 0.1), {"validation_tokens": 100, "peak_bytes": 7}
 OPTIONS = {"valid_tokens": 2000, "steps_for": lambda result: STEPS, "device": CPU}
 

@@ -6,7 +6,7 @@ Gated causal convolutions (Dauphin et al. 2017). B rows, T tokens, D width.
 import json
 import tomllib
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -168,7 +168,8 @@ def test_its_parameters_are_counted_without_a_formula(files, call):
 
 def test_its_plan_says_that_costs_are_measured(corpus, call, monkeypatch):
     preset = tomllib.loads(SETTINGS) | {"task": {"name": "causal"}}
-    monkeypatch.setattr(TASKS.get("causal"), "default_family", "gated-conv")
+    causal = TASKS.get("causal")
+    monkeypatch.setattr(causal, "plan", replace(causal.plan, family="gated-conv"))
     monkeypatch.setattr(rules, "PRESETS", ("nano",))
     monkeypatch.setattr(rules, "read_preset", lambda name: deepcopy(preset))
     out, _ = call("plan", corpus, "--objective", "causal", "--device", "cpu")

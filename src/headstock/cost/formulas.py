@@ -122,18 +122,18 @@ class ModuleCost:
     @property
     def buffer_count(self) -> Size:
         """Values in buffers."""
-        own = sum(map(math.prod, self.buffers.values())) + sum(part.buffer_count for part in self.parts)
-        return own * self.copies
+        values = sum(map(math.prod, self.buffers.values())) + sum(part.buffer_count for part in self.parts)
+        return values * self.copies
 
     def total_flops(self) -> Size:
         """Of one token in the forward pass."""
-        own = self.flops + sum(part.total_flops() for part in self.parts)
-        return own * self.passes * self.copies
+        flops = self.flops + sum(part.total_flops() for part in self.parts)
+        return flops * self.passes * self.copies
 
     def total_saved(self) -> SavedActivations:
         """Of one token."""
-        own = sum((part.total_saved() for part in self.parts), self.saved)
-        return own.times(self.passes * self.copies)
+        saved = sum((part.total_saved() for part in self.parts), self.saved)
+        return saved.times(self.passes * self.copies)
 
     def measured_parts(self) -> list[str]:
         """Names of the submodules without a closed form."""

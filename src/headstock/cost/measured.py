@@ -5,7 +5,7 @@ on the meta device where the module can run there: no values are computed and no
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from headstock.cost.formulas import ModuleCost, SavedActivations
 from headstock.model.backbone import Backbone
 from headstock.model.batch import Batch
+
+Forward = Callable[[nn.Module, str], Any]  # runs a module on one row on a device
 
 
 def measured_note(names: Sequence[str]) -> str:
@@ -28,34 +30,34 @@ def measured_note(names: Sequence[str]) -> str:
 def measured_backbone(backbone: Backbone, length: int, source_length: int) -> ModuleCost:
     """Parameters by module, FLOPs and saved activations per token of a row of `length` tokens."""
 
-    def row(module: nn.Module, device: torch.device) -> Any:
+    def forward(module: nn.Module, device: str) -> Any:
         source = None
         if backbone.is_encoder_decoder:
             source = Batch(torch.zeros(1, source_length, dtype=torch.long, device=device))
         return module(Batch(torch.zeros(1, length, dtype=torch.long, device=device), source=source)).hidden
 
-    return _measured("backbone", backbone, row, tokens=length, known=set())
+    return _measured("backbone", backbone, forward, tokens=length, counted=set())
 
 
-def measured_head(name: str, head: nn.Module, width: int, known: set[int]) -> ModuleCost:
-    """The same for one vector of `width` features; parameters in `known`, such as tied embeddings, are not counted."""
+def measured_head(head: nn.Module, backbone: Backbone) -> ModuleCost:
+    """The same for one token; parameters of the backbone, such as tied embeddings, are not counted again."""
 
-    def row(module: nn.Module, device: torch.device) -> Any:
-        return module(torch.zeros(1, width, device=device, requires_grad=True))
+    def forward(module: nn.Module, device: str) -> Any:
+        return module(torch.zeros(1, backbone.width, device=device, requires_grad=True))
 
-    return _measured(name, head, row, tokens=1, known=known)
+    return _measured("head", head, forward, tokens=1, counted={id(parameter) for parameter in backbone.parameters()})
 
 
-def _measured(name: str, module: nn.Module, row: Any, *, tokens: int, known: set[int]) -> ModuleCost:
+def _measured(name: str, module: nn.Module, forward: Forward, *, tokens: int, counted: set[int]) -> ModuleCost:
     try:
-        flops, saved = _run(copy.deepcopy(module).to("meta"), row, torch.device("meta"))
+        flops, saved = _run(module, forward, "meta")
     except (RuntimeError, NotImplementedError):  # it looks at values, which meta tensors do not have
-        flops, saved = _run(copy.deepcopy(module).to("cpu"), row, torch.device("cpu"))
-    tree = _parameters(name, module, set(known))
+        flops, saved = _run(module, forward, "cpu")
+    tree = _parameters(name, module, counted)
     return replace(tree, flops=flops / tokens, saved=SavedActivations(saved / tokens), measured=True)
 
 
-def _run(module: nn.Module, row: Any, device: torch.device) -> tuple[int, int]:
+def _run(module: nn.Module, forward: Forward, device: str) -> tuple[int, int]:
     """FLOPs and the number of saved values, without the parameters themselves.
 
     Attention runs unfused, since the counter does not know every fused kernel; so its weights count as saved.
@@ -63,27 +65,28 @@ def _run(module: nn.Module, row: Any, device: torch.device) -> tuple[int, int]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    own = {id(parameter) for parameter in module.parameters()}
+    module = copy.deepcopy(module).to(device).train()
+    parameters = {id(parameter) for parameter in module.parameters()}
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if id(tensor) not in own:
+        if id(tensor) not in parameters:
             saved[id(tensor)] = tensor.numel()
         return tensor
 
     counter, hooks = FlopCounterMode(display=False), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter, hooks:
-        row(module.train(), device)
+        forward(module, device)
     return counter.get_total_flops(), sum(saved.values())
 
 
-def _parameters(name: str, module: nn.Module, known: set[int]) -> ModuleCost:
+def _parameters(name: str, module: nn.Module, counted: set[int]) -> ModuleCost:
     """A module's parameters and buffers as numbers, a shared one where it comes first."""
     shapes = {}
     for key, parameter in module.named_parameters(recurse=False):
-        if id(parameter) not in known:
-            known.add(id(parameter))
+        if id(parameter) not in counted:
+            counted.add(id(parameter))
             shapes[key] = tuple(parameter.shape)
     buffers = {key: tuple(buffer.shape) for key, buffer in module.named_buffers(recurse=False)}
-    parts = tuple(_parameters(key, part, known) for key, part in module.named_children())
+    parts = tuple(_parameters(key, part, counted) for key, part in module.named_children())
     return ModuleCost(name, shapes, buffers, parts=parts, is_embedding=isinstance(module, nn.Embedding))

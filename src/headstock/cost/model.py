@@ -5,16 +5,7 @@ from dataclasses import fields, replace
 
 from torch import nn
 
-from headstock.cost.formulas import (
-    CPU,
-    Dimensions,
-    ExecutionContext,
-    ModuleCost,
-    SavedActivations,
-    Size,
-    linear,
-    norm,
-)
+from headstock.cost.formulas import CPU, Dimensions, ExecutionContext, ModuleCost, SavedActivations, Size, linear, norm
 from headstock.cost.measured import measured_backbone, measured_head
 from headstock.cost.recurrent import elmo_cost, recurrent_cost
 from headstock.cost.transformer import encoder_decoder_cost, transformer_cost
@@ -32,15 +23,15 @@ def model_dimensions(model: Model, *, length: int = 0, source_length: int | None
     """The sizes of a model as numbers, for rows of `length` tokens and sources as long unless specified."""
     backbone, config = model.backbone, model.backbone.config
     names = {part.name for part in fields(Dimensions)}
-    own = {"width": backbone.width, "depth": backbone.depth}
-    own |= {name: value for name, value in vars(config).items() if name in names}
+    sizes = {"width": backbone.width, "depth": backbone.depth}
+    sizes |= {name: value for name, value in vars(config).items() if name in names}
     if backbone.is_encoder_decoder:
-        own["source_vocabulary"] = own.get("source_vocabulary") or own["vocabulary"]
-        own["encoder_depth"] = own.get("encoder_depth") or own["depth"]
+        sizes["source_vocabulary"] = sizes.get("source_vocabulary") or sizes["vocabulary"]
+        sizes["encoder_depth"] = sizes.get("encoder_depth") or sizes["depth"]
     classes = [head.linear.out_features for head in model.heads.values() if isinstance(head, ClassificationHead)]
     length = length or backbone.context or 256
-    own |= {"classes": classes[0] if classes else 0, "context": backbone.context or 0}
-    return Dimensions(**own, length=length, source_length=source_length or length)
+    sizes |= {"classes": classes[0] if classes else 0, "context": backbone.context or 0}
+    return Dimensions(**sizes, length=length, source_length=source_length or length)
 
 
 def model_cost(model: Model, task: Task, d: Dimensions, context: ExecutionContext = CPU) -> ModuleCost:
@@ -82,7 +73,7 @@ def head_cost(head: nn.Module, backbone: Backbone, d: Dimensions, context: Execu
         return next_sentence_cost(d)
     if isinstance(head, ClassificationHead):
         return classification_cost(head, d, getattr(backbone.config, "width", backbone.width))
-    return measured_head("head", head, backbone.width, {id(parameter) for parameter in backbone.parameters()})
+    return measured_head(head, backbone)
 
 
 def lm_head_cost(head: LMHead, d: Dimensions, context: ExecutionContext) -> ModuleCost:

@@ -112,8 +112,8 @@ def make_context(plan: ComparisonPlan, folder: Path, distributed: DistributedCon
     if settings.separator is not None:
         task_config = replace(task_config, separator=settings.separator)
     if hasattr(task_config, "many_classes"):
-        many = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
-        task_config = replace(task_config, many_classes=bool(many))
+        many_classes = plan.settings.get("many_classes", plan.settings.get("task.many_classes", False))
+        task_config = replace(task_config, many_classes=bool(many_classes))
     paths = settings.train, settings.valid, settings.test
     files = LabelledSettings(*paths, settings.columns, skip_blank=settings.skip_blank)
     splits = read_splits(files, task_class, task_config, seed=settings.seed)

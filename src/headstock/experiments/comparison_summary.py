@@ -157,8 +157,8 @@ def full_texts(records: Records) -> list[str]:
 def settings_of(plan: ComparisonPlan) -> dict[str, dict[str, Any]]:
     """All settings of the comparison, by section."""
     pretrain = {f"pretrain.{name}": table for name, table in plan.pretrain.items() if isinstance(table, dict)}
-    if own := {name: value for name, value in plan.pretrain.items() if not isinstance(value, dict)}:
-        pretrain = {"pretrain": own} | pretrain
+    if values := {name: value for name, value in plan.pretrain.items() if not isinstance(value, dict)}:
+        pretrain = {"pretrain": values} | pretrain
     arms = {f"arms.{name}": table for name, table in plan.arms.items()}
     return {"compare": config.to_dict(plan.compare), "finetune": plan.settings, **arms, **pretrain}
 
@@ -225,8 +225,8 @@ def uses_last_epoch(plan: ComparisonPlan) -> bool:
         return settings.get("weights", settings.get("train.weights", default))
 
     common = weights(plan.settings, "best")
-    own = {weights(plan.arms.get(name, {}), common) for name in plan.compare.arms}
-    return "tfidf" not in plan.compare.arms and own == {"last"}
+    by_arm = {weights(plan.arms.get(name, {}), common) for name in plan.compare.arms}
+    return "tfidf" not in plan.compare.arms and by_arm == {"last"}
 
 
 def notes(plan: ComparisonPlan, context: ExperimentContext, leaks: LeakageReport) -> list[str]:

@@ -80,12 +80,7 @@ def search_run(run: RunFolder, records: Records, folder: Path) -> tuple[RunLeaka
     matches = sorted(cached["found"], key=lambda match: -match["share"])
     rows, kinds = [match["row"] % len(records) for match in matches], [match["kind"] for match in matches]
     examples = [
-        {
-            "place": records.location(row),
-            "text": texts[match["row"]],
-            "found": match["where"],
-            "share": match["share"],
-        }
+        {"place": records.location(row), "text": texts[match["row"]], "found": match["where"], "share": match["share"]}
         for row, match in zip(rows[:MAX_EXAMPLES], matches, strict=False)
     ]
     counts = {"documents": cached["documents"], "tested": cached["tested"]}

@@ -13,14 +13,7 @@ from headstock.experiments.grid import TrialResult, check_folder, exclusive, exp
 from headstock.experiments.recipe import fixed_setting_problems, given_options
 from headstock.experiments.sweep_settings import SweepPlan, SweepSettings, draw_points, make_plan
 from headstock.experiments.sweep_summary import ranking, summarize_sweep
-from headstock.experiments.sweep_trials import (
-    FIXED_SETTINGS,
-    Finetuning,
-    Pretraining,
-    SweepKind,
-    SweepTrial,
-    run_trial,
-)
+from headstock.experiments.sweep_trials import FIXED_SETTINGS, Finetuning, Pretraining, SweepKind, SweepTrial, run_trial
 from headstock.io import rank_and_size, write_json
 from headstock.report.sweep_points import Point, canonical, format_metric, point_label
 from headstock.train.callbacks import Callback
@@ -135,7 +128,6 @@ def configure_all(plan: SweepPlan, kind: SweepKind, points: Sequence[Point]) -> 
     full_names = {key: full_name for key in plan.grid if (full_name := full_setting_name(key, tree))}
     if repeated := sorted(key for key, name in full_names.items() if list(full_names.values()).count(name) > 1):
         raise UserError(f"--grid {', '.join(repeated)}: are two names of one setting")
-    kind.overridden |= {key for key in plan.settings if full_setting_name(key, tree) in full_names.values()}
     configs = build_all(points, lambda point: kind.configure(point, seed))
     if len({config.objective for config in configs}) > 1:
         raise UserError("grid.preset: these presets have different objectives, whose losses are not comparable")

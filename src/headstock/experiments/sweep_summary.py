@@ -76,8 +76,8 @@ def describe_grid(plan: SweepPlan) -> dict[str, Any]:
 
 
 def base_settings(plan: SweepPlan) -> dict[str, Any]:
-    own = {"preset": plan.preset, "objective": plan.objective, "config": str(plan.file) if plan.file else None}
-    return {name: value for name, value in own.items() if value} | plan.settings
+    options = {"preset": plan.preset, "objective": plan.objective, "config": str(plan.file) if plan.file else None}
+    return {name: value for name, value in options.items() if value} | plan.settings
 
 
 def title_of(plan: SweepPlan, keys: Sequence[str]) -> str:

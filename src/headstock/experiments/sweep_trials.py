@@ -65,14 +65,15 @@ class SweepKind(ABC):
 
     def __init__(self, plan: SweepPlan, folder: Path):
         self.plan, self.folder = plan, folder
-        self.overridden: set[str] = set()  # settings of every point that the grid also sets
 
     def run_folder(self, trial: SweepTrial) -> RunFolder:
         return RunFolder(self.folder / "runs" / trial.name)
 
-    def settings_of(self, point: Point, seed: int) -> dict[str, Any]:
-        base = {name: value for name, value in self.plan.settings.items() if name not in self.overridden}
-        return base | point | {"train.seed": seed}
+    def settings_of(self, point: Point, seed: int, options: dict[str, Any]) -> dict[str, Any]:
+        """The settings of a trial: those of every point, those of the point, and `options` that are not empty."""
+        # the last of two names of a setting counts, such as train.lr and lr, so the point's come last
+        base = {name: value for name, value in self.plan.settings.items() if name not in point}
+        return base | point | {"train.seed": seed} | {name: value for name, value in options.items() if value}
 
     @property
     def curve_metric(self) -> str:
@@ -154,7 +155,7 @@ class Pretraining(SweepKind):
         super().__init__(plan, folder)
         self.device = device
         self.metric = "loss" if plan.sweep.by == "auto" else plan.sweep.by
-        self.tokenizers: dict[str, Tokenizer] = {}
+        self.tokenizers: dict[str, tuple[Tokenizer, Path]] = {}
         self.corpora: dict[str, tuple[Corpus, str]] = {}  # by how they are read, with their fingerprints
 
     @property
@@ -165,21 +166,17 @@ class Pretraining(SweepKind):
         """As `pretrain` takes them."""
         sweep, point = self.plan.sweep, dict(point)
         preset = point.pop("preset", self.plan.preset)
-        own = {"data.corpus": list(sweep.corpus), "data.valid": list(sweep.valid), "tokenizer.file": sweep.tokenizer}
-        own |= {"task.name": self.plan.objective}
-        settings = {"train.tensorboard": False} | self.settings_of(point, seed)
-        return preset, settings | {name: value for name, value in own.items() if value}
+        options: dict[str, Any] = {"data.corpus": list(sweep.corpus), "data.valid": list(sweep.valid)}
+        options |= {"tokenizer.file": sweep.tokenizer, "task.name": self.plan.objective}
+        return preset, {"train.tensorboard": False} | self.settings_of(point, seed, options)
 
     def configure(self, point: Point, seed: int) -> RunConfig:
         preset, settings = self.preset_and_settings(point, seed)
         return resolve.require_corpus(resolve.resolve_pretrain_config(preset, self.plan.file, settings))
 
     def read(self, configs: Sequence[RunConfig]) -> None:
-        for config in configs:
-            self.corpus_of(config)
-            if self.tokenizer_key(config) not in self.tokenizers:
-                self.tokenizers[self.tokenizer_key(config)] = self.tokenizer_of(config)
-        if self.metric == "loss" and len({tokenizer.fingerprint for tokenizer in self.tokenizers.values()}) > 1:
+        fingerprints = {self.tokenizer_of(config)[0].fingerprint for config in configs}
+        if self.metric == "loss" and len(fingerprints) > 1:
             reason = "losses of different tokenizers are not comparable"
             if self.plan.sweep.by == "loss":
                 raise UserError(f"--by loss: {reason}; rank by bits_per_byte")
@@ -199,30 +196,28 @@ class Pretraining(SweepKind):
             self.corpora[key] = corpus, corpus.fingerprint() + (valid.fingerprint() if valid else "")
         return self.corpora[key]
 
-    def tokenizer_key(self, config: RunConfig) -> str:
-        return versioned_fingerprint({"text": self.corpus_of(config)[1], "settings": config.plain()["tokenizer"]})
-
-    def tokenizer_file(self, config: RunConfig) -> Path:
-        file = config.tokenizer.file
-        return Path(file) if file else self.folder / "tokenizers" / f"{self.tokenizer_key(config)[:16]}.json"
-
-    def tokenizer_of(self, config: RunConfig) -> Tokenizer:
-        path = self.tokenizer_file(config)
-        if not config.tokenizer.file and not path.is_file():
-            kind, size = config.tokenizer.kind, config.tokenizer.vocabulary
-            logger.info("training a %s tokenizer with at most %s entries", kind, f"{size:,}")
-            train_tokenizer(self.corpus_of(config)[0].sample_texts(), config.tokenizer).save(path)
-        return open_tokenizer(path)
+    def tokenizer_of(self, config: RunConfig) -> tuple[Tokenizer, Path]:
+        """The tokenizer and its file."""
+        settings, text = config.tokenizer, self.corpus_of(config)
+        key = versioned_fingerprint({"text": text[1], "settings": config.plain()["tokenizer"]})
+        if key not in self.tokenizers:
+            path = Path(settings.file) if settings.file else self.folder / "tokenizers" / f"{key[:16]}.json"
+            if not settings.file and not path.is_file():
+                size = f"{settings.vocabulary:,}"
+                logger.info("training a %s tokenizer with at most %s entries", settings.kind, size)
+                train_tokenizer(text[0].sample_texts(), settings).save(path)
+            self.tokenizers[key] = open_tokenizer(path), path
+        return self.tokenizers[key]
 
     def complete(self, config: RunConfig) -> RunConfig:
-        tokenizer = self.tokenizers[self.tokenizer_key(config)]
+        tokenizer, _ = self.tokenizer_of(config)
         TASKS.get(config.objective)(config.task, tokenizer)  # refuses a tokenizer without the special tokens it needs
         return resolve.with_vocabulary(config, tokenizer)
 
     def key(self, config: RunConfig) -> str:
         settings, paths = config.plain(), ("corpus", "valid")
         settings["data"] = {name: value for name, value in settings["data"].items() if name not in paths}
-        tokenizer = self.tokenizers[self.tokenizer_key(config)]
+        tokenizer, _ = self.tokenizer_of(config)
         settings["tokenizer"] = tokenizer.fingerprint
         # trials of earlier versions did not charge for unknown tokens
         charged = {"unknown": "charged"} if tokenizer.can_produce_unk else {}
@@ -231,13 +226,12 @@ class Pretraining(SweepKind):
     def train(self, trial: SweepTrial, config: RunConfig, callbacks: Sequence[Callback]) -> TrialResult:
         run = self.run_folder(trial)
         preset, settings = self.preset_and_settings(trial.point, trial.seed)
-        objective = settings.pop("task.name", None)
         results = pretrain(
             out=run.path,
             preset=preset,
-            objective=objective,
+            objective=settings.pop("task.name", None),
             config_file=self.plan.file,
-            tokenizer=self.tokenizer_file(config),
+            tokenizer=self.tokenizer_of(config)[1],
             settings=settings,
             resume=True,
             device=self.device,
@@ -277,8 +271,8 @@ class Finetuning(SweepKind):
     def configure(self, point: Point, seed: int) -> RunConfig:
         sweep = self.plan.sweep
         valid = next(iter(sweep.valid), None)
-        own = {"data.train": sweep.train, "data.valid": valid, "data.columns": list(sweep.columns)}
-        settings = self.settings_of(point, seed) | {name: value for name, value in own.items() if value}
+        options = {"data.train": sweep.train, "data.valid": valid, "data.columns": list(sweep.columns)}
+        settings = self.settings_of(point, seed, options)
         return resolve.resolve_finetune_config(self.source, sweep.task, self.plan.file, settings)
 
     def read(self, configs: Sequence[RunConfig]) -> None:

@@ -26,7 +26,7 @@ class TfidfClassifier:
 
     Inputs are texts or pairs of texts. A pair is represented by both texts, their product and their difference.
 
-    >>> baseline = Baseline(["negative", "positive"]).fit(texts, labels, valid_texts, valid_labels, seed=0)
+    >>> baseline = TfidfClassifier(["negative", "positive"]).fit(texts, labels, valid_texts, valid_labels, seed=0)
     >>> baseline.chosen, baseline.valid_accuracy
     ('linear SVM, C=1', 0.8525)
     """

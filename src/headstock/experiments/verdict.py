@@ -164,7 +164,7 @@ def _tfidf(scores: ArmScores, rivals: list[str]) -> str:
             f"; {scores.describe(better[0])} clearly outperforms TF-IDF ({gaps[better[0]].signed}), "
             f"but {scores.describe(first)} does not ({gap.signed})"
         )
-    is_bounded = all(one.high is not None and one.high <= NEGLIGIBLE for one in gaps.values())
+    is_bounded = all(gap.high is not None and gap.high <= NEGLIGIBLE for gap in gaps.values())
     opening = "; TF-IDF is sufficient: " if is_bounded else "; TF-IDF may be sufficient: "
     if not gap.below:
         return f"{opening}{scores.describe(first)} is not clearly better ({gap.signed})"

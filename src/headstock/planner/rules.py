@@ -24,22 +24,10 @@ REASONS = {
     "dropout": "needed for causal LM beyond three epochs (recipes/french-causal.toml), not for masked LM",
 }
 
-# (depth, width)
-SIZES = (
-    (2, 64),
-    (3, 96),
-    (4, 128),
-    (5, 192),
-    (6, 256),
-    (8, 384),
-    (10, 512),
-    (12, 640),
-    (12, 768),
-    (16, 1024),
-    (20, 1280),
-    (24, 1536),
-    (32, 2048),
-)
+SIZES = (  # (depth, width)
+    (2, 64), (3, 96), (4, 128), (5, 192), (6, 256), (8, 384), (10, 512), (12, 640), (12, 768), (16, 1024),
+    (20, 1280), (24, 1536), (32, 2048),
+)  # fmt: skip
 PRESETS = ("nano", "mini", "small", "base")  # sizes of the families that are not planned by depth and width
 REPEATED_TEXT_OBJECTIVE = "hybrid"  # learns most from text that is repeated as often as it pays
 TOKENS_PER_PARAMETER = 10

@@ -84,11 +84,7 @@ def time_in_process(folder: Path, workload: Workload, device: str, steps: int) -
 def time_store(folder: Path, workload: Workload, device: str, steps: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     timing = time_steps(workload_config(workload), open_split_stores(folder), choose_device(device), steps=steps)
-    return {
-        "seconds": timing.seconds,
-        "tokens_per_second": timing.tokens_per_second,
-        "peak_bytes": timing.peak_bytes,
-    }
+    return {"seconds": timing.seconds, "tokens_per_second": timing.tokens_per_second, "peak_bytes": timing.peak_bytes}
 
 
 def time_batch_size(

@@ -276,7 +276,7 @@ def terminal_chart(curve: Sequence[tuple[float, float]], *, width: int = 60, hei
 # Errors
 
 
-def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure":
+def lengths(right: list[int], wrong: list[int], unit: str, input_name: str) -> "Figure":
     """Densities of the lengths of correctly and wrongly predicted rows, with their medians."""
     values = np.array([*right, *wrong], dtype=float)
     low, high = max(1.0, values.min()), max(2.0, values.max())
@@ -306,7 +306,7 @@ def lengths(right: list[int], wrong: list[int], unit: str, read: str) -> "Figure
             set_log_ticks(axes, low, high)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.set_xlabel(f"length of the {read} in {unit}" + (" (log scale)" if is_log else ""))
+        axes.set_xlabel(f"length of the {input_name} in {unit}" + (" (log scale)" if is_log else ""))
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         figure.legend(loc="outside upper left", ncols=2, fontsize=10)
@@ -326,7 +326,7 @@ def set_log_ticks(axes: "Axes", low: float, high: float) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
+def reliability(bins: Rows, style: ArmStyle, item: str) -> "Figure":
     """Accuracy by confidence, above the number of predictions in each bin."""
     filled = [row for row in bins if row["count"] and is_finite(row["confidence"]) and is_finite(row["accuracy"])]
 
@@ -347,7 +347,7 @@ def reliability(bins: Rows, style: ArmStyle, judged: str) -> "Figure":
             below.annotate(f"{count:,}", (middle, count), (0, 2), textcoords="offset points", **text)
         below.set_yticks([])
         below.spines["left"].set_visible(False)
-        below.set_ylabel(f"{judged}s")
+        below.set_ylabel(f"{item}s")
         below.margins(y=0.3)
         below.set_xlabel("confidence of the prediction")
         percent_axis(below.xaxis)

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from bisect import bisect_right
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,21 +41,20 @@ def decode_tokens(pieces: Sequence[Sequence]) -> WeightedPieces:
     named = [(str(piece), float(weight)) for piece, weight in pieces]
     joined = "".join(piece for piece, _ in named)
     letters = byte_letters() if "Ġ" in joined or "Ċ" in joined else None
+    decoder = getincrementaldecoder("utf-8")("replace")
     texts: WeightedPieces = []
-    pending, pending_weight = b"", 0.0  # the bytes of an incomplete letter
+    text, total = "", 0.0  # of the bytes since the last complete letter
     for piece, weight in named:
         raw = bytes_of(piece, letters)
+        text += decoder.decode(raw or b"", final=raw is None)
+        total += 0.0 if raw is None else weight
+        if text and not decoder.getstate()[0]:
+            texts.append((text, total))
+            text, total = "", 0.0
         if raw is None:
-            if pending:
-                texts.append((pending.decode("utf-8", "replace"), pending_weight))
-                pending, pending_weight = b"", 0.0
             texts.append((plain_piece(piece), weight))
-            continue
-        pending, pending_weight = pending + raw, pending_weight + weight
-        if text := decoded(pending):
-            texts.append((text, pending_weight))
-            pending, pending_weight = b"", 0.0
-    return [*texts, (pending.decode("utf-8", "replace"), pending_weight)] if pending else texts
+    text += decoder.decode(b"", final=True)
+    return [*texts, (text, total)] if text else texts
 
 
 def bytes_of(piece: str, letters: dict[str, int] | None) -> bytes | None:
@@ -70,14 +70,6 @@ def plain_piece(piece: str) -> str:
     if piece.startswith("##") and len(piece) > 2:
         return piece[2:]
     return piece.replace("▁", " ")
-
-
-def decoded(raw: bytes) -> str:
-    """The decoded text; empty while the last letter is incomplete."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return "" if error.end == len(raw) and "end of data" in error.reason else raw.decode("utf-8", "replace")
 
 
 @cache

@@ -167,7 +167,7 @@ def test_unknown_word_is_refused():
 
 
 def test_trained_model_fills_masks(tmp_path, tiny):
-    settings = {"steps": 200, "optimizer": "muon", "lr": 0.03, "fraction": 0.3, "width": 32, "batch": 16}
+    settings = {"steps": 130, "optimizer": "muon", "lr": 0.04, "fraction": 0.3, "width": 32, "batch": 16}
     headstock.pretrain(write_meals(tmp_path), out=tmp_path / "run", objective="masked", settings=tiny | settings)
     model = headstock.load(tmp_path / "run")
     for name, meal in MEALS.items():

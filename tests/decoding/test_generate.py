@@ -123,9 +123,8 @@ def test_slid_reports_a_dropped_beginning(cache):
     model = small_model(context=8)
     options = {"sampling": GREEDY, "cache": cache}
     assert not generate(model, [[1, 2, 3]], max_tokens=5, **options)[0].slid
-    assert not generate(model, [[1, 2, 3]], max_tokens=6, **options)[
-        0
-    ].slid  # the ninth token came from the first eight
+    # the ninth token came from the first eight
+    assert not generate(model, [[1, 2, 3]], max_tokens=6, **options)[0].slid
     assert generate(model, [[1, 2, 3]], max_tokens=7, **options)[0].slid
     assert generate(model, [list(range(9))], max_tokens=1, **options)[0].slid
     assert [c.slid for c in generate(model, [[1], [2] * 8], max_tokens=4, **options)] == [False, True]
@@ -186,10 +185,9 @@ def test_texts_do_not_depend_on_steps_per_check(monkeypatch, captured, positions
     model = small_model(positions=positions, context=11)
     options = {"max_tokens": 40, "sampling": sampling, "seeds": list(range(13))}
     unlimited = [c.tokens for c in generate(model, MORE_PROMPTS, **options)]
-    positions = {token: {row.index(token) for row in unlimited if token in row} for row in unlimited for token in row}
-    options["end"] = max(
-        positions, key=lambda token: len(positions[token])
-    )  # the token that ends rows at most different times
+    end_steps = {token: {row.index(token) for row in unlimited if token in row} for row in unlimited for token in row}
+    # the token that ends rows at most different times
+    options["end"] = max(end_steps, key=lambda token: len(end_steps[token]))
     expected = generate(model, MORE_PROMPTS, **options)
     single = one_by_one(model, MORE_PROMPTS, **options)
     assert [c.tokens for c in expected] == [c.tokens for c in single]

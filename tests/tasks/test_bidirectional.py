@@ -6,20 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_split_stores
-from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.elmo import Elmo, ElmoConfig
 from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.bidirectional import BidirectionalConfig, BidirectionalLM
-
-
-@pytest.fixture(scope="module")
-def stores(corpus):
-    text = read_corpus(corpus)
-    tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def task_and_model(tokenizer, **settings):

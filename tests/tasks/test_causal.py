@@ -4,21 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_split_stores
-from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import IGNORE_INDEX
 from headstock.model.model import Model
 from headstock.tasks.causal import CausalConfig, CausalLM
-
-
-@pytest.fixture(scope="module")
-def stores(corpus):
-    text = read_corpus(corpus)
-    settings = TokenizerSettings(vocabulary=300)
-    tokenizer = train_tokenizer((document.text for document in text), settings)
-    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def task(tokenizer, rows="packed"):

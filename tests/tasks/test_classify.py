@@ -278,9 +278,8 @@ def test_selection_prefers_accuracy_then_loss(rows, data, loss, other_loss):
     correct = rows - 1 if data is None else data.draw(st.integers(0, rows - 1))
     for task, name in ((make_task(), "accuracy"), (make_task(separator=","), "micro_f1")):
         better, worse = {name: (correct + 1) / rows, "loss": other_loss}, {name: correct / rows, "loss": loss}
-        assert task.selection_score(better) < task.selection_score(
-            worse
-        )  # one more correct text wins, whatever the loss
+        # one more correct text wins, whatever the loss
+        assert task.selection_score(better) < task.selection_score(worse)
         if abs(loss - other_loss) > 1e-3:
             low, high = sorted([loss, other_loss])
             assert task.selection_score({name: correct / rows, "loss": low}) < task.selection_score(

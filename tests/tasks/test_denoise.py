@@ -9,9 +9,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_split_stores
-from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.base import padded_batch
@@ -19,13 +16,6 @@ from headstock.tasks.denoise import Denoise, DenoiseConfig
 from tests.tasks.parallel import model_for
 
 LENGTH = 24
-
-
-@pytest.fixture(scope="module")
-def stores(corpus):
-    text = read_corpus(corpus)
-    tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def rows_of(examples):
@@ -61,9 +51,8 @@ def test_source_is_target_with_one_mask_per_span(stores, seed):
         assert fills(source, target, tokenizer.mask), (source, target)
         assert not any(a == b == tokenizer.mask for a, b in pairwise(source))
         assert tokenizer.mask not in target and tokenizer.eos not in target
-    assert (
-        sum(len(target) for _, target in rows) == splits.train.tokens - splits.train.documents
-    )  # all of the text, once
+    # all of the text, once
+    assert sum(len(target) for _, target in rows) == splits.train.tokens - splits.train.documents
 
 
 def test_masked_fraction_and_span_length(stores):

@@ -7,9 +7,6 @@ import pytest
 import torch
 
 import headstock
-from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_split_stores
-from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.decoding.generate import generate
 from headstock.decoding.sampling import Sampling
 from headstock.errors import ConfigError
@@ -18,13 +15,6 @@ from headstock.tasks.base import padded_batch
 from headstock.tasks.causal import CausalConfig, CausalLM
 from headstock.tasks.hybrid import HybridConfig, HybridLM
 from tests.tasks.small import MEALS, model_for, write_meals
-
-
-@pytest.fixture(scope="module")
-def stores(corpus):
-    text = read_corpus(corpus)
-    tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def task_of(tokenizer, **settings):
@@ -143,7 +133,7 @@ def test_validation_reads_text_both_ways(stores):
 
 
 def test_one_checkpoint_generates_and_fills(tmp_path, tiny):
-    settings = {"steps": 200, "optimizer": "muon", "lr": 0.03, "fraction": 0.3, "width": 32, "batch": 16}
+    settings = {"steps": 130, "optimizer": "muon", "lr": 0.04, "fraction": 0.3, "width": 32, "batch": 16}
     settings |= {"causal_share": 0.5}
     text = write_meals(tmp_path)
     results = headstock.pretrain(text, out=tmp_path / "run", objective="hybrid", settings=tiny | settings)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import headstock
 from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_split_stores, build_store
+from headstock.data.token_store import build_store
 from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, train_tokenizer
 from headstock.errors import ConfigError, UserError
 from headstock.kernels.cuda_graphs import signature
@@ -20,13 +20,6 @@ from headstock.tasks.base import padded_batch
 from headstock.tasks.masked import MaskedConfig, MaskedLM
 from headstock.tasks.packing import PackedWindows
 from tests.tasks.small import model_for
-
-
-@pytest.fixture(scope="module")
-def stores(corpus):
-    text = read_corpus(corpus)
-    tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    return tokenizer, build_split_stores(text, tokenizer)
 
 
 def unmasked_rows(task, store, length, *, seed, epoch):
@@ -140,7 +133,7 @@ def test_masked_tokens_do_not_leak(tmp_path):
         assert store.tokens == len(text) + 1
         return task.examples(store, length=store.tokens, seed=3).batch([0])
 
-    text = "abcdefghij" * 8
+    text = "abcdefghij" * 5
     reference = read(text)
     counts = {"mask": 0, "other": 0, "itself": 0, "open": 0}
     for position in range(1, len(text) + 1):  # position 0 is [CLS]

@@ -9,9 +9,6 @@ import torch
 
 import headstock
 from headstock.cli import main
-from headstock.data.corpus import read_corpus
-from headstock.data.token_store import build_split_stores
-from headstock.data.tokenizer import TokenizerSettings, train_tokenizer
 from headstock.errors import UserError
 from headstock.model.batch import IGNORE_INDEX
 from headstock.tasks.masked import MaskedConfig, MaskedLM
@@ -42,21 +39,19 @@ def stop_after(step):
     return callback
 
 
-def test_masked_fraction_follows_progress_except_in_validation(corpus, monkeypatch):
-    text = read_corpus(corpus)
-    tokenizer = train_tokenizer((document.text for document in text), TokenizerSettings(vocabulary=300))
-    stores = build_split_stores(text, tokenizer)
+def test_masked_fraction_follows_progress_except_in_validation(stores, monkeypatch):
+    tokenizer, splits = stores
     task = MaskedLM(MaskedConfig(fraction=0.15, fraction_start=0.6), tokenizer)
     model, calls, fraction = model_for(task), [], task.masker.fraction
     monkeypatch.setattr(task.masker, "fraction", lambda progress: calls.append(progress) or fraction(progress))
     settings = TrainSettings(steps=4, batch=8, length=32, validate_every=9)
-    train(model, task, stores, settings, run=None, distributed=DistributedContext(torch.device("cpu")))
+    train(model, task, splits, settings, run=None, distributed=DistributedContext(torch.device("cpu")))
     assert [progress for progress in calls if progress < 1] == [0, 0.25, 0.5, 0.75]  # training steps
     assert calls[4:] and set(calls[4:]) == {1.0}  # validation
 
     def is_masked(progress, seed):
         task.progress = progress
-        examples = task.examples(stores.train, length=32, seed=seed)
+        examples = task.examples(splits.train, length=32, seed=seed)
         return examples.batch(range(len(examples))).labels["token"] != IGNORE_INDEX
 
     assert is_masked(0.0, 1).sum() > 3 * is_masked(1.0, 1).sum()

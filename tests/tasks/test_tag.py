@@ -80,9 +80,8 @@ def test_word_dropped_by_the_tokenizer_is_unknown():
     assert data.tokens[0] == [unknown]
     assert [data.tokens[1][start] == unknown for start in data.word_starts[1]] == [False, True, True, False, True]
     assert len(set(data.word_starts[1])) == 5
-    assert [token for token in data.tokens[1] if token != unknown] == tokenizer.encode(
-        "Anne   voit "
-    )  # with the spaces between
+    # with the spaces between
+    assert [token for token in data.tokens[1] if token != unknown] == tokenizer.encode("Anne   voit ")
 
 
 @settings(max_examples=150, deadline=None)

@@ -118,9 +118,8 @@ def test_outputs_match_beam_search(tokenizer):
 
 def test_metrics_match_sacrebleu(task):
     data = task.prepare(records())
-    hypotheses = [row[1] for row in ROWS[:20]] + [
-        row[1] for row in ROWS[1:11]
-    ]  # the last ten are translations of other rows
+    # the last ten are translations of other rows
+    hypotheses = [row[1] for row in ROWS[:20]] + [row[1] for row in ROWS[1:11]]
     outputs = [np.array(task.tokenizer.encode(text), dtype=np.float32) for text in hypotheses]
     assert [row["text"] for row in task.predictions(data, outputs)] == hypotheses
     references = [row[1] for row in ROWS]

@@ -169,10 +169,10 @@ def test_training_stops_when_it_gets_no_better(causal, learn):
 class EvalBackbone(Classify):
     """The plain way to train a head alone: the backbone reads every batch anew, in eval mode, without gradients."""
 
-    def read(self, model, batch):
+    def pooled_features(self, model, batch, **options):
         model.backbone.eval()
         with torch.no_grad():
-            return super().read(model, batch)
+            return super().pooled_features(model, batch, **options)
 
     def examples(self, data, *, length, seed=None, epoch=0):
         texts = super().examples(data, length=length, seed=seed, epoch=epoch)

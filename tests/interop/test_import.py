@@ -262,6 +262,15 @@ def test_malformed_settings_end_in_a_user_error(tmp_path, value):
             import_run(tmp_path / "saved", out=tmp_path / key)
 
 
+@pytest.mark.parametrize(("name", "key"), [("llama", "num_hidden_layers"), ("distilbert", "n_layers")])
+def test_more_layers_than_tensors_are_refused(name, key, tmp_path):
+    saved(tmp_path / "saved", *MODELS[name])
+    file = tmp_path / "saved" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: 10**9}))
+    with pytest.raises(UserError, match=r"1000000000 layers"):
+        import_run(tmp_path / "saved", out=tmp_path / "run")
+
+
 INDEX = "model.safetensors.index.json"
 
 

@@ -97,13 +97,13 @@ def convert_tensors(
     source: SourceModel, architecture: Architecture, run_config: RunConfig, spec: ExportSpec
 ) -> ConvertedModel:
     kind = source.config["model_type"]
-    spec = replace(spec, prefix=architecture.backbone_prefix(kind), model_type=kind)
-    tensors = architecture.prepare_tensors(source, run_config, spec)
     layers = max(run_config.model.depth, getattr(run_config.model, "encoder_depth", None) or 0)
-    if layers > len(source.tensors):
+    if layers > len(source.tensors):  # before anything loops over them
         raise UserError(
             f"{source.path}: config.json has {layers} layers, but the weights only {len(source.tensors)} tensors"
         )
+    spec = replace(spec, prefix=architecture.backbone_prefix(kind), model_type=kind)
+    tensors = architecture.prepare_tensors(source, run_config, spec)
     entries = list(architecture.tensor_map(run_config, spec))
     with torch.device("meta"):  # for the shapes: a malformed config.json must not allocate memory
         model = build_model(run_config, build_task(run_config, source.tokenizer))

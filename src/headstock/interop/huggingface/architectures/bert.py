@@ -241,5 +241,6 @@ class DistilBert(Bert):
 
     def prepare_tensors(self, source: SourceModel, config: RunConfig, spec: ExportSpec) -> Tensors:
         segments = f"{spec.prefix}embeddings.token_type_embeddings.weight"
-        tensors = source.tensors | {segments: torch.zeros(SEGMENTS, config.model.width)}
+        width = source.tensors[f"{spec.prefix}{self.embeddings[0]}"].size(1)
+        tensors = source.tensors | {segments: torch.zeros(SEGMENTS, width)}
         return super().prepare_tensors(replace(source, tensors=tensors), config, spec)

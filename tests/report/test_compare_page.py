@@ -19,7 +19,7 @@ from headstock.cli.experiments import report
 from headstock.data.words import word_spans
 from headstock.errors import UserError
 from headstock.experiments.tables import comparison_table
-from headstock.report.compare_page import describe_pairs, write_compare_report
+from headstock.report.compare_page import describe_pairs
 from headstock.report.format import interval, minus, points
 from headstock.report.highlighted_text import (
     align_weights,
@@ -30,8 +30,6 @@ from headstock.report.highlighted_text import (
     top_words,
 )
 from headstock.report.pages import write_report
-from headstock.report.run_page import write_run_report
-from headstock.train.run_folder import RunFolder
 from tests.report.browsing import Outline, check_sound, follows_colour_scheme, open_tab, view_page
 
 STORY = "the film was a slow but honest story with good actors , no plot and bad jokes ; I liked it anyway"
@@ -285,9 +283,8 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         {"kind": "filled", "given": "[MASK] sees [MASK].", "output": "Ben sees home.", "true": "Anne sees Paris."},
         {"kind": "denoised", "given": "Anne [MASK].", "output": "", "true": "Anne sees Paris."},
     ]
-    run = RunFolder(write_run(home / "pretrained", pretrained, curve))
-    write_run_report(run, ["ROMEO:\nAnd <b>so</b> on & on."])
-    return written | {"pretrained": run.report}
+    folder = write_run(home / "pretrained", pretrained, curve)
+    return written | {"pretrained": write_report(folder, ["ROMEO:\nAnd <b>so</b> on & on."])}
 
 
 NAMES = ("full", "single", "bare", "many", "crowd", "hostile", "tuned", "thin", "pretrained")
@@ -345,7 +342,7 @@ def test_rendering_is_deterministic(tmp_path):
     results = make_results(kinds=("tfidf",), labels=(50,), seeds=2)
     results["details"]["arms"] = {}
     folders = [write_results(tmp_path / name, results) for name in ("a", "b")]
-    first, second = (write_compare_report(folder).read_bytes() for folder in folders)
+    first, second = (write_report(folder).read_bytes() for folder in folders)
     assert first == second
     pictures = [(folder / "figures" / "accuracy.svg").read_bytes() for folder in folders]
     assert pictures[0] == pictures[1]

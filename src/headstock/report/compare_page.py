@@ -1,6 +1,5 @@
 """The report of `headstock compare`, rendered from its results.json."""
 
-from pathlib import Path
 from typing import Any
 
 from headstock.errors import UserError
@@ -20,17 +19,16 @@ Results = dict[str, Any]
 Styles = dict[str, ArmStyle]
 
 
-def write_compare_report(folder: Path) -> Path:
-    """Write report.html, and its charts as files under figures/."""
-    run = RunFolder(folder)
+def compare_page(run: RunFolder) -> str:
+    """The page; its charts are also written as files under figures/."""
     results = run.results()
     if missing := [key for key in REQUIRED_KEYS if not results.get(key)]:
-        raise UserError(f"{folder}: its results.json lacks {', '.join(missing)}; run headstock compare again")
+        raise UserError(f"{run}: its results.json lacks {', '.join(missing)}; run headstock compare again")
     fill_in_defaults(results)
-    gallery = Gallery(folder / "figures")
+    gallery = Gallery(run.path / "figures")
     styles = arm_styles(results["arms"])
     details, arms = results.get("details") or {}, results["arms"]
-    page = render(
+    return render(
         __package__,
         "compare.html",
         results=results,
@@ -51,8 +49,6 @@ def write_compare_report(folder: Path) -> Path:
         arms=arm_details(results, styles, gallery),
         label_errors=label_errors(details),
     )
-    run.write_report(page)
-    return run.report
 
 
 def fill_in_defaults(results: Results) -> None:

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from headstock.errors import UserError
-from headstock.report.compare_page import write_compare_report
-from headstock.report.run_page import write_finetune_report, write_run_report
-from headstock.report.sweep_page import write_sweep_report
+from headstock.report.compare_page import compare_page
+from headstock.report.run_page import finetune_page, run_page
+from headstock.report.sweep_page import sweep_page
 from headstock.train.run_folder import RunFolder
+
+PAGES = {"finetune": finetune_page, "compare": compare_page, "sweep": sweep_page}
 
 
 def write_report(folder: Path, samples: list[str] | None = None) -> Path:
@@ -17,15 +19,11 @@ def write_report(folder: Path, samples: list[str] | None = None) -> Path:
             raise UserError(f"{folder}: has no results.json yet; finish the run with headstock pretrain ... --resume")
         problem = "has no results.json" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {problem}; it is written by headstock pretrain, finetune, compare and sweep")
-    kind = run.results().get("kind")
-    if kind == "compare":
-        return write_compare_report(folder)
-    if kind == "sweep":
-        return write_sweep_report(folder)
-    if kind == "finetune":
-        write_finetune_report(run)
-    elif kind in (None, "pretrain"):
-        write_run_report(run, samples or [])
+    kind = run.results().get("kind") or "pretrain"
+    if kind == "pretrain":
+        run.write_report(run_page(run, samples or []))
+    elif kind in PAGES:
+        run.write_report(PAGES[kind](run))
     else:
         raise UserError(f"{folder}: no report for results of kind {kind!r}, only pretrain, finetune, compare and sweep")
     return run.report

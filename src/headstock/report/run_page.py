@@ -25,10 +25,10 @@ SAMPLE_SECTIONS = {  # by kind: heading and description
 }
 
 
-def write_run_report(run: RunFolder, samples: list[str]) -> None:
-    """Write report.html of a pretraining run; `samples` are texts it generated."""
+def run_page(run: RunFolder, samples: list[str]) -> str:
+    """The page of a pretraining run; `samples` are texts it generated."""
     results = run.results()
-    page = render(
+    return render(
         __package__,
         "run.html",
         name=run.path.name,
@@ -39,7 +39,6 @@ def write_run_report(run: RunFolder, samples: list[str]) -> None:
         outputs=sample_sections(results.get("samples") or []),
         samples=samples,
     )
-    run.write_report(page)
 
 
 def sample_sections(samples: Rows) -> list[dict[str, Any]]:
@@ -66,8 +65,8 @@ def filled_spans(given: str, output: str) -> list[tuple[int, int]]:
     return [match.span(number) for number in range(1, len(match.groups()) + 1)] if match else []
 
 
-def write_finetune_report(run: RunFolder) -> None:
-    """Write report.html of a fine-tuned run: scores, accuracy by epoch, and errors if they were analysed."""
+def finetune_page(run: RunFolder) -> str:
+    """The page of a fine-tuned run: scores, accuracy by epoch, and errors if they were analysed."""
     results = run.results()
     settings = settings_of(run)
     transfer = settings.get("transfer", {})
@@ -78,7 +77,7 @@ def write_finetune_report(run: RunFolder) -> None:
     max_text = error_section.max_text_length(len(details.get("mistakes") or []))
     classes = list(map(str, results.get("classes") or details.get("classes") or []))
     arm = error_section.describe(details, classes, style, gallery, max_text, nouns) if details else None
-    page = render(
+    return render(
         __package__,
         "finetune.html",
         name=run.path.name,
@@ -92,7 +91,6 @@ def write_finetune_report(run: RunFolder) -> None:
         loss=loss_charts(rows, gallery),
         arm={"style": style, **arm} if arm else None,
     )
-    run.write_report(page)
 
 
 def read_if_present(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:

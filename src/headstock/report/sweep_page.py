@@ -1,7 +1,6 @@
 """The report of `headstock sweep`, rendered from its results.json, and its charts."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,17 +49,16 @@ LOG_RATIO = 8  # of the largest to the smallest value, from which an axis is log
 Results = dict[str, Any]
 
 
-def write_sweep_report(folder: Path) -> Path:
-    """Write report.html, and its charts as files under figures/."""
-    run = RunFolder(folder)
+def sweep_page(run: RunFolder) -> str:
+    """The page; its charts are also written as files under figures/."""
     results = run.results()
     missing = [key for key in REQUIRED_KEYS if key not in results or (key == "points" and not results[key])]
     if missing:
-        raise UserError(f"{folder}: its results.json lacks {', '.join(missing)}; run headstock sweep again")
-    gallery = Gallery(folder / "figures")
+        raise UserError(f"{run}: its results.json lacks {', '.join(missing)}; run headstock sweep again")
+    gallery = Gallery(run.path / "figures")
     style = arm_styles([{"name": "best", "kind": "pretrained"}])["best"]
     varied = list(results["marginals"])
-    page = render(
+    return render(
         __package__,
         "sweep.html",
         results=results,
@@ -75,8 +73,6 @@ def write_sweep_report(folder: Path) -> Path:
         marginals=marginal_charts(results, style, gallery) if len(varied) > 1 else [],
         learning=learning_charts(results, style, gallery),
     )
-    run.write_report(page)
-    return run.report
 
 
 def describe_point(results: Results, row: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from headstock.intervals import (
-    RESAMPLES,
     TAILS,
     _resampled_scores,
     crossed_interval,
@@ -19,6 +18,13 @@ from headstock.intervals import (
     macro_f1_item_interval,
 )
 from headstock.rng import generator
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    """Coverage needs many trials, but few resamples in each."""
+    monkeypatch.setattr("headstock.intervals.RESAMPLES", 400)
+    return 400
 
 
 def simulate(random, *, seeds: int, items: int, seed_spread: float, ease=1.5) -> np.ndarray:
@@ -42,7 +48,7 @@ def test_macro_f1_matches_scikit_learn(classes, rows):
 
 @pytest.mark.parametrize("seeds", [3, 5])
 @pytest.mark.parametrize("seed_spread", [0.0, 0.4])
-def test_intervals_cover_the_true_score_95_percent_of_the_time(seeds, seed_spread):
+def test_intervals_cover_the_true_score_95_percent_of_the_time(few_resamples, seeds, seed_spread):
     """Where seeds matter (spread 0.4), resampling three seeds would cover the true score only 88% of the time."""
     random = generator("coverage", seeds)
     truth = expected_accuracy(1.5, (4 + seed_spread**2) ** 0.5)
@@ -53,7 +59,7 @@ def test_intervals_cover_the_true_score_95_percent_of_the_time(seeds, seed_sprea
     assert 0.90 <= np.mean(inside) < 1  # 120 trials are themselves uncertain by 2 points
 
 
-def test_intervals_cover_the_true_difference_95_percent_of_the_time():
+def test_intervals_cover_the_true_difference_95_percent_of_the_time(few_resamples):
     random = generator("coverage of differences")
     spread = (4 + 4 + 0.2**2) ** 0.5  # difficulty shared by both arms, difficulty of one arm, and seeds
     truth = expected_accuracy(1.4, spread) - expected_accuracy(1.0, spread)
@@ -103,14 +109,14 @@ def test_an_interval_is_never_narrower_than_that_of_the_rows_alone(seeds, items,
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(2, 0.0), (2, 0.3), (3, 0.0), (3, 0.3), (5, 0.0), (5, 0.3)])
-def test_false_positive_rate_of_differences(seeds, spread):
+def test_false_positive_rate_of_differences(few_resamples, seeds, spread):
     """The rate is that of 95% intervals, over all trials and over those with a narrow interval."""
     random, trials, items = generator("false clear", seeds, str(spread)), 400, 100
     ease = random.normal(1.5, 2, (trials, 1, items))
     logits = ease + random.normal(0, spread, (2, trials, seeds, 1))  # arms, trials, seeds, items
     values = np.subtract(*(random.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32))
-    weights = random.multinomial(items, np.full(items, 1 / items), RESAMPLES).astype(np.float32)
-    resampled = (weights @ values.reshape(-1, items).T / items).reshape(RESAMPLES, trials, seeds)
+    weights = random.multinomial(items, np.full(items, 1 / items), few_resamples).astype(np.float32)
+    resampled = (weights @ values.reshape(-1, items).T / items).reshape(few_resamples, trials, seeds)
     clear, width = [], []
     for trial, outcomes in enumerate(values):
         row_bounds = np.quantile(resampled[:, trial].mean(1), TAILS)
@@ -239,7 +245,7 @@ def sentences(random, *, seeds: int, items: int, seed_spread: float) -> tuple[np
 
 
 @pytest.mark.parametrize("seed_spread", [0.0, 0.4])
-def test_intervals_cover_the_true_ratio_95_percent_of_the_time(seed_spread):
+def test_intervals_cover_the_true_ratio_95_percent_of_the_time(few_resamples, seed_spread):
     random = generator("coverage of ratios")
     words = np.array([1, 3])
     each = np.array([expected_accuracy(count / 2, (1 + seed_spread**2) ** 0.5) for count in words])

@@ -277,7 +277,7 @@ def test_the_corpus_contains_no_held_out_movie(tmp_path):
     assert all(corpus)
 
 
-def lab(folder: Path, *, labels: bool) -> CatalogEntry:
+def write_lab_folder(folder: Path, *, labels: bool) -> CatalogEntry:
     """Write a small folder in the lab's layout; returns the entry that expects it."""
     folder.mkdir(parents=True)
     pieces = {
@@ -303,7 +303,7 @@ def lab(folder: Path, *, labels: bool) -> CatalogEntry:
 
 @pytest.mark.parametrize("labels", [False, True])
 def test_lab_reviews_are_also_written_as_plain_text(tmp_path, labels):
-    entry = lab(tmp_path / "lab", labels=labels)
+    entry = write_lab_folder(tmp_path / "lab", labels=labels)
     folder = catalog.fetch(entry, source=tmp_path / "lab")
     assert rows_of(folder, "train")[:2] == [
         {"text": "Un bon livre.", "label": "positive"},
@@ -318,7 +318,7 @@ def test_lab_reviews_are_also_written_as_plain_text(tmp_path, labels):
 
 
 def test_a_missing_lab_file_is_reported(tmp_path):
-    entry = lab(tmp_path / "lab", labels=False)
+    entry = write_lab_folder(tmp_path / "lab", labels=False)
     (tmp_path / "lab" / "dict.txt").unlink()
     with pytest.raises(UserError, match=r"dict\.txt is missing"):
         catalog.fetch(entry, source=tmp_path / "lab")
@@ -344,7 +344,7 @@ def address(tmp_path, monkeypatch):
 
 
 def test_lab_files_are_downloaded(tmp_path, address, cache):
-    entry = lab(tmp_path / "site" / "cls-books", labels=False)
+    entry = write_lab_folder(tmp_path / "site" / "cls-books", labels=False)
     entry = dataclasses.replace(entry, origin=dataclasses.replace(entry.origin, base=address))
     (tmp_path / "site" / "cls-books" / "dict.txt").rename(tmp_path / "site" / "dict.txt")
     folder = catalog.fetch(entry)

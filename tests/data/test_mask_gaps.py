@@ -15,7 +15,7 @@ TEXTS = ["Anne sees the sea (and Paris). It was unhappy, very unkind!", "Ben lik
 READY: dict[str, SurfaceForms] = {}
 
 
-def spelling_of(kind: str) -> SurfaceForms:
+def surface_forms(kind: str) -> SurfaceForms:
     if kind not in READY:
         settings = TokenizerSettings(kind=kind, vocabulary=420, min_frequency=1)  # type: ignore[arg-type]
         READY[kind] = SurfaceForms(train_tokenizer(TEXTS, settings))
@@ -36,43 +36,43 @@ def spelling_of(kind: str) -> SurfaceForms:
     ],
 )
 def test_context_is_tokenized_as_if_the_word_replaced_the_mask(kind, text, words):
-    spelling = spelling_of(kind)
-    ids, gaps = spelling.tokenize(text)
-    assert [ids[gap.position] for gap in gaps] == [spelling.mask] * len(words)
-    assert ids.count(spelling.mask) == len(words)
+    forms = surface_forms(kind)
+    ids, gaps = forms.tokenize(text)
+    assert [ids[gap.position] for gap in gaps] == [forms.mask] * len(words)
+    assert ids.count(forms.mask) == len(words)
     filled, start = [], 0
     for gap, word in zip(gaps, words, strict=True):
-        pieces = spelling.tokens_at(gap, word)
-        assert spelling.word(pieces) == word
-        assert spelling.has_space[pieces[0]] == gap.expects_space  # the word is among the candidates
+        pieces = forms.tokens_at(gap, word)
+        assert forms.word(pieces) == word
+        assert forms.has_space[pieces[0]] == gap.expects_space  # the word is among the candidates
         filled += [*ids[start : gap.position], *pieces]
         start = gap.position + 1
-    assert [*filled, *ids[start:]] == spelling.tokenizer.encode(spelling.fill(text, words))
+    assert [*filled, *ids[start:]] == forms.tokenizer.encode(forms.fill(text, words))
 
 
 def test_inside_a_word_only_what_continues_it_fits():
     for kind in ("bpe", "wordpiece", "unigram", "char"):
-        spelling = spelling_of(kind)
-        _, (gap,) = spelling.tokenize("Paris[MASK]")
+        forms = surface_forms(kind)
+        _, (gap,) = forms.tokenize("Paris[MASK]")
         assert not gap.expects_space
-        pieces = spelling.tokens_at(gap, "kind")
-        assert spelling.tokenizer.encode("Paris") + pieces == spelling.tokenizer.encode("Pariskind")
-        assert not spelling.has_space[pieces].any() and spelling.is_word_part[pieces].all()
+        pieces = forms.tokens_at(gap, "kind")
+        assert forms.tokenizer.encode("Paris") + pieces == forms.tokenizer.encode("Pariskind")
+        assert not forms.has_space[pieces].any() and forms.is_word_part[pieces].all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_are_never_words(kind):
-    spelling = spelling_of(kind)
-    for number in spelling.tokenizer.all_special_ids:
-        assert not spelling.is_complete[number] and not spelling.is_word_part[number]
+    forms = surface_forms(kind)
+    for number in forms.tokenizer.all_special_ids:
+        assert not forms.is_complete[number] and not forms.is_word_part[number]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(before=st.text("ab é.\n(X", max_size=12), after=st.text("ab é.\n)X", max_size=12))
 def test_a_mask_is_found_in_any_text(kind, before, after):
-    spelling = spelling_of(kind)
-    ids, gaps = spelling.tokenize(f"{before}[MASK]{after}[MASK]")
-    assert [position for position, token in enumerate(ids) if token == spelling.mask] == [gap.position for gap in gaps]
+    forms = surface_forms(kind)
+    ids, gaps = forms.tokenize(f"{before}[MASK]{after}[MASK]")
+    assert [position for position, token in enumerate(ids) if token == forms.mask] == [gap.position for gap in gaps]
     assert len(gaps) == 2
     assert gaps[0].before + gaps[0].space == before
 
@@ -100,13 +100,13 @@ def test_a_tokenizer_with_another_mask_token(tmp_path):
         ("roberta", ["It was <mask>.", "It was [MASK]."]),
         ("bert", ["It was [MASK].", "Paris[MASK]."]),
     ):
-        spelling = SurfaceForms(open_tokenizer(tmp_path / f"{name}.json"))
+        forms = SurfaceForms(open_tokenizer(tmp_path / f"{name}.json"))
         for text in texts:
-            ids, (gap,) = spelling.tokenize(text)
-            filled = [*ids[: gap.position], *spelling.tokens_at(gap, "kind"), *ids[gap.position + 1 :]]
-            assert filled == spelling.tokenizer.encode(spelling.fill(text, ["kind"]))
+            ids, (gap,) = forms.tokenize(text)
+            filled = [*ids[: gap.position], *forms.tokens_at(gap, "kind"), *ids[gap.position + 1 :]]
+            assert filled == forms.tokenizer.encode(forms.fill(text, ["kind"]))
 
 
 def test_a_text_without_a_mask_is_refused():
     with pytest.raises(UserError, match=r"no \[MASK\] in 'It was good'"):
-        spelling_of("bpe").tokenize("It was good")
+        surface_forms("bpe").tokenize("It was good")

@@ -19,7 +19,7 @@ def table(path, rows, *, header=("source", "target"), delimiter="\t"):
     return path
 
 
-def sides(folder, rows, *, compression="", stem="train"):
+def write_pair(folder, rows, *, compression="", stem="train"):
     opened = {"": open, ".gz": gzip.open, ".xz": lzma.open}[compression]
     for column, end in enumerate(("en", "fr")):
         with opened(folder / f"{stem}.{end}{compression}", "wt", encoding="utf-8") as file:
@@ -58,7 +58,7 @@ def test_a_tsv_that_begins_with_a_sentence_has_no_header(tmp_path):
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".xz"])
 def test_a_pair_of_files_is_found_by_stem_or_by_either_file(tmp_path, compression):
-    stem = sides(tmp_path, PAIRS, compression=compression)
+    stem = write_pair(tmp_path, PAIRS, compression=compression)
     for path in (stem, f"{stem}.en{compression}", f"{stem}.fr{compression}"):
         assert pairs_of(read_parallel(path, columns=LANGUAGES)) == PAIRS
     reversed_pairs = read_parallel(stem, columns={"source": "fr", "target": "en"})
@@ -77,14 +77,14 @@ def test_a_source_without_target_is_unlabelled_unless_strict(tmp_path):
 
 
 def test_files_of_different_lengths_are_refused_with_both_counts(tmp_path):
-    sides(tmp_path, PAIRS)
+    write_pair(tmp_path, PAIRS)
     (tmp_path / "train.fr").write_text("Va !\n")
     with pytest.raises(UserError, match=r"train\.en has 3 lines, but .*train\.fr has 1"):
         read_parallel(tmp_path / "train", columns=LANGUAGES)
 
 
 def test_a_blank_side_is_reported_with_file_and_line(tmp_path):
-    sides(tmp_path, [PAIRS[0], ("Stay.", " "), ("", "Reste.")])
+    write_pair(tmp_path, [PAIRS[0], ("Stay.", " "), ("", "Reste.")])
     with pytest.raises(UserError) as error:
         read_parallel(tmp_path / "train", columns=LANGUAGES)
     assert "train.fr:2: target is blank" in str(error.value)
@@ -98,7 +98,7 @@ def test_a_blank_side_is_reported_with_file_and_line(tmp_path):
 def test_unpaired_files_are_refused_with_a_hint(tmp_path):
     with pytest.raises(UserError, match="only one column"):
         read_parallel(table(tmp_path / "one.tsv", [("Go now.",), ("Stay here.",)], header=None))
-    sides(tmp_path, PAIRS)
+    write_pair(tmp_path, PAIRS)
     with pytest.raises(UserError, match=r"--columns source=en,target=fr"):
         read_parallel(tmp_path / "train.en")
     with pytest.raises(UserError, match=r"no such file.*train\.de and train\.fr"):
@@ -118,7 +118,7 @@ def test_documents_contain_both_sides(tmp_path):
 
 
 def test_skip_blank_drops_rows_with_a_blank_side(tmp_path):
-    sides(tmp_path, [("a", "b"), (" ", "c"), ("d", ""), ("e", "f")])
+    write_pair(tmp_path, [("a", "b"), (" ", "c"), ("d", ""), ("e", "f")])
     records = read_parallel(tmp_path / "train", columns={"source": "en", "target": "fr"}, skip_blank=True)
     assert (pairs_of(records), records.skipped) == ([("a", "b"), ("e", "f")], 2)
     records = read_parallel(table(tmp_path / "t.tsv", [("a", "b"), ("", "c")]), skip_blank=True)

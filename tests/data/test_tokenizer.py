@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from headstock.data.tokenizer import LONG_TEXT, TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
+from headstock.data.tokenizer import TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
 from headstock.data.tokenizer_backends import SPECIAL_TOKENS
 from headstock.errors import ConfigError, UserError
 
@@ -284,10 +284,11 @@ def test_a_long_text_has_the_same_tokens_in_parts(trained, model_file, kind, mon
         assert text[begin:end].lstrip() == token or not token  # the space where a text is split has no span
 
 
-def test_a_long_text_without_spaces_is_split(trained):
-    text = "ab" * LONG_TEXT
+def test_a_long_text_without_spaces_is_split(trained, monkeypatch):
+    monkeypatch.setattr("headstock.data.tokenizer.LONG_TEXT", 1 << 14)
+    text = "ab" * (1 << 14)
     assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
-    assert max(len(part) for part, _ in trained["bpe"].split_long_text(text)) <= LONG_TEXT
+    assert max(len(part) for part, _ in trained["bpe"].split_long_text(text)) <= 1 << 14
 
 
 def test_training_on_one_long_line_equals_training_on_its_parts(monkeypatch):
@@ -313,9 +314,9 @@ def test_training_reads_a_stream_once():
 # Imported tokenizers
 
 
-def foreign(path: Path, model, special: list[str], cut=None) -> Path:
+def save_imported(path: Path, model, special: list[str], pre_tokenizer=None) -> Path:
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = cut or pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(special)
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
@@ -326,7 +327,7 @@ def foreign(path: Path, model, special: list[str], cut=None) -> Path:
 def test_bert_special_tokens_are_found_and_eos_is_added(tmp_path):
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat"]
     model = models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
-    bert = open_tokenizer(foreign(tmp_path / "tokenizer.json", model, names[:5]))
+    bert = open_tokenizer(save_imported(tmp_path / "tokenizer.json", model, names[:5]))
     assert (bert.pad, bert.unk, bert.cls, bert.sep, bert.mask) == (0, 1, 2, 3, 4)
     assert (bert.bos, bert.eos, bert.vocabulary) == (None, 7, 8)
     assert "no end-of-text token" in bert.notes[0]
@@ -339,14 +340,14 @@ def test_bert_special_tokens_are_found_and_eos_is_added(tmp_path):
 
 def test_gpt2_has_one_token_for_bos_and_eos(tmp_path):
     model = models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, [])
-    gpt = open_tokenizer(foreign(tmp_path / "tokenizer.json", model, ["<|endoftext|>"]))
+    gpt = open_tokenizer(save_imported(tmp_path / "tokenizer.json", model, ["<|endoftext|>"]))
     assert (gpt.bos, gpt.eos, gpt.pad, gpt.mask, gpt.vocabulary) == (2, 2, None, None, 3)
 
 
 def test_imported_unigram_never_produces_special_tokens(tmp_path):
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "▁", "a", "b", "<", "s", ">", "/"]
     model = models.Unigram([(name, 0.0 if i < 5 else -float(i)) for i, name in enumerate(names)], 3)
-    path = foreign(tmp_path / "tokenizer.json", model, names[:5], pre_tokenizers.Metaspace())
+    path = save_imported(tmp_path / "tokenizer.json", model, names[:5], pre_tokenizers.Metaspace())
     library = tokenizers.Tokenizer.from_file(str(path))
     library.encode_special_tokens = True
     assert 0 in library.encode("a<s>b").ids, "the library's own switch does not help here"
@@ -393,16 +394,16 @@ def test_lab_vocabulary_and_model(model_file, tmp_path):
     assert (lab.bos, lab.pad, lab.eos, lab.unk, lab.cls, lab.mask) == (0, 1, 2, 3, None, None)
     assert lab.id_to_token(3) == "<oov>"
     assert lab.encode(text) == [i + 1 for i in theirs.encode(text)], "the model has three special pieces, the lab four"
-    cut = " ".join(theirs.encode(text, out_type=str))
-    assert "▁" in cut
-    assert lab.encode(cut) == lab.encode(text)
-    assert lab.decode(lab.encode(cut)) == text
-    assert [cut[begin:end] for begin, end in lab.offsets(cut)] == cut.split()
+    pieces = " ".join(theirs.encode(text, out_type=str))
+    assert "▁" in pieces
+    assert lab.encode(pieces) == lab.encode(text)
+    assert lab.decode(lab.encode(pieces)) == text
+    assert [pieces[begin:end] for begin, end in lab.offsets(pieces)] == pieces.split()
     assert lab.encode("▁nosuchpiece <sos> <eos>") == [3, 3, 3]
     lab.save(tmp_path / "run" / "tokenizer.json")
     again = open_tokenizer(tmp_path / "run")
     assert (again.kind, again.fingerprint) == ("lab", lab.fingerprint)
-    assert again.encode_batch([cut, text]) == lab.encode_batch([cut, text])
+    assert again.encode_batch([pieces, text]) == lab.encode_batch([pieces, text])
 
 
 def test_pieces_outside_the_lab_vocabulary_are_unk(model_file, tmp_path):

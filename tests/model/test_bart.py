@@ -18,7 +18,7 @@ bart = pytest.importorskip("transformers.models.bart.modeling_bart")
 BART = {"width": 16, "depth": 2, "encoder_depth": 3, "heads": 4, "hidden": 24, "context": 12, "vocabulary": 40}
 
 
-def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def to_huggingface(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Our weights under BART's names, and its settings."""
     model = {"family": "seq2seq", **to_dict(ours.config)}
     config = imported_config(model, {"name": "translate"}, source="a test")
@@ -36,7 +36,7 @@ def as_barts(ours: EncoderDecoder) -> tuple[dict[str, Tensor], dict[str, Any]]:
 @torch.no_grad()
 def test_outputs_match_bart(scale):
     ours = small_seq2seq(**BART, norm="post", embed_norm=True, embed_scale=scale)
-    tensors, settings = as_barts(ours)
+    tensors, settings = to_huggingface(ours)
     theirs = bart.BartModel(bart.BartConfig(**settings, use_cache=False)).eval()
     theirs.load_state_dict(tensors, strict=True)
     batch = some_batch(padding=PADDING)

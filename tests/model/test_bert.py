@@ -24,7 +24,7 @@ PADDING = torch.arange(9)[None] >= torch.tensor([9, 6, 2])[:, None]
 SEGMENTS = (torch.arange(9)[None] >= torch.tensor([4, 3, 1])[:, None]).long()
 
 
-def settings_of(preset: str, **settings: int) -> RunConfig:
+def preset_config(preset: str, **settings: int) -> RunConfig:
     return resolve_pretrain_config(preset, None, {"data.corpus": ["text.txt"], **settings})
 
 
@@ -37,19 +37,19 @@ def make_model(config: RunConfig) -> Model:
 
 @pytest.fixture(scope="module")
 def ours() -> Model:
-    model = make_model(settings_of("bert-nano", **SMALL))
+    model = make_model(preset_config("bert-nano", **SMALL))
     stir(model)  # no bias or norm keeps its initial zero or one
     return model
 
 
-def as_theirs(ours: Model) -> dict[str, Tensor]:
+def to_huggingface(ours: Model) -> dict[str, Tensor]:
     """Our weights under their names."""
-    config = settings_of("bert-nano", **SMALL, nsp=True)
+    config = preset_config("bert-nano", **SMALL, nsp=True)
     return export_tensors(Bert().tensor_map(config, Bert().export_spec(config)), ours.tensors())
 
 
-def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
-    model = kind(BertConfig(**Bert().export_spec(settings_of("bert-nano", **SMALL)).config))
+def huggingface_model(model_class: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
+    model = model_class(BertConfig(**Bert().export_spec(preset_config("bert-nano", **SMALL)).config))
     expected = model.state_dict()
     shared = {name: tensor for name, tensor in tensors.items() if name in expected}
     missing, unknown = model.load_state_dict(shared, strict=False)
@@ -59,7 +59,7 @@ def make_theirs(kind: type[nn.Module], tensors: dict[str, Tensor]) -> nn.Module:
 
 
 @torch.no_grad()
-def read(model: nn.Module, *, segments: Tensor = SEGMENTS):
+def run(model: nn.Module, *, segments: Tensor = SEGMENTS):
     """The outputs of both models for the same padded pairs of texts."""
     tokens = some_tokens(*PADDING.shape, vocabulary=SMALL["vocabulary"])
     if isinstance(model, Model):
@@ -74,25 +74,25 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def test_every_layer_matches_bert(ours):
-    tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
-    theirs, mine = read(make_theirs(bert.BertModel, tensors)), read(ours)
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in to_huggingface(ours).items()}
+    theirs, mine = run(huggingface_model(bert.BertModel, tensors)), run(ours)
     assert len(theirs.hidden_states) == len(mine.layers) == SMALL["depth"] + 1
     assert max(map(distance, mine.layers, theirs.hidden_states)) < 1e-5
     assert distance(mine.hidden, theirs.last_hidden_state) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining"])
-def test_heads_match_bert(ours, kind):
-    theirs, mine = read(make_theirs(getattr(bert, kind), as_theirs(ours))), read(ours)
+@pytest.mark.parametrize("model_class", ["BertForMaskedLM", "BertForPreTraining"])
+def test_heads_match_bert(ours, model_class):
+    theirs, mine = run(huggingface_model(getattr(bert, model_class), to_huggingface(ours))), run(ours)
     token, following = ours.heads["token"](mine.hidden).detach(), ours.heads["next"](mine.hidden[:, 0]).detach()
-    assert distance(token, theirs.logits if kind == "BertForMaskedLM" else theirs.prediction_logits) < 1e-5
+    assert distance(token, theirs.logits if model_class == "BertForMaskedLM" else theirs.prediction_logits) < 1e-5
     assert token.std() > 0.1
-    if kind == "BertForPreTraining":
+    if model_class == "BertForPreTraining":
         torch.testing.assert_close(following.flip(1), theirs.seq_relationship_logits, atol=1e-5, rtol=0)
         assert not torch.allclose(following, theirs.seq_relationship_logits, atol=1e-3)  # the classes are swapped
 
 
-def exchange(name: str) -> str:
+def swap_query_and_key(name: str) -> str:
     """Query and key weights swapped."""
     b = {"query": "key", "key": "query"}
     return ".".join(b.get(part, part) for part in name.split("."))
@@ -100,35 +100,35 @@ def exchange(name: str) -> str:
 
 def test_a_single_difference_is_detected(ours):
     """Controls: each variant must differ from BERT."""
-    theirs = read(make_theirs(bert.BertForPreTraining, as_theirs(ours)))
+    theirs = run(huggingface_model(bert.BertForPreTraining, to_huggingface(ours)))
     last = theirs.hidden_states[-1]
-    assert distance(read(ours).hidden, last) < 1e-5
-    assert distance(read(ours, segments=1 - SEGMENTS).hidden, last) > 1e-3
-    exchanged = make_theirs(
-        bert.BertForPreTraining, {exchange(name): tensor for name, tensor in as_theirs(ours).items()}
+    assert distance(run(ours).hidden, last) < 1e-5
+    assert distance(run(ours, segments=1 - SEGMENTS).hidden, last) > 1e-3
+    exchanged = huggingface_model(
+        bert.BertForPreTraining, {swap_query_and_key(name): tensor for name, tensor in to_huggingface(ours).items()}
     )
-    assert distance(read(ours).hidden, read(exchanged).hidden_states[-1]) > 1e-3
-    config = settings_of("bert-nano", **SMALL)
+    assert distance(run(ours).hidden, run(exchanged).hidden_states[-1]) > 1e-3
+    config = preset_config("bert-nano", **SMALL)
     first = make_model(replace(config, model=replace(config.model, norm="pre")))
     born = {name: tensor for name, tensor in first.tensors().items() if "final_norm" in name}
     first.load_tensors(ours.tensors() | born, source="the model that norms afterwards")
-    assert distance(read(first).hidden, last) > 1e-3
+    assert distance(run(first).hidden, last) > 1e-3
 
 
 def test_dropout_matches_bert(ours):
     """With one seed both drop the same features, and none inside the feed-forward layer."""
-    tensors = {name.removeprefix("bert."): tensor for name, tensor in as_theirs(ours).items()}
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in to_huggingface(ours).items()}
 
     def draw(model: nn.Module):
         torch.manual_seed(3)
-        return read(model.train())
+        return run(model.train())
 
-    theirs = draw(make_theirs(bert.BertModel, tensors)).hidden_states
+    theirs = draw(huggingface_model(bert.BertModel, tensors)).hidden_states
     for inner in (False, True):
-        mine = make_model(settings_of("bert-nano", **SMALL, inner_dropout=inner))
+        mine = make_model(preset_config("bert-nano", **SMALL, inner_dropout=inner))
         mine.load_tensors(ours.tensors(), source="the model that is not trained")
         layers = draw(mine).layers
-        assert distance(layers[0], theirs[0]) < 1e-5 < 1e-2 < distance(layers[0], read(ours).layers[0])
+        assert distance(layers[0], theirs[0]) < 1e-5 < 1e-2 < distance(layers[0], run(ours).layers[0])
         assert (max(map(distance, layers, theirs)) < 1e-5) == (not inner)  # with inner dropout they differ
 
 
@@ -150,6 +150,6 @@ def test_a_transform_head_has_an_output_bias(tied, shape):
 
 def test_bert_base_has_the_parameters_of_bert():
     with torch.device("meta"):  # shapes only
-        mine = make_model(settings_of("bert-base"))
+        mine = make_model(preset_config("bert-base"))
         theirs = bert.BertForPreTraining(BertConfig())
     assert mine.parameter_counts()["total"] == sum(p.numel() for p in theirs.parameters()) == 110_106_428

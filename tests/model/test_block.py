@@ -21,11 +21,11 @@ MEMORY_PADDING = torch.arange(SOURCE)[None] >= torch.tensor([2, 5, 4])[:, None]
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def copy(theirs: nn.Module, ours: Block) -> None:
+def copy_weights(theirs: nn.Module, ours: Block) -> None:
     """Copy the weights of torch's layer into our block."""
     cross = ours.cross is not None
     pairs = [
@@ -54,15 +54,15 @@ def torch_layer(kind: type, norm: str, activation: str, bias: bool) -> nn.Module
     return layer
 
 
-def pair(kind: type, norm: str, activation: str, bias: bool) -> tuple[nn.Module, Block]:
+def matching_layers(kind: type, norm: str, activation: str, bias: bool) -> tuple[nn.Module, Block]:
     theirs = torch_layer(kind, norm, activation, bias)
     config = BlockConfig(**SIZES, norm=norm, activation=activation, bias=bias)
     ours = Block(config, cross=kind is nn.TransformerDecoderLayer)
-    copy(theirs, ours)
+    copy_weights(theirs, ours)
     return theirs, ours
 
 
-def masks(kind: str) -> tuple[AttentionMask, dict[str, Tensor | None]]:
+def matching_masks(kind: str) -> tuple[AttentionMask, dict[str, Tensor | None]]:
     """Our mask and torch's, where True means masked."""
     batch = Batch(torch.zeros(ROWS, LENGTH, dtype=torch.long))
     forbidden = torch.zeros(ROWS, LENGTH, LENGTH, dtype=torch.bool)
@@ -85,42 +85,42 @@ def assert_same(ours: Tensor, theirs: Tensor, padding: Tensor | None) -> None:
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("norm", "activation", "bias"), SHAPES)
 def test_a_block_matches_torchs_encoder_layer(norm, activation, bias, kind):
-    theirs, ours = pair(nn.TransformerEncoderLayer, norm, activation, bias)
-    mask, words = masks(kind)
-    x = numbers(ROWS, LENGTH, WIDTH)
-    expected = theirs(x, src_mask=words["mask"], src_key_padding_mask=words["padding"])
-    assert_same(ours(x, mask), expected, words["padding"])
+    theirs, ours = matching_layers(nn.TransformerEncoderLayer, norm, activation, bias)
+    mask, torch_masks = matching_masks(kind)
+    x = random_tensor(ROWS, LENGTH, WIDTH)
+    expected = theirs(x, src_mask=torch_masks["mask"], src_key_padding_mask=torch_masks["padding"])
+    assert_same(ours(x, mask), expected, torch_masks["padding"])
 
 
 @pytest.mark.parametrize("memory_padding", [None, MEMORY_PADDING], ids=["memory", "padded-memory"])
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize(("norm", "activation", "bias"), SHAPES)
 def test_a_block_with_memory_matches_torchs_decoder_layer(norm, activation, bias, kind, memory_padding):
-    theirs, ours = pair(nn.TransformerDecoderLayer, norm, activation, bias)
-    mask, words = masks(kind)
-    x, memory = numbers(ROWS, LENGTH, WIDTH), numbers(ROWS, SOURCE, WIDTH, seed=1)
+    theirs, ours = matching_layers(nn.TransformerDecoderLayer, norm, activation, bias)
+    mask, torch_masks = matching_masks(kind)
+    x, memory = random_tensor(ROWS, LENGTH, WIDTH), random_tensor(ROWS, SOURCE, WIDTH, seed=1)
     expected = theirs(
         x,
         memory,
-        tgt_mask=words["mask"],
-        tgt_key_padding_mask=words["padding"],
+        tgt_mask=torch_masks["mask"],
+        tgt_key_padding_mask=torch_masks["padding"],
         memory_key_padding_mask=memory_padding,
     )
     key_value = ours.cross.project_key_value(memory)
     assert_same(
         ours(x, mask, memory=key_value, memory_mask=AttentionMask(padding_mask(memory_padding))),
         expected,
-        words["padding"],
+        torch_masks["padding"],
     )
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_every_weight_affects_the_output(norm):
     """Control: changing any one weight changes the output."""
-    theirs, ours = pair(nn.TransformerDecoderLayer, norm, "gelu", True)
-    mask, words = masks("causal")
-    x, memory = numbers(ROWS, LENGTH, WIDTH), numbers(ROWS, SOURCE, WIDTH, seed=1)
-    expected = theirs(x, memory, tgt_mask=words["mask"])
+    theirs, ours = matching_layers(nn.TransformerDecoderLayer, norm, "gelu", True)
+    mask, torch_masks = matching_masks("causal")
+    x, memory = random_tensor(ROWS, LENGTH, WIDTH), random_tensor(ROWS, SOURCE, WIDTH, seed=1)
+    expected = theirs(x, memory, tgt_mask=torch_masks["mask"])
     for name, parameter in ours.named_parameters():
         with torch.no_grad():
             before = parameter.flatten()[0].clone()
@@ -131,12 +131,14 @@ def test_every_weight_affects_the_output(norm):
 
 
 def test_the_masks_matter():
-    _, ours = pair(nn.TransformerEncoderLayer, "pre", "relu", True)
-    x = numbers(ROWS, LENGTH, WIDTH)
-    results = [ours(x, masks(kind)[0]) for kind in ("none", "causal", "padding", "document", "causal document")]
+    _, ours = matching_layers(nn.TransformerEncoderLayer, "pre", "relu", True)
+    x = random_tensor(ROWS, LENGTH, WIDTH)
+    results = [
+        ours(x, matching_masks(kind)[0]) for kind in ("none", "causal", "padding", "document", "causal document")
+    ]
     for i, output in enumerate(results):
-        for other in results[:i]:
-            assert (output - other).abs().max() > 1e-3
+        for reference in results[:i]:
+            assert (output - reference).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -149,7 +151,7 @@ def test_a_stack_matches_torchs_encoder(norm):
     )
     for seed, (layer, block) in enumerate(zip(theirs.layers, backbone.blocks, strict=True)):
         stir(layer, seed=seed)
-        copy(layer, block)
+        copy_weights(layer, block)
     if last is not None:
         theirs.norm.load_state_dict(backbone.final_norm.state_dict())
     else:
@@ -160,7 +162,7 @@ def test_a_stack_matches_torchs_encoder(norm):
     output = backbone(batch, keep_layers=True)
     torch.testing.assert_close(output.hidden, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(output.layers[0], x)
-    torch.testing.assert_close(output.layers[1], theirs.layers[0](x, src_mask=masks("causal")[1]["mask"]))
+    torch.testing.assert_close(output.layers[1], theirs.layers[0](x, src_mask=matching_masks("causal")[1]["mask"]))
     assert len(output.layers) == 3
 
 
@@ -170,22 +172,22 @@ def test_a_stack_with_memory_matches_torchs_decoder():
     theirs = nn.TransformerDecoder(layer, 2, nn.LayerNorm(WIDTH))
     for seed, (layer, block) in enumerate(zip(theirs.layers, backbone.blocks, strict=True)):
         stir(layer, seed=seed)
-        copy(layer, block)
+        copy_weights(layer, block)
     theirs.norm.load_state_dict(backbone.final_norm.state_dict())
-    batch, memory = Batch(some_tokens(ROWS, LENGTH)), numbers(ROWS, SOURCE, WIDTH)
+    batch, memory = Batch(some_tokens(ROWS, LENGTH)), random_tensor(ROWS, SOURCE, WIDTH)
     x = backbone.embed(batch, torch.arange(LENGTH), LENGTH)
-    square = masks("causal")[1]["mask"]
+    square = matching_masks("causal")[1]["mask"]
     expected = theirs(x, memory, tgt_mask=square, memory_key_padding_mask=MEMORY_PADDING)
     hidden = backbone(batch, memory=memory, memory_padding=MEMORY_PADDING).hidden
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0)
 
 
 def test_dropout_is_applied_in_training_where_torch_applies_it():
-    _, ours = pair(nn.TransformerEncoderLayer, "pre", "relu", True)
+    _, ours = matching_layers(nn.TransformerEncoderLayer, "pre", "relu", True)
     for part in ours.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.5
-    x = numbers(ROWS, LENGTH, WIDTH)
+    x = random_tensor(ROWS, LENGTH, WIDTH)
     ours.eval()
     assert torch.equal(ours(x, AttentionMask()), ours(x, AttentionMask()))
     ours.train()
@@ -199,7 +201,7 @@ def test_dropout_is_applied_in_training_where_torch_applies_it():
 def test_inner_dropout_is_optional(activation, inner):
     block = Block(BlockConfig(**SIZES, activation=activation, dropout=0.5, inner_dropout=inner)).train()
     stir(block)
-    x = numbers(ROWS, LENGTH, WIDTH)
+    x = random_tensor(ROWS, LENGTH, WIDTH)
     assert torch.equal(block.feed(x), block.feed(x)) == (not inner)
     assert torch.equal(block.feed(x), block.eval().feed(x)) == (not inner)
     assert not torch.equal(block.train()(x, AttentionMask()), block(x, AttentionMask()))  # the other dropouts stay
@@ -220,8 +222,8 @@ def test_the_residual_stream_has_the_autocast_dtype(norm, kind):
 
 
 def test_compiled_gelu_tanh_matches_torch():
-    x = numbers(1000).mul(4).requires_grad_()
-    plain, other = gelu_tanh(x), torch.compile(gelu_tanh, backend="aot_eager")(x)
-    torch.testing.assert_close(other, plain, rtol=1e-5, atol=2e-6)
-    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (plain, other)]
+    x = random_tensor(1000).mul(4).requires_grad_()
+    plain, reference = gelu_tanh(x), torch.compile(gelu_tanh, backend="aot_eager")(x)
+    torch.testing.assert_close(reference, plain, rtol=1e-5, atol=2e-6)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (plain, reference)]
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,7 @@ def small(**settings) -> Elmo:
     return backbone.eval()
 
 
-def one_way(elmo: Elmo, way: str) -> Recurrent:
+def one_direction(elmo: Elmo, way: str) -> Recurrent:
     """A recurrent model with the weights of one direction."""
     single = Recurrent(RecurrentConfig(**vars(elmo.config)))
     single.tokens.load_state_dict(elmo.tokens.state_dict())
@@ -28,8 +28,8 @@ def one_way(elmo: Elmo, way: str) -> Recurrent:
     return single.eval()
 
 
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+def close(first: Tensor, second: Tensor) -> None:
+    torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])])
@@ -51,8 +51,8 @@ def test_directions_depend_only_on_their_side(documents, position):
 def test_each_direction_is_a_recurrent_model():
     backbone, tokens = small(), some_tokens(3, 7)
     layers = backbone(Batch(tokens), keep_layers=True).layers
-    ahead = one_way(backbone, "ahead")(Batch(tokens), keep_layers=True).layers
-    back = one_way(backbone, "back")(Batch(tokens.flip(1)), keep_layers=True).layers
+    ahead = one_direction(backbone, "ahead")(Batch(tokens), keep_layers=True).layers
+    back = one_direction(backbone, "back")(Batch(tokens.flip(1)), keep_layers=True).layers
     for both, one, other in zip(layers, ahead, back, strict=True):
         close(both, torch.cat([one, other.flip(1)], -1))
 

@@ -26,7 +26,7 @@ from headstock.model.layers import Attention
 from headstock.model.model import Model
 from headstock.train.settings import read_preset
 from tests.model.small import SIZES, some_tokens, stir
-from tests.model.test_block import copy
+from tests.model.test_block import copy_weights
 
 ROWS, LENGTH, SOURCE = 3, 6, 5
 PADDING = torch.arange(LENGTH)[None] >= torch.tensor([6, 3, 1])[:, None]
@@ -54,9 +54,9 @@ def some_batch(*, padding: Tensor | None = None, source_padding: Tensor | None =
     return Batch(some_tokens(ROWS, LENGTH), padding, source=source)
 
 
-def distance(one: Tensor, other: Tensor, padding: Tensor | None = None) -> float:
+def distance(a: Tensor, b: Tensor, padding: Tensor | None = None) -> float:
     """The largest difference at real tokens."""
-    return ((one - other) if padding is None else (one - other)[~padding]).abs().max().item()
+    return ((a - b) if padding is None else (a - b)[~padding]).abs().max().item()
 
 
 # Dependencies
@@ -116,7 +116,7 @@ class TorchTransformer:
         sides = [(self.theirs.encoder, self.ours.encoder), (self.theirs.decoder, self.ours.decoder)]
         for their, our in sides:
             for layer, block in zip(their.layers, our.blocks, strict=True):
-                copy(layer, block)
+                copy_weights(layer, block)
             if our.final_norm is None:
                 their.norm = None  # torch adds a norm after post-norm stacks; the paper does not
             else:
@@ -126,7 +126,9 @@ class TorchTransformer:
     def expected(self, batch: Batch, *, source_padding: Tensor | None = SOURCE_PADDING) -> Tensor:
         assert batch.source is not None
         sides = [(self.ours.encoder, batch.source), (self.ours.decoder, batch)]
-        embedded = [side.embed(read, torch.arange(read.tokens.size(1)), read.tokens.size(1)) for side, read in sides]
+        embedded = [
+            side.embed(batch, torch.arange(batch.tokens.size(1)), batch.tokens.size(1)) for side, batch in sides
+        ]
         return self.theirs(
             *embedded,
             tgt_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1),

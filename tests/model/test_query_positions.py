@@ -18,7 +18,7 @@ DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 9, [0, 1, 1, 1, 1, 1, 1, 2, 2
 
 
 @pytest.fixture(autouse=True)
-def reading():
+def inference_mode():
     with torch.inference_mode():
         yield
 
@@ -36,12 +36,12 @@ def vectors_at(model, batch, positions):
     return model(batch, query_positions=positions).hidden.squeeze(1)
 
 
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-def least_distance(one, other):
-    return float((one - other).abs().amax(-1).min())
+def least_distance(actual, expected):
+    return float((actual - expected).abs().amax(-1).min())
 
 
 SHAPES = st.fixed_dictionaries(
@@ -158,8 +158,8 @@ def test_with_cross_attention():
     backbone, batch, memory = small_backbone(cross=True), padded(), torch.randn(4, 5, 8)
     query_positions = torch.tensor([3, 0, 6, 0])
     all_hidden = backbone(batch, memory=memory).hidden[torch.arange(4), query_positions]
-    for one in (backbone, strip_modules(backbone)):
-        close(one(batch, query_positions=query_positions, memory=memory).hidden[:, 0], all_hidden)
+    for module in (backbone, strip_modules(backbone)):
+        close(module(batch, query_positions=query_positions, memory=memory).hidden[:, 0], all_hidden)
 
 
 @pytest.mark.parametrize("family", ["recurrent", "elmo"])

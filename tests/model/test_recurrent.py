@@ -34,11 +34,11 @@ def model_of(backbone: Recurrent) -> Model:
     return Model(backbone, {"token": LMHead(backbone)}).eval()
 
 
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
 
 
-class Plain(nn.Module):
+class TorchLanguageModel(nn.Module):
     """An embedding, nn.LSTM or nn.GRU with all layers, and an output layer."""
 
     def __init__(self, backbone: Recurrent):
@@ -61,13 +61,13 @@ class Plain(nn.Module):
 def test_outputs_match_torch(cell):
     model = model_of(small(cell))
     tokens = some_tokens(3, 11)
-    close(model.heads["token"](model(Batch(tokens)).hidden), Plain(model.backbone)(tokens))
+    close(model.heads["token"](model(Batch(tokens)).hidden), TorchLanguageModel(model.backbone)(tokens))
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_packed_documents_match_torch_on_each(cell):
     model, sizes = model_of(small(cell)), [[4, 1, 6], [11], [2, 9]]
-    plain, tokens = Plain(model.backbone), some_tokens(3, 11)
+    plain, tokens = TorchLanguageModel(model.backbone), some_tokens(3, 11)
     documents = torch.stack([torch.repeat_interleave(torch.tensor(row)) for row in sizes])
     scores = model.heads["token"](model(Batch(tokens, document_ids=documents)).hidden)
     for row, parts in enumerate(sizes):

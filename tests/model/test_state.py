@@ -14,13 +14,13 @@ ROWS, LENGTH = 3, 9
 
 
 @pytest.fixture(autouse=True)
-def reading():
+def inference_mode():
     with torch.inference_mode():
         yield
 
 
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def step_by_step(backbone: Transformer, tokens: Tensor) -> Tensor:

@@ -50,16 +50,16 @@ def test_shared_weights_are_counted_and_saved_once():
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_tensors_round_trip(positions, tied):
-    one = small_model(seed=0, positions=positions, tied=tied)
+    model = small_model(seed=0, positions=positions, tied=tied)
     other = small_model(seed=5, positions=positions, tied=tied)
     batch = Batch(some_tokens(2, 5))
-    assert not torch.equal(one(batch).hidden, other(batch).hidden)
-    assert ("backbone.waves" in one.tensors()) == (positions == "sinusoidal")
-    other.load_tensors({name: tensor.clone() for name, tensor in one.tensors().items()}, source="a test")
-    assert torch.equal(one(batch).hidden, other(batch).hidden)
-    hidden = one(batch).hidden
-    assert torch.equal(one.heads["token"](hidden), other.heads["token"](hidden))
-    assert not any(tensor.requires_grad for tensor in one.tensors().values())
+    assert not torch.equal(model(batch).hidden, other(batch).hidden)
+    assert ("backbone.waves" in model.tensors()) == (positions == "sinusoidal")
+    other.load_tensors({name: tensor.clone() for name, tensor in model.tensors().items()}, source="a test")
+    assert torch.equal(model(batch).hidden, other(batch).hidden)
+    hidden = model(batch).hidden
+    assert torch.equal(model.heads["token"](hidden), other.heads["token"](hidden))
+    assert not any(tensor.requires_grad for tensor in model.tensors().values())
 
 
 def test_all_mismatches_are_reported():

@@ -19,17 +19,15 @@ from headstock.data.formats import (
     PLAIN,
     SAMPLE_LINES,
     DataFile,
-    column_names,
-    column_values,
     expand_path,
-    no_column,
     read_chunks,
     text_chunks,
     text_lines,
     unknown_format,
 )
+from headstock.data.tables import column_names, column_values, no_column
 from headstock.errors import UserError, WorkError, did_you_mean
-from headstock.io import cache_folder, fingerprint, remove_stale, sha256
+from headstock.io import atomic_file, cache_folder, fingerprint, remove_stale, sha256
 
 DocumentUnit = Literal["auto", "line", "block", "file"]
 LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2}([-_][a-z]{2})?")  # of plain text in one language, such as corpus.fr
@@ -236,25 +234,20 @@ def _expand(path: str) -> list[DataFile]:
 def _save_stdin(cache: Path) -> Path:
     """Copy standard input to a file named by its hash."""
     folder = cache / STDIN
-    folder.mkdir(parents=True, exist_ok=True)
     remove_stale(folder)
-    temporary, digest, first = folder / f".stdin.{os.getpid()}.partial", hashlib.sha256(), b""
+    copy, digest, first = folder / f"{os.getpid()}.copy", hashlib.sha256(), b""
     try:
-        with temporary.open("wb") as file:
+        with atomic_file(copy) as temporary, temporary.open("wb") as file:
             while data := sys.stdin.buffer.read(1 << 20):
                 first = first or data
                 digest.update(data)
                 file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if not first:
-            raise UserError("-: standard input is empty")
+            if not first:
+                raise UserError("-: standard input is empty")
         path = folder / f"{digest.hexdigest()}{'.jsonl' if _is_json(first) else PLAIN}"
-        os.replace(temporary, path)
+        os.replace(copy, path)
     except OSError as error:
         raise WorkError(f"{folder}: standard input could not be saved ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

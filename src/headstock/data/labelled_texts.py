@@ -19,7 +19,6 @@ from headstock.data.formats import (
     detect_format,
     find_compressed,
     split_compression,
-    table_rows,
     text_lines,
     unknown_format,
 )
@@ -44,6 +43,7 @@ from headstock.data.records import (
     resolve_columns,
     unusable_rows,
 )
+from headstock.data.tables import table_rows
 from headstock.errors import UserError
 
 PIECES = ".spm"  # suffix of texts tokenized into SentencePiece pieces

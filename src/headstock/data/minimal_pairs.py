@@ -14,7 +14,8 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from headstock.data.formats import READ_BYTES, DataFile, expand_path, is_valid_unicode, json_rows, no_column
+from headstock.data.formats import READ_BYTES, DataFile, expand_path, is_valid_unicode
+from headstock.data.tables import json_rows, no_column
 from headstock.errors import UserError
 
 GOOD, BAD = "sentence_good", "sentence_bad"

@@ -12,8 +12,6 @@ from headstock.data.formats import (
     FORMATS,
     PLAIN,
     DataFile,
-    column_names,
-    csv_rows,
     detect_format,
     find_compressed,
     split_compression,
@@ -29,6 +27,7 @@ from headstock.data.records import (
     read_table,
     resolve_columns,
 )
+from headstock.data.tables import column_names, csv_rows
 from headstock.errors import UserError, suggest_path
 
 SOURCE, TARGET = "source", "target"

@@ -9,17 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headstock.data import catalog
-from headstock.data.formats import (
-    DataFile,
-    column_names,
-    csv_rows,
-    detect_format,
-    is_valid_unicode,
-    no_column,
-    split_compression,
-    table_rows,
-    text_lines,
-)
+from headstock.data.formats import DataFile, detect_format, is_valid_unicode, split_compression, text_lines
+from headstock.data.tables import column_names, csv_rows, no_column, table_rows
 from headstock.errors import UserError, did_you_mean, suggest_path
 
 TEXT, TEXT_B, LABEL = "text", "text_b", "label"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headstock.data import formats
+from headstock.data import tables
 from headstock.data.labelled_texts import is_table, stream_texts
 from headstock.data.records import LABEL, Records, find_file, parse_columns
 from headstock.decoding.batching import tokenizer_threads
@@ -75,7 +75,7 @@ def resolve_columns(
         return columns
     names = parse_columns(",".join(own))
     if is_table(file):
-        existing = formats.column_names(find_file(file)) or ()
+        existing = tables.column_names(find_file(file)) or ()
         names = {ours: theirs for ours, theirs in names.items() if theirs.isdigit() or theirs in existing}
     return names | (columns or {}) or None
 

@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from headstock.data import formats
-from headstock.data.formats import table_rows
+from headstock.data import tables
 from headstock.data.labelled_texts import is_table
 from headstock.data.records import TEXT, Records, find_file
+from headstock.data.tables import table_rows
 from headstock.errors import UserError
 from headstock.io import atomic_file
 
@@ -80,10 +80,10 @@ class InputColumns:
 
     def open_table(self, file: str) -> Iterator[tuple[int, Row]]:
         source = find_file(file)
-        existing = formats.column_names(source)
+        existing = tables.column_names(source)
         for name in self.columns.values():
             if existing is not None and name not in existing:
-                raise formats.no_column(f"--with {name}: {file}", name, existing)
+                raise tables.no_column(f"--with {name}: {file}", name, existing)
         return table_rows(source, list(dict.fromkeys(self.columns.values())))
 
     def track(self, rows: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Closed forms of FLOPs and memory agree with what torch counts and saves."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -102,19 +103,19 @@ def test_flops_match_the_flop_counter(case):
     assert flops_per_token(parts, training=True) == pytest.approx(both, rel=0.01)
 
 
-def kept_bytes(model, work):
+def saved_bytes(model, work):
     """Bytes of all storages that autograd saves, without parameters and token ids."""
-    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    parameters, saved = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
 
-    def keep(tensor):
+    def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and tensor.dtype != torch.int64:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        if storage.data_ptr() not in parameters and tensor.dtype != torch.int64:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         work()
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -127,7 +128,7 @@ def test_activations_match_what_autograd_saves(case, packed):
     batch = some_batch(subject.model, documents=packed, source=source)
     workspace = getattr(subject.config.model, "cell", None) == "lstm" and not onednn_is_slow()
     with fast_cpu_kernels():  # as in training
-        counted = kept_bytes(subject.model, lambda: step(subject, batch))
+        counted = saved_bytes(subject.model, lambda: step(subject, batch))
     memory = training_memory(
         subject.model, subject.task, d, rows=ROWS, context=ExecutionContext(packed=packed, workspace=workspace)
     ).activations
@@ -137,29 +138,27 @@ def test_activations_match_what_autograd_saves(case, packed):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("case", ["gpt", "untied", "modern", "bert-nsp", "seq2seq", "lstm", "elmo", "classes"])
 def test_weights_gradients_and_optimizer_are_exact(case, optimizer):
-    preset, sets, more = CASES[case]
-    subject = open_subject(None, preset, [*sets, f"optimizer={optimizer}"], device="cpu", **more)
+    preset, settings, options = CASES[case]
+    subject = open_subject(None, preset, [*settings, f"optimizer={optimizer}"], device="cpu", **options)
     model = subject.model.train()
     memory = training_memory(
         model, subject.task, model_dimensions(model, length=LENGTH), rows=ROWS, optimizer=optimizer
     )
     step(subject, some_batch(model)).backward()
     optimizers = make_optimizers(model, subject.config.train)
-    for one in optimizers:
-        one.step()
-    held = [value for one in optimizers for state in one.state.values() for value in state.values()]
-    assert memory.optimizer == sum(tensor.nbytes for tensor in held)
+    for instance in optimizers:
+        instance.step()
+    states = [state for instance in optimizers for state in instance.state.values()]
+    assert memory.optimizer == sum(tensor.nbytes for state in states for tensor in state.values())
     assert memory.gradients == sum(p.grad.nbytes for p in model.parameters())
     assert memory.weights == sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
 
 
 def test_a_frozen_backbone_costs_its_weights_only():
     subject = open_case("classes")
-    memory = training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS, frozen=True)
+    memory_of = partial(training_memory, subject.model, subject.task, model_dimensions(subject.model), rows=ROWS)
+    memory = memory_of(frozen=True)
     head = sum(p.nbytes for p in subject.model.heads.parameters())
     assert memory.gradients == head
     assert memory.optimizer == 2 * head + 4 * len(list(subject.model.heads.parameters()))
-    assert (
-        memory.activations
-        < training_memory(subject.model, subject.task, model_dimensions(subject.model), rows=ROWS).activations / 50
-    )
+    assert memory.activations < memory_of().activations / 50

@@ -62,7 +62,6 @@ def summarize_comparison(
         for a, b in combinations(arms, 2)
         for gap in [paired_difference(context.task, by_arm[a.name, count], by_arm[b.name, count])]
     ]
-    arm_rows = [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms]
     runs, majority = describe_runs(arms, summary), majority_baseline(context)
     results = {
         "kind": "compare",
@@ -81,18 +80,18 @@ def summarize_comparison(
         "majority": majority,
         "leakage": [asdict(run) for run in leaks.runs],
         "train_overlap": len(overlapping_rows(full_texts(context.eval_records), full_texts(context.splits.train))),
-        "arms": arm_rows,
+        "arms": [describe_arm(arm, by_arm[arm.name, counts[-1]][0]) for arm in arms],
         "runs": runs,
         "labels": counts,
         "seeds": sorted({result["seed"] for result in trials}),
         "cells": [{name: result[name] for name in (*CELL_KEYS, *result["tallies"])} for result in trials],
         "summary": summary,
         "pairs": pairs,
-        "verdicts": verdicts(plan, counts, summary, pairs, arm_rows, unit=context.unit),
         "warnings": list(context.splits.warnings),
         "notes": [*notes(plan, context, leaks), *majority_notes(majority, summary), *comparability_notes(runs)],
         "details": details(context, arms, by_arm, counts[-1]),
     }
+    results["verdicts"] = verdicts(plan, results, unit=context.unit)
     write_json(context.folder / "results.json", results)
     if context.unlabelled_test is not None:
         for arm in arms:
@@ -126,21 +125,14 @@ def majority_notes(majority: Mapping[str, Any] | None, summary: Sequence[dict[st
     return lines
 
 
-def verdicts(
-    plan: ComparisonPlan,
-    counts: list[int],
-    summary: list[dict[str, Any]],
-    pairs: list[dict[str, Any]],
-    arms: list[dict[str, Any]],
-    *,
-    unit: str,
-) -> list[str]:
+def verdicts(plan: ComparisonPlan, results: Mapping[str, Any], *, unit: str) -> list[str]:
     """For each number of labels, whether pretraining helps and, with `features`, which layers are best."""
     prefixes = tuple(f"frozen {layers} " for layers in plan.compare.features)  # a run's name may follow
+    arms, summary, pairs = results["arms"], results["summary"], results["pairs"]
     feature_arms = [arm for arm in arms if f"{arm['name']} ".startswith(prefixes)] if prefixes else []
     other_arms = [arm for arm in arms if arm not in feature_arms]
     lines = []
-    for count in counts:
+    for count in results["labels"]:
         if other_arms:
             lines.append(verdict(count, summary, pairs, other_arms, unit=unit))
         if feature_arms:

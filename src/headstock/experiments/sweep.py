@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def run_sweep_grid(
     results = run_grid(
         kind.folder,
         trials,
-        lambda trial: run_trial(kind, trial, keep=plan.sweep.keep, callbacks=callbacks),
+        partial(run_trial, kind, keep=plan.sweep.keep, callbacks=callbacks),
         format_score=lambda result: f"{kind.metric} {format_trial(kind.metric, result)}",
         on_result=remove_worse_runs,
     )

@@ -34,14 +34,12 @@ TOKENS = 4096  # per step, for all lengths
 STEPS, ROUNDS = 20, 3
 
 
-def measure_scaling(
-    *, device: str = "auto", megabytes: float = 300, steps: int = STEPS, folder: Path | None = None
-) -> dict[str, Any]:
+def measure_scaling(*, device: str = "auto", megabytes: float = 300, steps: int = STEPS) -> dict[str, Any]:
     """Measure token stores from 1 MB to `megabytes`, batch sizes and sequence lengths."""
     torch_device = choose_device(device)
     workload = CUDA_WORKLOAD if torch_device.type == "cuda" else CPU_WORKLOAD
     sizes = [size for size in (1.0, 10.0, 100.0, 1000.0, 10_000.0) if size < megabytes] + [float(megabytes)]
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         vocabulary = workload_config(workload).model.vocabulary
         paths = [
             write_token_stores(Path(temporary) / f"{size:g}", size, vocabulary=vocabulary).folder for size in sizes

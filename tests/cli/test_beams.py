@@ -1,4 +1,4 @@
-"""Generating with beams as a user meets it."""
+"""`headstock generate --beams`."""
 
 import json
 
@@ -23,8 +23,8 @@ def test_beams_on_the_command_line_and_in_python(run, call):
     assert [row.text for row in loaded.generate(prompts, beams=1, **options)] == [row.text for row in greedy]
     rows = loaded.generate(prompts, beams=6, **options)
     assert all(row.text.startswith(prompt) for row, prompt in zip(rows, prompts, strict=True))
-    alone = [loaded.generate(prompt, beams=6, **options)[0] for prompt in prompts]
-    assert [row.text for row in alone] == [row.text for row in rows]
+    separately = [loaded.generate(prompt, beams=6, **options)[0] for prompt in prompts]
+    assert [row.text for row in separately] == [row.text for row in rows]
     arguments = ["generate", run, *prompts, "--beams", 6, "--max-tokens", 8, "--length-penalty", 0]
     output = json.loads(call(*arguments, "--json")[0].splitlines()[-1])
     assert output == {"texts": [row.text for row in rows], "ended": [row.ended for row in rows]}
@@ -32,12 +32,12 @@ def test_beams_on_the_command_line_and_in_python(run, call):
 
 def test_no_repeat_and_stop(run):
     loaded = headstock.load(run)
-    (free,), (held,) = (loaded.generate("Anne", beams=3, max_tokens=24, no_repeat=n) for n in (0, 1))
-    tokens = loaded.tokenizer.encode(held.text)
-    assert len(tokens) == len(set(tokens)) and held.text != free.text
-    added = free.text.removeprefix("Anne")
-    (cut,) = loaded.generate("Anne", beams=3, max_tokens=24, stop=[added[4]])
-    assert cut.text == "Anne" + added[: added.index(added[4])] and cut.ended == "stop"
+    (unrestricted,), (without_repeats,) = (loaded.generate("Anne", beams=3, max_tokens=24, no_repeat=n) for n in (0, 1))
+    tokens = loaded.tokenizer.encode(without_repeats.text)
+    assert len(tokens) == len(set(tokens)) and without_repeats.text != unrestricted.text
+    continuation = unrestricted.text.removeprefix("Anne")
+    (stopped,) = loaded.generate("Anne", beams=3, max_tokens=24, stop=[continuation[4]])
+    assert stopped.text == "Anne" + continuation[: continuation.index(continuation[4])] and stopped.ended == "stop"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`headstock translate` and fine-tuning without a run, as they are typed."""
+"""`headstock translate`, and fine-tuning without a pretrained run."""
 
 import io
 import json

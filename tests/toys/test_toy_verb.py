@@ -26,7 +26,7 @@ def count(
     common: Common,
     text: Annotated[str, typer.Argument(help="Any text.")],
     columns: Columns,
-    letter: Annotated[str, typer.Option("--letter", help="The letter to count.")] = "a",
+    letter: Annotated[str, "The letter to count."] = "a",
 ) -> dict[str, Any]:
     """Count a letter in a text."""
     if len(letter) != 1:

@@ -178,8 +178,7 @@ def make_static(backbone, state, steps):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(repetition_penalty=1.3)])
+@pytest.mark.parametrize(("positions", "sampling"), [("learned", GREEDY), ("rotary", Sampling(repetition_penalty=1.3))])
 def test_texts_do_not_depend_on_steps_per_check(monkeypatch, captured, positions, sampling):
     """Rows end at different times and some slide between two checks."""
     model = small_model(positions=positions, context=11)

@@ -58,7 +58,8 @@ def some_texts(count: int, *, words: float, seed: int) -> list[str]:
 
 def causal_run(folder: Path, args: argparse.Namespace) -> Path:
     """A language model with random weights, large enough that its text does not repeat at once."""
-    (folder / "text.txt").write_text("\n".join(some_texts(4000, words=20, seed=0)), encoding="utf-8")
+    texts = some_texts(400 if args.tiny else 4000, words=20, seed=0)
+    (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
     settings = {"steps": 1, "batch": 2, "tokenizer.vocabulary": args.vocabulary} | (TINY if args.tiny else {})
     headstock.pretrain(folder / "text.txt", out=folder / "causal", preset=args.causal, settings=settings, device="cpu")
     run, generator = open_run(folder / "causal"), torch.Generator().manual_seed(0)
@@ -72,7 +73,8 @@ def causal_run(folder: Path, args: argparse.Namespace) -> Path:
 
 def classifier_run(folder: Path, args: argparse.Namespace) -> Path:
     """A classifier with two classes and random weights."""
-    rows = [f"{text},{('bad', 'good')[i % 2]}" for i, text in enumerate(some_texts(4000, words=args.words, seed=0))]
+    texts = some_texts(400 if args.tiny else 4000, words=args.words, seed=0)
+    rows = [f"{text},{('bad', 'good')[i % 2]}" for i, text in enumerate(texts)]
     (folder / "rows.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
     settings = CLASSIFIER | {"tokenizer.vocabulary": args.vocabulary} | (TINY if args.tiny else {})
     out = folder / "classes"

@@ -1,4 +1,4 @@
-"""A token's weight is what it does to the score: exact where the model is linear, adding up to the whole elsewhere."""
+"""Integrated gradients: exact for linear models, complete for others, independent of the batch."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ CLASSES = ("bad", "fair", "good")
 LENGTH = 24
 
 
-class Bag(Backbone):
-    """A text as its words in no order: every score is linear in the embeddings."""
+class BagOfWords(Backbone):
+    """A backbone whose scores are linear in the embeddings."""
 
     def __init__(self, vocabulary: int, *, causal: bool):
         super().__init__()
@@ -36,7 +36,7 @@ class Bag(Backbone):
         return [list(self.parameters())]
 
     def new_state(self, rows, capacity):
-        raise AssertionError("a bag remembers nothing")
+        raise AssertionError("a bag of words has no state")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def tokenizer(corpus):
 
 
 def make(tokenizer, kind, **settings):
-    """A model in double precision, its task, and the texts as it reads them; `kind` is what it was pretrained as."""
+    """A model in double precision, its task, and encoded texts; `kind` is its pretraining objective."""
     torch.manual_seed(0)
     causal = kind == "causal"
     task = Classify(
@@ -56,7 +56,7 @@ def make(tokenizer, kind, **settings):
         tokenizer,
     )
     if settings.get("bag"):
-        backbone = Bag(tokenizer.vocabulary, causal=causal)
+        backbone = BagOfWords(tokenizer.vocabulary, causal=causal)
     else:
         sizes = {"context": LENGTH, "depth": 2, "width": 8, "heads": 2, "hidden": 12}
         backbone = Transformer(TransformerConfig(tokenizer.vocabulary, causal=causal, **sizes))
@@ -68,19 +68,19 @@ def make(tokenizer, kind, **settings):
 
 @torch.no_grad()
 def score(model, task, data, row, target, change=lambda x: x, length=LENGTH):
-    """The score of a class against the mean of all, with the embeddings (rows, T, D) changed on their way."""
+    """The score of a class relative to the mean of all, with `change` applied to the embeddings (rows, T, D)."""
     hook = model.backbone.tokens.register_forward_hook(lambda module, inputs, output: change(output))
     scores = model.heads["label"](task.pooled_features(model, task.examples(data, length=length).batch([row])))[0]
     hook.remove()
     return float(scores[target] - scores.mean())
 
 
-def moved(place, vector):
-    """Puts a vector in the place of one token's embedding; `place` may be a slice of several."""
+def replaced(position, vector):
+    """Replaces the embeddings at a position or slice by a vector."""
 
     def change(x):
         x = x.clone()
-        x[:, place] = vector
+        x[:, position] = vector
         return x
 
     return change
@@ -90,104 +90,105 @@ def moved(place, vector):
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])
-def test_in_a_linear_model_a_weight_is_what_the_score_loses_without_the_token(tokenizer, kind):
+def test_attributions_of_a_linear_model_are_exact(tokenizer, kind):
     model, task, data = make(tokenizer, kind, bag=True, pool="mean")
     blank = baseline_embedding(model, task)
     for row in range(3):
         for target in range(3):
-            weighed = token_attributions(model, task, data, row, target=target, length=LENGTH)
-            whole = score(model, task, data, row, target)
-            lost = [
-                whole - score(model, task, data, row, target, moved(place + 1, blank)) for place in range(len(weighed))
-            ]
-            assert [weight for _, weight in weighed] == pytest.approx(lost, abs=1e-12)
-            empty = score(model, task, data, row, target, moved(slice(1, None), blank))
-            assert sum(weight for _, weight in weighed) == pytest.approx(whole - empty, abs=1e-12)
-    assert max(abs(weight) for _, weight in weighed) > 0.01
+            attributions = token_attributions(model, task, data, row, target=target, length=LENGTH)
+            total = score(model, task, data, row, target)
+            positions = range(1, len(attributions) + 1)
+            expected = [total - score(model, task, data, row, target, replaced(p, blank)) for p in positions]
+            assert [weight for _, weight in attributions] == pytest.approx(expected, abs=1e-12)
+            empty = score(model, task, data, row, target, replaced(slice(1, None), blank))
+            assert sum(weight for _, weight in attributions) == pytest.approx(total - empty, abs=1e-12)
+    assert max(abs(weight) for _, weight in attributions) > 0.01
 
 
-def test_without_a_token_means_masked_where_the_model_knows_a_mask(tokenizer):
+def test_the_baseline_of_a_masked_model_is_the_mask_token(tokenizer):
     model, task, data = make(tokenizer, "masked", bag=True)
-    weighed = token_attributions(model, task, data, 0, target=2, length=LENGTH)
-    for place, (_, weight) in enumerate(weighed):
-        hidden = list(data.tokens[0])
-        hidden[place] = tokenizer.mask
-        without = EncodedRows([hidden], None, ["0"])
+    attributions = token_attributions(model, task, data, 0, target=2, length=LENGTH)
+    for position, (_, weight) in enumerate(attributions):
+        masked = list(data.tokens[0])
+        masked[position] = tokenizer.mask
+        without = EncodedRows([masked], None, ["0"])
         assert weight == pytest.approx(score(model, task, data, 0, 2) - score(model, task, without, 0, 2), abs=1e-12)
 
 
-def test_the_weights_for_all_classes_cancel(tokenizer):
+def test_attributions_sum_to_zero_over_the_classes(tokenizer):
     model, task, data = make(tokenizer, "masked", bag=True)
-    of = [token_attributions(model, task, data, 1, target=target, length=LENGTH) for target in range(3)]
-    for place in range(len(of[0])):
-        assert sum(weighed[place][1] for weighed in of) == pytest.approx(0, abs=1e-12)
+    by_class = [token_attributions(model, task, data, 1, target=target, length=LENGTH) for target in range(3)]
+    for position in range(len(by_class[0])):
+        assert sum(attributions[position][1] for attributions in by_class) == pytest.approx(0, abs=1e-12)
 
 
-# Real models
+# Transformers
 
 KINDS = [("causal", "last"), ("causal", "mean"), ("masked", "mean"), ("masked", "cls")]
 
 
 @pytest.mark.parametrize(("kind", "pool"), KINDS)
 def test_finite_differences_agree(tokenizer, kind, pool):
-    """On every step of the way, move one token a little further and a little back, and look at the score."""
+    """Central differences along the path from the baseline to the text."""
     model, task, data = make(tokenizer, kind, pool=pool)
-    blank, steps, tiny = baseline_embedding(model, task), attribution.STEPS, 1e-5
+    blank, steps, epsilon = baseline_embedding(model, task), attribution.STEPS, 1e-5
     for row, target in ((0, 2), (2, 0)):
-        weighed = token_attributions(model, task, data, row, target=target, length=LENGTH)
-        for place, (_, weight) in enumerate(weighed, 1):
+        attributions = token_attributions(model, task, data, row, target=target, length=LENGTH)
+        for position, (_, weight) in enumerate(attributions, 1):
             slopes = []
             for step in range(steps):
 
-                def on_the_way(x, share=(step + 0.5) / steps, extra=0.0, place=place):
-                    far = x - blank
-                    far[:, 0] = 0
-                    begun = x - far + share * far
-                    begun[:, place] += extra * far[:, place]
-                    return begun
+                def interpolate(x, share=(step + 0.5) / steps, extra=0.0, position=position):
+                    difference = x - blank
+                    difference[:, 0] = 0
+                    interpolated = x - difference + share * difference
+                    interpolated[:, position] += extra * difference[:, position]
+                    return interpolated
 
-                two = [
-                    score(model, task, data, row, target, lambda x, e=sign * tiny: on_the_way(x, extra=e))
+                above, below = (
+                    score(model, task, data, row, target, lambda x, e=sign * epsilon: interpolate(x, extra=e))
                     for sign in (1, -1)
-                ]
-                slopes.append((two[0] - two[1]) / (2 * tiny))
+                )
+                slopes.append((above - below) / (2 * epsilon))
             assert weight == pytest.approx(sum(slopes) / steps, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "pool"), KINDS)
-def test_the_weights_add_up_to_what_the_text_says(tokenizer, kind, pool, monkeypatch):
+def test_attributions_add_up_to_the_score_difference(tokenizer, kind, pool, monkeypatch):
     model, task, data = make(tokenizer, kind, pool=pool)
     blank = baseline_embedding(model, task)
     errors = []
     for steps in (2, 512):
         monkeypatch.setattr(attribution, "STEPS", steps)
-        weighed = token_attributions(model, task, data, 1, target=0, length=LENGTH)
-        whole = score(model, task, data, 1, 0) - score(model, task, data, 1, 0, moved(slice(1, None), blank))
-        errors.append(abs(sum(weight for _, weight in weighed) - whole))
-    assert errors[1] < 1e-4 < abs(whole)
+        attributions = token_attributions(model, task, data, 1, target=0, length=LENGTH)
+        total = score(model, task, data, 1, 0) - score(model, task, data, 1, 0, replaced(slice(1, None), blank))
+        errors.append(abs(sum(weight for _, weight in attributions) - total))
+    assert errors[1] < 1e-4 < abs(total)
     assert errors[1] < errors[0]
 
 
-def test_single_precision_and_frozen_weights_will_do(tokenizer):
+def test_single_precision_and_frozen_weights(tokenizer):
     model, task, data = make(tokenizer, "causal")
     exact = token_attributions(model, task, data, 1, target=1, length=LENGTH)
-    rough = token_attributions(model.float().requires_grad_(False), task, data, 1, target=1, length=LENGTH)
-    assert [weight for _, weight in rough] == pytest.approx([weight for _, weight in exact], abs=1e-4)
+    single = token_attributions(model.float().requires_grad_(False), task, data, 1, target=1, length=LENGTH)
+    assert [weight for _, weight in single] == pytest.approx([weight for _, weight in exact], abs=1e-4)
 
 
-# Which tokens
+# Tokens
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])
-def test_all_tokens_are_told_in_their_order_but_not_the_opening_mark(tokenizer, kind):
+def test_all_tokens_but_the_first_special_token_have_attributions(tokenizer, kind):
     model, task, data = make(tokenizer, kind)
     for row, text in enumerate(TEXTS):
-        weighed = token_attributions(model, task, data, row, target=0, length=LENGTH)
-        assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in tokenizer.encode(text)]
-        assert all(isinstance(weight, float) for _, weight in weighed)
+        attributions = token_attributions(model, task, data, row, target=0, length=LENGTH)
+        assert [token for token, _ in attributions] == [
+            tokenizer.id_to_token(number) for number in tokenizer.encode(text)
+        ]
+        assert all(isinstance(weight, float) for _, weight in attributions)
 
 
-def test_the_other_texts_do_not_matter(tokenizer):
+def test_attributions_are_independent_of_other_texts(tokenizer):
     model, task, data = make(tokenizer, "masked")
     alone = EncodedRows([data.tokens[2]], None, ["2"])
     assert token_attributions(model, task, data, 2, target=1, length=LENGTH) == token_attributions(
@@ -199,36 +200,36 @@ LONG = " ".join(["Anne likes the sea.", "Ben finds Paris.", "Zoë sees home."] *
 
 
 @pytest.mark.parametrize("long", ["head", "tail", "head+tail"])
-def test_only_what_was_read_is_told(tokenizer, long):
+def test_only_tokens_that_were_read_have_attributions(tokenizer, long):
     model, task, data = make(tokenizer, "masked", texts=[LONG], long=long)
     (row,) = task.sequences(data.tokens[0], LENGTH)
-    weighed = token_attributions(model, task, data, 0, target=0, length=LENGTH)
+    attributions = token_attributions(model, task, data, 0, target=0, length=LENGTH)
     assert len(data.tokens[0]) > LENGTH == len(row)
-    assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in row[1:]]
+    assert [token for token, _ in attributions] == [tokenizer.id_to_token(number) for number in row[1:]]
 
 
 @pytest.mark.parametrize("length", [24, 25, 2])
-def test_a_text_read_in_windows_is_told_once_and_padding_not_at_all(tokenizer, length):
+def test_tokens_of_overlapping_windows_are_attributed_once(tokenizer, length):
     model, task, data = make(tokenizer, "masked", bag=True, texts=[LONG], long="windows")
-    weighed = token_attributions(model, task, data, 0, target=2, length=length)
-    assert [token for token, _ in weighed] == [tokenizer.id_to_token(number) for number in data.tokens[0]]
+    attributions = token_attributions(model, task, data, 0, target=2, length=length)
+    assert [token for token, _ in attributions] == [tokenizer.id_to_token(number) for number in data.tokens[0]]
     batch = task.examples(data, length=length).batch([0])
     assert len(batch.tokens) > 2
     assert length == 2 or batch.padding is not None  # the last window is shorter
     blank = baseline_embedding(model, task)
-    empty = score(model, task, data, 0, 2, moved(slice(1, None), blank), length)
-    whole = score(model, task, data, 0, 2, length=length)
-    assert sum(weight for _, weight in weighed) == pytest.approx(whole - empty, abs=1e-12)
+    empty = score(model, task, data, 0, 2, replaced(slice(1, None), blank), length)
+    total = score(model, task, data, 0, 2, length=length)
+    assert sum(weight for _, weight in attributions) == pytest.approx(total - empty, abs=1e-12)
 
 
-# Nothing is left behind
+# Side effects
 
 
 @pytest.mark.parametrize("target", [1, 7])
-def test_the_model_is_left_as_it_was(tokenizer, target):
+def test_the_model_is_unchanged(tokenizer, target):
     model, task, data = make(tokenizer, "causal")
     before = {name: tensor.clone() for name, tensor in model.tensors().items()}
-    said = score(model, task, data, 0, 1)
+    expected = score(model, task, data, 0, 1)
     if target < len(CLASSES):
         token_attributions(model, task, data, 0, target=target, length=LENGTH)
     else:  # also when it fails
@@ -237,4 +238,4 @@ def test_the_model_is_left_as_it_was(tokenizer, target):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.tensors().items())
     assert not model.backbone.tokens._forward_hooks
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-    assert score(model, task, data, 0, 1) == said
+    assert score(model, task, data, 0, 1) == expected

@@ -1,4 +1,4 @@
-"""Which of two texts a model finds likelier."""
+"""Minimal pairs: which of two texts is likelier."""
 
 import json
 import random
@@ -12,11 +12,11 @@ from headstock.inference.score import score_minimal_pairs
 
 
 def by_letters(texts):
-    """As if every token were a letter, and a letter the likelier the earlier it is in the alphabet."""
+    """Log-probabilities of letters: the earlier in the alphabet, the likelier."""
     return [np.array([-float(token) for token in row]) for row in texts]
 
 
-def measured(pairs):
+def score_by_letters(pairs):
     return score_minimal_pairs(
         pairs,
         lambda texts: [[ord(letter) - ord("a") for letter in text] for text in texts],
@@ -29,44 +29,48 @@ def test_accuracy_ties_and_groups_are_counted():
     right, wrong, tie = ("aa", "ab"), ("c", "b"), ("ab", "ba")
     kinds = [{"UID": "x", "field": "f"}, {"UID": "x", "field": "f"}, {"UID": "y"}, {}]
     pairs = [MinimalPair(*texts, "here", kind) for texts, kind in zip((right, wrong, right, tie), kinds, strict=True)]
-    found = measured(pairs)
-    assert found["accuracy"] == (1 + 0 + 1 + 0.5) / 4
-    assert (found["rows"], found["ties"]) == (4, 1)
-    low, high = found["intervals"]["accuracy"]
-    assert 0 <= low < found["accuracy"] < high <= 1
-    assert list(found["by"]) == ["UID", "field"]
-    assert {name: (group["accuracy"], group["rows"]) for name, group in found["by"]["UID"].items()} == {
+    metrics = score_by_letters(pairs)
+    assert metrics["accuracy"] == (1 + 0 + 1 + 0.5) / 4
+    assert (metrics["rows"], metrics["ties"]) == (4, 1)
+    low, high = metrics["intervals"]["accuracy"]
+    assert 0 <= low < metrics["accuracy"] < high <= 1
+    assert list(metrics["by"]) == ["UID", "field"]
+    assert {name: (group["accuracy"], group["rows"]) for name, group in metrics["by"]["UID"].items()} == {
         "x": (0.5, 2),
         "y": (1.0, 1),
     }
-    assert list(found["by"]["UID"]) == ["x", "y"]  # the worst first
-    assert "partial_accuracy" not in found
+    assert list(metrics["by"]["UID"]) == ["x", "y"]  # the lowest accuracy first
+    assert "partial_accuracy" not in metrics
 
 
 def test_the_part_after_the_candidate_is_compared_alone():
-    # whole: the candidate z makes the good text less likely; after it, the good one is likelier
-    found = measured([MinimalPair("xzaa", "xbcc", "here", continuation=(2, 2)), MinimalPair("xb", "xc", "here")])
-    assert found["accuracy"] == 0.5
-    assert found["partial_accuracy"] == 1.0
-    assert found["intervals"].keys() == {"accuracy", "partial_accuracy"}
+    # the candidate z makes the good text less likely, but what follows it is likelier
+    metrics = score_by_letters(
+        [MinimalPair("xzaa", "xbcc", "here", continuation=(2, 2)), MinimalPair("xb", "xc", "here")]
+    )
+    assert metrics["accuracy"] == 0.5
+    assert metrics["partial_accuracy"] == 1.0
+    assert metrics["intervals"].keys() == {"accuracy", "partial_accuracy"}
 
 
-def test_texts_of_the_same_tokens_are_read_once():
-    asked = []
+def test_equal_texts_are_scored_once():
+    scored = []
 
-    def watch(texts):
-        asked.extend(texts)
+    def record(texts):
+        scored.extend(texts)
         return by_letters(texts)
 
     pairs = [MinimalPair("ab", "ab", "here"), MinimalPair("ab", "b", "here")]
-    found = score_minimal_pairs(pairs, lambda texts: [list(map(ord, text)) for text in texts], lambda text: [], watch)
-    assert sorted(map(len, asked)) == [1, 2]
-    assert found["ties"] == 1
+    metrics = score_minimal_pairs(
+        pairs, lambda texts: [list(map(ord, text)) for text in texts], lambda text: [], record
+    )
+    assert sorted(map(len, scored)) == [1, 2]
+    assert metrics["ties"] == 1
 
 
 @pytest.fixture(scope="module")
 def ordered(tmp_path_factory):
-    """Text in which the adjective always stands before the noun, and pairs in which it does and does not."""
+    """A folder with text in which adjectives precede nouns, and pairs in both orders."""
     pick = random.Random(0)
     adjectives, nouns = ["red", "old", "big", "new"], ["house", "river", "train", "garden"]
     folder = tmp_path_factory.mktemp("order")
@@ -86,14 +90,14 @@ def ordered(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("objective", "pseudo"), [("causal", None), ("masked", None), ("hybrid", True)])
-def test_a_model_prefers_the_order_it_has_read(ordered, tmp_path, tiny, objective, pseudo):
-    quick = {"steps": 120, "optimizer": "muon", "lr": 0.03, "width": 32, "batch": 16}
+def test_a_model_prefers_the_word_order_of_its_training_text(ordered, tmp_path, tiny, objective, pseudo):
+    quick = {"steps": 80, "optimizer": "muon", "lr": 0.03, "width": 32, "batch": 16}
     headstock.pretrain(ordered / "text.txt", out=tmp_path / "run", objective=objective, settings=tiny | quick)
-    heard = []
+    progress = []
     model = headstock.load(tmp_path / "run")
-    found = model.minimal_pairs([ordered / "pairs.jsonl"], pseudo=pseudo, progress=heard.append)
-    assert found["accuracy"] >= 15 / 16
-    assert found["kind"] == ("log-likelihood" if objective == "causal" else "pseudo-log-likelihood")
-    assert heard == sorted(heard) and heard[-1] == 1.0
+    metrics = model.minimal_pairs([ordered / "pairs.jsonl"], pseudo=pseudo, progress=progress.append)
+    assert metrics["accuracy"] >= 15 / 16
+    assert metrics["kind"] == ("log-likelihood" if objective == "causal" else "pseudo-log-likelihood")
+    assert progress == sorted(progress) and progress[-1] == 1.0
     scores = model.score(["The red house is near.", "The house red is near."], pseudo=pseudo)
     assert scores[0].log_likelihood > scores[1].log_likelihood + 2

@@ -1,4 +1,4 @@
-"""The progress bar of a terminal."""
+"""The progress bar on a terminal."""
 
 import io
 import sys
@@ -20,9 +20,9 @@ def test_the_bar_shows_a_perplexity_only_where_tokens_are_predicted(of_tokens, m
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    progress = TrainState(step=3, tokens=60, seconds=1.0, loss=1.5)
+    state = TrainState(step=3, tokens=60, seconds=1.0, loss=1.5)
     with terminal_progress(quiet=False) as callbacks:
         for callback in callbacks:
-            callback(Event("log", progress, Budget(10, None), 10, tokens_per_second=60.0, of_tokens=of_tokens))
-    shown = sys.stderr.getvalue()
-    assert "loss 1.500" in shown and ("ppl 4.48" in shown) == of_tokens == ("ppl" in shown)
+            callback(Event("log", state, Budget(10, None), 10, tokens_per_second=60.0, of_tokens=of_tokens))
+    output = sys.stderr.getvalue()
+    assert "loss 1.500" in output and ("ppl 4.48" in output) == of_tokens == ("ppl" in output)

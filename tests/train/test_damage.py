@@ -1,4 +1,4 @@
-"""A run that is not what was written is refused, whatever is wrong with it; nothing is answered with such a model."""
+"""Damaged runs are rejected: flipped bits, values that are not finite, impossible sizes."""
 
 import json
 import random
@@ -25,16 +25,16 @@ def labelled(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def kept(corpus, labelled, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kept")
+def runs(corpus, labelled, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
     headstock.pretrain(corpus, out=folder / "language", settings=SETTINGS)
     finetune(folder / "language", train=labelled, out=folder / "labels", settings={"steps": 2, "least_steps": 0})
     return folder
 
 
 @pytest.fixture
-def run(kept, tmp_path):
-    return RunFolder(shutil.copytree(kept / "language", tmp_path / "run"))
+def run(runs, tmp_path):
+    return RunFolder(shutil.copytree(runs / "language", tmp_path / "run"))
 
 
 def flip(file, bit):
@@ -47,7 +47,7 @@ def flip(file, bit):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_every_flipped_bit_is_refused(run, name):
+def test_every_flipped_bit_is_rejected(run, name):
     file, pick = run.path / name, random.Random(0)
     for _ in range(100):
         bit = pick.randrange(8 * file.stat().st_size)
@@ -59,36 +59,36 @@ def test_every_flipped_bit_is_refused(run, name):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "data.json"])
-def test_a_flipped_bit_in_a_stock_is_refused(tmp_path, name):
-    stock = shutil.copytree(BUNDLED_RUNS / "reviews-en", tmp_path / "stock")
-    headstock.load(stock, device="cpu")
-    size = (stock / name).stat().st_size
+def test_a_flipped_bit_in_a_bundled_run_is_rejected(tmp_path, name):
+    bundled = shutil.copytree(BUNDLED_RUNS / "reviews-en", tmp_path / "bundled")
+    headstock.load(bundled, device="cpu")
+    size = (bundled / name).stat().st_size
     for bit in (77, 4 * size, 8 * size - 5):
-        flip(stock / name, bit)
+        flip(bundled / name, bit)
         with pytest.raises(UserError, match=name):
-            headstock.load(stock, device="cpu")
-        flip(stock / name, bit)
+            headstock.load(bundled, device="cpu")
+        flip(bundled / name, bit)
 
 
-def test_every_stock_has_checksums():
-    for stock in BUNDLED_RUNS.glob("*/config.json"):
-        listed = RunFolder(stock.parent).manifest().keys()
-        assert listed >= {"config.json", "data.json", "tokenizer.json", "model.safetensors"}
+def test_every_bundled_run_has_checksums():
+    for bundled in BUNDLED_RUNS.glob("*/config.json"):
+        names = RunFolder(bundled.parent).manifest().keys()
+        assert names >= {"config.json", "data.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_damaged_weights_are_neither_exported_nor_learned_from(run, labelled, tmp_path):
+def test_damaged_weights_are_neither_exported_nor_fine_tuned(run, labelled, tmp_path):
     flip(run.weights_file, 8 * run.weights_file.stat().st_size - 5)
-    for use in (
+    for action in (
         lambda: headstock.export_run(run.path, tmp_path / "there"),
         lambda: finetune(run.path, train=labelled, out=tmp_path / "new"),
         lambda: headstock.pretrain("x.txt", start=run.path, out=tmp_path / "new"),
     ):
         with pytest.raises(UserError, match=r"model\.safetensors|x\.txt"):
-            use()
+            action()
     assert not (tmp_path / "there").exists() and not (tmp_path / "new").exists()
 
 
-def test_a_damaged_manifest_is_told(run):
+def test_a_damaged_manifest_is_rejected(run):
     (run.path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json"):
         headstock.load(run.path)
@@ -99,11 +99,11 @@ def test_a_damaged_manifest_is_told(run):
     assert headstock.load(run.path).score("Anne likes Paris.")
 
 
-# Values that are no numbers
+# Values that are not finite
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])
-def test_weights_that_are_no_finite_numbers_are_refused(run, value):
+def test_weights_that_are_not_finite_are_rejected(run, value):
     tensors = run.weights()
     tensors["backbone.tokens.weight"][5, 3] = value
     run.save_weights(tensors)
@@ -111,9 +111,9 @@ def test_weights_that_are_no_finite_numbers_are_refused(run, value):
         headstock.load(run.path)
 
 
-def test_answers_that_are_no_finite_numbers_are_refused(kept, tmp_path, call):
+def test_outputs_that_are_not_finite_are_errors(runs, tmp_path, call):
     for name in ("language", "labels"):
-        run = RunFolder(shutil.copytree(kept / name, tmp_path / name))
+        run = RunFolder(shutil.copytree(runs / name, tmp_path / name))
         run.save_weights({key: torch.full_like(tensor, 3e38) for key, tensor in run.weights().items()})
         verbs = {"language": ["score", "generate", "embed"], "labels": ["predict", "embed"]}[name]
         for verb in verbs:
@@ -125,7 +125,7 @@ def test_answers_that_are_no_finite_numbers_are_refused(kept, tmp_path, call):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "sizes",
     [
         {"width": 1 << 20, "heads": 1},
         {"vocabulary": 10**9},
@@ -137,10 +137,10 @@ def test_answers_that_are_no_finite_numbers_are_refused(kept, tmp_path, call):
         {"heads": 10**30, "width": 10**30},
     ],
 )
-def test_sizes_that_the_weights_do_not_have_cost_no_memory(run, labelled, tmp_path, wrong):
+def test_sizes_that_the_weights_do_not_have_allocate_no_memory(run, labelled, tmp_path, sizes):
     resource = pytest.importorskip("resource")
     settings = run.config()
-    run.write("config.json", settings | {"model": settings["model"] | wrong})
+    run.write("config.json", settings | {"model": settings["model"] | sizes})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError):
         headstock.load(run.path)
@@ -150,7 +150,7 @@ def test_sizes_that_the_weights_do_not_have_cost_no_memory(run, labelled, tmp_pa
     assert not (tmp_path / "new").exists()
 
 
-def test_tables_that_no_weights_file_holds_are_bounded(corpus, tmp_path):
+def test_the_size_of_buffers_without_weights_is_bounded(corpus, tmp_path):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=SETTINGS | {"positions": "rotary"})
     run = RunFolder(tmp_path / "run")
     settings = run.config()
@@ -162,7 +162,7 @@ def test_tables_that_no_weights_file_holds_are_bounded(corpus, tmp_path):
     assert headstock.load(run.path).score("Anne likes Paris.")
 
 
-def test_files_of_weights_keep_their_tensors(tmp_path):
+def test_tensor_files_round_trip(tmp_path):
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.float16)}
     write_tensors(tmp_path / "x.safetensors", tensors)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in read_tensors(tmp_path / "x.safetensors").items())

@@ -1,4 +1,4 @@
-"""When a run is compiled or recorded: as asked, or as it pays; and a vocabulary that is rounded up."""
+"""The execution mode of a run, recompilation, and padded vocabularies."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -19,108 +19,110 @@ from headstock.train.distributed import DistributedContext
 from headstock.train.execution import choose_execution_mode
 from headstock.train.run_folder import RunFolder
 from headstock.train.settings import TrainSettings
+from headstock.train.step import LossModule
 from tests.model.small import small_model
+from tests.train.test_graphed_step import NextToken, texts
 
 GPU = DistributedContext(torch.device("cuda"))
 
 
-class AllPass:
-    """A task that sends every token through every head."""
+class DenseTask:
+    """A task whose heads read every token."""
 
     def head_passes(self, head, length):
         return 1
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """A GPU of a hundred multiprocessors, as far as anyone asks."""
+def gpu(monkeypatch):
+    """A simulated GPU of a hundred multiprocessors."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=100))
 
 
-def decided(settings, distributed=GPU, *, lengths=None, model=None):
-    order = SimpleNamespace(length=16, examples=SimpleNamespace(**({} if lengths is None else {"lengths": lengths})))
+def choose(settings, distributed=GPU, *, lengths=None, model=None):
+    sampler = SimpleNamespace(length=16, examples=SimpleNamespace(**({} if lengths is None else {"lengths": lengths})))
     budget, lines = Budget.of(settings, 10), []
     with messages_to(lines.append):
-        return choose_execution_mode(model or small_model(), AllPass(), settings, budget, order, distributed), lines
+        return choose_execution_mode(model or small_model(), DenseTask(), settings, budget, sampler, distributed), lines
 
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Arithmetic that takes longer than the calls."""
+    """Arithmetic that takes longer than kernel launches."""
     monkeypatch.setattr(execution, "LAUNCH_SECONDS", 0.0)
     monkeypatch.setattr(execution, "FLOPS", 1e6)
 
 
-def test_a_short_run_is_not_compiled_and_says_so(machine, slow):
-    way, said = decided(TrainSettings(minutes=1.0))
-    assert way == "plain" and len(said) == 1 and "60 s" in said[0]
-    assert decided(TrainSettings(minutes=30.0)) == ("compiled", [])
-    assert decided(TrainSettings(steps=1))[0] == "plain"
-    assert decided(TrainSettings(steps=60_000))[0] == "compiled"
+def test_a_short_run_is_not_compiled(gpu, slow):
+    mode, messages = choose(TrainSettings(minutes=1.0))
+    assert mode == "plain" and len(messages) == 1 and "60 s" in messages[0]
+    assert choose(TrainSettings(minutes=30.0)) == ("compiled", [])
+    assert choose(TrainSettings(steps=1))[0] == "plain"
+    assert choose(TrainSettings(steps=60_000))[0] == "compiled"
 
 
-def test_where_calls_take_longest_steps_are_recorded(machine):
-    assert decided(TrainSettings(minutes=1.0)) == ("recorded", [])
-    assert decided(TrainSettings(steps=10), lengths=[3, 4]) == ("recorded", [])
-    assert decided(TrainSettings(minutes=30.0), lengths=[3, 4]) == ("recorded", [])
+def test_steps_dominated_by_kernel_launches_use_cuda_graphs(gpu):
+    assert choose(TrainSettings(minutes=1.0)) == ("recorded", [])
+    assert choose(TrainSettings(steps=10), lengths=[3, 4]) == ("recorded", [])
+    assert choose(TrainSettings(minutes=30.0), lengths=[3, 4]) == ("recorded", [])
 
 
-def test_a_long_run_of_small_steps_is_compiled_and_recorded(machine):
-    assert decided(TrainSettings(minutes=30.0)) == ("both", [])
-    assert decided(TrainSettings(steps=10))[0] == "recorded"
-    assert decided(TrainSettings(steps=10**13))[0] == "both"
-    assert decided(TrainSettings(minutes=30.0, unfreeze=1.0))[0] == "compiled"  # other weights move as it goes on
-    assert decided(TrainSettings(minutes=30.0), DistributedContext(torch.device("cuda"), size=2))[0] == "compiled"
+def test_a_long_run_of_small_steps_is_compiled_and_uses_cuda_graphs(gpu):
+    assert choose(TrainSettings(minutes=30.0)) == ("both", [])
+    assert choose(TrainSettings(steps=10))[0] == "recorded"
+    assert choose(TrainSettings(steps=10**13))[0] == "both"
+    assert choose(TrainSettings(minutes=30.0, unfreeze=1.0))[0] == "compiled"  # the trainable weights change
+    assert choose(TrainSettings(minutes=30.0), DistributedContext(torch.device("cuda"), size=2))[0] == "compiled"
 
 
-def test_what_would_be_compiled_over_and_over_is_not(machine, slow):
-    assert decided(TrainSettings(minutes=30.0), lengths=[3, 4])[0] == "plain"
-    assert decided(TrainSettings(minutes=30.0), DistributedContext(torch.device("cpu"))) == ("plain", [])
+def test_varying_lengths_are_not_compiled(gpu, slow):
+    assert choose(TrainSettings(minutes=30.0), lengths=[3, 4])[0] == "plain"
+    assert choose(TrainSettings(minutes=30.0), DistributedContext(torch.device("cpu"))) == ("plain", [])
 
 
-def test_a_head_on_kept_features_is_trained_plainly(machine):
-    whole = small_model()
-    assert decided(TrainSettings(minutes=30.0), model=Model(CachedBackbone(whole.backbone), whole.heads)) == (
-        "plain",
-        [],
-    )
+def test_a_head_on_cached_features_is_trained_eagerly(gpu):
+    full = small_model()
+    head = Model(CachedBackbone(full.backbone), full.heads)
+    assert choose(TrainSettings(minutes=30.0), model=head) == ("plain", [])
 
 
-def test_what_was_asked_is_done(machine):
+def test_an_explicit_mode_is_used(gpu):
     cpu = DistributedContext(torch.device("cpu"))
-    assert decided(TrainSettings(steps=1, compile=True), cpu) == ("compiled", [])
-    assert decided(TrainSettings(minutes=99.0, compile=False)) == ("plain", [])
-    assert decided(TrainSettings(steps=1, compile="replay")) == ("recorded", [])
-    assert decided(TrainSettings(steps=1, compile="both")) == ("both", [])
+    assert choose(TrainSettings(steps=1, compile=True), cpu) == ("compiled", [])
+    assert choose(TrainSettings(minutes=99.0, compile=False)) == ("plain", [])
+    assert choose(TrainSettings(steps=1, compile="replay")) == ("recorded", [])
+    assert choose(TrainSettings(steps=1, compile="both")) == ("both", [])
     with pytest.raises(UserError, match="CUDA"):
-        decided(TrainSettings(steps=1, compile="replay"), cpu)
+        choose(TrainSettings(steps=1, compile="replay"), cpu)
 
 
-def test_a_wrong_word_is_named(corpus, tmp_path, tiny):
+def test_an_invalid_mode_is_rejected(corpus, tmp_path, tiny):
     with pytest.raises(UserError, match=r"train.compile: must be one of 'auto', True, False, 'replay'.*mean 'replay'"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"compile": "replayed"})
 
 
-def test_a_padded_vocabulary_has_entries_that_are_never_said(corpus, tmp_path, tiny, messages):
+def test_padded_vocabulary_entries_are_never_generated(corpus, tmp_path, tiny, messages):
     settings = tiny | {"vocabulary": 301, "vocabulary_multiple": 64, "steps": 30, "lr": 1e-2}
     headstock.pretrain(corpus, out=tmp_path / "run", settings=settings)
     loaded = headstock.load(tmp_path / "run")
     assert loaded.config.model.vocabulary == 320 and loaded.tokenizer.vocabulary == 301
     assert any("19 unused entries" in line for line in messages)
     assert "19 unused entries" in (tmp_path / "run" / "README.md").read_text()
-    (made,) = loaded.generate(["Anne"], max_tokens=40, temperature=5.0)
-    assert made.text
+    (generated,) = loaded.generate(["Anne"], max_tokens=40, temperature=5.0)
+    assert generated.text
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float8"])
-@pytest.mark.parametrize("objective", [{"task.name": "masked", "transform": True}, {"task.name": "hybrid"}])
-def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, tmp_path, tiny, monkeypatch):
-    """What is hidden becomes less from step to step, and a loss made in parts is made in as many."""
+@pytest.mark.parametrize(
+    ("objective", "dtype"),
+    [({"task.name": "masked", "transform": True}, "float8"), ({"task.name": "hybrid"}, "float32")],
+)
+def test_a_changing_number_of_masked_tokens_is_compiled_once(objective, dtype, corpus, tmp_path, tiny, monkeypatch):
+    """The masked fraction falls from step to step."""
     monkeypatch.setattr(cross_entropy, "MIN_LOGITS", 0)
     monkeypatch.setattr(cross_entropy, "updates_in_place", lambda x: True)  # as on a GPU
     monkeypatch.setattr(fp8, "MIN_ROWS", 1)
-    counted = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counted))
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counter))
     options = objective | {"fraction_start": 0.9, "fraction": 0.6, "dtype": dtype}
     sizes = {"vocabulary": 304, "batch": 8, "length": 16, "depth": 1, "steps": 4, "log_every": 1}
     curves = []
@@ -130,14 +132,15 @@ def test_however_many_are_hidden_it_is_compiled_once(objective, dtype, corpus, t
         headstock.pretrain(corpus, out=out, settings=tiny | options | sizes | {"compile": compile})
         curves.append([row["loss"] for row in RunFolder(out).read_metrics() if "loss" in row])
     assert curves[0] == pytest.approx(curves[1], rel=1e-3)
-    assert counted.frame_count == 1
+    assert counter.frame_count == 1
 
 
-def test_however_many_sizes_a_process_trains_each_is_compiled(corpus, tmp_path, tiny, monkeypatch):
-    """torch compiles one function eight times, whosever it is; runs of one size share what was compiled."""
-    counted = CompileCounterWithBackend("eager")
-    monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counted))
-    sizes = {"vocabulary": 300, "batch": 2, "length": 8, "depth": 1, "heads": 1, "steps": 1, "compile": True}
+def test_every_model_size_in_a_process_is_compiled(monkeypatch):
+    """torch compiles a function at most eight times; models of one size share the compiled module."""
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(execution.torch, "compile", partial(torch.compile, backend=counter))
+    torch._dynamo.reset()
+    batch = texts(5, 9)
     for width in (*range(8, 8 * 11, 8), 80):
-        headstock.pretrain(corpus, out=tmp_path / f"{width}", settings=tiny | sizes | {"width": width}, overwrite=True)
-    assert counted.frame_count == 10
+        execution.compile_module(LossModule(small_model(width=width), NextToken(), smoothing=0.0))(batch)
+    assert counter.frame_count == 10

@@ -1,4 +1,4 @@
-"""What only a GPU can show."""
+"""Training and inference on a CUDA device."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_mixed_precision_learns_what_single_precision_does(corpus, tmp_path, tin
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_resumed_run_goes_on_where_it_was(corpus, tmp_path, tiny, optimizer):
+def test_a_resumed_run_follows_the_same_curve(corpus, tmp_path, tiny, optimizer):
     settings = tiny | {"validate_every": 4, "log_every": 1, "optimizer": optimizer, "ema": 0.9, "dropout": 0.1}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings, device="cuda")
 
@@ -35,7 +35,7 @@ def test_a_resumed_run_goes_on_where_it_was(corpus, tmp_path, tiny, optimizer):
     assert curves[0] == pytest.approx(curves[1], abs=1e-3)
 
 
-def test_compiled_for_real(corpus, tmp_path, tiny):
+def test_compiled_runs_learn_the_same(corpus, tmp_path, tiny):
     losses = [
         headstock.pretrain(corpus, out=tmp_path / str(on), settings=tiny | {"compile": on}, device="cuda")["valid_loss"]
         for on in (False, True)
@@ -43,23 +43,26 @@ def test_compiled_for_real(corpus, tmp_path, tiny):
     assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
-def test_texts_of_all_lengths_are_read_without_a_plan_for_each_shape(corpus, tmp_path, tiny):
+def test_inference_does_not_use_cudnn_attention(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny, device="cuda")
-    model, cuda, seen = headstock.load(tmp_path / "run", device="cuda"), torch.backends.cuda, []
+    model, cuda, enabled = headstock.load(tmp_path / "run", device="cuda"), torch.backends.cuda, []
     before = cuda.cudnn_sdp_enabled()
     texts = ["Anne likes Paris. " * (1 + i % 5) for i in range(600)]
-    model.model.backbone.register_forward_pre_hook(lambda *_: seen.append(cuda.cudnn_sdp_enabled()))
-    found = model.embed(texts, pool="last")
-    assert seen and not any(seen)
+    model.model.backbone.register_forward_pre_hook(lambda *_: enabled.append(cuda.cudnn_sdp_enabled()))
+    embeddings = model.embed(texts, pool="last")
+    assert enabled and not any(enabled)
     assert cuda.cudnn_sdp_enabled() == before
-    assert found == pytest.approx(headstock.load(tmp_path / "run", device="cpu").embed(texts, pool="last"), abs=0.05)
+    assert embeddings == pytest.approx(
+        headstock.load(tmp_path / "run", device="cpu").embed(texts, pool="last"), abs=0.05
+    )
 
 
 def test_generation_is_the_same_with_and_without_the_cache(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 60, "lr": 1e-2}, device="cuda")
     model = headstock.load(tmp_path / "run", device="cuda")
     texts = [
-        [made.text for made in model.generate(["Anne", "Story 4\nB"], temperature=0, cache=on)] for on in (True, False)
+        [generated.text for generated in model.generate(["Anne", "Story 4\nB"], temperature=0, cache=on)]
+        for on in (True, False)
     ]
     assert texts[0] == texts[1]
     on_cpu = headstock.load(tmp_path / "run", device="cpu").score("Anne likes Paris.")[0].log_likelihood

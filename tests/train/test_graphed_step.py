@@ -77,10 +77,10 @@ def graphed(model) -> GraphedStep:
 class FakeGraph:
     """Stands in for a CUDA graph on a CPU: recomputes the captured function into the captured outputs."""
 
-    made: ClassVar[list["FakeGraph"]] = []
+    instances: ClassVar[list["FakeGraph"]] = []
 
     def __init__(self):
-        self.made.append(self)
+        self.instances.append(self)
         self.work = self.results = None
 
     def pool(self):
@@ -111,7 +111,7 @@ def test_a_captured_step_trains_on_the_new_batch(monkeypatch):
         yield
         step.eager = eager
 
-    FakeGraph.made = []
+    FakeGraph.instances = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     for number, batch in enumerate([texts(5, 9), texts(9, 4), texts(9, 3), texts(8, 2), texts(6, 9, seed=3)]):
@@ -123,7 +123,7 @@ def test_a_captured_step_trains_on_the_new_batch(monkeypatch):
         torch.testing.assert_close((loss, sums["token"]), ((plain / count).detach(), plain.detach()))
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-    assert len(FakeGraph.made) == 1  # for the shape that recurred
+    assert len(FakeGraph.instances) == 1  # for the shape that recurred
 
 
 def test_without_memory_for_graphs_steps_run_eagerly(monkeypatch, messages):
@@ -155,7 +155,7 @@ def test_without_memory_for_graphs_steps_run_eagerly(monkeypatch, messages):
 def test_graphed_runs_follow_the_plain_loss_curve(objective, corpus, tmp_path, tiny, monkeypatch):
     settings = tiny | {"task.name": objective, "log_every": 1, "dropout": 0.1, "micro_batch": 4, "ema": 0.9}
     curves, replays, replay = [], [], CapturedGraph.__call__
-    monkeypatch.setattr(CapturedGraph, "__call__", lambda *given: replays.append(1) or replay(*given))
+    monkeypatch.setattr(CapturedGraph, "__call__", lambda *args: replays.append(1) or replay(*args))
     for compile in (False, "replay", "both"):
         out, before = tmp_path / str(compile), len(replays)
         headstock.pretrain(corpus, out=out, settings=settings | {"compile": compile}, device="cuda")

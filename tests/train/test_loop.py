@@ -1,4 +1,4 @@
-"""The loop: exact means, the same data for everyone, and what it says on the way."""
+"""The training loop: exact gradients, reproducible data order, budgets, logs, divergence and spikes."""
 
 import json
 import math
@@ -13,6 +13,7 @@ import headstock
 from headstock.errors import UserError, WorkError
 from headstock.model.batch import Batch
 from headstock.train.budget import Budget, Milestones
+from headstock.train.callbacks import log_lines
 from headstock.train.checkpoint import TrainState
 from headstock.train.distributed import DistributedContext
 from headstock.train.execution import check_settings
@@ -24,7 +25,7 @@ from headstock.train.step import LossModule, TrainingStep
 
 
 class Uneven:
-    """Examples whose rows hold very different numbers of predictions."""
+    """Examples whose rows have very different numbers of labels."""
 
     def __len__(self):
         return 20
@@ -75,32 +76,32 @@ class Net(nn.Module):
 def gradients(micro: int | None, *, weight: float = 1.0) -> torch.Tensor:
     settings, task = TrainSettings(batch=12, micro_batch=micro, clip=0.0), UnevenTask(weight)
     model = Net()
-    order = BatchSampler(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
+    sampler = BatchSampler(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
     distributed = DistributedContext(torch.device("cpu"))
-    kept = []
+    recorded = []
 
-    class Keep(torch.optim.SGD):
+    class Recorder(torch.optim.SGD):
         def step(self, closure=None):
-            kept.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            recorded.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
 
     module = LossModule(model, task, smoothing=0.0)  # type: ignore[arg-type]
-    batches = order.micro_batches(0, size=micro, rank=0, world_size=1)
-    TrainingStep(module, task, [Keep(model.parameters(), lr=1.0)], settings, distributed)(0, batches, 1.0)  # type: ignore[arg-type]
-    return kept[0]
+    batches = sampler.micro_batches(0, size=micro, rank=0, world_size=1)
+    TrainingStep(module, task, [Recorder(model.parameters(), lr=1.0)], settings, distributed)(0, batches, 1.0)  # type: ignore[arg-type]
+    return recorded[0]
 
 
-def test_micro_batches_give_the_gradient_of_the_whole_batch():
-    whole = gradients(None)
+def test_micro_batches_give_the_gradient_of_the_full_batch():
+    full = gradients(None)
     for micro in (1, 3, 6):
-        assert torch.allclose(gradients(micro), whole, atol=1e-7)
-    assert torch.allclose(gradients(3, weight=0.25), whole / 4, atol=1e-7)  # a head weighs what its task says
-    task, model = UnevenTask(), Net()  # the control: a mean of means is something else
-    order = BatchSampler(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
-    parts = order.micro_batches(0, size=3, rank=0, world_size=1)
+        assert torch.allclose(gradients(micro), full, atol=1e-7)
+    assert torch.allclose(gradients(3, weight=0.25), full / 4, atol=1e-7)  # the task's weight of the head
+    task, model = UnevenTask(), Net()  # a control: the mean of means differs
+    sampler = BatchSampler(task, None, length=6, batch=12, seed=1)  # type: ignore[arg-type]
+    parts = sampler.micro_batches(0, size=3, rank=0, world_size=1)
     for part in parts:
         (task.losses(model, part)["token"] / task.counts(part)["token"] / len(parts)).backward()
     naive = torch.cat([p.grad.flatten() for p in model.parameters()])
-    assert (naive - whole).norm() / whole.norm() > 0.05
+    assert (naive - full).norm() / full.norm() > 0.05
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -112,20 +113,20 @@ def test_the_order_is_the_same_for_any_number_of_processes(world_size):
         for rank in range(world_size):
             shared = BatchSampler(UnevenTask(), None, length=6, batch=8, seed=5)  # type: ignore[arg-type]
             for batch in shared.micro_batches(step, size=2, rank=rank, world_size=world_size):
-                counted = batch.labels["token"].ne(-100).any(1)
-                together += (batch.tokens[counted, 0] - 1).tolist()
+                has_labels = batch.labels["token"].ne(-100).any(1)
+                together += (batch.tokens[has_labels, 0] - 1).tolist()
         assert sorted(together) == sorted(alone.indices(step))
-    seen = [i for step in range(3) for i in alone.indices(step)]
-    assert sorted(seen) == list(range(20))  # each example once a pass
-    assert seen != [i for step in range(3, 6) for i in alone.indices(step)]  # and each pass in its own order
+    indices = [i for step in range(3) for i in alone.indices(step)]
+    assert sorted(indices) == list(range(20))  # each example once per epoch
+    assert indices != [i for step in range(3, 6) for i in alone.indices(step)]  # every epoch in another order
 
 
-def test_every_process_gets_as_many_parts():
+def test_every_process_gets_equally_many_micro_batches():
     parts = {
         len(BatchSampler(UnevenTask(), None, length=6, batch=8, seed=0).micro_batches(2, size=1, rank=r, world_size=3))  # type: ignore[arg-type]
         for r in range(3)
     }
-    assert parts == {2}  # four rows are left for three processes
+    assert parts == {2}  # four rows for three processes
 
 
 def test_budgets():
@@ -149,15 +150,13 @@ def due_steps(every, times):
     return steps
 
 
-def test_it_learns_and_says_so(corpus, tmp_path, tiny):
+def test_a_run_learns_and_logs(corpus, tmp_path, tiny):
     lines = []
-    from headstock.train.callbacks import log_lines as plain_lines
-
     results = headstock.pretrain(
         corpus,
         out=tmp_path / "run",
         settings=tiny | {"steps": 60, "lr": 1e-2, "tensorboard": True},
-        callbacks=[plain_lines(lines.append)],
+        callbacks=[log_lines(lines.append)],
     )
     assert results["valid_loss"] < 3.6 < math.log(300)
     assert results["perplexity"] == pytest.approx(math.exp(results["valid_loss"]))
@@ -172,7 +171,7 @@ def test_it_learns_and_says_so(corpus, tmp_path, tiny):
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-def test_tensorboard_can_read_its_events(corpus, tmp_path, tiny):
+def test_tensorboard_reads_the_events(corpus, tmp_path, tiny):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"tensorboard": True})
@@ -191,7 +190,7 @@ def test_minutes_end_the_run_and_its_schedule(corpus, tmp_path, tiny):
     assert rates[-1] < 0.5 * max(rates)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not(corpus, tmp_path, tiny):
+def test_runs_are_determined_by_their_seed(corpus, tmp_path, tiny):
     weights = {}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         headstock.pretrain(corpus, out=tmp_path / name, settings=tiny | {"seed": seed})
@@ -206,15 +205,15 @@ def test_a_config_repeats_its_run(corpus, tmp_path, tiny):
     assert (tmp_path / "a" / "config.json").read_text() == (tmp_path / "b" / "config.json").read_text()
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_path, tiny, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(corpus, tmp_path, tiny, monkeypatch):
     losses = LossModule.forward
     calls = []
 
-    def spoiled(self, batch):
+    def with_nan(self, batch):
         calls.append(0)
         return {head: loss * (math.nan if len(calls) == 8 else 1) for head, loss in losses(self, batch).items()}
 
-    monkeypatch.setattr(LossModule, "forward", spoiled)
+    monkeypatch.setattr(LossModule, "forward", with_nan)
     with pytest.raises(WorkError) as caught:
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
     message = str(caught.value)
@@ -224,17 +223,17 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(corpus, tmp_
     assert not (tmp_path / "run" / "checkpoints" / "step-8").exists()
 
 
-def test_a_batch_that_cannot_be_shared_is_refused():
+def test_a_batch_not_divisible_by_the_processes_is_rejected():
     with pytest.raises(UserError, match=r"8 .* 3 processes"):
         check_settings(TrainSettings(batch=8), DistributedContext(torch.device("cpu"), 0, 3))
 
 
-def test_padded_rows_train_too(corpus, tmp_path, tiny):
+def test_padded_rows(corpus, tmp_path, tiny):
     results = headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"rows": "padded"})
     assert math.isfinite(results["valid_loss"])
 
 
-def test_label_smoothing_is_for_training_only(corpus, tmp_path, tiny):
+def test_label_smoothing_applies_to_training_only(corpus, tmp_path, tiny):
     plain = headstock.pretrain(corpus, out=tmp_path / "a", settings=tiny | {"lr": 1e-12})
     smooth = headstock.pretrain(corpus, out=tmp_path / "b", settings=tiny | {"lr": 1e-12, "label_smoothing": 0.3})
     assert smooth["valid_loss"] == pytest.approx(plain["valid_loss"], abs=1e-4)
@@ -242,7 +241,7 @@ def test_label_smoothing_is_for_training_only(corpus, tmp_path, tiny):
 
 
 def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch):
-    # the graph is captured and differentiated for real; generating C++ from it would take a minute
+    # captures and differentiates the graph; generating C++ would take a minute
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     tiny |= {"steps": 3, "log_every": 1}
     losses = {}
@@ -254,32 +253,32 @@ def test_compiled_gives_the_same_losses(corpus, tmp_path, tiny, monkeypatch):
     assert losses[True] == pytest.approx(losses[False], rel=1e-4)
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_before_its_weights_are_kept(corpus, tmp_path, tiny, monkeypatch):
+def test_a_gradient_that_is_not_finite_stops_the_run_before_its_weights_are_saved(corpus, tmp_path, tiny, monkeypatch):
     losses = LossModule.forward
     calls = []
 
-    def spoiled(self, batch):
+    def with_nan(self, batch):
         calls.append(0)
-        found = losses(self, batch)
+        sums = losses(self, batch)
         if len(calls) == 6:
-            for loss in found.values():
-                loss.register_hook(lambda slope: slope * math.nan)
-        return found
+            for loss in sums.values():
+                loss.register_hook(lambda gradient: gradient * math.nan)
+        return sums
 
-    monkeypatch.setattr(LossModule, "forward", spoiled)
+    monkeypatch.setattr(LossModule, "forward", with_nan)
     with pytest.raises(WorkError, match=r"step 6: the loss or its gradient is not a finite number.*step-3"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"checkpoint_every": 3, "validate_every": 3})
     assert not (tmp_path / "run" / "checkpoints" / "step-6").exists()
 
 
-def test_held_out_text_whose_loss_is_no_number_stops_the_run_too(corpus, tmp_path, tiny):
-    """The weights are spoiled by the move itself, so that neither the step's loss nor its gradient tells."""
+def test_a_validation_loss_that_is_not_finite_stops_the_run(corpus, tmp_path, tiny):
+    """The update itself makes the weights infinite, so that the step's loss and gradient are finite."""
     with pytest.raises(WorkError, match=r"step 1: the validation loss is not a finite number.*no checkpoint yet"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1, "lr": 1e38, "clip": 0.0})
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-def test_gradients_that_are_not_finite_leave_weights_and_optimizer_states_as_they_were():
+def test_gradients_that_are_not_finite_change_neither_weights_nor_optimizer_states():
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1)
     weight.grad = torch.ones(3)
@@ -288,7 +287,7 @@ def test_gradients_that_are_not_finite_leave_weights_and_optimizer_states_as_the
     weight.grad = torch.tensor([1.0, math.nan, 1.0])
     assert not update_weights([optimizer], 1.0, to_none=True).isfinite()
     assert torch.equal(weight, before) and torch.equal(optimizer.state[weight]["exp_avg"], moment)
-    weight.grad = torch.ones(3)  # the control: finite gradients move them
+    weight.grad = torch.ones(3)  # a control: finite gradients change them
     update_weights([optimizer], 1.0, to_none=True)
     assert not torch.equal(weight, before)
 
@@ -309,17 +308,17 @@ def test_a_spike_in_the_loss_is_reported_and_counted(corpus, tmp_path, tiny, mon
     assert [line.split(":")[0] for line in messages if "spike" in line] == ["spike at step 45"]
 
 
-def test_spikes_are_found_alike_after_a_resume(messages):
+def test_spikes_are_detected_the_same_after_a_resume(messages):
     healthy = [(3.0 - step / 100 + 0.02 * (step % 3), 1.0 + 0.1 * (step % 5)) for step in range(60)]
-    whole, first = SpikeDetector(), SpikeDetector()
+    uninterrupted, first = SpikeDetector(), SpikeDetector()
     for step, values in enumerate(healthy):
-        whole.add(step, *values)
+        uninterrupted.add(step, *values)
         first.add(step, *values)
     second = SpikeDetector(first.count)
     second.restore(json.loads(json.dumps(first.state())))
-    for detector in (whole, second):
+    for detector in (uninterrupted, second):
         detector.add(60, 2.4, 9.0)
         detector.add(61, 6.5, 1.0)
     assert messages[:2] == messages[2:]
-    assert whole.count == second.count == 2
+    assert uninterrupted.count == second.count == 2
     assert "gradient norm 9" in messages[0] and "loss 6.5" in messages[1]

@@ -1,4 +1,4 @@
-"""Memory that runs out: the step is the same, cut smaller; and where it cannot be, the user is told."""
+"""Running out of memory: smaller micro-batches with the same gradients, or an error with a hint."""
 
 import json
 from dataclasses import replace
@@ -22,24 +22,24 @@ ALONE = DistributedContext(torch.device("cpu"))
 
 
 @pytest.fixture
-def little_memory(monkeypatch):
-    """A machine whose memory holds so many rows: reading more raises what torch raises; calls are noted."""
-    read: list[int] = []
+def limit_memory(monkeypatch):
+    """Limits the rows per forward pass as a full GPU would; returns the list of rows of each call."""
+    calls: list[int] = []
 
-    def most(rows: int, error: BaseException | None = None) -> list[int]:
+    def limit(rows: int, error: BaseException | None = None) -> list[int]:
         forward = Transformer.forward
 
-        def limited(self, batch: Batch, *given, **more):
+        def limited(self, batch: Batch, *args, **kwargs):
             if self.training:
-                read.append(len(batch.tokens))
+                calls.append(len(batch.tokens))
                 if len(batch.tokens) > rows:
                     raise error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nMore.")
-            return forward(self, batch, *given, **more)
+            return forward(self, batch, *args, **kwargs)
 
         monkeypatch.setattr(Transformer, "forward", limited)
-        return read
+        return calls
 
-    return most
+    return limit
 
 
 def losses(run):
@@ -48,54 +48,52 @@ def losses(run):
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_the_same_losses_with_fewer_rows_at_once(corpus, tiny, tmp_path, little_memory, objective, messages):
+def test_smaller_micro_batches_give_the_same_losses(corpus, tiny, tmp_path, limit_memory, objective, messages):
     settings = tiny | {"steps": 6, "log_every": 1, "validate_every": 6}
     plain = headstock.pretrain(corpus, out=tmp_path / "plain", objective=objective, settings=settings)
-    read = little_memory(3)
+    calls = limit_memory(3)
     small = headstock.pretrain(corpus, out=tmp_path / "small", objective=objective, settings=settings)
     assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
     assert small["valid_loss"] == pytest.approx(plain["valid_loss"], rel=1e-4)
     (message,) = [line for line in messages if "memory" in line]
     assert "2 rows" in message and "4 micro-batches" in message and "micro_batch=2" in message
-    assert read[:6] == [8, 4, 2, 2, 2, 2]
-    assert sum(rows for rows in read if rows == 2) == 8 * 6  # kept, though steps that were made ahead are cut again
+    assert calls[:6] == [8, 4, 2, 2, 2, 2]
+    assert sum(rows for rows in calls if rows == 2) == 8 * 6  # prefetched steps are split again
 
 
-def test_a_micro_batch_that_is_set_is_halved_too(corpus, tiny, tmp_path, little_memory):
-    read = little_memory(2)
+def test_a_micro_batch_that_is_set_is_halved_too(corpus, tiny, tmp_path, limit_memory):
+    calls = limit_memory(2)
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1, "micro_batch": 4})
-    assert read == [4, 2, 2, 2, 2]
+    assert calls == [4, 2, 2, 2, 2]
 
 
-def test_the_last_measurement_reads_as_many_rows_at_once_as_training(
-    corpus, tiny, tmp_path, little_memory, monkeypatch
-):
-    little_memory(3)
-    seen, measure = [], pretrain.evaluate
+def test_the_final_evaluation_uses_the_micro_batch_of_training(corpus, tiny, tmp_path, limit_memory, monkeypatch):
+    limit_memory(3)
+    batch_sizes, evaluate = [], pretrain.evaluate
 
-    def noted(*given, batch_size, distributed, **more):
-        seen.append(batch_size)
-        return measure(*given, batch_size=batch_size, distributed=ALONE, **more)
+    def recorded(*args, batch_size, distributed, **kwargs):
+        batch_sizes.append(batch_size)
+        return evaluate(*args, batch_size=batch_size, distributed=ALONE, **kwargs)
 
-    monkeypatch.setattr(pretrain, "evaluate", noted)
+    monkeypatch.setattr(pretrain, "evaluate", recorded)
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"steps": 1})
-    assert seen == [2]
-    monkeypatch.setattr(pretrain, "train", lambda *given, **more: TrainState(step=1))
+    assert batch_sizes == [2]
+    monkeypatch.setattr(pretrain, "train", lambda *args, **kwargs: TrainState(step=1))
     run = RunFolder(tmp_path / "run")
-    for distributed in (ALONE, replace(ALONE, size=2)):  # whose batch of 8 fitted
+    for distributed in (ALONE, replace(ALONE, size=2)):  # where a batch of 8 fits
         setup = pretrain.open_setup(run, make_config(run.config()))
         pretrain.train_and_evaluate(Session(run, distributed, resuming=True), setup, ())
-    assert seen == [2, 8, 4]
+    assert batch_sizes == [2, 8, 4]
 
 
-def test_a_single_row_that_does_not_fit_is_said(corpus, tiny, tmp_path, little_memory):
-    little_memory(0)
+def test_a_single_row_that_does_not_fit_is_an_error(corpus, tiny, tmp_path, limit_memory):
+    limit_memory(0)
     with pytest.raises(WorkError, match=r"single row of 32 tokens.*CUDA out of memory"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
 
 
-def test_other_errors_pass_untouched(corpus, tiny, tmp_path, little_memory):
-    little_memory(0, RuntimeError("a matrix of another shape"))
+def test_other_errors_are_raised_unchanged(corpus, tiny, tmp_path, limit_memory):
+    limit_memory(0, RuntimeError("a matrix of another shape"))
     with pytest.raises(RuntimeError, match="another shape"):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
 
@@ -105,13 +103,13 @@ def rows(count):
 
 
 class LimitedStep:
-    """Stands in for a TrainingStep whose memory holds `most` rows per micro-batch."""
+    """Stands in for a TrainingStep whose memory holds `limit` rows per micro-batch."""
 
-    def __init__(self, most, distributed=ALONE):
-        self.most, self.distributed = most, distributed
+    def __init__(self, limit, distributed=ALONE):
+        self.limit, self.distributed = limit, distributed
 
     def accumulate(self, step, batches):
-        if max(len(batch.tokens) for batch in batches) > self.most:
+        if max(len(batch.tokens) for batch in batches) > self.limit:
             raise torch.OutOfMemoryError("full")
         return sum(len(batch.tokens) for batch in batches)
 
@@ -135,16 +133,16 @@ def test_with_several_processes_running_out_of_memory_is_an_error():
         MicroBatching(limited, lambda step, size: [], None)(0, [rows(16)], 0.1)
 
 
-def test_the_cpu_has_its_own_words_for_it():
-    with pytest.raises(RuntimeError) as found:
+def test_out_of_memory_errors_of_the_cpu_are_recognized():
+    with pytest.raises(RuntimeError) as error:
         torch.empty(1 << 56)  # more than any machine has
-    assert is_out_of_memory(found.value)
+    assert is_out_of_memory(error.value)
     assert not is_out_of_memory(RuntimeError("shapes do not agree"))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"],
 )
-def test_what_lies_under_torch_has_other_words_for_it(said):
-    assert is_out_of_memory(RuntimeError(said))
+def test_out_of_memory_messages_of_libraries_are_recognized(message):
+    assert is_out_of_memory(RuntimeError(message))

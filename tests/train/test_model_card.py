@@ -1,4 +1,4 @@
-"""Every run's README.md is a model card, and what it says is what the run's own files say."""
+"""Model cards: complete, consistent with the run's files, and safe with any label or file name."""
 
 import csv
 import json
@@ -28,23 +28,23 @@ FAMILIES = {
 
 
 def small(preset: str) -> dict:
-    wanted = {"width": 16, "depth": 2, "hidden": 24, "batch": 8, "steps": 2, "tensorboard": False, "length": 32}
-    wanted |= {"tokenizer.vocabulary": 400}
-    return wanted if preset[:4] in ("lstm", "elmo") else wanted | {"heads": 2, "context": 32}
+    settings = {"width": 16, "depth": 2, "hidden": 24, "batch": 8, "steps": 2, "tensorboard": False, "length": 32}
+    settings |= {"tokenizer.vocabulary": 400}
+    return settings if preset[:4] in ("lstm", "elmo") else settings | {"heads": 2, "context": 32}
 
 
-def counted(card: str) -> dict[str, int]:
-    """The numbers of the table of parts."""
-    found = re.findall(r"^\| `([a-z_.]+)` \| .+ \| ([\d,]+) \|$", card, re.MULTILINE)
-    return {name: int(count.replace(",", "")) for name, count in found}
+def parameter_counts(card: str) -> dict[str, int]:
+    """The numbers in the table of parameters."""
+    rows = re.findall(r"^\| `([a-z_.]+)` \| .+ \| ([\d,]+) \|$", card, re.MULTILINE)
+    return {name: int(count.replace(",", "")) for name, count in rows}
 
 
 @pytest.mark.parametrize("preset", FAMILIES)
-def test_a_card_has_every_part_and_its_formulas_add_up(corpus, tmp_path, preset):
+def test_a_card_has_every_section_and_its_parameters_add_up(corpus, tmp_path, preset):
     done = headstock.pretrain(corpus, out=tmp_path / "run", preset=preset, settings=small(preset), **FAMILIES[preset])
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", card, re.MULTILINE) == SECTIONS
-    assert sum(counted(card).values()) == done["parameters"]["total"]
+    assert sum(parameter_counts(card).values()) == done["parameters"]["total"]
     data = RunFolder(tmp_path / "run").data()
     assert data["fingerprint"] in card
     assert data["tokenizer"] in card
@@ -55,18 +55,18 @@ def test_a_card_has_every_part_and_its_formulas_add_up(corpus, tmp_path, preset)
     assert "Headstock only" in card or "--to huggingface" in card
 
 
-def test_a_formula_changes_with_the_settings_it_is_of(corpus, tmp_path):
-    told = []
-    for number, more in enumerate([{}, {"bias": False, "activation": "swiglu", "positions": "rotary"}]):
-        headstock.pretrain(corpus, out=tmp_path / str(number), settings=TINY | {"steps": 1} | more)
-        told.append(formula_table(model_without_weights(RunFolder(tmp_path / str(number)))))
-    assert "N × (4 D² + 2 D F + 9 D + F)" in told[0]
-    assert "N × (4 D² + 3 D F + 2 D)" in told[1]
-    assert "D T" in told[0]
-    assert "D T" not in told[1]
+def test_parameter_formulas_depend_on_the_settings(corpus, tmp_path):
+    tables = []
+    for number, settings in enumerate([{}, {"bias": False, "activation": "swiglu", "positions": "rotary"}]):
+        headstock.pretrain(corpus, out=tmp_path / str(number), settings=TINY | {"steps": 1} | settings)
+        tables.append(formula_table(model_without_weights(RunFolder(tmp_path / str(number)))))
+    assert "N × (4 D² + 2 D F + 9 D + F)" in tables[0]
+    assert "N × (4 D² + 3 D F + 2 D)" in tables[1]
+    assert "D T" in tables[0]
+    assert "D T" not in tables[1]
 
 
-def test_a_card_says_how_sure_its_numbers_are(corpus, tmp_path):
+def test_a_card_has_intervals(corpus, tmp_path):
     done = headstock.pretrain(corpus, out=tmp_path / "run", settings=TINY | {"steps": 1, "batch": 1, "length": 8})
     low, high = done["intervals"]["perplexity"]
     assert low < done["perplexity"] < high
@@ -75,13 +75,13 @@ def test_a_card_says_how_sure_its_numbers_are(corpus, tmp_path):
     )
 
 
-def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
-    headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 2})
+def test_the_card_of_a_fine_tuned_run(corpus, tmp_path):
+    headstock.pretrain(corpus, out=tmp_path / "source", settings=TINY | {"steps": 2})
     rows = [f"Anne likes number {i},{'odd' if i % 2 else 'even'}" for i in range(40)]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
     settings = {"epochs": 1, "long": "tail", "least_steps": 0}
     files = {"train": tmp_path / "rows.csv", "test": tmp_path / "rows.csv"}
-    done = headstock.finetune(tmp_path / "stock", **files, out=tmp_path / "run", settings=settings)
+    done = headstock.finetune(tmp_path / "source", **files, out=tmp_path / "run", settings=settings)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", card, re.MULTILINE) == SECTIONS
     low, high = done["test"]["intervals"]["accuracy"]
@@ -90,21 +90,21 @@ def test_a_fine_tuned_card_says_what_it_stands_on(corpus, tmp_path):
     assert "pretrained on" in card
     assert "it reads the end" in card
     assert "not evaluated on test rows" not in card
-    assert counted(card)["heads.label"] == 2 * 16 + 2
-    assert sum(counted(card).values()) == done["parameters"]["total"]
+    assert parameter_counts(card)["heads.label"] == 2 * 16 + 2
+    assert sum(parameter_counts(card).values()) == done["parameters"]["total"]
     assert render_card(RunFolder(tmp_path / "run")) == card
 
 
-HOSTILE = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* [c](d) &lt;")
+MARKUP = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)> | `a` *b* [c](d) &lt;")
 
 
-def test_labels_and_names_are_no_markup(corpus, tmp_path):
-    """What stands in a user's file is shown as it is: neither the card nor the page makes tags or cells of it."""
-    headstock.pretrain(corpus, out=tmp_path / "stock", settings=TINY | {"steps": 1})
+def test_labels_and_names_are_escaped(corpus, tmp_path):
+    """Labels and file names become neither tags nor table cells, in the card and in the report."""
+    headstock.pretrain(corpus, out=tmp_path / "source", settings=TINY | {"steps": 1})
     file, run = tmp_path / "rows <b>|`.csv", RunFolder(tmp_path / "my <b> run")
     with file.open("w", encoding="utf-8", newline="") as out:
-        csv.writer(out).writerows([("text", "label"), *((f"Anne {i}", HOSTILE[i % 2]) for i in range(40))])
-    headstock.finetune(tmp_path / "stock", train=file, out=run.path, settings={"epochs": 1, "least_steps": 0})
+        csv.writer(out).writerows([("text", "label"), *((f"Anne {i}", MARKUP[i % 2]) for i in range(40))])
+    headstock.finetune(tmp_path / "source", train=file, out=run.path, settings={"epochs": 1, "least_steps": 0})
     card = run.model_card.read_text(encoding="utf-8")
     prose = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
     assert not re.search(r"<|(?<!\\)[*\[]|&lt; |&lt;$", prose.replace("&lt;b&gt;", ""))
@@ -114,7 +114,7 @@ def test_labels_and_names_are_no_markup(corpus, tmp_path):
     write_report(run.path)
     page = Outline(run.report)
     assert not {tag for tag, _ in page.tags} & {"script", "img"}
-    assert all(label in page.text for label in HOSTILE)
+    assert all(label in page.text for label in MARKUP)
 
 
 def test_licences_come_from_the_catalog(corpus, tmp_path):
@@ -127,8 +127,8 @@ def test_licences_come_from_the_catalog(corpus, tmp_path):
     assert "| licence | CC BY 4.0, as its makers say |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_stocks_cards_can_be_made_again():
+def test_cards_of_bundled_runs_can_be_rendered():
     for folder in BUNDLED_RUNS.iterdir():
         card = render_card(RunFolder(folder))
         assert catalog.find_entry("imdb").licence in card
-        assert sum(counted(card).values()) == RunFolder(folder).results()["parameters"]["total"]
+        assert sum(parameter_counts(card).values()) == RunFolder(folder).results()["parameters"]["total"]

@@ -1,4 +1,4 @@
-"""How weights move."""
+"""Muon, parameter groups, learning-rate schedules and the moving average of the weights."""
 
 import math
 
@@ -17,101 +17,102 @@ def small(tied=True):
     return Model(backbone, {"token": LMHead(backbone)})
 
 
+def parameters_of(optimizers):
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 16, 8), (2, 8, 24)])
-def test_newton_schulz_makes_singular_values_alike(shape):
+def test_newton_schulz_equalizes_singular_values(shape):
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
     assert values.min() > 0.5
     assert values.max() < 1.3
 
 
-def test_a_stack_is_orthogonalised_part_by_part():
+def test_the_parts_of_a_stacked_matrix_are_orthogonalized_separately():
     torch.manual_seed(0)
     stacked = torch.nn.Parameter(torch.zeros(24, 8))
     stacked.grad = torch.randn(24, 8)
-    stacked.grad[:8] *= 1000  # a loud part must not drown the quiet ones
+    stacked.grad[:8] *= 1000  # a large part must not dominate the others
     Muon([{"params": [stacked], "parts": 3}], lr=1.0, momentum=0.0, weight_decay=0.0).step()
     norms = [float(part.norm()) for part in stacked.data.chunk(3)]
     assert max(norms) / min(norms) < 1.3
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_weight_is_in_one_optimizer_and_only_matrices_decay(optimizer, tied):
+def test_every_weight_is_in_one_optimizer_and_only_matrices_have_weight_decay(name, tied):
     model = small(tied)
-    made = make_optimizers(model, TrainSettings(optimizer=optimizer, weight_decay=0.3))
-    seen = [p for one in made for group in one.param_groups for p in group["params"]]
-    assert sorted(map(id, seen)) == sorted(map(id, model.parameters()))
-    for one in made:
-        for group in one.param_groups:
+    optimizers = make_optimizers(model, TrainSettings(optimizer=name, weight_decay=0.3))
+    assert sorted(map(id, parameters_of(optimizers))) == sorted(map(id, model.parameters()))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 assert group["weight_decay"] == (0.3 if parameter.dim() == 2 else 0.0)
-    if optimizer == "muon":
-        moved = {id(p) for group in made[0].param_groups for p in group["params"]}
-        assert id(model.backbone.tokens.weight) not in moved
-        assert id(model.backbone.blocks[0].attention.inputs.weight) in moved
+    if name == "muon":
+        in_muon = {id(p) for p in parameters_of(optimizers[:1])}
+        assert id(model.backbone.tokens.weight) not in in_muon
+        assert id(model.backbone.blocks[0].attention.inputs.weight) in in_muon
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_frozen_weights_are_left_out(optimizer):
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_frozen_weights_are_left_out(name):
     model = small()
-    settings = TrainSettings(optimizer=optimizer)
+    settings = TrainSettings(optimizer=name)
     model.backbone.requires_grad_(False)
     assert make_optimizers(model, settings) == []
-    for chosen in (model.backbone.tokens.weight, model.backbone.blocks[0].feed.up.weight):
-        chosen.requires_grad_(True)
-        seen = [p for one in make_optimizers(model, settings) for g in one.param_groups for p in g["params"]]
-        assert [id(p) for p in seen] == [id(chosen)]
-        chosen.requires_grad_(False)
+    for weight in (model.backbone.tokens.weight, model.backbone.blocks[0].feed.up.weight):
+        weight.requires_grad_(True)
+        assert [id(p) for p in parameters_of(make_optimizers(model, settings))] == [id(weight)]
+        weight.requires_grad_(False)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_each_layer_learns_at_its_share_of_the_rate_above_it(optimizer, norm):
+def test_layer_decay_scales_the_learning_rate_of_each_layer(name, norm):
     sizes = {"vocabulary": 20, "context": 8, "depth": 3, "width": 8, "heads": 2, "hidden": 16}
     backbone = Transformer(TransformerConfig(**sizes, norm=norm, qk_norm=True, embed_norm=True, segments=2))
     model = Model(backbone, {"label": ClassificationHead(8, 3), "token": LMHead(backbone)})
-    made = make_optimizers(model, TrainSettings(optimizer=optimizer, layer_decay=0.5))
-    scales = {id(p): group["scale"] for one in made for group in one.param_groups for p in group["params"]}
-    seen = [p for one in made for group in one.param_groups for p in group["params"]]
-    assert sorted(map(id, seen)) == sorted(map(id, model.parameters()))  # each exactly once
-    got = {name: scales[id(parameter)] for name, parameter in model.named_parameters()}
+    optimizers = make_optimizers(model, TrainSettings(optimizer=name, layer_decay=0.5))
+    scales = {id(p): group["scale"] for o in optimizers for group in o.param_groups for p in group["params"]}
+    assert sorted(map(id, parameters_of(optimizers))) == sorted(map(id, model.parameters()))  # each exactly once
+    actual = {name: scales[id(parameter)] for name, parameter in model.named_parameters()}
 
-    def wanted(name):
-        if name.startswith("heads."):  # that of the tokens is the embedding itself
+    def expected(name):
+        if name.startswith("heads."):  # the LM head is the embedding itself
             return 1.0
         if name.startswith("backbone.blocks."):
             return 0.5 ** (3 - int(name.split(".")[2]))
-        return 0.5 if name.startswith("backbone.final_norm") else 0.5**4  # the norm above the last block is its own
+        return 0.5 if name.startswith("backbone.final_norm") else 0.5**4  # the final norm belongs to the last block
 
-    assert got == {name: wanted(name) for name in got}
-    assert set(got.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
+    assert actual == {name: expected(name) for name in actual}
+    assert set(actual.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
 
 
 def test_schedules():
-    def at(schedule, done, **more):
-        return lr_factor(done, TrainSettings(schedule=schedule, warmup=0.1, **more))
+    def factor(schedule, done, **settings):
+        return lr_factor(done, TrainSettings(schedule=schedule, warmup=0.1, **settings))
 
     for schedule in ("cosine", "linear", "trapezoid", "constant"):
-        assert at(schedule, 0.05) == pytest.approx(0.5)
-        assert at(schedule, 0.1) == pytest.approx(1.0)
-    assert at("constant", 1.0) == 1.0
-    assert at("cosine", 0.55) == pytest.approx(0.5)
-    assert at("linear", 0.55) == pytest.approx(0.5)
-    assert at("trapezoid", 0.6, cooldown=0.2) == 1.0
-    assert at("trapezoid", 0.9, cooldown=0.2) == pytest.approx(0.5)
+        assert factor(schedule, 0.05) == pytest.approx(0.5)
+        assert factor(schedule, 0.1) == pytest.approx(1.0)
+    assert factor("constant", 1.0) == 1.0
+    assert factor("cosine", 0.55) == pytest.approx(0.5)
+    assert factor("linear", 0.55) == pytest.approx(0.5)
+    assert factor("trapezoid", 0.6, cooldown=0.2) == 1.0
+    assert factor("trapezoid", 0.9, cooldown=0.2) == pytest.approx(0.5)
     for schedule in ("cosine", "linear", "trapezoid"):
-        assert at(schedule, 1.0) == pytest.approx(0.0, abs=1e-9)
-        assert at(schedule, 1.0, lr_floor=0.1) == pytest.approx(0.1)
+        assert factor(schedule, 1.0) == pytest.approx(0.0, abs=1e-9)
+        assert factor(schedule, 1.0, lr_floor=0.1) == pytest.approx(0.1)
 
 
-def test_the_average_forgets_the_beginning():
+def test_the_moving_average_converges_to_the_weights():
     model = small()
     average = EMA(model, 0.9)
     with torch.no_grad():
         for _ in range(60):
             model.backbone.tokens.weight.fill_(1.0)
             average.update()
-    kept = average.tensors["backbone.tokens.weight"]
-    assert math.isclose(float(kept.mean()), 1.0, abs_tol=0.01)
-    assert not torch.equal(kept, model.backbone.tokens.weight)
+    averaged = average.tensors["backbone.tokens.weight"]
+    assert math.isclose(float(averaged.mean()), 1.0, abs_tol=0.01)
+    assert not torch.equal(averaged, model.backbone.tokens.weight)

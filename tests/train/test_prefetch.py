@@ -128,11 +128,11 @@ def test_workers_end_when_a_mapped_stream_is_closed():
 
 
 @given(st.integers(0, 3000), st.integers(1, 900))
-def test_chunks_grow_and_hold_every_item_once(count, most):
-    chunks = list(growing_chunks(range(count), max_size=most))
+def test_chunks_grow_and_hold_every_item_once(count, max_size):
+    chunks = list(growing_chunks(range(count), max_size=max_size))
     assert [item for chunk in chunks for item in chunk] == list(range(count))
-    assert all(len(chunk) <= most for chunk in chunks)
-    assert all(len(after) >= min(most, 2 * len(before)) for before, after in itertools.pairwise(chunks[:-1]))
+    assert all(len(chunk) <= max_size for chunk in chunks)
+    assert all(len(after) >= min(max_size, 2 * len(before)) for before, after in itertools.pairwise(chunks[:-1]))
 
 
 def test_the_first_chunk_is_small():

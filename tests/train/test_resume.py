@@ -1,4 +1,4 @@
-"""Nothing is lost: stopped at any instant, a run goes on to the very same weights."""
+"""Interrupted runs resume to bit-identical weights, and damaged checkpoints are skipped."""
 
 import json
 import os
@@ -44,15 +44,15 @@ class Stopped(Exception):
 
 
 def stop_after(step):
-    def hear(event):
+    def on_event(event):
         if event.kind == "step" and event.state.step == step:
             raise Stopped
 
-    return hear
+    return on_event
 
 
 def metrics(path):
-    """All that is logged but the clock."""
+    """The logged rows without timings."""
     timed = ("seconds", "tokens_per_second")
     return [{key: row[key] for key in row if key not in timed} for row in RunFolder(path).read_metrics()]
 
@@ -65,27 +65,31 @@ def weights(path):
 def test_a_resumed_run_ends_in_the_same_bits(corpus, tmp_path, tiny, mode):
     settings = tiny | MODES[mode] | {"validate_every": 4, "log_every": 2}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
-    for at in (7, 10):
+    for step in (7, 10):
         with pytest.raises(Stopped):
-            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, callbacks=[stop_after(at)])
+            headstock.pretrain(
+                corpus, out=tmp_path / "cut", settings=settings, resume=True, callbacks=[stop_after(step)]
+            )
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
 
 
 @pytest.mark.parametrize("every", [{"log_every": 5, "validate_every": 6}, {"log_every": 12, "validate_every": 5}])
-def test_sums_that_a_checkpoint_cuts_in_two_go_on(corpus, tmp_path, tiny, every):
+def test_running_sums_continue_after_a_resume(corpus, tmp_path, tiny, every):
     settings = tiny | every | {"checkpoint_every": 2, "weights": "last"}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
-    for at in (3, 9):
+    for step in (3, 9):
         with pytest.raises(Stopped):
-            headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True, callbacks=[stop_after(at)])
+            headstock.pretrain(
+                corpus, out=tmp_path / "cut", settings=settings, resume=True, callbacks=[stop_after(step)]
+            )
     headstock.pretrain(corpus, out=tmp_path / "cut", settings=settings, resume=True)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "cut")
     assert len(metrics(tmp_path / "whole")) >= 3
 
 
-def test_the_newest_and_the_best_are_kept(corpus, tmp_path, tiny):
+def test_the_newest_and_the_best_checkpoints_are_kept(corpus, tmp_path, tiny):
     headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny | {"validate_every": 2, "keep": 2})
     steps = [checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path / "run" / "checkpoints")]
     best = headstock.load(tmp_path / "run").run.results()["best_step"]
@@ -94,7 +98,7 @@ def test_the_newest_and_the_best_are_kept(corpus, tmp_path, tiny):
 
 
 def damage_checkpoint(path):
-    """One bit, which safetensors itself does not notice."""
+    """Flip one bit, which safetensors itself does not notice."""
     file = path / "optimizer.safetensors"
     data = bytearray(file.read_bytes())
     data[-100] ^= 4
@@ -111,24 +115,24 @@ def test_damaged_checkpoints_do_not_count_among_those_kept(tmp_path, keep):
     for step in (2, 4, 6, 8, 10):
         save(step)
     damage_checkpoint(tmp_path / "step-10")
-    save(9)  # the run goes on from 8, and 10 is yet to come again
-    whole = [
+    save(9)  # the run resumes from 8 and has not reached 10 again
+    valid = [
         checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path) if checkpoint.find_damage(path) is None
     ]
-    assert whole == {1: [9, 2], 2: [9, 8, 2]}[keep]
+    assert valid == {1: [9, 2], 2: [9, 8, 2]}[keep]
     save(10)
     damage_checkpoint(tmp_path / "step-10")
     save(12)
-    whole = [
+    valid = [
         checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path) if checkpoint.find_damage(path) is None
     ]
-    assert whole == {1: [12, 2], 2: [12, 9, 2]}[keep]
+    assert valid == {1: [12, 2], 2: [12, 9, 2]}[keep]
 
 
 def test_a_damaged_best_checkpoint_does_not_become_the_result(corpus, tmp_path, tiny, messages):
     settings = tiny | {"validate_every": 4, "lr": 2.0, "warmup": 0.9, "schedule": "constant", "steps": 16}
     best = headstock.pretrain(corpus, out=tmp_path / "run", settings=settings)["best_step"]
-    assert best < 16  # the rate rises until it gets worse
+    assert best < 16  # the rising learning rate makes it worse
     damage_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{best}")
     before = weights(tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
@@ -139,7 +143,7 @@ def test_a_damaged_best_checkpoint_does_not_become_the_result(corpus, tmp_path, 
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path, tiny, damage, messages):
+def test_a_damaged_checkpoint_is_skipped(corpus, tmp_path, tiny, damage, messages):
     settings = tiny | {"validate_every": 4}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
@@ -160,14 +164,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(corpus, tmp_path,
     assert weights(tmp_path / "whole") == weights(tmp_path / "cut")
 
 
-def test_a_finished_run_is_not_run_again(corpus, tmp_path, tiny):
+def test_a_finished_run_is_not_trained_again(corpus, tmp_path, tiny):
     first = headstock.pretrain(corpus, out=tmp_path / "run", settings=tiny)
     stamp = (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns
     assert headstock.pretrain(corpus, out=tmp_path / "run", resume=True) == first
     assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == stamp
 
 
-def test_resuming_with_other_settings_or_other_text_is_refused(corpus, tmp_path, tiny):
+def test_resuming_with_other_settings_or_text_is_rejected(corpus, tmp_path, tiny):
     own = tmp_path / "own.txt"
     shutil.copy(corpus, own)
     with pytest.raises(Stopped):
@@ -254,8 +258,8 @@ def test_a_signal_saves_and_stops(corpus, tmp_path, tiny, number, code):
     assert checkpoint.step_of(newest) > 0
 
 
-def test_a_full_disk_fails_cleanly_and_keeps_the_checkpoint_before(corpus, tmp_path, tiny):
-    """A real file system of a few hundred kilobytes, where we may make one."""
+def test_a_full_disk_is_an_error_and_keeps_earlier_checkpoints(corpus, tmp_path, tiny):
+    """On a real file system of a few hundred kilobytes, where mounting one is permitted."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)], capture_output=True)
@@ -281,7 +285,7 @@ def test_a_run_can_be_moved(corpus, tmp_path, tiny):
     assert headstock.load(tmp_path / "there" / "moved").score("Anne likes Paris.") == before
 
 
-def test_time_goes_on_counting_after_a_stop(corpus, tmp_path, tiny):
+def test_training_time_continues_after_a_resume(corpus, tmp_path, tiny):
     settings = tiny | {"validate_every": 4}
     with pytest.raises(Stopped):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, callbacks=[stop_after(5)])
@@ -291,7 +295,7 @@ def test_time_goes_on_counting_after_a_stop(corpus, tmp_path, tiny):
     assert saved < results["seconds"] < saved + time.monotonic() - began
 
 
-def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, tiny, messages):
+def test_damaged_metrics_do_not_prevent_a_resume(corpus, tmp_path, tiny, messages):
     settings = tiny | {"validate_every": 4, "log_every": 1}
     headstock.pretrain(corpus, out=tmp_path / "whole", settings=settings)
     with pytest.raises(Stopped):
@@ -300,14 +304,14 @@ def test_one_bad_byte_in_the_metrics_does_not_stop_a_resume(corpus, tmp_path, ti
     lines = file.read_bytes().splitlines(keepends=True)
     lines[1] = lines[1][:9] + b"\xff" + lines[1][10:]
     lines[2] = b"[1, 2]\n"
-    file.write_bytes(b"".join(lines) + b'{"step": 7, "lo')  # and the last one was being written
+    file.write_bytes(b"".join(lines) + b'{"step": 7, "lo')  # an incomplete last line
     headstock.pretrain(corpus, out=tmp_path / "run", resume=True)
     assert len([line for line in messages if f"{file}: 2 damaged lines" in line]) == 1
     whole = metrics(tmp_path / "whole")
     assert metrics(tmp_path / "run") == [whole[0], *whole[3:]]
 
 
-def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, tmp_path, tiny, monkeypatch):
+def test_the_corpus_may_be_renamed_or_moved_before_a_resume(corpus, tmp_path, tiny, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(corpus, "c.txt")
     settings = tiny | {"validate_every": 4}
@@ -319,13 +323,13 @@ def test_the_same_text_by_another_name_or_in_another_place_is_the_same(corpus, t
     os.rename("c.txt", "moved/d.txt")
     headstock.pretrain("moved/d.txt", out="run", resume=True)
     assert RunFolder(tmp_path / "run").config()["data"]["corpus"] == ["moved/d.txt"]
-    assert headstock.load("run").evaluate()["documents"] > 0  # the held-out part is found there too
+    assert headstock.load("run").evaluate()["documents"] > 0  # the held-out part is read from there too
     (tmp_path / "other.txt").write_text(corpus.read_text() + "\n\nAnother story")
     with pytest.raises(UserError, match="the corpus has changed"):
         headstock.pretrain("other.txt", out="run", resume=True)
 
 
-def test_another_number_of_threads_is_told_at_a_resume(corpus, tmp_path, tiny, messages):
+def test_another_number_of_threads_is_logged_at_a_resume(corpus, tmp_path, tiny, messages):
     settings = tiny | {"validate_every": 4}
     with pytest.raises(Stopped):
         headstock.pretrain(corpus, out=tmp_path / "run", settings=settings, callbacks=[stop_after(5)])
@@ -341,7 +345,7 @@ def test_another_number_of_threads_is_told_at_a_resume(corpus, tmp_path, tiny, m
     assert [line for line in messages if f"threads {threads} -> {threads + 1}" in line]
 
 
-OLD = Path(__file__).parent / "old_runs"  # made by version 0.1, before finished weights had a manifest
+OLD = Path(__file__).parent / "old_runs"  # of version 0.1, without manifests of finished weights
 
 
 def test_runs_of_an_earlier_version_are_read_and_resumed(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Steps of about so many tokens: each example once, as many steps in every pass, the same for the same seed."""
+"""Steps of a number of tokens: each example once, equally many steps per epoch, determined by the seed."""
 
 import numpy as np
 import pytest
@@ -9,36 +9,36 @@ from headstock.train.sampler import BatchSampler
 from tests.train.test_sampler import LengthTask, Plain, Texts, steps_of
 
 
-def order_of(lengths, tokens, *, seed=0, kind=Texts):
+def make_sampler(lengths, tokens, *, seed=0, kind=Texts):
     return BatchSampler(LengthTask(kind), lengths, length=512, batch=4, batch_tokens=tokens, seed=seed)  # type: ignore[arg-type]
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=200), st.integers(1, 300), st.integers(0, 3))
-def test_each_example_comes_once_a_pass_and_no_step_is_empty(lengths, tokens, seed):
-    order = order_of(lengths, tokens, seed=seed)
+def test_each_example_occurs_once_per_epoch_and_no_step_is_empty(lengths, tokens, seed):
+    sampler = make_sampler(lengths, tokens, seed=seed)
     for epoch in range(3):
-        steps = steps_of(order, epoch)
+        steps = steps_of(sampler, epoch)
         assert sorted(index for step in steps for index in step) == list(range(len(lengths)))
         assert all(steps)
 
 
-def test_no_step_has_more_tokens_with_its_padding_and_few_have_many_less():
+def test_steps_are_filled_up_to_the_limit_including_padding():
     lengths = np.random.default_rng(0).integers(3, 60, 3000)
     lengths[7] = 400
-    order = order_of(lengths, 1000)
-    steps = steps_of(order)
+    sampler = make_sampler(lengths, 1000)
+    steps = steps_of(sampler)
     padded = np.array([len(step) * lengths[step].max() for step in steps])
     assert padded.max() <= 1000 and np.median(padded) > 950
     assert padded.sum() < 1.05 * lengths.sum()
     means = [np.mean(lengths[step]) for step in steps][:20]
-    assert np.std(means) > 5  # steps do not come sorted
-    (alone,) = (step for step in steps_of(order_of(lengths, 300)) if 7 in step)
-    assert alone == [7]  # longer than a step may be, it is one by itself
+    assert np.std(means) > 5  # steps are in random order
+    (alone,) = (step for step in steps_of(make_sampler(lengths, 300)) if 7 in step)
+    assert alone == [7]  # an example above the limit is a step of its own
 
 
 class Changing(Texts):
-    """Lengths that are others in every pass, as pieces of documents have."""
+    """Lengths that change between epochs, as those of document windows do."""
 
 
 class ChangingTask(LengthTask):
@@ -49,36 +49,36 @@ class ChangingTask(LengthTask):
 
 
 @pytest.mark.parametrize("count", [1, 7, 300])
-def test_there_are_as_many_steps_in_every_pass_also_where_lengths_change(count):
+def test_every_epoch_has_equally_many_steps_where_lengths_change(count):
     lengths = np.random.default_rng(3).integers(3, 60, count)
-    order = BatchSampler(ChangingTask(), lengths, length=512, batch=4, batch_tokens=400, seed=0)  # type: ignore[arg-type]
+    sampler = BatchSampler(ChangingTask(), lengths, length=512, batch=4, batch_tokens=400, seed=0)  # type: ignore[arg-type]
     for epoch in range(6):
-        steps = steps_of(order, epoch)
+        steps = steps_of(sampler, epoch)
         assert all(steps) and sorted(index for step in steps for index in step) == list(range(count))
 
 
-def test_the_order_is_a_pure_function_of_seed_and_epoch():
+def test_steps_are_a_pure_function_of_seed_and_epoch():
     lengths = np.random.default_rng(1).integers(3, 60, 400)
-    one, other = order_of(lengths, 300), order_of(lengths, 300)
-    last = 2 * one.steps_per_epoch + 5
-    assert [one.indices(step) for step in range(last + 1)][-1] == other.indices(last)  # also when it is asked first
-    assert steps_of(one, 0) != steps_of(one, 1)
-    assert steps_of(one) != steps_of(order_of(lengths, 300, seed=1))
+    first, second = make_sampler(lengths, 300), make_sampler(lengths, 300)
+    last = 2 * first.steps_per_epoch + 5
+    assert [first.indices(step) for step in range(last + 1)][-1] == second.indices(last)
+    assert steps_of(first, 0) != steps_of(first, 1)
+    assert steps_of(first) != steps_of(make_sampler(lengths, 300, seed=1))
 
 
-def test_processes_share_a_step_without_losing_a_row():
+def test_processes_share_all_rows_of_a_step():
     lengths = np.random.default_rng(2).integers(3, 60, 90)
-    order = order_of(lengths, 300)
-    for step in range(order.steps_per_epoch):
+    sampler = make_sampler(lengths, 300)
+    for step in range(sampler.steps_per_epoch):
         rows = [
             int(row)
             for rank in range(2)
-            for batch in order.micro_batches(step, size=None, rank=rank, world_size=2, full=True)
+            for batch in sampler.micro_batches(step, size=None, rank=rank, world_size=2, full=True)
             for row, label in zip(batch.tokens[:, 0].tolist(), batch.labels["label"].tolist(), strict=True)
             if label == 0
         ]
-        assert sorted(rows) == sorted(order.indices(step))
+        assert sorted(rows) == sorted(sampler.indices(step))
 
 
-def test_rows_whose_lengths_nobody_tells_are_full_ones():
-    assert order_of([5] * 10, 1024, kind=Plain).steps_per_epoch == pytest.approx(5)
+def test_rows_without_lengths_count_as_full_rows():
+    assert make_sampler([5] * 10, 1024, kind=Plain).steps_per_epoch == pytest.approx(5)

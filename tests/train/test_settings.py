@@ -1,4 +1,4 @@
-"""Presets, files and options become one checked whole."""
+"""Resolving presets, files and options to a validated configuration."""
 
 import math
 from dataclasses import fields
@@ -25,22 +25,22 @@ from headstock.train.settings import (
 )
 
 REDUCED = {"width": 16, "heads": 2, "hidden": 32, "depth": 2, "context": 32, "model.dropout": 0.0}
-OBJECTIVES = [one for one in TASKS.names() if not issubclass(TASKS.get(one), LabelledTask) and TASKS.get(one).trainable]
+OBJECTIVES = [n for n in TASKS.names() if not issubclass(TASKS.get(n), LabelledTask) and TASKS.get(n).trainable]
 PAIRS = [(name, objective) for name in preset_names() for objective in OBJECTIVES]
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_makes_a_run(name):
+def test_every_preset_is_a_valid_configuration(name):
     tree = read_preset(name)
     tree["model"]["vocabulary"] = 100
-    chosen = make_config(tree)
-    assert make_config(chosen.plain()) == chosen
+    run_config = make_config(tree)
+    assert make_config(run_config.plain()) == run_config
     if name.endswith(("nano", "classic")):
-        BACKBONES.get(chosen.family)(chosen.model)
+        BACKBONES.get(run_config.family)(run_config.model)
 
 
 @pytest.mark.parametrize("content", ["model = 3", "preset = 3", "[task]\nname = [1]", "[model]\nfamily = {}"])
-def test_a_recipe_with_something_else_in_place_of_settings_is_refused(tmp_path, content):
+def test_recipes_with_values_of_the_wrong_type_are_rejected(tmp_path, content):
     (tmp_path / "recipe.toml").write_text(content)
     with pytest.raises(UserError, match=content.splitlines()[-1].partition(" ")[0].replace("name", "task")):
         resolve_pretrain_config(None, tmp_path / "recipe.toml", {"data.corpus": ["c.txt"]})
@@ -48,7 +48,7 @@ def test_a_recipe_with_something_else_in_place_of_settings_is_refused(tmp_path, 
 
 @pytest.fixture(scope="module")
 def stores(corpus):
-    """The same text cut by each kind of tokenizer that presets ask for."""
+    """The same text tokenized by each kind of tokenizer that presets use."""
     text = read_corpus(corpus)
     tokenizers = {
         kind: train_tokenizer((document.text for document in text), TokenizerSettings(kind=kind, vocabulary=300))
@@ -62,48 +62,49 @@ def family_of(name):
 
 
 def test_every_preset_has_an_objective_and_every_objective_a_preset():
-    able = [pair for pair in PAIRS if supports(family_of(pair[0]), pair[1])]
-    assert {name for name, _ in able} == set(preset_names())
-    assert {objective for _, objective in able} == set(OBJECTIVES)
+    supported = [pair for pair in PAIRS if supports(family_of(pair[0]), pair[1])]
+    assert {name for name, _ in supported} == set(preset_names())
+    assert {objective for _, objective in supported} == set(OBJECTIVES)
 
 
 @pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if not supports(family_of(pair[0]), pair[1])])
-def test_an_objective_that_a_preset_cannot_learn_is_refused_and_the_others_named(name, objective):
+def test_unsupported_objectives_are_rejected_with_the_families_that_can(name, objective):
     with pytest.raises(UserError, match=rf"cannot learn the objective '{objective}' \(families that can: \w+"):
         resolve_pretrain_config(name, None, {"data.corpus": ["text.txt"], "task.name": objective})
 
 
 @pytest.mark.parametrize(("name", "objective"), [pair for pair in PAIRS if supports(family_of(pair[0]), pair[1])])
-def test_every_preset_goes_with_every_objective_of_its_family(stores, name, objective):
-    own = {part.name for part in fields(BACKBONES.get(family_of(name)).Config)}
-    small = {key: value for key, value in REDUCED.items() if key.removeprefix("model.") in own}
-    given = {"data.corpus": ["text.txt"], "task.name": objective, "vocabulary": 300, "length": 32, **small}
-    chosen = resolve_pretrain_config(name, None, given)
-    assert chosen.objective == objective
-    tokenizer, store = stores[chosen.tokenizer.kind]
-    chosen = with_vocabulary(chosen, tokenizer)
-    task = build_task(chosen, tokenizer)
-    model = build_model(chosen, task)
+def test_every_preset_trains_every_objective_of_its_family(stores, name, objective):
+    names = {part.name for part in fields(BACKBONES.get(family_of(name)).Config)}
+    small = {key: value for key, value in REDUCED.items() if key.removeprefix("model.") in names}
+    options = {"data.corpus": ["text.txt"], "task.name": objective, "vocabulary": 300, "length": 32, **small}
+    run_config = resolve_pretrain_config(name, None, options)
+    assert run_config.objective == objective
+    tokenizer, store = stores[run_config.tokenizer.kind]
+    run_config = with_vocabulary(run_config, tokenizer)
+    task = build_task(run_config, tokenizer)
+    model = build_model(run_config, task)
     batch = task.examples(store, length=32, seed=0).batch(range(16))
     losses, counts = task.losses(model, batch), task.counts(batch)
     for head, count in counts.items():
         assert count > 0
-        # before it has learned anything a model can do no better than guess
+        # an untrained model predicts nearly uniformly
         assert losses[head].item() / count == pytest.approx(math.log(tokenizer.vocabulary), rel=0.2)
     sum(losses[head] for head in counts).backward()
-    unmoved = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-    assert unmoved == []
+    without_gradient = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert without_gradient == []
 
 
-def test_presets_drop_out_inside_where_their_originals_do():
-    """BERT and GPT-2 do not; torch's own layer, which the lab took, does."""
-    chosen = {name: resolve_pretrain_config(name, None, {"data.corpus": ["a.txt"]}) for name in preset_names()}
-    drops = {name: one.model.inner_dropout for name, one in chosen.items() if one.family in ("transformer", "seq2seq")}
-    assert drops == {name: not name.startswith(("gpt-", "bert-")) for name in drops}
-    assert len(drops) == 17
+def test_presets_have_inner_dropout_where_their_originals_do():
+    """BERT and GPT-2 do not; torch's Transformer layer, which the lab uses, does."""
+    configs = {name: resolve_pretrain_config(name, None, {"data.corpus": ["a.txt"]}) for name in preset_names()}
+    transformers = {name: c.model for name, c in configs.items() if c.family in ("transformer", "seq2seq")}
+    for name, model in transformers.items():
+        assert model.inner_dropout == (not name.startswith(("gpt-", "bert-")))
+    assert len(transformers) == 17
 
 
-def test_a_run_that_was_made_before_the_setting_drops_out_inside_as_it_did():
+def test_runs_without_the_setting_keep_their_inner_dropout():
     for name in ("bert-nano", "seq2seq-nano"):
         tree = resolve_pretrain_config(name, None, {"data.corpus": ["a.txt"]}).plain()
         del tree["model"]["inner_dropout"]
@@ -112,24 +113,24 @@ def test_a_run_that_was_made_before_the_setting_drops_out_inside_as_it_did():
     assert "inner_dropout" not in old["model"] and make_config(old).model.inner_dropout
 
 
-def test_another_objective_leaves_the_old_ones_settings_behind(tmp_path):
-    given = {"data.corpus": ["text.txt"]}
-    assert resolve_pretrain_config("bert-nano", None, dict(given)).objective == "masked"
-    chosen = resolve_pretrain_config("bert-nano", None, given | {"task.name": "causal"})
-    assert (chosen.objective, chosen.model.causal, chosen.model.norm) == ("causal", True, "post")
+def test_another_objective_drops_the_settings_of_the_previous_one(tmp_path):
+    options = {"data.corpus": ["text.txt"]}
+    assert resolve_pretrain_config("bert-nano", None, dict(options)).objective == "masked"
+    run_config = resolve_pretrain_config("bert-nano", None, options | {"task.name": "causal"})
+    assert (run_config.objective, run_config.model.causal, run_config.model.norm) == ("causal", True, "post")
     file = tmp_path / "recipe.toml"
     file.write_text('preset = "bert-nano"\n[task]\nname = "causal"\n')
-    assert resolve_pretrain_config(None, file, dict(given)).objective == "causal"
+    assert resolve_pretrain_config(None, file, dict(options)).objective == "causal"
     file.write_text('[model]\ndepth = 2\n[task]\nname = "masked"\nfracton = 0.2\n')
-    with pytest.raises(ConfigError, match=r"task\.fracton: unknown setting"):  # what nobody knows is still told
-        resolve_pretrain_config(None, file, given | {"task.name": "causal"})
+    with pytest.raises(ConfigError, match=r"task\.fracton: unknown setting"):  # unknown settings are still reported
+        resolve_pretrain_config(None, file, options | {"task.name": "causal"})
 
 
-def test_settings_find_their_section():
-    placed = assign_sections(
+def test_options_are_assigned_to_sections():
+    assigned = assign_sections(
         {"depth": 3, "lr": 0.1, "vocabulary": 500, "model.vocabulary": 512, "documents": "line"}, {}
     )
-    assert placed == {
+    assert assigned == {
         "model": {"depth": 3, "vocabulary": 512},
         "train": {"lr": 0.1},
         "tokenizer": {"vocabulary": 500},
@@ -145,7 +146,7 @@ def test_unknown_settings_are_all_named_with_the_nearest():
     assert "did you mean 'train.lr'?" in problems["train.lrr"]
 
 
-def test_problems_of_all_sections_come_together():
+def test_problems_of_all_sections_are_reported_together():
     tree = {
         "model": {"vocabulary": 9, "width": 30, "heads": 4},
         "train": {"batch": 0, "schedule": "cosin"},
@@ -170,20 +171,20 @@ def test_an_unknown_preset_names_the_nearest():
         read_preset("gpt-nanno")
 
 
-def test_file_over_preset_and_option_over_file(tmp_path):
+def test_files_override_presets_and_options_override_files(tmp_path):
     file = tmp_path / "recipe.toml"
     file.write_text('preset = "gpt-nano"\n[model]\ndepth = 7\nwidth = 64\n[data]\ncorpus = ["a.txt"]\n')
-    chosen = resolve_pretrain_config(None, file, {"width": 32})
-    assert (chosen.model.depth, chosen.model.width, chosen.model.heads) == (7, 32, 4)
-    assert chosen.data.corpus == ("a.txt",)
+    run_config = resolve_pretrain_config(None, file, {"width": 32})
+    assert (run_config.model.depth, run_config.model.width, run_config.model.heads) == (7, 32, 4)
+    assert run_config.data.corpus == ("a.txt",)
 
 
-def test_without_text_there_is_nothing_to_do():
+def test_a_corpus_is_required():
     with pytest.raises(UserError, match="no text to train on"):
         require_corpus(resolve_pretrain_config("gpt-nano", None, {}))
 
 
-def test_a_length_on_the_command_line_takes_the_place_of_the_file_s():
+def test_a_run_length_replaces_one_of_another_unit():
     tree = {"train": {"epochs": 8, "lr": 2e-3}}
     assert override_settings(tree, {"train.steps": 5})["train"] == {"lr": 2e-3, "steps": 5}
     assert override_settings(tree, {"lr": 1e-3})["train"] == {"epochs": 8, "lr": 1e-3}
@@ -191,16 +192,16 @@ def test_a_length_on_the_command_line_takes_the_place_of_the_file_s():
         make_config(override_settings(tree, {"train.steps": 5, "train.minutes": 1}))
 
 
-def test_another_family_leaves_the_preset_s_model_aside():
-    chosen = resolve_pretrain_config(
+def test_another_family_ignores_the_model_of_the_preset():
+    run_config = resolve_pretrain_config(
         "gpt-nano", None, {"model.family": "recurrent", "model.hidden": 24, "data.corpus": ["x"]}
     )
-    assert chosen.family == "recurrent" and chosen.model.hidden == 24
-    assert chosen.model.width == BACKBONES.get("recurrent").Config(vocabulary=5).width
+    assert run_config.family == "recurrent" and run_config.model.hidden == 24
+    assert run_config.model.width == BACKBONES.get("recurrent").Config(vocabulary=5).width
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "settings",
     [
         {"log_every": 0},
         {"beta1": 1.0},
@@ -212,6 +213,6 @@ def test_another_family_leaves_the_preset_s_model_aside():
         {"seed": -1},
     ],
 )
-def test_numbers_that_cannot_be_trained_with_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        TrainSettings(**wrong)
+def test_invalid_numbers_are_rejected(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        TrainSettings(**settings)

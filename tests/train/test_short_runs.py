@@ -1,4 +1,4 @@
-"""Short runs on labels: layers that thaw, patience, and the best weights kept in memory."""
+"""Short runs on labelled rows: gradual unfreezing, patience, and the best weights in memory."""
 
 import os
 from pathlib import Path
@@ -27,10 +27,10 @@ from headstock.train.step import LossModule, TrainingStep
 ALONE = DistributedContext(torch.device("cpu"))
 
 
-def labels_to_learn(count, *, flipped=False):
-    """Texts of letters whose class is their first letter's, or the other one."""
-    draw = np.random.default_rng(count)
-    tokens = [draw.integers(7, 17, draw.integers(2, 12)).tolist() for _ in range(count)]
+def labelled_rows(count, *, flipped=False):
+    """Texts of letters whose class is that of their first letter, or with `flipped` the other one."""
+    random = np.random.default_rng(count)
+    tokens = [random.integers(7, 17, random.integers(2, 12)).tolist() for _ in range(count)]
     labels = np.array([int((row[0] < 12) != flipped) for row in tokens])
     return EncodedRows(tokens, labels, [f"text {i}" for i in range(count)])
 
@@ -46,70 +46,70 @@ def classifier(seed=0, **config):
     return Model(backbone, task.heads(backbone)), task
 
 
-def kept(model):
+def snapshot(model):
     return {name: tensor.clone() for name, tensor in model.tensors().items()}
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize(("unfreeze", "moving"), [(None, [0, 0, 0]), (1.0, [3, 6, 9]), (0.5, [2, 3, 5])])
-def test_layers_thaw_from_the_top(unfreeze, moving):
+@pytest.mark.parametrize(("unfreeze", "first_steps"), [(None, [0, 0, 0]), (1.0, [3, 6, 9]), (0.5, [2, 3, 5])])
+def test_layers_are_unfrozen_from_the_top(unfreeze, first_steps):
     model, task = classifier()
-    stages = {"top": "backbone.blocks.1", "bottom": "backbone.blocks.0", "words": "backbone.tokens"}
-    before, moved = kept(model), []
+    stages = {"top": "backbone.blocks.1", "bottom": "backbone.blocks.0", "embedding": "backbone.tokens"}
+    before, changed = snapshot(model), []
 
-    def hear(event):
+    def on_event(event):
         if event.kind == "step":
-            now = kept(model)
-            moved.append({name for name in now if not torch.equal(now[name], before[name])})
+            now = snapshot(model)
+            changed.append({name for name in now if not torch.equal(now[name], before[name])})
 
-    data = LabelledData(labels_to_learn(24), labels_to_learn(8))  # three steps of eight in an epoch
+    data = LabelledData(labelled_rows(24), labelled_rows(8))  # three steps of eight in an epoch
     settings = TrainSettings(batch=8, epochs=4, lr=1e-2, warmup=0.0, schedule="constant", unfreeze=unfreeze)
-    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[hear])
-    assert len(moved) == 12
-    for stage, first in zip(stages.values(), moving, strict=True):
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[on_event])
+    assert len(changed) == 12
+    for stage, first in zip(stages.values(), first_steps, strict=True):
         inside = {name for name in before if name.startswith(stage)}
-        for step, names in enumerate(moved):
+        for step, names in enumerate(changed):
             assert names & inside == (inside if step >= first else set()), (step, stage)
-    assert all({name for name in before if name.startswith("heads.")} <= names for names in moved)
-    norm = [step for step, names in enumerate(moved) if "backbone.final_norm.weight" in names]
-    assert norm[0] == moving[0]  # the last norm belongs to the top layer
-    assert moved[-1] == set(before)
+    assert all({name for name in before if name.startswith("heads.")} <= names for names in changed)
+    norm = [step for step, names in enumerate(changed) if "backbone.final_norm.weight" in names]
+    assert norm[0] == first_steps[0]  # the final norm belongs to the top layer
+    assert changed[-1] == set(before)
 
 
-def test_a_head_that_shares_the_embedding_moves_from_the_start():
+def test_an_embedding_tied_to_the_head_is_trained_from_the_start():
     backbone = classifier()[0].backbone
     model = Model(backbone, {"token": LMHead(backbone)})
     loop.unfreeze_layers(model, 0.0)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["backbone.tokens.weight"]
 
 
-def test_layers_thaw_where_processes_share_the_gradients(tmp_path):
+def test_layers_are_unfrozen_under_distributed_data_parallel(tmp_path):
     model, task = classifier()
-    before = kept(model)
+    before = snapshot(model)
     settings = TrainSettings(batch=8, epochs=4, lr=1e-2, warmup=0.0, unfreeze=1.0, weights="last")
-    # one process that believes to be the first of two: torch is as strict about gradients that do not come
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    # one process that acts as the first of two: DDP is as strict about missing gradients
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
     try:
-        data = LabelledData(labels_to_learn(24), labels_to_learn(8))
+        data = LabelledData(labelled_rows(24), labelled_rows(8))
         loop.train(model, task, data, settings, run=None, distributed=DistributedContext(torch.device("cpu"), 0, 2))
     finally:
         distributed.destroy_process_group()
-    after = kept(model)
+    after = snapshot(model)
     assert all(not torch.equal(after[name], before[name]) for name in before)
 
 
-def test_a_step_moves_each_layer_at_its_own_rate():
+def test_layer_decay_scales_the_update_of_each_layer():
     model, task = classifier()
-    data, settings = labels_to_learn(16), TrainSettings(lr=1e-3, layer_decay=0.5, weight_decay=0.0, clip=0.0)
-    before = kept(model)
+    data, settings = labelled_rows(16), TrainSettings(lr=1e-3, layer_decay=0.5, weight_decay=0.0, clip=0.0)
+    before = snapshot(model)
     batch = task.examples(data, length=16).batch(range(16))
     module = LossModule(model, task, smoothing=0.0)
     TrainingStep(module, task, make_optimizers(model, settings), settings, ALONE)(0, [batch], 1e-3)
-    # AdamW's first step moves every weight that has a gradient by the learning rate
-    moved = {name: float((tensor - before[name]).abs().max()) for name, tensor in kept(model).items()}
+    # AdamW's first step changes every weight that has a gradient by the learning rate
+    changed = {name: float((tensor - before[name]).abs().max()) for name, tensor in snapshot(model).items()}
     for name, share in (
         ("heads.label.linear.weight", 1.0),
         ("backbone.final_norm.weight", 0.5),
@@ -117,56 +117,56 @@ def test_a_step_moves_each_layer_at_its_own_rate():
         ("backbone.blocks.0.feed.up.weight", 0.25),
         ("backbone.tokens.weight", 0.125),
     ):
-        assert moved[name] == pytest.approx(share * 1e-3, rel=1e-2), name
+        assert changed[name] == pytest.approx(share * 1e-3, rel=1e-2), name
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])
-@pytest.mark.parametrize("place", ["memory", "disk"])
-def test_patience_ends_a_run_that_gets_worse_with_its_best_weights(tmp_path, place, ema):
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_patience_stops_a_run_with_its_best_weights(tmp_path, storage, ema):
     model, task = classifier()
-    data = LabelledData(labels_to_learn(40), labels_to_learn(40, flipped=True))  # whatever is learned is wrong there
+    data = LabelledData(labelled_rows(40), labelled_rows(40, flipped=True))  # training makes validation worse
     settings = TrainSettings(
         batch=8, epochs=30, validate_every=5, lr=1e-2, schedule="constant", warmup=0.0, patience=3, ema=ema
     )
-    merits, best, last, scores = [], {}, {}, {}
+    selection_scores, best, last, metrics = [], {}, {}, {}
 
-    def hear(event):
+    def on_event(event):
         if event.kind == "valid":
-            merits.append(task.selection_score(event.state.valid))
+            selection_scores.append(task.selection_score(event.state.valid))
             if event.state.best_step == event.state.step:
-                best.update(kept(model))
-                scores.update(event.state.valid)
-            last.update(kept(model))
+                best.update(snapshot(model))
+                metrics.update(event.state.valid)
+            last.update(snapshot(model))
 
     run = None
-    if place == "disk":
+    if storage == "disk":
         run = RunFolder(tmp_path / "run")
         run.path.mkdir()
-    progress = loop.train(model, task, data, settings, run=run, distributed=ALONE, callbacks=[hear])
-    at = int(np.argmin(merits))
-    assert progress.best_step == 5 * (at + 1)
-    assert progress.step == progress.best_step + 3 * 5 < 150  # three validations in vain
-    assert merits[at] < merits[-1]
+    state = loop.train(model, task, data, settings, run=run, distributed=ALONE, callbacks=[on_event])
+    best_index = int(np.argmin(selection_scores))
+    assert state.best_step == 5 * (best_index + 1)
+    assert state.step == state.best_step + 3 * 5 < 150  # three validations without improvement
+    assert selection_scores[best_index] < selection_scores[-1]
     assert not same(best, last)
-    found = evaluate(model, task, task.examples(data.valid, length=16), distributed=ALONE, batch_size=8, size=0)
-    assert found == pytest.approx(scores, rel=1e-5)
-    if not ema:  # with it, the averaged weights of that moment are kept instead
-        assert same(kept(model), best)
+    evaluated = evaluate(model, task, task.examples(data.valid, length=16), distributed=ALONE, batch_size=8, size=0)
+    assert evaluated == pytest.approx(metrics, rel=1e-5)
+    if not ema:  # with it, the averaged weights are kept instead
+        assert same(snapshot(model), best)
     if run is not None:
-        assert same(run.weights(), kept(model))
+        assert same(run.weights(), snapshot(model))
 
 
-def test_without_patience_the_run_is_as_long_as_asked():
+def test_without_patience_a_run_has_its_full_length():
     model, task = classifier()
-    data = LabelledData(labels_to_learn(40), labels_to_learn(40, flipped=True))
+    data = LabelledData(labelled_rows(40), labelled_rows(40, flipped=True))
     settings = TrainSettings(batch=8, epochs=8, validate_every=5, lr=1e-2, weights="last")
     last = {}
-    progress = loop.train(
-        model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: last.update(kept(model))]
+    state = loop.train(
+        model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: last.update(snapshot(model))]
     )
-    assert progress.step == 40
-    assert progress.validations_since_best > 3
-    assert same(kept(model), last)  # the last weights were asked for
+    assert state.step == 40
+    assert state.validations_since_best > 3
+    assert same(snapshot(model), last)  # as the setting `weights` says
 
 
 def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
@@ -176,51 +176,53 @@ def test_without_a_run_nothing_is_written(tmp_path, monkeypatch):
     model, task = classifier()
     best = {}
 
-    def hear(event):
+    def on_event(event):
         if event.kind == "valid" and event.state.best_step == event.state.step:
-            best.update(kept(model))
+            best.update(snapshot(model))
 
-    data = LabelledData(labels_to_learn(40), labels_to_learn(30))
+    data = LabelledData(labelled_rows(40), labelled_rows(30))
     settings = TrainSettings(batch=8, epochs=6, validate_every=5, checkpoint_every=1, lr=1e-2)
-    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[hear])
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[on_event])
     assert list(tmp_path.iterdir()) == []
     assert sorted(cache.rglob("*")) == before
-    assert same(kept(model), best)
+    assert same(snapshot(model), best)
 
 
 @pytest.mark.parametrize("separator", [None, ","])
 @pytest.mark.parametrize("micro", [None, 2])
-def test_what_training_batches_score_is_what_the_rows_score(separator, micro):
+def test_training_metrics_are_those_of_the_rows_since_the_last_validation(separator, micro):
     model, task = classifier(separator=separator)
-    data = LabelledData(labels_to_learn(27), labels_to_learn(10))
+    data = LabelledData(labelled_rows(27), labelled_rows(10))
     if separator:
         for part in (data.train, data.valid):
             part.labels = np.stack([part.labels, part.labels[::-1]], 1)
-    for parameter in model.heads.parameters():  # so that its answers differ
+    for parameter in model.heads.parameters():  # so that its predictions differ
         nn.init.normal_(parameter, std=2.0)
-    heard = []
+    reported = []
     settings = TrainSettings(batch=4, micro_batch=micro, epochs=2, validate_every=5, lr=1e-12, weight_decay=0.0)
 
-    def hear(event):
+    def on_event(event):
         if event.kind == "valid":
-            heard.append(event.state.train)
+            reported.append(event.state.train)
 
-    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[hear])
-    order = BatchSampler(task, data.train, length=16, batch=4, seed=0)
-    assert order.steps_per_epoch == 7
-    for found, steps in zip(heard, [range(5), range(5, 10), range(10, 14)], strict=True):  # each since the one before
-        rows = [row for step in steps for row in order.indices(step)]
+    loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[on_event])
+    sampler = BatchSampler(task, data.train, length=16, batch=4, seed=0)
+    assert sampler.steps_per_epoch == 7
+    for metrics, steps in zip(
+        reported, [range(5), range(5, 10), range(10, 14)], strict=True
+    ):  # each since the previous one
+        rows = [row for step in steps for row in sampler.indices(step)]
         examples = task.examples(data.train.select(rows), length=16)
-        again = evaluate(model, task, examples, distributed=ALONE, batch_size=len(rows), size=0)
-        assert 0 < again["accuracy"] < 1
-        assert found == pytest.approx(again, rel=1e-5)
-    assert heard[0]["loss"] != pytest.approx(heard[1]["loss"], rel=1e-3)
+        expected = evaluate(model, task, examples, distributed=ALONE, batch_size=len(rows), size=0)
+        assert 0 < expected["accuracy"] < 1
+        assert metrics == pytest.approx(expected, rel=1e-5)
+    assert reported[0]["loss"] != pytest.approx(reported[1]["loss"], rel=1e-3)
 
 
-def test_who_uses_the_model_meanwhile_does_not_turn_dropout_off():
+def test_a_callback_that_sets_eval_mode_does_not_disable_dropout():
     model, task = classifier()
     modes = []
-    model.register_forward_pre_hook(lambda module, given: modes.append(module.training))
-    data, settings = LabelledData(labels_to_learn(16), labels_to_learn(8)), TrainSettings(steps=3, batch=16)
+    model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
+    data, settings = LabelledData(labelled_rows(16), labelled_rows(8)), TrainSettings(steps=3, batch=16)
     loop.train(model, task, data, settings, run=None, distributed=ALONE, callbacks=[lambda event: model.eval()])
     assert modes.count(True) == 3

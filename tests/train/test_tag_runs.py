@@ -1,4 +1,4 @@
-"""A tagger from files to predictions: made, measured, stopped, resumed and used, as a user would."""
+"""Tagging runs: trained, evaluated, resumed and used from Python and the command line."""
 
 import json
 import random
@@ -19,21 +19,21 @@ OBJECTIVES = ("causal", "masked", "hybrid")
 
 
 @pytest.fixture(scope="module", params=OBJECTIVES)
-def stock(request, corpus, tmp_path_factory):
-    out = tmp_path_factory.mktemp("stocks") / request.param
+def pretrained(request, corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pretrained") / request.param
     headstock.pretrain(corpus, out=out, objective=request.param, settings=TINY | {"steps": 8, "seed": 5})
     return out
 
 
 @pytest.fixture(scope="module")
 def causal(corpus, tmp_path_factory):
-    out = tmp_path_factory.mktemp("stocks") / "causal"
+    out = tmp_path_factory.mktemp("pretrained") / "causal"
     headstock.pretrain(corpus, out=out, settings=TINY | {"steps": 8, "seed": 5})
     return out
 
 
 def sentences(count, seed, *, longest=3):
-    """Who does what where, with the part of speech of each word."""
+    """Sentences with the part of speech of each word."""
     pick = random.Random(seed)
     rows = []
     for _ in range(count):
@@ -46,8 +46,8 @@ def sentences(count, seed, *, longest=3):
     return rows
 
 
-def places(rows):
-    """The same sentences tagged as entities."""
+def with_entities(rows):
+    """The same sentences tagged with entities."""
     kinds = {"Anne": "B-PER", "Ben": "B-PER", "Zoë": "B-PER", "Paris": "B-LOC", "the": "B-LOC", "sea": "I-LOC"}
     return [[(word, kinds.get(word, "O")) for word, _ in row] for row in rows]
 
@@ -65,13 +65,13 @@ def files(tmp_path_factory):
     return {name: write(folder / f"{name}.conll", sentences(n, n + len(name))) for name, n in counts.items()}
 
 
-def learn(source, out, files, settings=QUICK, **more):
-    given = {"train": files["train"], "valid": files["valid"]} | more
-    return finetune(source, task="tag", out=out, settings=settings, **given)
+def train_tagger(source, out, files, settings=QUICK, **options):
+    options = {"train": files["train"], "valid": files["valid"]} | options
+    return finetune(source, task="tag", out=out, settings=settings, **options)
 
 
-def test_a_tagger_learns_is_measured_and_predicts(stock, files, tmp_path):
-    done = learn(stock, tmp_path / "run", files, test=files["test"])
+def test_a_tagger_learns_evaluates_and_predicts(pretrained, files, tmp_path):
+    done = train_tagger(pretrained, tmp_path / "run", files, test=files["test"])
     assert done["headline"] == "accuracy"
     assert done["classes"] == ["DET", "NAME", "NOUN", "PUNCT", "VERB"]
     assert done["test"]["accuracy"] > 0.9
@@ -87,15 +87,15 @@ def test_a_tagger_learns_is_measured_and_predicts(stock, files, tmp_path):
     again = run.evaluate(files["test"])
     assert again["accuracy"] == pytest.approx(done["test"]["accuracy"])
     assert run.evaluate()["loss"] == pytest.approx(done["test"]["loss"], rel=1e-4)
-    kept = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    predictions = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
     gold = sentences(20, 24)
-    assert [row["tokens"] for row in kept] == [[word for word, _ in row] for row in gold]
-    right = [
-        tag == said
-        for row, one in zip(gold, kept, strict=True)
-        for (_, tag), said in zip(row, one["tags"], strict=True)
+    assert [row["tokens"] for row in predictions] == [[word for word, _ in row] for row in gold]
+    correct = [
+        tag == predicted
+        for row, prediction in zip(gold, predictions, strict=True)
+        for (_, tag), predicted in zip(row, prediction["tags"], strict=True)
     ]
-    assert np.mean(right) == pytest.approx(done["test"]["accuracy"])
+    assert np.mean(correct) == pytest.approx(done["test"]["accuracy"])
 
     as_text, as_list = run.predict(["Anne sees Paris.", ["Anne", "sees", "Paris", "."]])
     assert as_text == as_list
@@ -103,22 +103,22 @@ def test_a_tagger_learns_is_measured_and_predicts(stock, files, tmp_path):
     assert all(0 <= p <= 1 for p in as_text["probabilities"])
 
 
-def test_sentences_longer_than_a_row_are_tagged_whole(causal, files, tmp_path):
+def test_sentences_longer_than_a_row_are_tagged_completely(causal, files, tmp_path):
     longer = {
         name: write(tmp_path / f"{name}.conll", sentences(30, n, longest=9))
         for n, name in enumerate(["train", "valid"])
     }
-    done = learn(causal, tmp_path / "run", longer, QUICK | {"length": 12, "epochs": 8})
+    done = train_tagger(causal, tmp_path / "run", longer, QUICK | {"length": 12, "epochs": 8})
     assert done["valid"]["accuracy"] > 0.9
     run = headstock.load(tmp_path / "run")
     assert [len(row["tags"]) for row in run.predict([["Anne"] * 70, ["Ben"]])] == [70, 1]
 
 
-def test_frozen_trains_the_head_alone(causal, files, tmp_path):
-    done = learn(causal, tmp_path / "run", files, QUICK | {"layers": "mix"}, freeze=True)
-    own, kept = RunFolder(causal).weights(), RunFolder(tmp_path / "run").weights()
-    assert all(torch.equal(tensor, own[name]) for name, tensor in kept.items() if name.startswith("backbone."))
-    assert kept["heads.tag.mix.weights"].abs().max() > 0  # it learned which layers to read
+def test_a_frozen_run_trains_only_the_head(causal, files, tmp_path):
+    done = train_tagger(causal, tmp_path / "run", files, QUICK | {"layers": "mix"}, freeze=True)
+    source, tuned = RunFolder(causal).weights(), RunFolder(tmp_path / "run").weights()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in tuned.items() if name.startswith("backbone."))
+    assert tuned["heads.tag.mix.weights"].abs().max() > 0  # the layer mix was trained
     assert done["parameters"]["trainable"] == 5 * 16 + 5 + 3 + 1  # scores and biases, a weight for each layer, a scale
     assert headstock.load(tmp_path / "run").evaluate(files["valid"])["accuracy"] == pytest.approx(
         done["valid"]["accuracy"]
@@ -126,28 +126,29 @@ def test_frozen_trains_the_head_alone(causal, files, tmp_path):
     assert done["epochs"][done["best_epoch"] - 1]["valid_accuracy"] == pytest.approx(done["valid"]["accuracy"])
 
 
-def test_a_stopped_tagger_goes_on_as_if_never_stopped(causal, files, tmp_path):
-    class Enough(Exception):
+def test_a_resumed_tagger_has_the_same_weights(causal, files, tmp_path):
+    class Stopped(Exception):
         pass
 
     def stop(event):
         if event.kind == "valid" and event.epoch == 3:
-            raise Enough
+            raise Stopped
 
-    learn(causal, tmp_path / "whole", files)
-    with pytest.raises((Enough, Interrupted)):
-        learn(causal, tmp_path / "parts", files, callbacks=[stop])
-    done = learn(causal, tmp_path / "parts", files, resume=True)
+    train_tagger(causal, tmp_path / "whole", files)
+    with pytest.raises((Stopped, Interrupted)):
+        train_tagger(causal, tmp_path / "resumed", files, callbacks=[stop])
+    done = train_tagger(causal, tmp_path / "resumed", files, resume=True)
     assert done["steps"] == RunFolder(tmp_path / "whole").results()["steps"]
-    whole, parts = RunFolder(tmp_path / "whole").weights(), RunFolder(tmp_path / "parts").weights()
-    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
+    whole, resumed = RunFolder(tmp_path / "whole").weights(), RunFolder(tmp_path / "resumed").weights()
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 
 
-def test_entities_are_measured_and_models_averaged(causal, files, tmp_path):
+def test_entities_have_an_f1_and_ensembles_average(causal, files, tmp_path):
     tagged = {
-        name: write(tmp_path / f"{name}.conll", places(sentences(30, n))) for n, name in enumerate(["train", "valid"])
+        name: write(tmp_path / f"{name}.conll", with_entities(sentences(30, n)))
+        for n, name in enumerate(["train", "valid"])
     }
-    done = learn(causal, tmp_path / "run", tagged, QUICK | {"ensemble": 2, "epochs": 14})
+    done = train_tagger(causal, tmp_path / "run", tagged, QUICK | {"ensemble": 2, "epochs": 14})
     assert done["headline"] == "f1"
     assert done["valid"]["f1"] > 0.9
     assert "F1 " in (tmp_path / "run" / "README.md").read_text()
@@ -160,22 +161,24 @@ def test_entities_are_measured_and_models_averaged(causal, files, tmp_path):
 # The command line
 
 
-def test_the_command_line_makes_and_uses_a_tagger(call, causal, files, tmp_path):
-    bare = write(tmp_path / "bare.conll", sentences(5, 1), tags=False)
+def test_the_command_line_trains_and_uses_a_tagger(call, causal, files, tmp_path):
+    unlabelled = write(tmp_path / "unlabelled.conll", sentences(5, 1), tags=False)
     quick = [f"--set={key}={value}" for key, value in QUICK.items()]
-    named = ["--train", files["train"], "--valid", files["valid"], "--test", bare]
+    named = ["--train", files["train"], "--valid", files["valid"], "--test", unlabelled]
     out, _ = call("finetune", causal, "--task", "tag", *named, "--out", tmp_path / "run", *quick)
     assert "valid: accuracy" in out
     assert (tmp_path / "run" / "report.html").is_file()
-    call("predict", tmp_path / "run", "--file", bare, "--out", tmp_path / "said.jsonl")
-    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
-    assert said == [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    call("predict", tmp_path / "run", "--file", unlabelled, "--out", tmp_path / "predicted.jsonl")
+    predictions = [json.loads(line) for line in (tmp_path / "predicted.jsonl").read_text().splitlines()]
+    assert predictions == [
+        json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
+    ]
     out, _ = call("predict", tmp_path / "run", "Anne sees Paris.")
     assert out.splitlines()[0].split("\t")[0] == "Anne"
-    assert len(out.splitlines()) == 5  # a word a line, then a blank one
+    assert len(out.splitlines()) == 5  # one word per line, then a blank line
 
 
-def test_bad_tags_are_refused_before_anything_is_made(call, causal, files, tmp_path):
+def test_invalid_tags_are_rejected_before_the_folder_is_created(call, causal, files, tmp_path):
     broken = tmp_path / "broken.conll"
     broken.write_text("Anne\tNAME\nsees\n", encoding="utf-8")
     _, err = call("finetune", causal, "--task", "tag", "--train", broken, "--out", tmp_path / "run", code=2)
@@ -183,8 +186,8 @@ def test_bad_tags_are_refused_before_anything_is_made(call, causal, files, tmp_p
     uneven = tmp_path / "uneven.jsonl"
     uneven.write_text('{"tokens": ["a", "b"], "tags": ["X", "Y"]}\n{"tokens": ["a", "b"], "tags": ["X"]}\n')
     with pytest.raises(UserError, match=r"uneven.jsonl:2: tags has 1 tags for 2 words"):
-        learn(causal, tmp_path / "run", {"train": uneven, "valid": uneven})
+        train_tagger(causal, tmp_path / "run", {"train": uneven, "valid": uneven})
     new = write(tmp_path / "new.conll", [[("Anne", "NAMES"), ("sees", "VERB")]])
     with pytest.raises(UserError, match=r"new.conll:1: tag 'NAMES' of word 1, 'Anne', is new.*did you mean 'NAME'"):
-        learn(causal, tmp_path / "run", files | {"valid": new})
+        train_tagger(causal, tmp_path / "run", files | {"valid": new})
     assert not (tmp_path / "run").exists()

@@ -1,25 +1,17 @@
-"""The training benchmark runs anywhere, and no optimization changes the loss."""
+"""The training benchmark runs on any machine, and no optimization changes the losses."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_speed.py"
+from tests.benchmarks import run_benchmark
 
 
-def test_every_optimization_is_measured_and_gives_the_same_loss(tmp_path):
+def test_every_optimization_is_measured_and_gives_the_same_loss(tmp_path, capsys):
     out = tmp_path / "speed.json"
-    command = [sys.executable, SCRIPT, "--tiny", "--device", "cpu", "--only", "gpt", "bert", "finetune"]
-    process = subprocess.run(
-        [*command, "--without", "fused loss", "prefetching", "label positions", "--out", out],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
+    models = ["gpt", "bert", "finetune"]
+    without = ["fused loss", "prefetching", "label positions"]
+    run_benchmark("train_speed", "--tiny", "--device", "cpu", "--only", *models, "--without", *without, "--out", out)
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 3 * 4 and all(row["tokens_per_second"] > 0 for row in rows)
-    for work in ("gpt", "bert", "finetune"):
-        assert len({row["loss"] for row in rows if row["work"] == work}) == 1
-    assert "tokens/s" in process.stdout
+    for model in models:
+        assert len({row["loss"] for row in rows if row["work"] == model}) == 1
+    assert "tokens/s" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A translator from files to translations: made from nothing and from raw text, stopped, resumed and used."""
+"""Translation runs: trained from scratch and from a denoising run, resumed, evaluated and aligned."""
 
 import json
 import re
@@ -31,42 +31,41 @@ def files(tmp_path_factory):
     }
 
 
-def learn(out, files, settings=LONG, **more):
-    given = {"train": files["train"], "valid": files["valid"], "preset": "seq2seq-nano"} | more
-    return finetune(given.pop("run", None), task="translate", out=out, settings=settings, **given)
+def train_translator(out, files, settings=LONG, **options):
+    options = {"train": files["train"], "valid": files["valid"], "preset": "seq2seq-nano"} | options
+    return finetune(options.pop("run", None), task="translate", out=out, settings=settings, **options)
 
 
 @pytest.fixture(scope="module")
-def made(files, tmp_path_factory):
-    """A translator that knows the language, and the results of making it."""
-    out = tmp_path_factory.mktemp("runs") / "translator"
-    return out, learn(out, files, test=files["test"])
+def translator(files, tmp_path_factory):
+    """A trained translator and its results."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return out, train_translator(out, files, test=files["test"])
 
 
 @pytest.fixture(scope="module")
-def stock(files, tmp_path_factory):
-    """An encoder-decoder that has seen both languages, but no translation."""
-    folder = tmp_path_factory.mktemp("stock")
+def denoiser(files, tmp_path_factory):
+    """An encoder-decoder pretrained on both languages, but on no translations."""
+    folder = tmp_path_factory.mktemp("denoiser")
     files, out = [folder / "corpus.en", folder / "corpus.eo"], folder / "run"
-    for place, file in enumerate(files):
-        file.write_text("\n".join(row[place] for row in sentences(300, "raw")))
+    for side, file in enumerate(files):
+        file.write_text("\n".join(row[side] for row in sentences(300, "raw")))
     settings = SMALL | {"vocabulary": 300, "steps": 30, "lr": 1e-2, "tensorboard": False, "documents": "line"}
     return out, headstock.pretrain(files, out=out, preset="seq2seq-nano", settings=settings)
 
 
-# Made
+# From scratch
 
 
-def test_a_translator_learns_a_language_and_its_numbers_are_sacrebleus(made, files):
-    out, results = made
+def test_a_translator_learns_and_its_metrics_are_those_of_sacrebleu(translator, files):
+    out, results = translator
     pairs = sentences(40, "test")
-    said = [row["text"] for row in map(json.loads, RunFolder(out).predictions.read_text().splitlines())]
-    right = np.mean([text == wanted for text, (_, wanted) in zip(said, pairs, strict=True)])
-    assert right > 0.8
-    wanted = [row[1] for row in pairs]
+    translations = [row["text"] for row in map(json.loads, RunFolder(out).predictions.read_text().splitlines())]
+    assert np.mean([text == target for text, (_, target) in zip(translations, pairs, strict=True)]) > 0.8
+    targets = [row[1] for row in pairs]
     test = results["test"]
-    assert test["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score / 100)
-    assert test["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score / 100)
+    assert test["bleu"] == pytest.approx(sacrebleu.corpus_bleu(translations, [targets]).score / 100)
+    assert test["chrf"] == pytest.approx(sacrebleu.corpus_chrf(translations, [targets]).score / 100)
     assert test["signature"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
     assert test["intervals"]["bleu"][0] <= test["bleu"] <= test["intervals"]["bleu"][1]
     assert results["headline"] == "bleu" and results["from"] == "seq2seq-nano"
@@ -75,27 +74,27 @@ def test_a_translator_learns_a_language_and_its_numbers_are_sacrebleus(made, fil
     assert "A translator" in (out / "README.md").read_text() and "BLEU" in (out / "README.md").read_text()
 
 
-def test_a_finished_run_translates_evaluates_and_moves(made, files, tmp_path):
+def test_a_finished_run_translates_and_evaluates_after_being_moved(translator, files, tmp_path):
     moved = tmp_path / "moved"
-    shutil.copytree(made[0], moved)
+    shutil.copytree(translator[0], moved)
     loaded = headstock.load(moved)
     pairs = sentences(12, "new")
     texts = [row[0] for row in pairs]
-    said = loaded.translate(texts)
-    assert said == [loaded.translate(text)[0] for text in texts]  # a batch is what its rows are alone
-    assert np.mean([text == wanted for text, (_, wanted) in zip(said, pairs, strict=True)]) > 0.7
-    assert loaded.translate(["", texts[0], " "]) == ["", said[0], ""]
+    translations = loaded.translate(texts)
+    assert translations == [loaded.translate(text)[0] for text in texts]  # independent of the batch
+    assert np.mean([text == target for text, (_, target) in zip(translations, pairs, strict=True)]) > 0.7
+    assert loaded.translate(["", texts[0], " "]) == ["", translations[0], ""]
     assert loaded.translate(texts, beams=1) == loaded.translate(texts, beams=1, length_penalty=0.5)
     assert all(len(text.split()) <= 2 for text in loaded.translate(texts, max_tokens=2))
-    assert [row["text"] for row in loaded.predict(texts)] == said
+    assert [row["text"] for row in loaded.predict(texts)] == translations
     metrics = loaded.evaluate(files["valid"])
-    assert metrics["bleu"] == pytest.approx(made[1]["valid"]["bleu"])
-    assert loaded.evaluate()["bleu"] == pytest.approx(made[1]["test"]["bleu"])
+    assert metrics["bleu"] == pytest.approx(translator[1]["valid"]["bleu"])
+    assert loaded.evaluate()["bleu"] == pytest.approx(translator[1]["test"]["bleu"])
 
 
-def test_each_side_may_have_a_tokenizer_of_its_own(files, tmp_path):
+def test_each_side_can_have_its_own_tokenizer(files, tmp_path):
     out = tmp_path / "two"
-    learn(out, files, SHORT | {"two_tokenizers": True, "vocabulary": 280})
+    train_translator(out, files, SHORT | {"two_tokenizers": True, "vocabulary": 280})
     run = RunFolder(out)
     tokenizer = run.tokenizer()
     assert tokenizer.source_tokenizer is not None and tokenizer.source_tokenizer.fingerprint != tokenizer.fingerprint
@@ -110,126 +109,128 @@ def test_each_side_may_have_a_tokenizer_of_its_own(files, tmp_path):
         headstock.load(out)
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(files, tmp_path):
+def test_a_resumed_run_has_the_same_weights(files, tmp_path):
     def stop(event):
         if event.kind == "valid" and event.state.step > 8:
             raise Interrupted("stopped", 2)
 
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    learn(whole, files, SHORT)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    train_translator(whole, files, SHORT)
     with pytest.raises(Interrupted):
-        learn(parts, files, SHORT, callbacks=[stop])
-    finetune(out=parts, task="translate", resume=True)  # the run itself knows what it is made from
-    assert RunFolder(parts).results()["valid"] == RunFolder(whole).results()["valid"]
-    one, other = RunFolder(whole).weights(), RunFolder(parts).weights()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+        train_translator(resumed, files, SHORT, callbacks=[stop])
+    finetune(out=resumed, task="translate", resume=True)  # everything else is in the run's config.json
+    assert RunFolder(resumed).results()["valid"] == RunFolder(whole).results()["valid"]
+    expected, actual = RunFolder(whole).weights(), RunFolder(resumed).weights()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
-def test_two_files_of_a_pair_serve_as_well_as_a_table(files, tmp_path):
+def test_parallel_text_in_two_files(files, tmp_path):
     for name in ("train", "valid"):
         rows = sentences(60, name)
-        for place, end in enumerate(("en", "eo")):
-            (tmp_path / f"{name}.{end}").write_text("\n".join(row[place] for row in rows) + "\n")
+        for side, suffix in enumerate(("en", "eo")):
+            (tmp_path / f"{name}.{suffix}").write_text("\n".join(row[side] for row in rows) + "\n")
     (tmp_path / "test.en").write_text("anne sees a dog .\nben likes the cat .\n")
-    sides = {name: tmp_path / name for name in ("train", "valid", "test")}
-    results = learn(tmp_path / "run", sides, SHORT, test=sides["test"], columns={"source": "en", "target": "eo"})
-    assert "test" not in results  # it has no target, so it is translated, not measured
+    splits = {name: tmp_path / name for name in ("train", "valid", "test")}
+    results = train_translator(
+        tmp_path / "run", splits, SHORT, test=splits["test"], columns={"source": "en", "target": "eo"}
+    )
+    assert "test" not in results  # without targets it is translated, not evaluated
     assert len(RunFolder(tmp_path / "run").predictions.read_text().splitlines()) == 2
 
 
-# From raw text
+# From a denoising run
 
 
-def test_denoising_reads_two_languages_and_tells_its_perplexity(stock):
-    out, results = stock
+def test_denoising_of_two_languages_has_a_perplexity(denoiser):
+    out, results = denoiser
     assert 1 < results["perplexity"] < 60
     assert results["metrics"]["loss"] == pytest.approx(np.log(results["perplexity"]))
     assert headstock.load(out).evaluate()["perplexity"] == pytest.approx(results["perplexity"])
 
 
-def test_a_translator_begins_with_what_denoising_learned(stock, files, tmp_path):
-    source, out, more = RunFolder(stock[0]), tmp_path / "fine", {"run": stock[0], "preset": None}
-    still = {"batch_tokens": 400, "steps": 1, "lr": 1e-9, "weight_decay": 0.0}
-    results = learn(out, files, still, **more)
-    assert results["from"] == str(stock[0])
+def test_a_translator_starts_from_the_denoising_weights(denoiser, files, tmp_path):
+    source, out, options = RunFolder(denoiser[0]), tmp_path / "run", {"run": denoiser[0], "preset": None}
+    settings = {"batch_tokens": 400, "steps": 1, "lr": 1e-9, "weight_decay": 0.0}
+    results = train_translator(out, files, settings, **options)
+    assert results["from"] == str(denoiser[0])
     before, after = source.weights(), RunFolder(out).weights()
     assert set(before) == set(after)
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
-    fresh = learn(tmp_path / "scratch", files, still, init="scratch", **more)
-    assert fresh["valid_loss"] > results["valid_loss"]
+    scratch = train_translator(tmp_path / "scratch", files, settings, init="scratch", **options)
+    assert scratch["valid_loss"] > results["valid_loss"]
 
 
-def test_objectives_tasks_and_families_that_do_not_fit_are_refused(stock, corpus, files, tmp_path):
+def test_incompatible_objectives_tasks_and_families_are_rejected(denoiser, corpus, files, tmp_path):
     out = tmp_path / "no"
-    for preset, objective, able in (("seq2seq-nano", "causal", "denoise"), ("gpt-nano", "denoise", "seq2seq")):
-        with pytest.raises(UserError, match=f"cannot learn the objective '{objective}'.*{able}"):
+    for preset, objective, supported in (("seq2seq-nano", "causal", "denoise"), ("gpt-nano", "denoise", "seq2seq")):
+        with pytest.raises(UserError, match=f"cannot train_translator the objective '{objective}'.*{supported}"):
             headstock.pretrain(corpus, out=out, preset=preset, objective=objective)
-    with pytest.raises(UserError, match=r"cannot learn it \(families that can: seq2seq"):
-        learn(out, files, {}, preset="gpt-nano")
+    with pytest.raises(UserError, match=r"cannot train_translator it \(families that can: seq2seq"):
+        train_translator(out, files, {}, preset="gpt-nano")
     with pytest.raises(UserError, match="tasks for 'seq2seq': translate"):
-        finetune(stock[0], task="classify", train=files["train"], out=out)
+        finetune(denoiser[0], task="classify", train=files["train"], out=out)
     with pytest.raises(UserError, match="no head that could be trained alone"):
-        learn(out, files, SHORT, run=stock[0], preset=None, freeze=True)
+        train_translator(out, files, SHORT, run=denoiser[0], preset=None, freeze=True)
     with pytest.raises(UserError, match="cannot be averaged"):
-        learn(out, files, SHORT | {"ensemble": 2})
+        train_translator(out, files, SHORT | {"ensemble": 2})
     with pytest.raises(UserError, match="--preset"):
-        learn(out, files, SHORT, preset=None)
+        train_translator(out, files, SHORT, preset=None)
     with pytest.raises(UserError, match="--preset"):
-        learn(out, files, SHORT, run=stock[0])
+        train_translator(out, files, SHORT, run=denoiser[0])
     with pytest.raises(UserError, match="--init"):
-        learn(out, files, SHORT, init="pretrained")
+        train_translator(out, files, SHORT, init="pretrained")
     with pytest.raises(UserError, match="two_tokenizers"):
-        learn(out, files, {"two_tokenizers": True}, run=stock[0], preset=None)
+        train_translator(out, files, {"two_tokenizers": True}, run=denoiser[0], preset=None)
     with pytest.raises(UserError, match="headstock finetune --task translate"):
-        headstock.load(stock[0]).translate("anne")
+        headstock.load(denoiser[0]).translate("anne")
     with pytest.raises(UserError, match="encoder-decoder"):
-        headstock.load(stock[0]).embed("anne")
+        headstock.load(denoiser[0]).embed("anne")
     assert not out.exists()
 
 
-# Where it looks
+# Alignment
 
 
-def test_an_alignment_is_what_the_last_layer_mixed_by(made):
-    loaded = headstock.load(made[0])
+def test_an_alignment_has_the_cross_attention_of_the_last_layer(translator):
+    loaded = headstock.load(translator[0])
     text = "anne sees a dog ."
-    found = loaded.align(text)
-    assert found.text == loaded.translate(text)[0]
-    assert found.weights.shape == (len(found.target), len(found.source))
-    assert found.weights.sum(1) == pytest.approx(np.ones(len(found.target)), abs=1e-5)
-    assert found.source[-1] == found.target[-1] == "<eos>"
-    assert "".join(found.target[:-1]).replace("␣", "") == found.text.replace(" ", "")
+    alignment = loaded.align(text)
+    assert alignment.text == loaded.translate(text)[0]
+    assert alignment.weights.shape == (len(alignment.target), len(alignment.source))
+    assert alignment.weights.sum(1) == pytest.approx(np.ones(len(alignment.target)), abs=1e-5)
+    assert alignment.source[-1] == alignment.target[-1] == "<eos>"
+    assert "".join(alignment.target[:-1]).replace("␣", "") == alignment.text.replace(" ", "")
 
 
-def test_looking_changes_nothing_and_its_weights_give_the_layers_own_output(made):
-    loaded = headstock.load(made[0])
+def test_recorded_attention_reproduces_the_layer_output_without_changing_it(translator):
+    loaded = headstock.load(translator[0])
     task, model = loaded.translation_task(), loaded.model
     data = task.prepare(task.read_file(loaded.config.data.valid, config=task.config).select([0]))
     batch = task.examples(data, length=32).batch([0])
-    block, memory, seen, across = model.backbone.decoder.blocks[-1], model.backbone.encode(batch.source), [], []
+    block, memory, records, inputs = model.backbone.decoder.blocks[-1], model.backbone.encode(batch.source), [], []
     with torch.no_grad():
         before = model(batch).hidden
-        hook = block.around_cross.register_forward_pre_hook(lambda module, given: across.append(given))
-        with record_attention(model, seen.append):
+        hook = block.around_cross.register_forward_pre_hook(lambda module, args: inputs.append(args))
+        with record_attention(model, records.append):
             during = model(batch).hidden
         hook.remove()
         assert torch.equal(before, during) and torch.equal(model(batch).hidden, before)
-        (x, sublayer), cross = across[0], block.cross
+        (x, sublayer), cross = inputs[0], block.cross
         h = x if block.around_cross.post else block.around_cross.norm(x)
         keys, values = cross.project_key_value(memory)
         (queries,) = cross.split_heads(
             torch.nn.functional.linear(h, cross.inputs.weight[:32], cross.inputs.bias[:32]), 1
         )
         weights = (queries @ keys.transpose(-1, -2) / 16**0.5).softmax(-1)  # width 32, two heads
-        again = cross.output((weights @ values).transpose(1, 2).flatten(2))
-        assert torch.allclose(again, sublayer(h), atol=1e-5)
-        assert torch.allclose(weights, seen[-1].weights, atol=1e-6)
-    assert [(record.kind, record.layer) for record in seen] == [("encoder", 1), ("decoder", 1), ("cross", 1)]
+        output = cross.output((weights @ values).transpose(1, 2).flatten(2))
+        assert torch.allclose(output, sublayer(h), atol=1e-5)
+        assert torch.allclose(weights, records[-1].weights, atol=1e-6)
+    assert [(record.kind, record.layer) for record in records] == [("encoder", 1), ("decoder", 1), ("cross", 1)]
 
 
-def test_the_picture_has_a_square_for_every_pair_and_two_looks(made):
-    found = headstock.load(made[0]).align("anne sees a dog .")
-    picture = alignment_svg(found)
-    shades = [float(shade) for shade in re.findall(r'fill-opacity="([0-9.]+)"', picture)]
-    assert np.reshape(shades, found.weights.shape) == pytest.approx(found.weights, abs=6e-4)
-    assert "prefers-color-scheme: dark" in picture and "&lt;eos&gt;" in picture
+def test_the_alignment_chart_has_a_cell_for_every_pair_and_two_themes(translator):
+    alignment = headstock.load(translator[0]).align("anne sees a dog .")
+    svg = alignment_svg(alignment)
+    opacities = [float(opacity) for opacity in re.findall(r'fill-opacity="([0-9.]+)"', svg)]
+    assert np.reshape(opacities, alignment.weights.shape) == pytest.approx(alignment.weights, abs=6e-4)
+    assert "prefers-color-scheme: dark" in svg and "&lt;eos&gt;" in svg

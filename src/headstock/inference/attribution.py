@@ -50,9 +50,9 @@ def token_attributions(
     else:  # a token in several windows gets the sum
         text, suffix = data.tokens[row], task.special.suffix
         ids, values = [*text, *suffix], weights.new_zeros(len(text) + len(suffix))
-        for window, one in zip(windows(len(text), task.special.capacity(length)), weights, strict=True):
-            values[window.start : window.end] += one[1 : 1 + window.size]
-            values[len(text) :] += one[1 + window.size : 1 + window.size + len(suffix)]
+        for window, row_weights in zip(windows(len(text), task.special.capacity(length)), weights, strict=True):
+            values[window.start : window.end] += row_weights[1 : 1 + window.size]
+            values[len(text) :] += row_weights[1 + window.size : 1 + window.size + len(suffix)]
     return [(task.tokenizer.id_to_token(token), value) for token, value in zip(ids, values.tolist(), strict=True)]
 
 

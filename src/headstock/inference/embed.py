@@ -48,8 +48,8 @@ def resolve_pooling(pool: str | None, backbone: Backbone) -> Pool:
     if pool is None:
         return "last" if backbone.causal else "mean"
     if pool not in get_args(Pool):
-        known = ", ".join(get_args(Pool))
-        raise UserError(f"pool: must be one of {known}, not {pool!r}{did_you_mean(pool, get_args(Pool))}")
+        names = ", ".join(get_args(Pool))
+        raise UserError(f"pool: must be one of {names}, not {pool!r}{did_you_mean(pool, get_args(Pool))}")
     if pool == "cls" and backbone.causal:
         raise UserError("pool: the first token of a causal model has no context; use last or mean instead of cls")
     return pool  # type: ignore[return-value]
@@ -120,11 +120,11 @@ def layer_vectors(model: Model, batch: Batch, layers: str) -> Tensor:
 @fast_cpu_kernels()
 def pooled_vectors(model: Model, batch: Batch, layers: str, how: Literal["mean", "cls", "last"]) -> Tensor:
     """(B, D) the pooled vectors of the chosen layers."""
-    places = pooled_positions(batch, how) if layers == "last" else None
-    if places is None:
+    positions = pooled_positions(batch, how) if layers == "last" else None
+    if positions is None:
         return pool_tokens(layer_vectors(model, batch, layers), batch.padding, how)
     with without_cudnn_attention(batch.tokens.device):
-        return model(batch, query_positions=places).hidden.squeeze(1).float()
+        return model(batch, query_positions=positions).hidden.squeeze(1).float()
 
 
 # Tokens and words
@@ -141,13 +141,13 @@ def word_vectors(aligned: TokenAlignment, vectors: np.ndarray) -> tuple[TokenAli
     """(T, D) -> (words, D): the mean over each word's tokens; a token that spans two words counts for both."""
     spans = word_spans(aligned.text)
     pieces: list[list[int]] = [[] for _ in spans]
-    for token, words in enumerate(overlapping_words(aligned.offsets, spans)):
-        for word in words:
+    for token, overlap in enumerate(overlapping_words(aligned.offsets, spans)):
+        for word in overlap:
             pieces[word].append(token)
-    kept = [word for word in range(len(spans)) if pieces[word]]  # a tokenizer may drop characters
-    found = np.stack([vectors[pieces[word]].mean(0) for word in kept]) if kept else vectors[:0]
-    texts = [aligned.text[slice(*spans[word])] for word in kept]
-    return TokenAlignment(aligned.text, texts, list(range(len(kept))), [spans[word] for word in kept]), found
+    words = [word for word in range(len(spans)) if pieces[word]]  # a tokenizer may drop characters
+    means = np.stack([vectors[pieces[word]].mean(0) for word in words]) if words else vectors[:0]
+    texts = [aligned.text[slice(*spans[word])] for word in words]
+    return TokenAlignment(aligned.text, texts, list(range(len(words))), [spans[word] for word in words]), means
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:

@@ -86,9 +86,10 @@ def search_texts(
         length_penalty=length_penalty,
         no_repeat=no_repeat,
     )
-    best = [found[0] for at in range(0, len(rows), BEAM_ROWS) for found in search(rows[at : at + BEAM_ROWS])]
+    chunks = [rows[start : start + BEAM_ROWS] for start in range(0, len(rows), BEAM_ROWS)]
+    best = [hypotheses[0] for chunk in chunks for hypotheses in search(chunk)]
     streamers = [TextStreamer(tokenizer, ids, stop, None) for ids in encoded]
     return [
-        Generated(text + streamer.finish(one.tokens), "stop" if streamer.has_stop(one.tokens) else one.ended, False)
-        for text, streamer, one in zip(prompts, streamers, best, strict=True)
+        Generated(text + streamer.finish(row.tokens), "stop" if streamer.has_stop(row.tokens) else row.ended, False)
+        for text, streamer, row in zip(prompts, streamers, best, strict=True)
     ]

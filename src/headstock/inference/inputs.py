@@ -76,7 +76,7 @@ def resolve_columns(
     names = parse_columns(",".join(own))
     if is_table(file):
         existing = tables.column_names(find_file(file)) or ()
-        names = {ours: theirs for ours, theirs in names.items() if theirs.isdigit() or theirs in existing}
+        names = {name: column for name, column in names.items() if column.isdigit() or column in existing}
     return names | (columns or {}) or None
 
 

@@ -101,8 +101,9 @@ def masked_rows(
     for window in windows(len(text), special.capacity(length), centered=True):
         row = special.wrap(text[window.start : window.end])
         for token in range(window.keep_start, window.keep_end):
-            at = token - window.start + len(special.prefix)
-            yield ScoredPositions([*row[:at], mask, *row[at + 1 :]], [at - shift], [text[token]], index, token)
+            position = token - window.start + len(special.prefix)
+            masked = [*row[:position], mask, *row[position + 1 :]]
+            yield ScoredPositions(masked, [position - shift], [text[token]], index, token)
 
 
 @torch.inference_mode()
@@ -113,7 +114,7 @@ def score_rows(model: Model, rows: Sequence[ScoredPositions], *, pad_id: int, ca
     batch = batch_from_rows([row.tokens for row in rows], pad_id, device, causal=causal)
     counts = [len(row.positions) for row in rows]
     owners = torch.repeat_interleave(torch.tensor(counts)).to(device)
-    positions = torch.tensor([at for row in rows for at in row.positions], dtype=torch.long, device=device)
+    positions = torch.tensor([position for row in rows for position in row.positions], dtype=torch.long, device=device)
     targets = torch.tensor([token for row in rows for token in row.targets], dtype=torch.long, device=device)
     hidden = model(batch).hidden[owners, positions]  # (B, T, D) -> (N, D)
     values = target_log_probabilities(model, hidden, targets).cpu().double().numpy()
@@ -124,9 +125,9 @@ def target_log_probabilities(model: Model, hidden: Tensor, targets: Tensor) -> T
     """(N, D), (N,) -> (N,) log-probability of each target."""
     step = max(1, MAX_LOGITS // model.backbone.config.vocabulary)
     parts = [hidden.new_zeros(0)]
-    for at in range(0, len(hidden), step):
-        logits = model.heads["token"](hidden[at : at + step]).float()  # (N, V)
-        parts.append(logits.gather(1, targets[at : at + step, None]).squeeze(1) - logits.logsumexp(1))
+    for chunk, chunk_targets in zip(hidden.split(step), targets.split(step), strict=True):
+        logits = model.heads["token"](chunk).float()  # (N, V)
+        parts.append(logits.gather(1, chunk_targets[:, None]).squeeze(1) - logits.logsumexp(1))
     return torch.cat(parts)
 
 
@@ -159,8 +160,8 @@ def score_minimal_pairs(
     }
     if partial := [(i, pair.continuation) for i, pair in enumerate(pairs) if pair.continuation is not None]:
         after = [
-            log_likelihood_after(values[2 * i + side], offsets(texts[2 * i + side]), rest[side])
-            for i, rest in partial
+            log_likelihood_after(values[2 * i + side], offsets(texts[2 * i + side]), continuation[side])
+            for i, continuation in partial
             for side in (0, 1)
         ]
         share = item_interval(pair_outcomes(np.array(after).reshape(-1, 2)))

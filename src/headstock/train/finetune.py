@@ -80,7 +80,7 @@ def finetune(
     source = None if run is None else open_run(run)
     arguments = {
         **{f"data.{split}": str(file) for split, file in (("train", train), ("valid", valid), ("test", test)) if file},
-        "data.columns": [f"{ours}={theirs}" for ours, theirs in columns.items()] if columns else None,
+        "data.columns": [f"{name}={column}" for name, column in columns.items()] if columns else None,
         "data.skip_blank": skip_blank or None,
         "transfer.init": init,
         "transfer.freeze": freeze,
@@ -164,14 +164,14 @@ def check_inputs(
 
 def check_weights_fit(source: RunFolder, run_config: RunConfig, task: LabelledTask, weights: dict[str, Tensor]) -> None:
     """Reject model settings that the source's weights do not fit."""
-    theirs = config.to_dict(make_config(source.config()).model)
-    changed = {name: value for name, value in config.to_dict(run_config.model).items() if theirs.get(name) != value}
+    original = config.to_dict(make_config(source.config()).model)
+    changed = {name: value for name, value in config.to_dict(run_config.model).items() if original.get(name) != value}
     if not changed:
         return
     try:
         load_source_weights(build_model(run_config, task), task, weights, source=str(source))
     except UserError:
-        changes = ", ".join(f"model.{name}={value} (it has {theirs.get(name)})" for name, value in changed.items())
+        changes = ", ".join(f"model.{name}={value} (it has {original.get(name)})" for name, value in changed.items())
         hint = "leave that out, or train from new weights with --init scratch"
         raise UserError(f"{source}: its weights do not fit {changes}; {hint}") from None
 
@@ -187,18 +187,18 @@ def adapt(
     """Continue pretraining on the task's own texts, in a run folder inside the target; returns the adapted weights."""
     adapted = target.adapted
     if not adapted.is_complete():
-        steps, theirs = run_config.transfer.adapt_steps, source.config()
+        steps, source_config = run_config.transfer.adapt_steps, source.config()
         logger.info(f"adapting to the {len(records):,} training texts for {steps:,} steps")
         texts = target.path / "adapt.txt"
         write_text(texts, "\n".join(" ".join(text.split()) for text in records.documents) + "\n")
         settings = {
             "train.steps": steps,
-            "train.lr": run_config.transfer.adapt_lr or theirs["train"]["lr"] / 3,
+            "train.lr": run_config.transfer.adapt_lr or source_config["train"]["lr"] / 3,
             "train.seed": run_config.train.seed,
             "train.tensorboard": False,
             "data.documents": "line",
         }
-        if "nsp" in theirs["task"]:  # a labelled text is often a single sentence, which has no next one
+        if "nsp" in source_config["task"]:  # a labelled text is often a single sentence, which has no next one
             settings |= {"task.nsp": False}
         out, start = adapted.path, source.path
         pretrain(texts, out=out, start=start, settings=settings, resume=True, device=device, callbacks=callbacks)

@@ -54,14 +54,13 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
     if not settings.train:
         raise UserError("no labelled texts to train on: name a file with --train")
     columns = parse_columns(",".join(settings.columns)) if settings.columns else None
-
-    separator = getattr(config, "separator", None)
     warnings: list[str] = []
 
     def read(path: str, *, strict: bool = True) -> Records:
         rows = task.read_file(path, config=config, columns=columns, strict=strict, skip_blank=settings.skip_blank)
         if rows.skipped:
-            warnings.append(skipped_rows(rows))
+            plural = "row" if rows.skipped == 1 else "rows"
+            warnings.append(f"{rows.source}: {rows.skipped:,} blank {plural} skipped")
         return rows
 
     train = require_labels(read(settings.train), task.target, "to train on")
@@ -74,16 +73,12 @@ def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: An
         logger.info(f"warning: {line}")
     if valid is not None:
         return LabelledSplits(train, valid, test, tuple(warnings))
-    held = hold_out(train, settings.valid_fraction, seed=seed, separator=separator)
+    held = hold_out(train, settings.valid_fraction, seed=seed, separator=getattr(config, "separator", None))
     if not 0 < len(held) < len(train):
         raise UserError(f"{train.source}: {len(train)} rows are too few to hold some out; name a --valid file")
     logger.info(f"no --valid file: {len(held):,} of {len(train):,} rows of {train.source} are held out for validation")
-    kept = train.select(row for row in range(len(train)) if row not in held)
-    return LabelledSplits(kept, train.select(sorted(held)), test, tuple(warnings))
-
-
-def skipped_rows(records: Records) -> str:
-    return f"{records.source}: {records.skipped:,} blank {'row' if records.skipped == 1 else 'rows'} skipped"
+    remaining = train.select(row for row in range(len(train)) if row not in held)
+    return LabelledSplits(remaining, train.select(sorted(held)), test, tuple(warnings))
 
 
 def hold_out(records: Records, fraction: float, *, seed: int, separator: str | None = None) -> set[int]:
@@ -114,14 +109,15 @@ def stratified_sample(labels: Sequence[str], count: int, *, seed: int, separator
 
 
 def require_labels(records: Records, target: str, why: str) -> Records:
-    if not records.has_labels and target == LABEL and detect_format(records.source).format == PLAIN:
-        beside = Path(records.source).with_suffix(LABELS).name
-        expected = f"a table with the columns text and label, such as .csv, or {beside} beside it"
-        raise UserError(f"{records.source}: plain text without labels {why} (expected {expected})")
-    if not records.has_labels:
-        hint = f"add a column {target!r}, or name it with --columns {target}=NAME"
-        raise UserError(f"{records.source}: has no {'labels' if target == 'label' else target} {why}; {hint}")
-    return records
+    if records.has_labels:
+        return records
+    source = records.source
+    if target == LABEL and detect_format(source).format == PLAIN:
+        labels_file = Path(source).with_suffix(LABELS).name
+        expected = f"a table with the columns text and label, such as .csv, or {labels_file} beside it"
+        raise UserError(f"{source}: plain text without labels {why} (expected {expected})")
+    hint = f"add a column {target!r}, or name it with --columns {target}=NAME"
+    raise UserError(f"{source}: has no {'labels' if target == LABEL else target} {why}; {hint}")
 
 
 def stratified_order(labels: Sequence[str], *, seed: int) -> list[int]:
@@ -133,19 +129,19 @@ def stratified_order(labels: Sequence[str], *, seed: int) -> list[int]:
     sizes = [len(rows) for rows in classes]
     # Earliest deadline first: the n-th row of a class is released when the class's share exceeds n - 1 rows and due
     # before it exceeds n. This keeps every class within one row of its share.
-    coming = [(0, number) for number in range(len(classes))]
-    ready: list[tuple[int, int]] = []
+    waiting = [(0, number) for number in range(len(classes))]  # time of release and class
+    ready: list[tuple[int, int]] = []  # deadline and class
     order: list[int] = []
     while len(order) < total:
-        while coming and coming[0][0] <= len(order):
-            number = heappop(coming)[1]
-            taken = sizes[number] - len(classes[number])
-            heappush(ready, (-(-(taken + 1) * total // sizes[number]), number))
+        while waiting and waiting[0][0] <= len(order):
+            number = heappop(waiting)[1]
+            used = sizes[number] - len(classes[number])
+            heappush(ready, (-(-(used + 1) * total // sizes[number]), number))
         number = heappop(ready)[1]
         order.append(classes[number].popleft())
         if classes[number]:
-            taken = sizes[number] - len(classes[number])
-            heappush(coming, (taken * total // sizes[number], number))
+            used = sizes[number] - len(classes[number])
+            heappush(waiting, (used * total // sizes[number], number))
     return order
 
 

@@ -63,14 +63,12 @@ def cgroup_free_bytes() -> int:
 
     Inactive file pages count as used there, but can be reclaimed.
     """
-    most, used = (CGROUP / name for name in ("memory.max", "memory.current"))
-    kept = next(
-        (int(line.split()[1]) for line in lines(CGROUP / "memory.stat") if line.startswith("inactive_file ")), 0
-    )
+    statistics = dict(line.split() for line in lines(CGROUP / "memory.stat"))
     try:
-        return max(0, int(most.read_text()) - int(used.read_text()) + kept)
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no such file, or "max"
         return sys.maxsize
+    return max(0, limit - used + int(statistics.get("inactive_file", 0)))
 
 
 def status(name: str) -> int | None:
@@ -79,8 +77,8 @@ def status(name: str) -> int | None:
 
 def parse(line: str) -> tuple[str, int]:
     """`VmRSS:   1234 kB` -> ("VmRSS", 1263616)."""
-    name, _, rest = line.partition(":")
-    words = rest.split()
+    name, _, value = line.partition(":")
+    words = value.split()
     return name, int(words[0]) * 1024 if len(words) == 2 and words[1] == "kB" else 0
 
 

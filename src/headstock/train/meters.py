@@ -42,8 +42,8 @@ class SpikeDetector:
         if spikes:
             self.count += 1
             if self.count <= MAX_REPORTED:
-                more = "; further spikes are only counted" if self.count == MAX_REPORTED else ""
-                logger.info(f"spike at step {step}: {', '.join(spikes)} over the previous {WINDOW} steps{more}")
+                note = "; further spikes are only counted" if self.count == MAX_REPORTED else ""
+                logger.info(f"spike at step {step}: {', '.join(spikes)} over the previous {WINDOW} steps{note}")
 
     def limit(self, name: str, center: float) -> float:
         deviation = 1.4826 * median(abs(value - center) for value in self.recent[name])

@@ -142,7 +142,7 @@ def by_depth(
 ) -> list[dict[str, Any]]:
     """Parameter groups by learning rate: that of the heads, times the decay for each layer below them."""
     stages = model.backbone.parameters_by_layer()
-    depth = {id(p): len(stages) - place for place, stage in enumerate(stages) for p in stage}
+    depth = {id(p): len(stages) - index for index, stage in enumerate(stages) for p in stage}
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
         groups.setdefault(settings.layer_decay ** depth.get(id(parameter), 0), []).append(parameter)

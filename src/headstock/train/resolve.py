@@ -202,16 +202,17 @@ def resolve_finetune_config(
 
 def source_tree(source: RunFolder, task: str) -> Tree:
     """Settings that a fine-tuned run takes over from its source."""
-    theirs = source.config()
-    bos_role = theirs["task"].get("opening") or TASKS.get(theirs["task"]["name"]).bos_role
-    special = {"opening": bos_role, "closed": theirs["task"].get("closed", False)}
+    settings = source.config()
+    model, task_settings = settings["model"], settings["task"]
+    bos_role = task_settings.get("opening") or TASKS.get(task_settings["name"]).bos_role
+    special = {"opening": bos_role, "closed": task_settings.get("closed", False)}
     names = setting_names(labelled_task(task).Config)
     return {
-        "model": theirs["model"],
+        "model": model,
         "task": {"name": task} | {name: value for name, value in special.items() if name in names},
         "data": {},
         "transfer": {"run": str(source)},
-        "train": {} if theirs["model"].get("context") else {"length": theirs["train"].get("length")},
+        "train": {} if model.get("context") else {"length": settings["train"].get("length")},
     }
 
 

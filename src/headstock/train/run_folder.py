@@ -136,7 +136,7 @@ class RunFolder:
         """Whether the run is finished and all its weights are present and undamaged."""
         if not (self.is_finished() and self.exists()):
             return False
-        return all(one.weights_file.is_file() and not one.find_damage(one.weights_file) for one in self.model_runs())
+        return all(run.weights_file.is_file() and not run.find_damage(run.weights_file) for run in self.model_runs())
 
     def model_runs(self) -> list["RunFolder"]:
         """The run itself, or the members of an ensemble."""
@@ -339,7 +339,7 @@ def source_run(run: RunFolder) -> RunFolder | None:
 def tokenizer_fingerprints(tokenizer: Tokenizer) -> dict[str, str]:
     """The fingerprints of a run's tokenizers, for data.json."""
     tokenizers = {"tokenizer": tokenizer, "source_tokenizer": tokenizer.source_tokenizer}
-    return {name: one.fingerprint for name, one in tokenizers.items() if one is not None}
+    return {name: part.fingerprint for name, part in tokenizers.items() if part is not None}
 
 
 def check_tokenizers(run: RunFolder, tokenizer: Tokenizer) -> None:

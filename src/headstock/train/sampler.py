@@ -149,7 +149,7 @@ def steps_by_length(order: np.ndarray, lengths: np.ndarray, batch: int, random: 
     incomplete step stays last.
     """
     full = len(order) // batch * batch
-    pools = [order[at : min(at + POOL * batch, full)] for at in range(0, full, POOL * batch)]
+    pools = np.split(order[:full], range(POOL * batch, full, POOL * batch)) if full else []
     # noise on the lengths: otherwise the examples of a small file always share a step with the same others
     ordered = [pool[np.argsort(lengths[pool] * random.uniform(0.95, 1.05, len(pool)), kind="stable")] for pool in pools]
     steps = np.concatenate([*ordered, order[:0]]).reshape(-1, batch)

@@ -203,5 +203,5 @@ def max_examples(batches: Sequence[Batch]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or any(message in str(error) for message in OOM_MESSAGES)
+    is_memory_error = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_memory_error or any(message in str(error) for message in OOM_MESSAGES)

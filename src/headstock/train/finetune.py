@@ -20,7 +20,7 @@ from headstock.tasks.labelled import LabelledTask, is_labelled
 from headstock.train.callbacks import Callback, run_callbacks
 from headstock.train.distributed import DistributedContext
 from headstock.train.evaluate import ensemble_mean
-from headstock.train.fit import FitResult, LabelledData, epochs_of, fit
+from headstock.train.fit import FitResult, LabelledData, fit
 from headstock.train.labelled_data import LabelledSplits, read_splits
 from headstock.train.metrics import metrics_with_intervals
 from headstock.train.models import build_model, build_task, load_source_weights, source_weights
@@ -233,9 +233,7 @@ def train_and_evaluate(
                 run.create(member.plain(), task.tokenizer, target.data())
             distributed.barrier()
         with run_callbacks(run, callbacks, member.train, distributed) as active:
-            result = fit(member, task, weights, data, run=run, distributed=distributed, callbacks=active)
-        result.epochs = epochs_of(run)  # also those before an interruption
-        fits.append(result)
+            fits.append(fit(member, task, weights, data, run=run, distributed=distributed, callbacks=active))
     seconds = max(time.monotonic() - began, sum(f.state.seconds for f in fits))  # also before an interruption
     results = finetune_results(target, run_config, fits, data, splits, distributed, seconds)
     return finish_run(target, distributed, results)

@@ -84,6 +84,8 @@ def fit(
     state = train(trained, task, train_data, settings, run=run, distributed=distributed, callbacks=callbacks)
     if trained is not model and run is not None and distributed.is_main:
         run.save_weights(model.tensors())  # with the frozen backbone
+    if run is not None:
+        epochs = epochs_of(run)  # also those before an interruption
     return FitResult(model.eval(), task, state, epochs, length)
 
 
@@ -102,5 +104,5 @@ def record_epochs(epochs: list[dict[str, Any]]) -> Callback:
 
 
 def epochs_of(run: RunFolder) -> list[dict[str, Any]]:
-    """The same from a run's metrics.jsonl."""
+    """The same from metrics.jsonl."""
     return [{name: row[name] for name in EPOCH_COLUMNS} for row in run.read_metrics() if "valid_accuracy" in row]

@@ -40,13 +40,17 @@ class LabelledSplits:
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        parts = {"train": self.train, "valid": self.valid, "test": self.test}
-        return {name: describe_records(records) for name, records in parts.items() if records is not None}
-
-
-def describe_records(records: Records) -> dict[str, Any]:
-    classes = None if records.labels is None else dict(sorted(Counter(records.labels).items()))
-    return {"file": records.source, "rows": len(records), "classes": classes}
+        """The file, rows and class counts of each split."""
+        splits = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {
+            name: {
+                "file": records.source,
+                "rows": len(records),
+                "classes": None if records.labels is None else dict(sorted(Counter(records.labels).items())),
+            }
+            for name, records in splits.items()
+            if records is not None
+        }
 
 
 def read_splits(settings: LabelledSettings, task: type[LabelledTask], config: Any, *, seed: int) -> LabelledSplits:

@@ -79,13 +79,6 @@ def prefetch_map(function: Callable[[T], Result], items: Iterable[T], *, threads
 
     More than one thread pays where `function` releases the GIL, as tokenizers do, and processors are idle.
     """
-    if threads == 1:
-        stream = Prefetcher(map(function, items))
-        try:
-            yield from stream
-        finally:
-            stream.close()
-        return
     with ThreadPoolExecutor(threads, "prefetch") as pool:
         jobs = Prefetcher(pool.submit(function, item) for item in items)
         try:

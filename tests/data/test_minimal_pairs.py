@@ -44,9 +44,9 @@ def test_tables_folders_globs_and_tars_give_the_same_pairs(tmp_path):
     members = {"data/a.jsonl": first, "../b.jsonl": second, "readme.md": b"x", "data/._a.jsonl": b"\0"}
     for name, mode in (("all.tar.xz", "w:xz"), ("all.tar.gz", "w:gz"), ("all.tar", "w")):
         tar(tmp_path / name, members, mode)
-        packed = read_minimal_pairs([tmp_path / name])
-        assert [(p.good, p.bad, p.groups) for p in packed] == [(p.good, p.bad, p.groups) for p in pairs]
-    assert packed[1].location == f"{tmp_path / 'all.tar'}/data/a.jsonl:2"
+        from_tar = read_minimal_pairs([tmp_path / name])
+        assert [(p.good, p.bad, p.groups) for p in from_tar] == [(p.good, p.bad, p.groups) for p in pairs]
+    assert from_tar[1].location == f"{tmp_path / 'all.tar'}/data/a.jsonl:2"
     assert not (tmp_path.parent / "b.jsonl").exists()  # nothing is unpacked to disk
     assert read_minimal_pairs([str(folder / "*.xz"), folder / "a.jsonl"])[3:] == pairs[:5]
 

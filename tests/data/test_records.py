@@ -91,9 +91,9 @@ def test_rows_can_be_selected_in_any_order(tmp_path):
 
 
 def test_sentencepiece_texts_are_detokenized_for_display_only(tmp_path):
-    cut = "▁J ' ai ▁lu , ▁c ' est ▁pharmaci enne ."
-    records = read_records(write(tmp_path, "a.csv", as_table([["text"], [cut], ["deux  mots "]])))
-    assert records.texts == [cut, "deux  mots "]
+    pieces = "▁J ' ai ▁lu , ▁c ' est ▁pharmaci enne ."
+    records = read_records(write(tmp_path, "a.csv", as_table([["text"], [pieces], ["deux  mots "]])))
+    assert records.texts == [pieces, "deux  mots "]
     assert records.display_texts == ["J'ai lu, c'est pharmacienne.", "deux  mots "]
 
 

@@ -211,9 +211,9 @@ PIECES = [
 def test_bypassing_the_normalizer_gives_the_same_ids(trained, texts):
     texts = [text.encode(errors="ignore").decode() for text in texts]
     for kind in ("bpe", "wordpiece", "word", "char"):
-        engine = trained[kind].backend
-        spelled = engine._library.encode_batch_fast(texts, add_special_tokens=False)
-        assert engine.encode_batch(texts) == [cut.ids for cut in spelled]
+        backend = trained[kind].backend
+        encodings = backend._library.encode_batch_fast(texts, add_special_tokens=False)
+        assert backend.encode_batch(texts) == [encoding.ids for encoding in encodings]
 
 
 def test_only_nfc_normalizers_are_bypassed(trained):

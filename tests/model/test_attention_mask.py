@@ -35,16 +35,16 @@ def rows(tokens: torch.Tensor, *, padded: bool, packed: bool) -> Batch:
     return batch
 
 
-@given(shape=shapes, padded=st.booleans(), packed=st.booleans(), cut=st.integers(1, LENGTH - 1))
+@given(shape=shapes, padded=st.booleans(), packed=st.booleans(), position=st.integers(1, LENGTH - 1))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_a_causal_model_does_not_depend_on_the_future(shape, padded, packed, cut):
+def test_a_causal_model_does_not_depend_on_the_future(shape, padded, packed, position):
     backbone = small_backbone(causal=True, **shape)
     tokens = some_tokens(ROWS, LENGTH)
-    other = torch.cat([tokens[:, :cut], (tokens[:, cut:] + 1) % 13], 1)
+    other = torch.cat([tokens[:, :position], (tokens[:, position:] + 1) % 13], 1)
     before = backbone(rows(tokens, padded=padded, packed=packed)).hidden
     after = backbone(rows(other, padded=padded, packed=packed)).hidden
-    torch.testing.assert_close(after[:, :cut], before[:, :cut], atol=1e-6, rtol=0)
-    assert (after[:, cut] - before[:, cut]).abs().max() > 1e-4  # the changed position does
+    torch.testing.assert_close(after[:, :position], before[:, :position], atol=1e-6, rtol=0)
+    assert (after[:, position] - before[:, position]).abs().max() > 1e-4  # the changed position does
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -113,10 +113,10 @@ def test_the_causal_mask_is_aligned_with_the_last_key():
     padded=st.booleans(),
     packed=st.booleans(),
     backbone_causal=st.booleans(),
-    ways=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),
+    causal_rows=st.lists(st.booleans(), min_size=ROWS, max_size=ROWS),
 )
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_causal_and_bidirectional_rows_can_be_mixed(shape, padded, packed, backbone_causal, ways):
+def test_causal_and_bidirectional_rows_can_be_mixed(shape, padded, packed, backbone_causal, causal_rows):
     backbone = small_backbone(causal=backbone_causal, **shape)
     tokens = some_tokens(ROWS, LENGTH)
 
@@ -125,12 +125,12 @@ def test_causal_and_bidirectional_rows_can_be_mixed(shape, padded, packed, backb
         batch.causal = causal
         return backbone(batch).hidden
 
-    mixed, uniform = read(torch.tensor(ways)), {way: read(way) for way in (True, False)}
+    mixed, uniform = read(torch.tensor(causal_rows)), {causal: read(causal) for causal in (True, False)}
     real = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     if padded:
         real = ~rows(tokens, padded=True, packed=packed).padding
-    for row, way in enumerate(ways):
-        torch.testing.assert_close(mixed[row, real[row]], uniform[way][row, real[row]], atol=1e-6, rtol=0)
+    for row, causal in enumerate(causal_rows):
+        torch.testing.assert_close(mixed[row, real[row]], uniform[causal][row, real[row]], atol=1e-6, rtol=0)
     torch.testing.assert_close(read(None)[real], uniform[backbone_causal][real], atol=1e-6, rtol=0)
     assert not torch.allclose(uniform[True][real], uniform[False][real], atol=1e-4)
     assert mixed.isfinite().all()
@@ -141,10 +141,10 @@ def test_a_causal_row_in_a_bidirectional_backbone():
     tokens = some_tokens(ROWS, LENGTH)
     other = tokens.clone()
     other[:, -1] = (other[:, -1] + 1) % 13
-    ways = torch.tensor([True, False, True])
-    before, after = (backbone(Batch(part, causal=ways)).hidden for part in (tokens, other))
+    causal_rows = torch.tensor([True, False, True])
+    before, after = (backbone(Batch(part, causal=causal_rows)).hidden for part in (tokens, other))
     changed = ((after - before).abs().amax(-1) > 1e-5)[:, :-1].any(1)
-    assert torch.equal(changed, ~ways)
+    assert torch.equal(changed, ~causal_rows)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -9,7 +9,7 @@ import pytest
 from headstock.experiments.compare import compare
 from headstock.train.run_folder import RunFolder
 from tests.commands import command, set_options
-from tests.experiments.interruptions import stop_comparison
+from tests.experiments.process_patches import stop_comparison
 from tests.experiments.small import (
     GRID,
     SETTINGS,

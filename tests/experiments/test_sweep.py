@@ -23,7 +23,7 @@ from headstock.report.sweep_points import canonical, point_file_name
 from headstock.train.run_folder import RunFolder
 from tests.commands import command, set_options
 from tests.conftest import TINY
-from tests.experiments.interruptions import stop_sweep
+from tests.experiments.process_patches import stop_sweep
 from tests.experiments.small import SETTINGS, fail_if_trained, modification_times, without_timings
 
 BASE = TINY | {"steps": 6, "checkpoint_every": 2}

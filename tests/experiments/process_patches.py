@@ -1,9 +1,15 @@
-"""Patches for the process of an experiment that is to be killed or interrupted; imports nothing that is slow."""
+"""Patches for the process of a command; imports nothing that is slow."""
 
 import os
 import signal
 
 from headstock.experiments import evaluation, sweep_trials
+from headstock.report import pages
+
+
+def skip_report() -> None:
+    """Patch this process: it writes no report, whose charts take longer than small trials."""
+    pages.write_report = lambda folder: folder / "report.html"
 
 
 def stop_comparison(*, kill: bool) -> None:

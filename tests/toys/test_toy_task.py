@@ -177,6 +177,11 @@ def test_it_predicts_and_is_evaluated(learned, files):
     assert metrics["intervals"]["within_one"][0] <= metrics["within_one"]
 
 
+def test_the_command_line_prints_its_metrics(learned, files, call):
+    out, _ = call("evaluate", learned[0], files["test"])
+    assert "within one" in out and "accuracy" in out
+
+
 def test_its_predictions_are_explained(learned):
     explanation = explain_prediction(headstock.load(learned[0], device="cpu"), ["Ben likes the sea"])
     assert explanation.kind == "class" and {name for name, _ in explanation.answers} == set(LEVELS)

@@ -41,7 +41,7 @@ def evaluate(
     Reports perplexity on text, the task's metrics on labelled rows, and accuracy on minimal pairs.
     """
     from headstock.tasks.labelled import is_labelled
-    from headstock.train.metrics import LABELS, labelled_metric_lines
+    from headstock.train.metrics import labelled_metric_lines, score_names
 
     if not minimal_pairs and (rows is not None or pseudo):
         raise UserError(f"{'--pseudo' if pseudo else '--rows'} is only for --minimal-pairs")
@@ -65,7 +65,8 @@ def evaluate(
             log_skipped(metrics["file"], skipped)
         for line in labelled_metric_lines(metrics["file"], metrics):
             common.show(line)
-        printed = (*LABELS, "loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals")
+        printed = {"loss", "rows", "file", "majority", "majority_class", "skipped_rows", "intervals"}
+        printed |= set(score_names(metrics))
         for line in metric_lines({name: value for name, value in metrics.items() if name not in printed}):
             common.show(line)
         return {"metrics": metrics}

@@ -9,10 +9,8 @@ import numpy as np
 
 from headstock.intervals import SufficientStatistics, item_interval, macro_f1_item_interval
 from headstock.tasks.labelled import LabelledTask
+from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
 
-# metrics of labelled tasks in the order in which they are printed
-LABELS = {"accuracy": "accuracy", "exact_match": "exact match", "f1": "F1", "micro_f1": "micro F1"}
-LABELS |= {"macro_f1": "macro F1", "bleu": "BLEU", "chrf": "chrF"}
 # metrics of language models; others are printed under their own names
 LANGUAGE_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
 LANGUAGE_LABELS |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl"}
@@ -62,15 +60,19 @@ def majority_warning(metrics: Mapping[str, Any]) -> str | None:
     return None
 
 
+def score_names(metrics: Mapping[str, Any]) -> list[str]:
+    """The scores among a labelled task's metrics: those with an interval, and macro F1."""
+    return [name for name in dict.fromkeys([*metrics["intervals"], "macro_f1"]) if name in metrics]
+
+
 def format_labelled_metrics(metrics: Mapping[str, Any]) -> str:
     """`accuracy 81.2% (79.8 to 82.5), macro F1 ...`."""
     parts = []
-    for name, label in LABELS.items():
-        if name in metrics:
-            low, high = metrics["intervals"].get(name, (None, None))
-            interval = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
-            unit = "" if name in ("bleu", "chrf") else "%"
-            parts.append(f"{label} {100 * metrics[name]:.1f}{unit}{interval}")
+    for name in score_names(metrics):
+        low, high = metrics["intervals"].get(name, (None, None))
+        interval = f" ({100 * low:.1f} to {100 * high:.1f})" if low is not None else ""
+        unit = "" if name in NOT_PERCENT else "%"
+        parts.append(f"{metric_name(name)} {100 * metrics[name]:.1f}{unit}{interval}")
     if "majority" in metrics:
         parts.append(f"majority class {100 * metrics['majority']:.1f}%")
     if "loss" in metrics:

@@ -59,7 +59,7 @@ def make(tokenizer, kind, **settings):
         backbone = BagOfWords(tokenizer.vocabulary, causal=causal)
     else:
         sizes = {"context": LENGTH, "depth": 2, "width": 8, "heads": 2, "hidden": 12}
-        backbone = Transformer(TransformerConfig(tokenizer.vocabulary, causal=causal, **sizes))
+        backbone = Transformer(TransformerConfig(vocabulary=tokenizer.vocabulary, causal=causal, **sizes))
     model = Model(backbone, task.heads(backbone)).double().eval()
     stir(model, spread=0.5)
     tokens = tokenizer.encode_batch(settings.get("texts", TEXTS))

@@ -12,10 +12,10 @@ from headstock.tasks.labelled import LabelledTask
 from headstock.tasks.text_metrics import NOT_PERCENT, metric_name
 
 # metrics of language models; others are printed under their own names
-LANGUAGE_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
-LANGUAGE_LABELS |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl"}
-LANGUAGE_LABELS |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
-LANGUAGE_LABELS |= {"next_accuracy": "next accuracy"}
+LANGUAGE_MODEL_LABELS = {"loss": "valid loss", "perplexity": "valid ppl", "bits_per_byte": "bits per byte"}
+LANGUAGE_MODEL_LABELS |= {"causal_perplexity": "causal ppl", "masked_perplexity": "masked ppl"}
+LANGUAGE_MODEL_LABELS |= {"forward_perplexity": "forward ppl", "backward_perplexity": "backward ppl"}
+LANGUAGE_MODEL_LABELS |= {"next_accuracy": "next accuracy"}
 
 
 def metrics_with_intervals(task: LabelledTask, data: Any, outputs: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def format_metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[f
     if {"causal_perplexity", "forward_perplexity"} & metrics.keys():
         redundant.add("perplexity")
     return " | ".join(
-        f"{LANGUAGE_LABELS.get(name, name)} {value:.3f}{around.get(name, '')}"
+        f"{LANGUAGE_MODEL_LABELS.get(name, name)} {value:.3f}{around.get(name, '')}"
         for name, value in metrics.items()
         if name not in redundant
     )

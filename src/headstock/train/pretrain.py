@@ -12,13 +12,7 @@ from torch import Tensor
 from headstock.data.corpus import Corpus, read_corpus, resolve_paths
 from headstock.data.token_shards import UnknownTokens
 from headstock.data.token_store import SplitStores, build_split_stores
-from headstock.data.tokenizer import (
-    Tokenizer,
-    TokenizerSettings,
-    open_tokenizer,
-    tokenizer_statistics,
-    train_tokenizer,
-)
+from headstock.data.tokenizer import Tokenizer, TokenizerSettings, open_tokenizer, tokenizer_statistics, train_tokenizer
 from headstock.errors import UserError
 from headstock.tasks.base import Task
 from headstock.train.budget import Budget, ValidationBudget

@@ -13,6 +13,15 @@ pytest_plugins = ["tests.comparisons"]
 torch.set_num_threads(1)  # test models are so small that a second thread only gets in the way
 
 
+SLOW_FIRST = ("report", "experiments", "train", "interop", "toys", "cli")  # directories, the slowest files first
+
+
+def pytest_collection_modifyitems(items):
+    """Start with the slow files, so that parallel workers end at the same time."""
+    rank = {name: number for number, name in enumerate(SLOW_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))  # stable within a directory
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
     """No test reads or writes the user's cache; programs that tests start inherit it."""

@@ -25,9 +25,9 @@ TRANSFORMER = {
     "heads": st.sampled_from([1, 2, 3]),
     "hidden": st.integers(1, 30),
     "dropout": st.sampled_from([0.0, 0.1]),
-    "norm": st.sampled_from(["pre", "post"]),
+    "norm": st.sampled_from(["pre", "post", "none"]),
     "norm_kind": st.sampled_from(["layer", "rms"]),
-    "positions": st.sampled_from(["sinusoidal", "learned", "rotary"]),
+    "positions": st.sampled_from(["sinusoidal", "learned", "rotary", "none"]),
     "activation": st.sampled_from(["relu", "gelu", "swiglu"]),
     "bias": st.booleans(),
     "tied": st.booleans(),
@@ -37,7 +37,7 @@ TRANSFORMER = {
 }
 CELLS = {
     "vocabulary": st.integers(1, 40),
-    "cell": st.sampled_from(["lstm", "gru"]),
+    "cell": st.sampled_from(["lstm", "gru", "rnn"]),
     "depth": st.integers(1, 3),
     "width": st.integers(1, 12),
     "hidden": st.integers(1, 12),

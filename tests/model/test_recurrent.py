@@ -20,7 +20,7 @@ from headstock.model.model import Model
 from tests.model.small import some_tokens, stir
 
 SIZES = {"vocabulary": 13, "depth": 2, "width": 6, "hidden": 6}
-KINDS = [(cell, hidden) for cell in ("lstm", "gru") for hidden in (6, 9)]
+KINDS = [(cell, hidden) for cell in ("lstm", "gru", "rnn") for hidden in (6, 9)]
 
 
 def small(cell="lstm", **options) -> Recurrent:
@@ -43,7 +43,7 @@ class TorchLanguageModel(nn.Module):
 
     def __init__(self, backbone: Recurrent):
         super().__init__()
-        kind = nn.LSTM if backbone.config.cell == "lstm" else nn.GRU
+        kind = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[backbone.config.cell]
         self.cells = kind(backbone.width, backbone.config.hidden, num_layers=backbone.depth, batch_first=True)
         for number, layer in enumerate(backbone.stack.layers):
             for name, weights in layer.cells.named_parameters():
@@ -57,14 +57,14 @@ class TorchLanguageModel(nn.Module):
 # Parity with torch
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_outputs_match_torch(cell):
     model = model_of(small(cell))
     tokens = some_tokens(3, 11)
     close(model.heads["token"](model(Batch(tokens)).hidden), TorchLanguageModel(model.backbone)(tokens))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_packed_documents_match_torch_on_each(cell):
     model, sizes = model_of(small(cell)), [[4, 1, 6], [11], [2, 9]]
     plain, tokens = TorchLanguageModel(model.backbone), some_tokens(3, 11)
@@ -191,7 +191,7 @@ def test_a_row_without_tokens_keeps_its_state():
 # Prefixes
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_rows_continue_from_their_prefix(cell):
     backbone, tokens = small(cell), some_tokens(2, 12)
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0] * 7])
@@ -234,7 +234,7 @@ def test_generation_with_and_without_state_agrees(cell, hidden):
     assert not any(row.slid for row in results[0])
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
 def test_a_bare_copy_agrees(cell):
     backbone, tokens = small(cell, hidden=9), some_tokens(2, 5)
     twin = strip_modules(backbone)

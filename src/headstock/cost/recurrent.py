@@ -11,7 +11,7 @@ from headstock.cost.formulas import (
 )
 from headstock.model.backbones.recurrent import RecurrentConfig
 
-GATES = {"lstm": 4, "gru": 3}
+GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
 def recurrent_cost(c: RecurrentConfig, d: Dimensions, context: ExecutionContext) -> ModuleCost:
@@ -32,7 +32,7 @@ def layers(name: str, c: RecurrentConfig, d: Dimensions, context: ExecutionConte
 
 
 def cells(name: str, c: RecurrentConfig, d: Dimensions, context: ExecutionContext) -> ModuleCost:
-    """LSTM or GRU cells: each gate reads the input and the previous output."""
+    """LSTM, GRU or plain cells: each gate reads the input and the previous output."""
     gates, width, hidden = GATES[c.cell], d.width, d.hidden
     shapes: Shapes = {
         "weight_ih_l0": (gates * hidden, width),
@@ -41,7 +41,9 @@ def cells(name: str, c: RecurrentConfig, d: Dimensions, context: ExecutionContex
         "bias_hh_l0": (gates * hidden,),
     }
     inside = 7 * hidden  # gates, cell states and outputs
-    if c.cell == "lstm" and context.device == "cpu" and context.workspace:
+    if c.cell == "rnn":
+        inside = hidden * (d.length + 1) / d.length  # outputs, with the initial one
+    elif c.cell == "lstm" and context.device == "cpu" and context.workspace:
         # oneDNN saves a workspace instead, with one step more than there are tokens; the formula fits its size
         states = 5 * hidden + 6 * (hidden if c.hidden >= c.width else width)
         inside = 5 * hidden + states * (d.length + 1) / d.length

@@ -60,7 +60,7 @@ def encoder_decoder_cost(backbone: EncoderDecoder, d: Dimensions, context: Execu
 def blocks(name: str, c: Any, d: Dimensions, context: ExecutionContext) -> ModuleCost:
     def residual(of: str) -> ModuleCost:
         dropped = SavedActivations(dropped=d.width if c.dropout else 0)
-        parts = (norm("norm", d.width, c.norm_kind, context, bias=c.bias),)
+        parts = () if c.norm == "none" else (norm("norm", d.width, c.norm_kind, context, bias=c.bias),)
         return ModuleCost(f"around_{of}", parts=parts, saved=dropped)
 
     parts = [attention("attention", c, d, context), residual("attention")]
@@ -119,6 +119,8 @@ def saved_by_attention(
 def feed_forward(name: str, c: Any, d: Dimensions) -> ModuleCost:
     gated, drops = c.activation == "swiglu", c.dropout and c.inner_dropout
     activated = {"relu": d.hidden if drops else 0, "swiglu": 3 * d.hidden}.get(c.activation, d.hidden)
+    if c.feed_activation == "outer":
+        activated = d.width
     gate = (linear("gate", d.width, d.hidden, bias=c.bias, saves_input=False),) if gated else ()
     return ModuleCost(
         name,

@@ -16,7 +16,7 @@ from headstock.errors import UserError
 from headstock.model.backbone import BACKBONES, Backbone
 from headstock.model.backbones.encoder_decoder import EncoderDecoder
 from headstock.model.backbones.transformer import Transformer
-from headstock.model.layers import Residual, select_positions
+from headstock.model.layers import Residual
 from headstock.model.model import Model
 
 POINT_AFTER = {"attention": "resid_mid", "cross": "resid_cross", "feed": "resid_post"}  # by sublayer
@@ -165,24 +165,15 @@ class WithoutSkip(Residual):
 
     def __init__(self, residual: Residual):
         nn.Module.__init__(self)
-        self.norm, self.post, self.dropout = residual.norm, residual.post, residual.dropout
-
-    def skip(self, x: Tensor) -> Tensor | float:
-        return 0.0
-
-    def forward(
-        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], *, query_positions: Tensor | None = None
-    ) -> Tensor:
-        own = x if query_positions is None else select_positions(x, query_positions)
-        total = self.skip(own) + sublayer(x if self.post else self.norm(x))
-        return self.norm(total) if self.post else total
+        self.norm, self.post, self.dropout, self.skip = residual.norm, residual.post, residual.dropout, False
 
 
 class WithoutSkipGradient(WithoutSkip):
     """The skip connection works forward, but no gradient flows back through it."""
 
-    def skip(self, x: Tensor) -> Tensor:
-        return x.detach()
+    def combine(self, x: Tensor, update: Tensor) -> Tensor:
+        total = x.detach() + update
+        return self.norm(total) if self.post else total
 
 
 ABLATIONS: dict[Ablation, type[WithoutSkip]] = {"skip": WithoutSkip, "skip-gradient": WithoutSkipGradient}

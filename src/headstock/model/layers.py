@@ -15,6 +15,7 @@ from headstock.model.attention_mask import AttentionMask
 from headstock.model.kv_cache import KVCache
 
 NormKind = Literal["layer", "rms"]
+NormPlacement = Literal["pre", "post", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
 Rotation = tuple[Tensor, Tensor]  # cosine and sine of the rotary angles, each (T, K/2) or (B, 1, T, K/2)
 AttentionHook = Callable[[Tensor, Tensor, Tensor, AttentionMask, Tensor], None]  # query, key, value, mask, output
@@ -38,10 +39,12 @@ class BlockConfig:
     hidden: int = 512  # width of the feed-forward layer
     dropout: float = 0.0
     inner_dropout: bool = True  # also inside the feed-forward layer, as in torch; not in BERT or GPT-2
-    norm: Literal["pre", "post"] = "pre"
+    norm: NormPlacement = "pre"  # none: an ablation
     norm_kind: NormKind = "layer"
     norm_epsilon: float = NORM_EPSILON
     activation: Activation = "gelu"
+    feed_activation: Literal["inner", "outer"] = "inner"  # outer: after both linear layers, an ablation
+    residual: bool = True  # skip connections; false: an ablation
     bias: bool = True  # in linear layers and layer norms
     qk_norm: bool = False  # RMSNorm on the queries and keys of each head
 
@@ -162,10 +165,15 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them, or three with a gate (SwiGLU)."""
+    """Two linear layers with an activation between them, or three with a gate (SwiGLU).
+
+    With `feed_activation="outer"` the activation follows both: φ((x W1 + b1) W2 + b2). As nothing lies between them,
+    the two layers then are one linear map, which is what this ablation demonstrates.
+    """
 
     def __init__(self, config: BlockConfig):
         super().__init__()
+        self.outer = config.feed_activation == "outer"
         width, hidden, bias = config.width, config.hidden, config.bias
         self.gate = Linear(width, hidden, bias=bias) if config.activation == "swiglu" else None
         self.up = Linear(width, hidden, bias=bias)
@@ -174,6 +182,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout if config.inner_dropout else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.outer:
+            return self.activation(self.down(self.dropout(self.up(x))))
         if self.gate is None:
             hidden = self.activation(self.up(x))  # (B, T, D) -> (B, T, F)
         else:
@@ -182,12 +192,15 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + sublayer(norm(x)) (pre-norm), or norm(x + sublayer(x)) (post-norm), with dropout on the sublayer's output."""
+    """x + sublayer(norm(x)) (pre-norm), or norm(x + sublayer(x)) (post-norm), with dropout on the sublayer's output.
+
+    For ablations, the norm may be left out (`norm="none"`), or the skip connection (`residual=False`).
+    """
 
     def __init__(self, config: BlockConfig):
         super().__init__()
-        self.norm = make_norm(config)
-        self.post = config.norm == "post"
+        self.norm = nn.Identity() if config.norm == "none" else make_norm(config)
+        self.post, self.skip = config.norm == "post", config.residual
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -195,11 +208,13 @@ class Residual(nn.Module):
     ) -> Tensor:
         """With `query_positions` the sublayer returns (B, 1, D), which is added to x at these positions."""
         update = sublayer(x if self.post else self.norm(x))
-        if query_positions is not None:
-            x = select_positions(x, query_positions)
         if self.training:  # skips the call when decoding, which is bound by call overhead
             update = self.dropout(update)
-        return self.norm(x + update) if self.post else x + update
+        return self.combine(x if query_positions is None else select_positions(x, query_positions), update)
+
+    def combine(self, x: Tensor, update: Tensor) -> Tensor:
+        total = x + update if self.skip else update
+        return self.norm(total) if self.post else total
 
 
 class Block(nn.Module):

@@ -21,7 +21,7 @@ class EncoderDecoderConfig(BlockConfig):
     context: int = 256  # maximum length of source and target rows
     depth: int = 4  # of the decoder
     encoder_depth: int | None = None  # None: the same as the decoder's
-    positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "learned"  # none: an ablation
     rotary_base: float = ROTARY_BASE
     tied: bool = True  # the language-model head shares the weight of the target embedding
     shared: bool = True  # source and target share one embedding if they have the same vocabulary

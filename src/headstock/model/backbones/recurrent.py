@@ -1,4 +1,4 @@
-"""LSTM and GRU language models, the baseline for Transformers.
+"""LSTM, GRU and plain (Elman) recurrent language models, the baseline for Transformers.
 
 B rows, T tokens, D width, H cells. Packed rows are split into N documents of at most L tokens.
 """
@@ -17,15 +17,15 @@ from headstock.errors import ConfigError
 from headstock.model.backbone import BACKBONES, Backbone, non_positive
 from headstock.model.batch import Batch, DecodingState, Output
 
-CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+CELLS: dict[str, type[nn.LSTM] | type[nn.GRU] | type[nn.RNN]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 MIN_FILLED = 0.5  # minimum share of real tokens in a group of documents that is processed together
-CellState = tuple[Tensor, ...]  # of one layer, each (1, B, H): an LSTM's output and cell state, a GRU's output
+CellState = tuple[Tensor, ...]  # of one layer, each (1, B, H): an LSTM's output and cell state, or the output alone
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
     vocabulary: int
-    cell: Literal["lstm", "gru"] = "lstm"
+    cell: Literal["lstm", "gru", "rnn"] = "lstm"  # rnn: plain tanh cells (Elman)
     context: int | None = None  # maximum row length; None: unlimited
     depth: int = 2
     width: int = 128
@@ -142,6 +142,32 @@ class RecurrentStack(nn.Module):
         return outputs, finals
 
 
+def empty_cells(config: RecurrentConfig, rows: int, like: Tensor) -> list[CellState]:
+    """The cells of every layer before the first token."""
+    zeros = like.new_zeros(1, rows, config.hidden)
+    return [(zeros, zeros) if config.cell == "lstm" else (zeros,)] * config.depth
+
+
+def continue_stack(
+    stack: RecurrentStack, x: Tensor, padding: Tensor | None, state: RecurrentState
+) -> tuple[list[Tensor], list[CellState], Tensor]:
+    """The outputs of every layer from a state on, and its new cells and lengths; padding does not change these."""
+    if padding is None:
+        layers, final = stack(x, state.cells)
+        return layers, final, state.lengths + x.size(1)
+    real = (~padding).sum(1)
+    lengths = real.cpu()
+    if not bool(lengths.any()):
+        return [x.new_zeros(x.shape)] * len(stack.layers), state.cells, state.lengths
+    layers, final = stack(x, state.cells, lengths.clamp(min=1))
+    empty = (real == 0)[None, :, None]  # torch packs no empty rows, so these have read one token of padding
+    cells = [
+        tuple(torch.where(empty, old, new) for old, new in zip(olds, news, strict=True))
+        for olds, news in zip(state.cells, final, strict=True)
+    ]
+    return layers, cells, state.lengths + real
+
+
 @BACKBONES.add("recurrent")
 class Recurrent(Backbone):
     """An embedding and layers of cells that read from left to right."""
@@ -165,38 +191,22 @@ class Recurrent(Backbone):
 
     def new_state(self, rows: int, capacity: int) -> RecurrentState:
         """An empty state. It does not grow, so `capacity` is ignored."""
-        zeros = self.tokens.weight.new_zeros(1, rows, self.config.hidden)
-        cells = (zeros, zeros) if self.config.cell == "lstm" else (zeros,)
-        return RecurrentState(torch.zeros(rows, dtype=torch.long, device=zeros.device), [cells] * self.depth)
+        weight = self.tokens.weight
+        lengths = torch.zeros(rows, dtype=torch.long, device=weight.device)
+        return RecurrentState(lengths, empty_cells(self.config, rows, weight))
 
     def forward(self, batch: Batch, state: DecodingState | None = None, *, keep_layers: bool = False) -> Output:
         assert state is None or isinstance(state, RecurrentState)
         x = self.dropout(self.tokens(batch.tokens))  # (B, T) -> (B, T, D)
         if state is not None:
             assert batch.document_ids is None and batch.prefix is None, "a state continues one text per row"
-            layers, state = self.continue_from(x, batch, state)
+            layers, cells, lengths = continue_stack(self.stack, x, batch.padding, state)
+            state = RecurrentState(lengths, cells)
         elif batch.document_ids is None:  # padding is on the right, after everything that counts
             layers, _ = self.stack(x, self.prefix_state(batch))
         else:
             layers = run_by_document(self.stack, x, batch, initial=self.prefix_state(batch), top_only=not keep_layers)
         return Output(layers[-1], [x, *layers] if keep_layers else [], state)
-
-    def continue_from(self, x: Tensor, batch: Batch, state: RecurrentState) -> tuple[list[Tensor], RecurrentState]:
-        """Continue from a state; padding does not change the new state."""
-        if batch.padding is None:
-            layers, final = self.stack(x, state.cells)
-            return layers, RecurrentState(state.lengths + x.size(1), final)
-        real = (~batch.padding).sum(1)
-        lengths = real.cpu()
-        if not bool(lengths.any()):
-            return [x.new_zeros(x.shape)] * self.depth, state
-        layers, final = self.stack(x, state.cells, lengths.clamp(min=1))
-        empty = (real == 0)[None, :, None]  # torch packs no empty rows, so these have read one token of padding
-        cells = [
-            tuple(torch.where(empty, old, new) for old, new in zip(olds, news, strict=True))
-            for olds, news in zip(state.cells, final, strict=True)
-        ]
-        return layers, RecurrentState(state.lengths + real, cells)
 
     def prefix_state(self, batch: Batch) -> list[CellState] | None:
         """The state after `Batch.prefix`, without gradient."""

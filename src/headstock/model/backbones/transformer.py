@@ -23,7 +23,7 @@ class TransformerConfig(BlockConfig):
     vocabulary: int
     context: int = 256  # maximum row length
     depth: int = 4
-    positions: Literal["sinusoidal", "learned", "rotary"] = "learned"
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = "learned"  # none: an ablation
     rotary_base: float = ROTARY_BASE  # rotary frequencies are powers of 1 / base
     tied: bool = True  # the language-model head shares the weight of the token embedding
     segments: int = 0  # number of segment ids (BERT: 2)
@@ -45,6 +45,8 @@ class TransformerConfig(BlockConfig):
             problems.append(("width", f"{self.width} must be a multiple of heads {self.heads}"))
         elif not problems and self.positions == "rotary" and self.width // self.heads % 2:
             problems.append(("width", f"rotary positions need an even head width, not {self.width // self.heads}"))
+        if self.feed_activation == "outer" and self.activation == "swiglu":
+            problems.append(("feed_activation", "outer needs an activation without a gate, not swiglu"))
         if problems:
             raise ConfigError(problems)
 
@@ -79,7 +81,10 @@ class Transformer(Backbone):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """PyTorch defaults, with projections into the residual stream scaled by 1 / sqrt(2 depth) as in GPT-2."""
+        """PyTorch defaults, with projections into the residual stream scaled by 1 / sqrt(2 depth) as in GPT-2.
+
+        Without skip connections nothing is summed, so nothing is scaled.
+        """
         std = self.width**-0.5 if self.config.embed_scale else 0.02
         for module in self.modules():
             if isinstance(module, nn.Embedding):
@@ -87,7 +92,7 @@ class Transformer(Backbone):
             elif isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for name, parameter in self.named_parameters():
-            if name.endswith(("output.weight", "down.weight")):
+            if self.config.residual and name.endswith(("output.weight", "down.weight")):
                 parameter.data.mul_((2 * self.config.depth) ** -0.5)
 
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:

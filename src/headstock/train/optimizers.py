@@ -159,6 +159,7 @@ def lr_factor(done: float, settings: TrainSettings) -> float:
         "linear": remaining,
         "cosine": 0.5 * (1 + math.cos(math.pi * (1 - remaining))),
         "trapezoid": min(1.0, (1 - done) / max(1e-9, settings.cooldown)),
+        "inverse_sqrt": math.sqrt(settings.warmup / max(1e-9, done)),  # Vaswani et al. (2017)
     }[settings.schedule]
     return settings.lr_floor + (1 - settings.lr_floor) * max(0.0, fall)
 

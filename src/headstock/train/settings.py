@@ -98,7 +98,7 @@ class TrainSettings:
     length: int | None = None  # tokens per row; the model's context unless given
     optimizer: Literal["adamw", "muon"] = "adamw"
     lr: float = 1e-3
-    schedule: Literal["cosine", "linear", "trapezoid", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "trapezoid", "constant", "inverse_sqrt"] = "cosine"
     warmup: float = 0.05  # fraction of the run in which the learning rate rises
     cooldown: float = 0.3  # fraction of the run in which a trapezoid falls
     lr_floor: float = 0.0  # final learning rate, as a fraction of lr
@@ -141,6 +141,8 @@ class TrainSettings:
         lengths = [name for name in RUN_LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
             problems.append((lengths[1], f"cannot be set together with {lengths[0]}: a run has one length"))
+        if self.schedule == "inverse_sqrt" and not self.warmup:
+            problems.append(("warmup", "must be above 0 for the schedule inverse_sqrt, which falls from its end on"))
         if self.micro_batch and self.batch % self.micro_batch:
             problems.append(("batch", f"{self.batch} must be a multiple of micro_batch {self.micro_batch}"))
         reject(problems)

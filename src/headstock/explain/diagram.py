@@ -146,6 +146,7 @@ class ModelDiagram(Diagram):
             box = self.module_box("Cross-attention", "cross", f"{path}.cross", *lines)
             cross_y = self.draw_residual(box, f"{path}.around_cross")
         widths = f"{config.width} → {config.hidden} → {config.width}, {ACTIVATIONS[config.activation]}"
+        widths += " at the end" if config.feed_activation == "outer" else ""
         self.draw_residual(self.module_box("Feed-forward", "feed", f"{path}.feed", widths), f"{path}.around_feed")
         self.close_frame(low, path)
         if config.norm == "pre":
@@ -160,18 +161,19 @@ class ModelDiagram(Diagram):
     def draw_residual(self, sublayer: Box, path: str) -> float:
         """A sublayer with its skip connection and norm; returns the y of the sublayer's centre."""
         x, start, skip_x = self.x, self.y - 14, self.x - WIDTH / 2 - SKIP + 8
-        self.dot(x, start)
         if self.config.norm == "pre":
             self.place_norm(f"{path}.norm", length=GAP + 8)
             self.arrow(length=GAP - 6)
         else:
             self.arrow(length=GAP + 8)
         middle = self.place(sublayer)
-        self.arrow(length=GAP - 8)
-        self.y -= 10
-        self.line((x, start), (skip_x, start), (skip_x, self.y), (x - 10, self.y))
-        self.plus(x, self.y)
-        self.y -= 10
+        if self.config.residual:
+            self.dot(x, start)
+            self.arrow(length=GAP - 8)
+            self.y -= 10
+            self.line((x, start), (skip_x, start), (skip_x, self.y), (x - 10, self.y))
+            self.plus(x, self.y)
+            self.y -= 10
         if self.config.norm == "post":
             self.place_norm(f"{path}.norm", length=GAP - 6)
         return middle

@@ -4,6 +4,7 @@ B rows, T tokens, D width. H is the input of a residual connection, F its sublay
 
 Pre-norm, O = H + F(N(H)):     dL/dH = dL/dO + dL/dO . d F(N(H))/dH
 Post-norm, O = N(H + F(H)):    dL/dH = dL/dS + dL/dS . d F(H)/dH,  where S = H + F(H) and dL/dS = dL/dO . dN(S)/dS
+No norm, O = H + F(H):         dL/dH = dL/dO + dL/dO . d F(H)/dH
 
 The first term is the gradient through the skip connection. Post-norm places a norm in its way.
 """
@@ -35,7 +36,7 @@ from headstock.explain.inputs import ExplainTarget
 from headstock.model.backbones.transformer import Transformer, TransformerConfig
 from headstock.model.batch import Batch
 from headstock.model.heads import LMHead
-from headstock.model.layers import Block
+from headstock.model.layers import Block, NormPlacement
 from headstock.model.model import Model
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class DepthGradients:
 class GradientFacts:
     loss: float
     target: str  # what the loss is computed over
-    norm: Literal["pre", "post"]
+    norm: NormPlacement
+    residual: bool  # whether the model has skip connections
     layers: list[LayerGradients]
     connections: list[ConnectionGradients]
     stream: list[StreamGradient]
@@ -146,6 +148,7 @@ def explain_gradients(model: Model, target: ExplainTarget) -> GradientFacts:
         loss=float(result.loss),
         target=target.description,
         norm=model.backbone.config.norm,
+        residual=model.backbone.config.residual,
         layers=layers,
         connections=[split_gradient(connection, result) for connection in connections],
         stream=[
@@ -204,16 +207,13 @@ def split_gradient(connection: Connection, result: BackwardResult) -> Connection
 def gradient_terms(connection: Connection, received: Tensor) -> tuple[Tensor, Tensor]:
     """(B, T, D) twice: the gradient through the skip and through the sublayer, by vector-Jacobian products."""
     with torch.enable_grad():
-        x = connection.input.detach().requires_grad_()
-        if connection.residual.post:
-            added = connection.function(x)
-            total = (x + added).detach().requires_grad_()
-            (skip,) = torch.autograd.grad(connection.residual.norm(total), total, received)
-        else:
-            added = connection.function(connection.residual.norm(x))
-            skip = received
-        (through,) = torch.autograd.grad(added, x, skip)
-    return skip, through
+        x, residual = connection.input.detach().requires_grad_(), connection.residual
+        added = connection.function(x if residual.post else residual.norm(x))
+        if residual.post:
+            total = (x + added if residual.skip else added).detach().requires_grad_()
+            (received,) = torch.autograd.grad(residual.norm(total), total, received)
+        (through,) = torch.autograd.grad(added, x, received)
+    return (received if residual.skip else torch.zeros_like(received)), through
 
 
 def ablated_gradients(model: Model, target: ExplainTarget, ablation: Ablation) -> AblatedGradients:

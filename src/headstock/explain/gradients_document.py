@@ -33,6 +33,15 @@ FORMULAS = {
         "O = N(S), S = H + F(H), so dL/dH = dL/dS + dL/dS · dF(H)/dH, dL/dS = dL/dO · dN(S)/dS",
         "The norm follows the sum: even the first term passes through it, at every layer again.",
     ),
+    "none": (
+        "O = H + F(H), so dL/dH = dL/dO + dL/dO · dF(H)/dH",
+        "There is no norm: the first term is the gradient from above, but nothing keeps the size of H in bounds.",
+    ),
+}
+WITHOUT_SKIP = {
+    "pre": ("O = F(N(H)), so dL/dH = dL/dO · dF(N(H))/dH", "There is no skip connection: the first term is missing."),
+    "post": ("O = N(F(H)), so dL/dH = dL/dO · dN(F(H))/dH", "There is no skip connection: the first term is missing."),
+    "none": ("O = F(H), so dL/dH = dL/dO · dF(H)/dH", "There is no skip connection: the first term is missing."),
 }
 
 
@@ -55,11 +64,11 @@ def gradient_document(facts: GradientFacts, name: str, text: str) -> doc.Explain
         sections.append(doc.Section("Why depth needs the skip", depth_blocks(facts.depths)))
     panels: list[Panel] = [partial(stream_panel, facts=facts, stack=stack) for stack in stacks]
     panels += [partial(depth_panel, depths=facts.depths)] if facts.depths else []
-    count = len(panels)
+    count, skips = len(panels), "" if facts.residual else ", no skip connections"
     return doc.ExplainDocument(
         subject="gradients",
         title=f"{name}: one backward pass",
-        summary=f"loss {facts.loss:.4f} over {facts.target} · {facts.norm}-norm · "
+        summary=f"loss {facts.loss:.4f} over {facts.target} · {facts.norm}-norm{skips} · "
         f"{pluralize(len(facts.connections), 'residual connection')}",
         page_title=f"Gradients of {name}",
         sections=sections,
@@ -87,7 +96,7 @@ def summary_blocks(facts: GradientFacts, text: str) -> list[doc.DocumentBlock]:
 
 def stack_blocks(facts: GradientFacts, stack: str) -> list[doc.DocumentBlock]:
     suffix = stack_suffix(stack)
-    formula, reason = FORMULAS[facts.norm]
+    formula, reason = (FORMULAS if facts.residual else WITHOUT_SKIP)[facts.norm]
     return [
         doc.Chart(
             f"stream-{stack}",

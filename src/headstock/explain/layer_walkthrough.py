@@ -235,7 +235,7 @@ def embed(recorder: StepRecorder, stack: Transformer, batch: Batch) -> Tensor:
         x = recorder.add("token scaled", f"√D · e, D = {config.width}", x * math.sqrt(config.width))
         terms = ["√D · e"]
     positions = stack.token_positions(batch, None).expand_as(batch.tokens)
-    if config.positions != "rotary":
+    if config.positions in ("learned", "sinusoidal"):
         table = stack.waves if stack.positions is None else stack.positions.weight
         kind = "sines and cosines, fixed" if stack.positions is None else "learned"
         note = f"t = {int(positions[0, recorder.position])}"
@@ -329,6 +329,9 @@ def feed_forward(recorder: StepRecorder, feed: FeedForward, x: Tensor) -> Tensor
     plus = (" + b₁", " + b₂") if feed.up.bias is not None else ("", "")
     function = getattr(feed.activation, "__name__", "gelu")  # GPT-2's is a partial of gelu
     up = recorder.add("hidden", f"u = W₁ {recorder.input_symbol}{plus[0]}", feed.up(x))
+    if feed.outer:
+        down = recorder.add("projection", f"v = W₂ u{plus[1]}", feed.down(up))
+        return recorder.add("feed-forward", f"f = {function}(v)", feed.activation(down), norm_note)
     if feed.gate is None:
         note = dead_note if function == "relu" else ""
         activation = recorder.add("activation", f"{function}(u)", feed.activation(up), note)
@@ -344,14 +347,21 @@ def apply_residual(
     """(B, T, D) a sublayer with its skip connection and its norm, before or after."""
     before = {"resid_mid": "H", "resid_cross": "resid_mid"}.get(point, recorder.steps[-1].name)
     added = "f" if recorder.part == "feed-forward" else "o"
-    formula = norm_formula(residual.norm, "S" if residual.post else before)
-    recorder.input_symbol = before if residual.post else "x"
+    total = f"{before} + {added}" if residual.skip else added
     if residual.post:
-        total = x + sublayer(x)
-        recorder.add(f"{recorder.part} sum", f"S = {before} + {added}", total, spread_note)
-        return recorder.add(point, f"N(S){formula}", residual.norm(total), norm_note)
-    normed = recorder.add(f"{recorder.part} norm", f"x = N({before}){formula}", residual.norm(x), norm_note)
-    return recorder.add(point, f"{before} + {added}", x + sublayer(normed), norm_note)
+        recorder.input_symbol = before
+        summed = recorder.add(f"{recorder.part} sum", f"S = {total}", combine(residual, x, sublayer(x)), spread_note)
+        return recorder.add(point, f"N(S){norm_formula(residual.norm, 'S')}", residual.norm(summed), norm_note)
+    normed, recorder.input_symbol = x, before
+    if not isinstance(residual.norm, nn.Identity):
+        formula = f"x = N({before}){norm_formula(residual.norm, before)}"
+        normed, recorder.input_symbol = recorder.add(f"{recorder.part} norm", formula, residual.norm(x), norm_note), "x"
+    return recorder.add(point, total, combine(residual, x, sublayer(normed)), norm_note)
+
+
+def combine(residual: Residual, x: Tensor, update: Tensor) -> Tensor:
+    """The sum before any norm; without a skip connection, a view of the update, so that both have a gradient."""
+    return x + update if residual.skip else update.view_as(update)
 
 
 def norm_formula(norm: nn.Module, symbol: str) -> str:

@@ -133,6 +133,8 @@ def stack_positions(
     stack: Transformer, name: str, where: str | None, length: int | None, trained: bool, trained_length: int | None
 ) -> PositionFacts:
     kind, context = stack.config.positions, stack.config.context
+    if kind == "none":
+        raise UserError(f"{name}: was built without position encodings (positions=none)")
     length = context if length is None else length
     check_size(length)
     if kind == "rotary":

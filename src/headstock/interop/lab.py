@@ -49,6 +49,8 @@ REQUIRED = {  # what the lab's modules compute; its files do not say
     "norm_epsilon": 1e-5,
     "positions": "sinusoidal",
     "activation": "relu",
+    "feed_activation": "inner",
+    "residual": True,
     "bias": True,
     "segments": 0,
     "embed_scale": True,

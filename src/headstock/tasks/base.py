@@ -78,6 +78,8 @@ class Task(ABC):
     # Requirements of the data and the backbone
     bos_role: ClassVar[str] = "start"  # the special token that starts every text: start or cls
     causal: ClassVar[bool | None] = None  # required attention direction; None for either
+    # without a causal mask, labels are in the input: a model learns to copy them, which may be demonstrated
+    copies_unmasked: ClassVar[bool] = False
     needs_encoder_decoder: ClassVar[bool] = False  # batches have a source
     needs_bidirectional: ClassVar[bool] = False  # the backbone must have a forward and a backward direction
     needs_sentences: bool = False  # the token store must mark sentence boundaries

@@ -27,6 +27,7 @@ class CausalLM(TextTask):
 
     Config = CausalConfig
     causal = True
+    copies_unmasked = True
     is_language_model = True
     bits_per_byte_head = "token"
     generates = True

@@ -1,5 +1,6 @@
 """Resolves the configuration of a run from presets, settings files, options and source runs."""
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from headstock.train.settings import (
     setting_names,
 )
 
+logger = logging.getLogger(__name__)
+
 Tree = dict[str, Any]  # settings by section, before they are checked
 
 DEFAULT_PRESET, DEFAULT_VOCABULARY = "gpt-nano", 8000
@@ -48,6 +51,10 @@ DEFAULTS_BY_INIT: dict[str, Tree] = {
     "scratch": {"lr": 1e-3, "epochs": 6.0},
     "frozen": {"lr": 1e-3, "epochs": 40.0, "weight_decay": 0.0},
 }
+COPYING = (
+    "model.causal=false: every position attends to the token that it predicts, so the model learns to copy it and its "
+    "loss says nothing about the text; this is a demonstration, not a language model"
+)
 CHARACTERS_PER_TOKEN = 4  # roughly
 
 
@@ -126,8 +133,10 @@ def with_direction(tree: Tree) -> Tree:
     if task.causal is None or fixed_direction(family) is not None:
         return tree
     causal = tree.get("model", {}).get("causal", task.causal)
-    if causal != task.causal:
+    if causal != task.causal and not task.copies_unmasked:
         raise UserError(f"model.causal: must be {str(task.causal).lower()} for the objective {name!r}, not {causal}")
+    if causal != task.causal:
+        logger.warning(COPYING)
     return config.merge(tree, {"model": {"causal": causal}})
 
 

@@ -33,6 +33,8 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": 
 THEIR_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
 THEIR_ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "gelu_python": "gelu"}
 
+STANDARD = {"residual": True, "feed_activation": "inner"}  # model settings of every architecture
+
 ConfigKeys = dict[str, tuple[str, Any]]  # our model setting: (key in config.json, default or None if required)
 Layers = dict[str, str | tuple[str, ...]]  # our layer: theirs, or the three of a fused query-key-value projection
 
@@ -94,7 +96,8 @@ class Architecture(ABC):
             return ["it can only be imported"]
         if config.family != self.family:
             return [f"model.family is {config.family!r}, not {self.family!r}"]
-        problems = mismatches(vars(config.model), self.required, "model.") + self.unsupported_model(config)
+        standard = {name: value for name, value in STANDARD.items() if hasattr(config.model, name)}
+        problems = mismatches(vars(config.model), standard | self.required, "model.") + self.unsupported_model(config)
         head = task_head(config)
         if head not in self.supported_heads:
             return [*problems, f"it has no head for {config.objective}"]

@@ -93,10 +93,11 @@ def test_schedules():
     def factor(schedule, done, **settings):
         return lr_factor(done, TrainSettings(schedule=schedule, warmup=0.1, **settings))
 
-    for schedule in ("cosine", "linear", "trapezoid", "constant"):
+    for schedule in ("cosine", "linear", "trapezoid", "constant", "inverse_sqrt"):
         assert factor(schedule, 0.05) == pytest.approx(0.5)
         assert factor(schedule, 0.1) == pytest.approx(1.0)
     assert factor("constant", 1.0) == 1.0
+    assert factor("inverse_sqrt", 0.4) == pytest.approx(0.5)  # four times the warm-up
     assert factor("cosine", 0.55) == pytest.approx(0.5)
     assert factor("linear", 0.55) == pytest.approx(0.5)
     assert factor("trapezoid", 0.6, cooldown=0.2) == 1.0
